@@ -23,7 +23,7 @@ _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_KINDS = "biuf"
+_KINDS = "biuf"  # numpy's kinds of types: booleans, integers, floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ArrayHeader:
     Attributes:
         shape: Dimensions.
         dtype: Booleans, integers or floats.
-        fortran: Whether the first index moves fastest.
+        fortran: Whether the values are in Fortran (column-major) order.
         start: Offset of the values in the file.
     """
 
@@ -62,7 +62,7 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
     try:
         shape, fortran, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)
         header = ArrayHeader(shape, dtype, fortran, file.tell())
-    except Exception as error:  # numpy, zipfile and zlib have classes of their own
+    except Exception as error:  # numpy, zipfile and zlib raise many classes
         raise DataError(
             f"{name}: not a numpy array file: {reason_of(error)}", code="wrong-format"
         ) from error
@@ -70,20 +70,30 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         reason = "holds Python objects, which are never loaded; save plain numbers"
         raise DataError(f"{name}: {reason}", code="python-objects")
     if dtype.kind not in _KINDS or dtype.subdtype is not None:
-        raise DataError(f"{name}: holds {dtype}, which is not a plain number", code="wrong-type")
+        raise DataError(
+            f"{name}: holds {dtype}; save booleans, integers or floats", code="wrong-type"
+        )
     if min(shape, default=0) < 0:
         reason = f"declares the shape {list(shape)}; save it again"
         raise DataError(f"{name}: {reason}", code="wrong-shape")
     available = max(0, size - header.start)
     if header.nbytes > available:
         needed, present = limits.format_bytes(header.nbytes), limits.format_bytes(available)
-        reason = f"the file is cut off: {list(shape)} of {dtype} need {needed}, it has {present}"
+        reason = (
+            f"the file is cut off: {list(shape)} of {dtype} needs {needed}, but only {present} "
+            "follow the header; save it again"
+        )
         raise DataError(f"{name}: {reason}", code="file-damaged")
     return header
 
 
 def read_values(file: IO[bytes], header: ArrayHeader, name: str) -> Array:
-    """Return the values after a header.
+    """Return the array whose header has just been read.
+
+    Args:
+        file: File at the first value.
+        header: Header of the array.
+        name: Name of the array for messages.
 
     Raises:
         DataError: The file is cut off or damaged.
@@ -91,19 +101,19 @@ def read_values(file: IO[bytes], header: ArrayHeader, name: str) -> Array:
     try:
         values = np.frombuffer(file.read(header.nbytes), header.dtype)
         return values.reshape(header.shape, order="F" if header.fortran else "C")
-    except Exception as error:  # numpy, zipfile and zlib have classes of their own
+    except Exception as error:  # numpy, zipfile and zlib raise many classes
         raise DataError(f"{name}: damaged: {reason_of(error)}", code="file-damaged") from error
 
 
 class Archive:
-    """An npz file.
+    """An open npz file; arrays are read on request.
 
     Args:
-        path: The file.
-        record: Whether the file is recorded as an input.
+        path: The npz file.
+        record: Whether the file is recorded as an input, which commands never overwrite.
 
     Attributes:
-        members: Entry of each array, in the order of the archive.
+        members: Zip entry of each array by name, in the order of the archive.
 
     Raises:
         DataError: The file is missing, too large, or not an npz file.
@@ -136,7 +146,7 @@ class Archive:
         return f"{self.path}: array '{name}'"
 
     def open(self, name: str) -> IO[bytes]:
-        """Open one array.
+        """Open the npy file of one array.
 
         Raises:
             DataError: The array is damaged or encrypted.
@@ -181,7 +191,8 @@ def read_arrays(path: StrPath) -> dict[str, Array]:
     with open_input(path, error=DataError) as file:
         if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
             raise DataError(
-                "is one array (npy); give an npz with an array for each input of the model",
+                "is an npy file with one array; give an npz file with an array for each model "
+                "input",
                 os.fspath(path),
                 code="wrong-format",
             )

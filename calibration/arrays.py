@@ -68,7 +68,7 @@ class StackedArray:
     def __init__(self, path: Path, archive: Archive | None = None, member: str = "") -> None:
         self.path = path
         self.lock = threading.Lock()
-        self._archive = archive  # the reference keeps its file open
+        self._archive = archive  # keeps the archive's file open
         if archive is None:
             self.label, self._prefix = str(path), ""
             self.random_access = True
@@ -110,7 +110,7 @@ class StackedArray:
                 self.file.seek(self.start + index * self.row_bytes)
                 data = self.file.read(self.row_bytes)
             return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
-        except Exception as error:  # numpy, zipfile and zlib have classes of their own
+        except Exception as error:  # numpy, zipfile and zlib raise many classes
             raise self._error(
                 f"cut off or damaged at sample {index}: {reason_of(error)}", "file-damaged"
             ) from error
@@ -147,11 +147,12 @@ class StackedSource(SampleSource):
 
     @functools.cached_property
     def arrays(self) -> dict[str, StackedArray]:
-        """Array of each input."""
+        """Array in the file for each input, by input name. The first access opens the file."""
         if self.path.suffix.lower() == ".npy":
             if len(self.inputs) > 1:
                 raise DataError(
-                    f"one npy cannot feed a model with {len(self.inputs)} inputs; give an npz",
+                    f"one npy file cannot feed a model with {len(self.inputs)} inputs; give an npz "
+                    "file with an array for each input",
                     str(self.path),
                     code="input-count",
                 )
@@ -176,7 +177,7 @@ class StackedSource(SampleSource):
         return file_digest(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without open files, which another process opens itself."""
+        """Return the state without open files. Another process opens them again."""
         return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_file_digest")}
 
     def count(self) -> int:
@@ -193,20 +194,27 @@ class StackedSource(SampleSource):
         return sample
 
     def digest(self, index: int) -> bytes:
-        """Return the number of a row; for row 0, after a digest of the whole file."""
+        """Return the row's number, preceded by the file's digest for row 0.
+
+        The file is hashed only once for all rows.
+        """
         row = self.rows[index]
         return (b"" if row else file_digest(self.path)) + row.to_bytes(8, "big")
 
     def identity(self, index: int) -> bytes:
-        """Return the digest of all files behind a sample."""
+        """Return the row's number and the digest of the file."""
         return self.rows[index].to_bytes(8, "big") + self._file_digest
 
     def portion(self, indices: Sequence[int]) -> StackedSource:
-        """Return some samples for another process."""
+        """Return a source of the samples at `indices` for another process.
+
+        Raises:
+            DataError: The file is compressed.
+        """
         if not self.random_access:
             raise DataError(
-                "is compressed, so that workers cannot begin in the middle; save it with "
-                "numpy.savez, uncompressed",
+                "is compressed, so workers would have to read it from the start; save it with "
+                "numpy.savez",
                 str(self.path),
                 code="compressed-archive",
             )
@@ -252,7 +260,16 @@ def _read_npy(path: Path) -> Array:
 
 
 def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
-    """Split stacked arrays into samples of one row (views); return other arrays as one sample."""
+    """Split stacked arrays into samples of one row.
+
+    Args:
+        arrays: Arrays by input name.
+        inputs: Inputs of the model.
+
+    Returns:
+        One sample of views for each row if every input has a batch dimension of 1 or a dynamic
+        batch, and all arrays have the same length. Otherwise all arrays as one sample.
+    """
     with _user_errors("an array of the calibration data"):
         named = {name: np.asarray(array) for name, array in arrays.items()}
     lengths = set()
@@ -272,13 +289,13 @@ def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[S
 
 @contextlib.contextmanager
 def _user_errors(subject: str) -> Iterator[None]:
-    """Translate the exceptions of an object of the user.
+    """Raise a DataError in place of any exception that the user's calibration data raises.
 
     Args:
-        subject: Name of the value that is read from the object.
+        subject: Name of the value being read, for the message.
 
     Raises:
-        DataError: The object raised an exception.
+        DataError: The body of the with statement raised an exception.
     """
     try:
         yield
@@ -293,10 +310,10 @@ def _user_errors(subject: str) -> Iterator[None]:
 
 
 def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
-    """Return a sample of the user after a check.
+    """Return the sample unchanged if it is a mapping.
 
     Raises:
-        DataError: The sample is not a dictionary of name to array.
+        DataError: The sample is not a mapping of name to array.
     """
     if not isinstance(sample, Mapping):
         raise DataError(
@@ -323,17 +340,21 @@ class MemorySource(SampleSource):
         self.used = False
 
     def count(self) -> int | None:
-        """Return the number of samples."""
+        """Return the number of samples; None for an iterable without a length."""
         with _user_errors("the number of calibration samples"):
             return None if self.samples is None else len(self.samples)
 
     def restart(self) -> None:
-        """Prepare for another pass."""
+        """Prepare for another pass.
+
+        Raises:
+            DataError: The data is a one-time iterator that was read before.
+        """
         if self.samples is not None:
             return
         if self.used and not self.repeatable:
             raise DataError(
-                "the calibration data was a one-time iterator and is used up; give a list",
+                "the calibration data is an iterator and can be read only once; give a list",
                 code="read-once",
                 parameter="data",
             )
@@ -355,11 +376,15 @@ class MemorySource(SampleSource):
         raise IndexError(index)
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
-        """Return some samples as a source that holds them, for another process."""
+        """Return a source that holds the samples at `indices`, for another process.
+
+        Raises:
+            DataError: The data is an iterable without a length.
+        """
         if self.samples is None:
             raise DataError(
-                "calibration data from an iterator cannot be shared out to a cluster; give a list, "
-                "or a folder that all machines share",
+                "calibration data from an iterator cannot be split among the workers of a cluster; "
+                "give a list, or a folder that all machines share",
                 code="not-shareable",
                 parameter="data",
             )
@@ -367,7 +392,10 @@ class MemorySource(SampleSource):
             return MemorySource([self.samples[i] for i in indices], self.inputs)
 
     def digest(self, index: int) -> bytes:
-        """Return bytes that change if the sample changes."""
+        """Return a hash of a sample's arrays; empty for an iterable without a length.
+
+        Of large arrays, at most 16 evenly spread blocks are hashed.
+        """
         if self.samples is None:
             return b""
         label = f"calibration sample {index}"
@@ -409,8 +437,8 @@ def open_data(
         preprocess: Conversion of images to inputs, by name (:data:`calibration.PRESETS`), as a
             :class:`Preprocess`, or as a function from an RGB image of Pillow to the input; arrays
             are used as they are.
-        max_images: Maximum number of samples, spread evenly over the data.
-        size: Height and width in pixels if the model leaves them open.
+        max_images: Maximum number of images or rows, spread evenly over the data.
+        size: Height and width in pixels for a model with dynamic image size.
 
     Raises:
         DataError: The data has no usable sample, or does not fit the inputs.
@@ -431,7 +459,7 @@ def open_data(
         if is_url(text):
             data: SampleSource = open_url_source(text, inputs, preprocess, size)
         else:
-            data = _path_source(Path(local_path(text)), inputs, preprocess, size, max_images)
+            data = _open_path(Path(local_path(text)), inputs, preprocess, size, max_images)
         return Dataset(data, inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
@@ -439,7 +467,7 @@ def open_data(
         source = split_rows(source, inputs)
     if not isinstance(source, Iterable):
         raise DataError(
-            f"calibration data of type {type(source).__name__} is not understood; give a folder of "
+            f"calibration data of type {type(source).__name__} is not supported; give a folder of "
             "images",
             code="wrong-type",
             parameter="data",
@@ -447,7 +475,7 @@ def open_data(
     return Dataset(MemorySource(source, inputs), inputs, max_images)
 
 
-def _path_source(
+def _open_path(
     path: Path,
     inputs: Sequence[InputSpec],
     preprocess: Preprocess | str | ImageFunction,
@@ -456,7 +484,7 @@ def _path_source(
 ) -> SampleSource:
     suffix = path.suffix.lower()
     if os.path.isdir(path):
-        return _folder_source(path, inputs, preprocess, size)
+        return _open_folder(path, inputs, preprocess, size)
     if not os.path.exists(path):
         raise DataError("no such file or folder", str(path), code="file-missing")
     if suffix in ARRAY_SUFFIXES:
@@ -475,7 +503,7 @@ def _path_source(
     )
 
 
-def _folder_source(
+def _open_folder(
     path: Path,
     inputs: Sequence[InputSpec],
     preprocess: Preprocess | str | ImageFunction,
@@ -510,7 +538,7 @@ def _folder_source(
     if notes:
         reason = str(notes[0])
     if links:
-        example = f"{len(links)} links in it lead nowhere ({min(links)}, ...)"
+        example = f"{format_count(len(links), 'broken link')}, first {min(links)}"
         reason = f"{reason}; {example}: are the images mounted?"
     raise DataError(reason, str(path), code="no-images")
 
@@ -518,7 +546,7 @@ def _folder_source(
 def _read_list(path: Path, max_images: int) -> list[Path]:
     """Return at most `max_images` of the paths in a text file, spread evenly.
 
-    A relative path begins at the folder of the list, or at the current folder if no file is there.
+    A relative path starts at the folder of the list; if no such file exists, at the current folder.
     """
     try:
         content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")
@@ -530,9 +558,9 @@ def _read_list(path: Path, max_images: int) -> list[Path]:
     names = [line for line in lines if line and not line.startswith("#")]
     if not names:
         raise DataError("lists no images", str(path), code="no-images")
-    return [_resolve(names[i], path.parent) for i in spread_indices(len(names), max_images)]
+    return [_resolve_path(names[i], path.parent) for i in spread_indices(len(names), max_images)]
 
 
-def _resolve(name: str, folder: Path) -> Path:
+def _resolve_path(name: str, folder: Path) -> Path:
     path = folder / name
     return path if os.path.exists(path) or not os.path.exists(name) else Path(name)

@@ -1,4 +1,4 @@
-"""Files of statistics, calibration caches, and TensorRT's calibration tables."""
+"""Files with calibration statistics: qdqtool's caches and TensorRT's calibration tables."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from qdqtool.util.outputs import atomic_write, write_text
 from qdqtool.util.text import reason_of
 
 FORMAT = "qdqtool/calibration/5"
-_MAX_SAMPLES = 2_000_000  # maximum number of finished samples in a cache
+_MAX_SAMPLES = 2_000_000  # limit for sample numbers, which bounds the memory of a damaged cache
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 Array = npt.NDArray[Any]
 _DAMAGE_ERRORS = (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError)
-# Types of the fields of a cache's header.
+# Type of each field of a cache's header.
 _HEADER_TYPES: dict[str, type | tuple[type, ...]] = {
     "model": str,
     "fingerprint": str,
@@ -43,7 +43,7 @@ _HEADER_TYPES: dict[str, type | tuple[type, ...]] = {
     "tensors": list,
     "focused": list,
 }
-# Type and number of dimensions of the arrays of a cache.
+# Type and number of dimensions of each array of a cache.
 _ARRAY_TYPES = {
     "done": (np.int64, 2),
     "numbers": (np.int64, 2),
@@ -57,16 +57,17 @@ _ARRAY_TYPES = {
 
 
 class Statistics(Mapping[str, TensorStatistics]):
-    """Statistics by tensor name.
+    """Calibration statistics of a network's activations, by tensor name.
 
     Attributes:
         tensors: Statistics of each tensor.
-        images: Number of samples (images).
+        images: Number of images, or of samples if the data are arrays.
         fingerprint: Hash of data and preprocessing; empty if unknown.
         warnings: Warnings about the data.
         skipped: Name and reason of each file that could not be used.
-        notes: Notes about the use of a cache.
-        preprocessing: How images became inputs, as JSON; None for arrays and merged statistics.
+        notes: Notes about results taken from a cache.
+        preprocessing: Conversion of images to inputs, as JSON; None for arrays and for merged or
+            loaded statistics.
     """
 
     def __init__(
@@ -100,10 +101,12 @@ class Statistics(Mapping[str, TensorStatistics]):
         return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return the statistics over the data of both, for the tensors of either.
+        """Return combined statistics over two data sets.
+
+        A tensor that only one of them contains keeps its statistics.
 
         Raises:
-            DataError: The two have different numbers of bins.
+            DataError: The histograms of a tensor have different numbers of bins.
         """
         tensors = dict(self.tensors)
         for name, part in other.tensors.items():
@@ -141,10 +144,10 @@ class Statistics(Mapping[str, TensorStatistics]):
 
 @dataclass
 class CalibrationProgress:
-    """State of a calibration, finished or interrupted.
+    """State of a finished or interrupted calibration.
 
     Attributes:
-        model: Hash of the model and its focus; the calibrated tensors have no part in it.
+        model: Hash of the model and its :class:`Focus`, whichever tensors are calibrated.
         statistics: Statistics over the finished samples.
         done: Numbers of the finished samples.
         total: Number of all samples; None if unknown.
@@ -159,7 +162,7 @@ class CalibrationProgress:
 
     @property
     def complete(self) -> bool:
-        """Whether all samples are done."""
+        """Whether the number of samples is known and all are finished."""
         return self.total is not None and len(self.done) >= self.total
 
 
@@ -206,7 +209,7 @@ def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
     """
     name = os.fspath(path)
     try:
-        # Not recorded as an input, because commands may overwrite a cache that they have read.
+        # A recorded input is never overwritten, but a command updates the cache that it reads.
         with Archive(path, record=False) as archive:
             if "header" not in archive.members:
                 raise DataError("is not a calibration cache", name, code="wrong-format")
@@ -269,7 +272,10 @@ def _read_progress(archive: Archive) -> CalibrationProgress:
 
 
 def _to_ranges(numbers: Collection[int]) -> npt.NDArray[np.int64]:
-    """Return start and end of each range of consecutive numbers, ascending, [ranges, 2]."""
+    """Return the start and end of each run of consecutive numbers, ascending, [runs, 2].
+
+    The end is exclusive.
+    """
     ordered = np.array(sorted(numbers), np.int64)
     if not len(ordered):
         return np.zeros((0, 2), np.int64)
@@ -287,7 +293,12 @@ def _from_ranges(ranges: npt.NDArray[np.int64]) -> set[int]:
 
 
 def _pack_counts(parts: Sequence[TensorStatistics]) -> dict[str, Array]:
-    """Return arrays of counts, nonfinite values, tops, first and last bins, and used bins."""
+    """Pack the numbers, ranges and histograms of all parts into three arrays.
+
+    ``numbers`` [parts, 5] holds the count, the number of nonfinite values, the top of the
+    histogram's window, and the first and the end of the used bins. ``range`` [parts, 2] holds
+    minimum and maximum. ``counts`` holds the used bins of all histograms one after another.
+    """
     numbers = []
     counts = [np.zeros(0, np.int64)]
     for part in parts:
@@ -325,7 +336,11 @@ def _unpack_counts(
 
 
 def _pack_spots(tensors: Sequence[TensorStatistics]) -> dict[str, Array]:
-    """Return arrays with tensor number and shape of each image's spots, and with all values."""
+    """Pack the values at positions in focus (spots) of all tensors into two arrays.
+
+    ``spots`` [images, 3] holds the tensor's number and the shape of each image's values.
+    ``values`` holds the values one after another.
+    """
     shapes = []
     values = [np.zeros(0, np.float32)]
     for number, part in enumerate(tensors):
@@ -348,7 +363,11 @@ def _unpack_spots(tensors: Sequence[TensorStatistics], arrays: dict[str, Array])
 
 
 def _pack_channels(tensors: Sequence[TensorStatistics]) -> dict[str, Array]:
-    """Return arrays with the channel count of each tensor (0: none), and the channel ranges."""
+    """Pack the channel ranges of all tensors into two arrays.
+
+    ``widths`` [tensors] holds the number of channels, 0 for a tensor without channel ranges.
+    ``channels`` [2, channels] holds the lowest and highest values.
+    """
     none = np.zeros((2, 0), np.float32)
     channels = [none if part.channels is None else part.channels for part in tensors]
     return {
@@ -398,7 +417,7 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
         Scales by tensor name.
 
     Raises:
-        DataError: The file is missing or not such a table.
+        DataError: The file is missing or is not a calibration table.
     """
     name = os.fspath(path)
     try:
@@ -411,7 +430,11 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
 
 
 def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
-    """Parse the text of a file `name`; see :func:`read_tensorrt_cache`.
+    """Return the scales in the text of a calibration table; see :func:`read_tensorrt_cache`.
+
+    Args:
+        text: Contents of the file.
+        name: Name of the file for messages.
 
     Raises:
         DataError: The text is not a calibration table.
@@ -419,7 +442,7 @@ def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
     lines = text.splitlines()
     if not lines or not lines[0].startswith("TRT-"):
         raise DataError(
-            "is not a TensorRT calibration table (its first line should start with 'TRT-')",
+            "is not a TensorRT calibration table: its first line does not start with 'TRT-'",
             name,
             code="wrong-format",
         )
@@ -453,11 +476,11 @@ def write_tensorrt_cache(
     Args:
         path: File to write.
         scales: amax / 127 by tensor name.
-        version: First line. TensorRT uses the table only if it matches its own version and
-            calibrator.
+        version: First line. TensorRT uses the table only if this line names TensorRT's own version
+            and calibrator.
 
     Raises:
-        DataError: A scale is not positive and finite, or a name cannot be in the table.
+        DataError: A scale is not positive and finite, or a tensor name contains a line break.
         QdqtoolError: The file cannot be written.
     """
     out = io.StringIO()

@@ -20,7 +20,7 @@ from typing import Any
 from calibration.cache import Statistics
 from calibration.cluster.connection import Cluster
 from calibration.cluster.jobs import ClusterJob
-from calibration.counting import SampleCounter, counting_turns
+from calibration.counting import SampleCounter, counting_semaphore
 from calibration.dataset import (
     DataQuality,
     Dataset,
@@ -42,17 +42,17 @@ from qdqtool.ir.sizes import linear_inputs
 
 @dataclass
 class CountingPayload:
-    """Data that all portions share; it is sent to each worker once.
+    """Settings and model that all portions share, sent once to each worker.
 
     Attributes:
-        model: Serialized model that computes the tensors; empty if all tensors are inputs.
+        model: Serialized model that computes the tensors; empty if all tensors are model inputs.
         path: Path of the original model for messages.
         names: Tensors to count.
         bins: See :class:`calibration.statistics.TensorStatistics`.
         focus: See :func:`calibration.runner.collect`.
         inputs: Inputs of the model.
-        sample_bytes: Bytes of one sample's tensors.
-        samples: Number of samples of all portions.
+        sample_bytes: Memory of one sample's tensors in bytes.
+        samples: Number of samples in all portions.
         by_channel: See :class:`calibration.counting.SampleCounter`.
     """
 
@@ -69,13 +69,13 @@ class CountingPayload:
 
 @dataclass
 class SamplePortion:
-    """Part of the samples, for one worker.
+    """Samples that one worker counts in one task.
 
     Attributes:
         numbers: Numbers of the samples.
-        source: Images or rows of the samples, in order. Only the last sample of a pass may have
-            fewer than a batch.
-        identities: Digests of the images or rows on the client.
+        source: Images or rows of the samples, in order. Each sample has a full batch, except for
+            the last sample of the pass.
+        identities: Digests of the images or rows, computed by the client.
     """
 
     numbers: tuple[int, ...]
@@ -87,11 +87,11 @@ class SamplePortion:
 
 
 class CountingEngine:
-    """Session and counters of one worker process.
+    """The onnxruntime session and the counters of one worker process.
 
     Args:
-        payload: Shared part; its model is released.
-        threads: Threads of the worker.
+        payload: Settings and model. The serialized model is deleted to save memory.
+        threads: Number of threads of the worker.
     """
 
     def __init__(self, payload: CountingPayload, threads: int) -> None:
@@ -104,7 +104,7 @@ class CountingEngine:
         payload.model = b""
         self.payload = payload
         self._free: queue.SimpleQueue[SampleCounter] = queue.SimpleQueue()
-        turns = counting_turns(count)
+        turns = counting_semaphore(count)
         for _ in range(count):
             counter = SampleCounter(
                 session,
@@ -120,7 +120,7 @@ class CountingEngine:
 
     @contextlib.contextmanager
     def counter(self) -> Iterator[SampleCounter]:
-        """Yield an empty counter, as soon as one is free."""
+        """Wait for a free counter, yield the counter without counts, and free it at the end."""
         counter = self._free.get()
         try:
             yield counter
@@ -130,11 +130,11 @@ class CountingEngine:
 
 
 class VerifiedSource(SubsetSource):
-    """A source whose samples must be those that the client of a cluster saw.
+    """Source of a worker that checks that each sample equals the client's.
 
     Args:
-        source: Source in this process.
-        identities: Identity of each sample on the client.
+        source: Samples as this worker reads them.
+        identities: Digest of each sample, computed by the client.
     """
 
     def __init__(self, source: SampleSource, identities: Sequence[bytes]) -> None:
@@ -145,24 +145,24 @@ class VerifiedSource(SubsetSource):
         return VerifiedSource, (self.whole, self.identities)
 
     def load(self, index: int) -> Sample:
-        """Return a sample.
+        """Return a sample with a batch dimension.
 
         Raises:
-            ClusterError: The sample differs from the client's.
+            ClusterError: The sample cannot be read here, or differs from the client's.
         """
         identity = self.whole.identity(index)
         if identity != self.identities[index]:
             unreadable = identity.endswith(UNREADABLE)
-            fault = "cannot be read" if unreadable else "is another file"
+            fault = "cannot be read on" if unreadable else "is a different file on"
             raise ClusterError(
-                f"{self.name(index)} {fault} there; let all machines see the same files",
+                f"{self.name(index)} {fault} this worker; give a path that all machines share",
                 code="file-unreadable" if unreadable else "different-files",
             )
         return super().load(index)
 
 
 def share_dataset(dataset: Dataset) -> Dataset:
-    """Return a dataset with the same samples and numbers that other processes can read.
+    """Return a dataset with the same samples and sample numbers for use in other processes.
 
     Raises:
         DataError: The samples exist in this process only.
@@ -176,11 +176,20 @@ def share_dataset(dataset: Dataset) -> Dataset:
 def count_portion(
     engine: CountingEngine, portion: SamplePortion, stopped: threading.Event
 ) -> dict[str, Any]:
-    """Return statistics and quality of the samples of a portion.
+    """Count the samples of a portion on a worker.
+
+    Args:
+        engine: Session and counters of this process.
+        portion: Samples to count.
+        stopped: Event that is set when the client has ended the job.
+
+    Returns:
+        ``tensors``: statistics by name; ``images``: number of images; ``quality``: fields of
+        :class:`calibration.dataset.DataQuality`; ``skipped``: broken images; ``seconds``: time.
 
     Raises:
-        ClusterError: This worker sees other files than the client, or the job is over.
-        QdqtoolError: The error of a sample.
+        ClusterError: This worker reads other files than the client, or the job has ended.
+        QdqtoolError: A sample cannot be loaded or counted.
     """
     source = VerifiedSource(portion.source, portion.identities)
     dataset = Dataset(source, engine.payload.inputs, len(portion.identities))
@@ -189,7 +198,7 @@ def count_portion(
         begin = time.perf_counter()
         for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
-                raise ClusterError("the job is over", code="job-over")
+                raise ClusterError("the client has ended the job", code="job-over")
             counter.add(number, load())
         return {
             "tensors": counter.tensors,
@@ -202,28 +211,28 @@ def count_portion(
 
 # Client -------------------------------------------------------------------------------------------
 
-# Maximum number of samples in a portion: their names are sent, and a scheduler keeps messages for a
-# while.
+# Maximum number of samples in a portion. A portion contains the names of its samples, and a
+# scheduler keeps portions in memory for a while.
 _MAX_SAMPLES = 256
-_FIRST_SAMPLES = 2  # samples in a portion while the time per sample is unknown
-_MAX_SECONDS = 10.0  # maximum work in a portion: a lost worker costs little, and progress shows
-_MERGING = 0.25  # maximum share of the client's time for merging
-_PORTIONS_LEFT = 2.5  # minimum number of portions per thread for the remaining samples
+_FIRST_SAMPLES = 2  # number of samples in a portion while the time per sample is unknown
+_MAX_SECONDS = 10.0  # maximum time of a portion, which limits the loss when a worker dies
+_MAX_MERGING_SHARE = 0.25  # maximum share of the client's time for merging
+_PORTIONS_PER_THREAD = 2.5  # minimum number of portions into which the remaining samples are split
 
 
 class ClusterPass:
     """A pass that sends portions of the samples to a cluster and merges the results.
 
-    The statistics do not depend on the partition and the order; see
+    The statistics do not depend on how the samples are split into portions, nor on the order; see
     :class:`calibration.statistics.TensorStatistics`.
 
     Args:
-        cluster: Workers.
-        model: Model that computes tensors.
-        dataset: Samples; the pass adds quality and skipped images to it.
-        done: Numbers of samples to leave out.
+        cluster: Connection to the workers.
+        model: Model that computes the tensors.
+        dataset: Samples. The pass adds the workers' quality counts and skipped images to it.
+        done: Numbers of the samples to skip.
         names: Tensors to count.
-        computed: Tensors that the model has to compute.
+        computed: Tensors that the model has to compute, without its inputs.
         bins: See :class:`CountingPayload`.
         focus: See :class:`CountingPayload`.
 
@@ -243,7 +252,7 @@ class ClusterPass:
         bins: int,
         focus: Focus | None,
     ) -> None:
-        dataset.source.portion(())  # fails early if other processes cannot read the data
+        dataset.source.portion(())  # raises early if other processes cannot read the data
         self.payload: CountingPayload | None = CountingPayload(
             pack_model(model, computed) if computed else b"",
             model.path,
@@ -255,26 +264,28 @@ class ClusterPass:
             len(dataset),
             tuple(sorted(linear_inputs(model).intersection(names))),
         )
-        self.cluster, self.dataset, self.left_out = cluster, dataset, done
+        self.cluster, self.dataset, self.excluded = cluster, dataset, done
         self.tensors = {name: TensorStatistics(bins) for name in names}
         self.images = 0
         self.done: set[int] = set()
         self._sizer = PortionSizer()
-        # Python raises signals in the main thread only, so Ctrl-C interrupts no merge here.
+        # Ctrl-C interrupts only the main thread. A merge in another thread is always complete.
         self._merger = ThreadPoolExecutor(1, "merging")
 
     def results(self) -> Generator[int, None, None]:
-        """Yield the number of each sample when it is done; closing cancels the remaining ones.
+        """Yield the number of each sample when its portion is merged.
+
+        Closing the generator cancels the remaining portions.
 
         Raises:
-            QdqtoolError: The error of a sample or of the cluster.
+            QdqtoolError: A sample cannot be counted, or the cluster fails.
         """
         payload, self.payload = self.payload, None
         module = CountingEngine.__module__
         job = ClusterJob(
             self.cluster, f"{module}:CountingEngine", payload, f"{module}:count_portion"
         )
-        del payload  # the model is large; the job releases it when the workers have it
+        del payload  # the model is large; the job deletes it as soon as the workers have copies
         with job, self._merger:
             for portion, result in job.results(self._portions(job)):
                 self._merger.submit(self._merge, portion, result).result()
@@ -288,7 +299,7 @@ class ClusterPass:
         self.done.update(portion.numbers)
         self.dataset.take(DataQuality(**result["quality"]), result["skipped"])
         merging = time.perf_counter() - begin
-        self._sizer.learn(len(portion.numbers), result["seconds"], merging)
+        self._sizer.record(len(portion.numbers), result["seconds"], merging)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
         """Return the statistics merged so far, and the numbers of their samples."""
@@ -296,7 +307,7 @@ class ClusterPass:
 
     def _portions(self, job: ClusterJob) -> Iterator[SamplePortion]:
         source = self.dataset.source
-        left = len(self.dataset) - len(self.left_out)
+        left = len(self.dataset) - len(self.excluded)
         samples = self._samples()
         while left > 0:
             group = list(itertools.islice(samples, self._sizer.size(left, job.slots)))
@@ -309,35 +320,39 @@ class ClusterPass:
             yield SamplePortion(numbers, source.portion(indices), identities)
 
     def _samples(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
-        """Yield number, indices and digests of each sample that is left; read all digests."""
+        """Yield the number, indices and digests of each remaining sample.
+
+        At the end, the digests of all samples have been read, so the fingerprint is known.
+        """
         digests = self.dataset.digests()
         for number in range(len(self.dataset)):
             indices = self.dataset.group(number)
             group_digests = list(itertools.islice(digests, len(indices)))
-            if number not in self.left_out:
+            if number not in self.excluded:
                 yield number, indices, group_digests
-        for _ in digests:  # the fingerprint is known after the last one
+        for _ in digests:  # ends the iterator, which then sets the fingerprint
             pass
 
 
 class PortionSizer:
     """Chooses the number of samples of the next portion.
 
-    Large portions save merging, small ones save waiting for the last portion. The size depends only
-    on ratios of times that were measured in the same way, so that it is right on a busy machine.
+    Large portions need less time for merging. Small portions need less time to wait for the last
+    portion. The size depends only on ratios of measured times, so a busy machine does not change
+    it.
     """
 
     def __init__(self) -> None:
-        self._counting = self._samples = 0.0  # seconds of the workers, and samples
-        self._merging = 0.0  # seconds of the client for one portion
+        self._counting = self._samples = 0.0  # total seconds of the workers, number of samples
+        self._merging = 0.0  # moving average of the client's seconds for one portion
 
-    def learn(self, samples: int, counting: float, merging: float) -> None:
-        """Record a portion.
+    def record(self, samples: int, counting: float, merging: float) -> None:
+        """Record the times of a portion.
 
         Args:
             samples: Number of samples.
-            counting: Seconds of the worker.
-            merging: Seconds of the client to merge it.
+            counting: Time of the worker in seconds.
+            merging: Time of the client for merging the portion, in seconds.
         """
         self._samples += samples
         self._counting += counting
@@ -347,13 +362,13 @@ class PortionSizer:
         """Return the number of samples of the next portion.
 
         Args:
-            left: Samples that are left.
-            slots: Threads of the cluster.
+            left: Number of remaining samples.
+            slots: Number of threads of the cluster.
         """
         if not self._samples:
             return _FIRST_SAMPLES
         seconds = self._counting / self._samples or 1e-9
-        least = slots * self._merging / _MERGING / seconds
-        share = left / (_PORTIONS_LEFT * max(slots, 1))
+        least = slots * self._merging / _MAX_MERGING_SHARE / seconds
+        share = left / (_PORTIONS_PER_THREAD * max(slots, 1))
         size = min(max(share, least), max(_MAX_SECONDS / seconds, least))
         return max(1, min(left, _MAX_SAMPLES, math.ceil(size)))

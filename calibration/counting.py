@@ -1,4 +1,4 @@
-"""Counting of samples by the threads of a process."""
+"""Collection of tensor statistics over samples by the threads of one process."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from qdqtool.util.threads import SharedTasks, run_threads
 
 
 class SampleCounter:
-    """Runs samples through a session and counts their tensors.
+    """Runs samples through a session, and adds their tensors to statistics.
 
-    A context manager that closes its threads.
+    As a context manager, it ends its threads on exit.
 
     Attributes:
         tensors: Statistics by tensor name.
         images: Number of images counted.
         done: Numbers of the finished samples, including samples without a readable image.
-        lock: Held while a sample is being added, so that a snapshot has complete samples only.
+        lock: Held while a sample is being counted, so that a snapshot contains only complete
+            samples.
     """
 
     def __init__(
@@ -47,17 +48,18 @@ class SampleCounter:
         by_channel: Collection[str] = (),
         turns: threading.Semaphore | None = None,
     ) -> None:
-        """Create a counter with nothing counted.
+        """Create a counter without counts.
 
         Args:
-            session: Computes the tensors that are not inputs; None if all are inputs.
+            session: onnxruntime session that computes the tensors; None if all are model inputs.
             names: Tensors to count.
             bins: See :class:`calibration.statistics.TensorStatistics`.
             focus: See :func:`calibration.runner.collect`.
             threads: Threads that count the tensors of a sample.
-            samples: Number of samples, counted here or elsewhere; None if unknown.
-            by_channel: Tensors whose last axis has channels that are counted separately.
-            turns: Limits how many counters count at the same time, see :func:`counting_turns`.
+            samples: Number of samples of the whole pass; None if unknown.
+            by_channel: Tensors for which the range of each channel (last axis) is recorded.
+            turns: Semaphore that limits how many counters count at the same time; see
+                :func:`counting_semaphore`.
         """
         self._names = tuple(names)
         self._bins = bins
@@ -79,20 +81,20 @@ class SampleCounter:
         self._pool.shutdown()
 
     def reset(self) -> None:
-        """Forget all counts; the session's buffers and the threads remain."""
+        """Delete all counts, and keep the session and the threads."""
         self.tensors = {name: TensorStatistics(self._bins) for name in self._names}
         self.images = 0
         self.done: set[int] = set()
 
     def add(self, number: int, loaded: tuple[Sample, int] | None) -> None:
-        """Count a sample.
+        """Run a sample through the session and count its tensors.
 
         Args:
             number: Number of the sample.
             loaded: The sample and its number of images; None if no image could be read.
 
         Raises:
-            ModelError: onnxruntime fails on it.
+            ModelError: onnxruntime fails on the sample.
         """
         if loaded is None:
             with self.lock:
@@ -118,7 +120,7 @@ class SampleCounter:
             try:
                 count_next()
             except BaseException:
-                list(names)  # leave nothing for the other threads
+                list(names)  # exhaust the iterator, so that the other threads stop
                 raise
             finally:
                 wait(helpers)
@@ -141,11 +143,11 @@ class SampleCounter:
             part.add_focus(focus_map.values(array), _buffers.scratch)
 
 
-def counting_turns(counters: int) -> threading.Semaphore:
+def counting_semaphore(counters: int) -> threading.Semaphore:
     """Return a semaphore that lets half of the counters count at the same time.
 
-    The other half runs the network meanwhile. Counting consists of many short steps, and between
-    two steps a thread waits for Python's global lock while another thread counts.
+    The other half runs the network meanwhile. Counting consists of many short steps in Python, and
+    threads that count at the same time wait for each other's global interpreter lock.
     """
     return threading.Semaphore(max(1, counters // 2))
 
@@ -164,11 +166,12 @@ _buffers = _ThreadBuffers()
 
 
 class ThreadPass:
-    """Threads that load and count samples, each with its own counter.
+    """One pass over the samples by several threads, each with its own counter.
 
     Args:
-        tasks: See :meth:`calibration.dataset.Dataset.tasks`.
-        counters: One for each thread.
+        tasks: Numbers of the samples and functions that load them; see
+            :meth:`calibration.dataset.Dataset.tasks`.
+        counters: Counter of each thread.
     """
 
     def __init__(self, tasks: Iterator[tuple[int, Task]], counters: list[SampleCounter]) -> None:
@@ -177,12 +180,12 @@ class ThreadPass:
         self._ended = False
 
     def results(self) -> Generator[int, None, None]:
-        """Yield the number of each sample when it is done.
+        """Yield the number of each sample when the sample is counted.
 
-        All threads have ended when the generator ends.
+        When the generator ends or is closed, all threads have ended.
 
         Raises:
-            QdqtoolError: The error of a sample.
+            QdqtoolError: A sample cannot be loaded or counted.
         """
         try:
             workers = [functools.partial(self._count, counter) for counter in self.counters]
@@ -197,7 +200,7 @@ class ThreadPass:
                 put(number)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
-        """Return the statistics of all complete samples so far, and the samples' numbers."""
+        """Return the statistics of all samples counted so far, and the samples' numbers."""
         result = Statistics({})
         done: set[int] = set()
         with contextlib.ExitStack() as stack:

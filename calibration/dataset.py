@@ -40,7 +40,7 @@ class DataQuality:
         total: Number of samples.
         low: Smallest finite value of image inputs.
         high: Largest finite value of image inputs.
-        constant: Number of samples whose values are all equal.
+        constant: Number of samples with an image whose values are all equal.
         nonfinite: Number of samples with NaN or infinities.
         broken: Number of images that could not be read.
     """
@@ -61,7 +61,7 @@ class DataQuality:
         self.broken += other.broken
 
     def warnings(self) -> Iterator[Note]:
-        """Yield warnings about the samples."""
+        """Yield warnings about too few, broken, constant, or wrongly scaled images."""
         total, low, high = self.total, self.low, self.high
         if not total:
             return
@@ -79,7 +79,8 @@ class DataQuality:
                 images=total,
                 enough=FEW_IMAGES,
             )
-        if max(-low, high) > _FAR_INPUT:  # not if no value was finite: minus infinity
+        # If no value was finite, `high` is minus infinity, and neither range warning applies.
+        if max(-low, high) > _FAR_INPUT:
             yield Note(
                 f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: is the division "
                 "by 255 missing (scale 1/255)?",
@@ -116,7 +117,7 @@ class InputSpec:
 
     Attributes:
         name: Name of the input.
-        shape: Dimensions, None for an open one.
+        shape: Dimensions; None for a dynamic dimension.
         dtype: Name of a numpy type: ``float32``, ``float16``, ``uint8``, ...
     """
 
@@ -126,16 +127,16 @@ class InputSpec:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """Type of the input."""
+        """Type of the input as a numpy type."""
         return np.dtype(self.dtype)
 
     @property
     def batch(self) -> int:
-        """First dimension, 1 if it is open or missing."""
+        """Batch size; 1 if the first dimension is dynamic or the input is a scalar."""
         return (self.shape[0] or 1) if self.shape else 1
 
     def shape_text(self) -> str:
-        """Return the shape for a message; open dimensions are question marks."""
+        """Return the shape for a message; dynamic dimensions are question marks."""
         return "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
 
     def fit(self, array: Array, what: str) -> Array:
@@ -170,44 +171,49 @@ class InputSpec:
             rounds = dtype.kind in "iub" and array.dtype.kind == "f"
             if array.dtype.kind not in "fiub" or rounds:
                 raise DataError(
-                    f"{what} holds {array.dtype}, {takes} {dtype}",
+                    f"{what} holds {array.dtype}, but {takes} {dtype}",
                     code="wrong-type",
                     node=self.name,
                 )
-            # Infinities are counted and reported with the tensor's name.
+            # Values too large for the type become infinities. The statistics count and report
+            # them, so numpy's warning is not needed.
             with np.errstate(over="ignore"):
                 array = array.astype(dtype)
-        return np.asarray(array, order="C")  # ascontiguousarray would make [1] of a scalar
+        return np.asarray(array, order="C")  # ascontiguousarray would give a scalar the shape [1]
 
 
 class SampleSource(ABC):
-    """Source of samples. A sample may have several rows along the batch dimension."""
+    """Source of calibration samples, such as a folder of images or an npz file.
+
+    A sample holds an array for each input. The arrays may have several rows along the batch
+    dimension.
+    """
 
     #: Whether samples can be read in any order.
     random_access = True
     #: Whether a sample is one row of a batch; otherwise a sample is a whole batch.
     single_rows = False
-    #: Whether a broken sample is skipped (images) or an error (arrays).
+    #: Whether the samples are images. A broken image is skipped; a broken array is an error.
     is_images = False
     #: Notes about the source for the user.
     notes: Sequence[Note] = ()
 
     @property
     def preprocessing(self) -> dict[str, Any] | None:
-        """How images become inputs, as JSON; None for arrays."""
+        """Conversion of images to inputs, as JSON; None for arrays."""
         return None
 
     @abstractmethod
     def count(self) -> int | None:
-        """Return the number of samples; None if it is unknown before the end."""
+        """Return the number of samples; None for an iterable without a length."""
 
     @abstractmethod
     def load(self, index: int) -> Sample:
         """Return a sample with a batch dimension.
 
         Raises:
-            DataError: The sample is broken. For images, the message is the reason without a name.
-            IndexError: The sample does not exist, if the number of samples is unknown.
+            DataError: The sample is broken. For images, the message does not name the file.
+            IndexError: An iterable without a length has no more samples.
         """
 
     @abstractmethod
@@ -219,15 +225,18 @@ class SampleSource(ABC):
         return f"sample {index}"
 
     def settings(self) -> str:
-        """Return further settings on which the samples depend."""
+        """Return settings that change the samples, such as the preprocessing, as text."""
         return ""
 
     def identity(self, index: int) -> bytes:
-        """Return the digest of all files behind a sample, which must be equal on all machines."""
+        """Return a digest of all files that a sample is read from.
+
+        All machines of a cluster must compute the same digest.
+        """
         return self.digest(index)
 
     def portion(self, indices: Sequence[int]) -> SampleSource:
-        """Return some samples, in this order, as a source that another process can open.
+        """Return a source of the samples at `indices`, in this order, for another process.
 
         Raises:
             DataError: The samples exist in this process only.
@@ -244,7 +253,7 @@ class SampleSource(ABC):
 
 
 def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: str) -> Sample:
-    """Return one sample for all inputs.
+    """Select the array of each model input, and convert it to the input's type and rank.
 
     Args:
         arrays: Arrays by input name; a single array fits a single input under any name.
@@ -252,7 +261,7 @@ def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: st
         label: Name of the sample for messages.
 
     Raises:
-        DataError: An input has no array, or one that does not fit.
+        DataError: An input has no array, or its array does not fit.
     """
     missing = [spec.name for spec in inputs if spec.name not in arrays]
     if missing and len(inputs) == 1 and len(arrays) == 1:
@@ -271,7 +280,12 @@ def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: st
 
 
 class FilesSource(SampleSource):
-    """One file for each sample."""
+    """Source with one file for each sample.
+
+    Attributes:
+        paths: File of each sample.
+        root: Folder to which names in messages are relative.
+    """
 
     paths: Sequence[Path]
     root: Path
@@ -292,7 +306,7 @@ class FilesSource(SampleSource):
         return self.name(index).encode() + file_digest(self.paths[index])
 
     def portion(self, indices: Sequence[int]) -> Self:
-        """Return some samples for another process."""
+        """Return a source of the samples at `indices`, with absolute paths."""
         part = copy.copy(self)
         part.root = Path(os.path.abspath(self.root))
         part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
@@ -300,7 +314,7 @@ class FilesSource(SampleSource):
 
 
 def escape_path(path: str) -> str:
-    r"""Return a file name as valid UTF-8; other bytes are written ``\xff``."""
+    r"""Return a file name as valid UTF-8, with other bytes as escapes such as ``\xff``."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -316,7 +330,7 @@ class SubsetSource(SampleSource):
 
     @property
     def preprocessing(self) -> dict[str, Any] | None:
-        """How images become inputs, as JSON; None for arrays."""
+        """Conversion of images to inputs, as JSON; None for arrays."""
         return self.whole.preprocessing
 
     def count(self) -> int:
@@ -329,15 +343,16 @@ class SubsetSource(SampleSource):
 
     def digest(self, index: int) -> bytes:
         """Return bytes that change if the sample changes."""
-        # `digest` may cover the file in its first sample only, `identity` always does.
+        # `digest` of an npz or npy file covers the file for its first row only. The subset may not
+        # contain that row, so it uses `identity`, which covers the file for every row.
         return self.whole.identity(self.indices[index])
 
     def portion(self, indices: Sequence[int]) -> SampleSource:
-        """Return some samples for another process."""
+        """Return a source of the samples at `indices` for another process."""
         return self.whole.portion([self.indices[i] for i in indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a portion that another process opens itself; else with the samples."""
+        """Pickle the paths, so that another process reads the files; else pickle the samples."""
         try:
             return _unpickle_source, (self.whole.portion(self.indices),)
         except DataError:
@@ -348,7 +363,7 @@ class SubsetSource(SampleSource):
         return self.whole.name(self.indices[index])
 
     def settings(self) -> str:
-        """Return further settings on which the samples depend."""
+        """Return settings that change the samples, such as the preprocessing, as text."""
         return self.whole.settings()
 
 
@@ -357,9 +372,9 @@ def _unpickle_source(source: SampleSource) -> SampleSource:
 
 
 def spread_indices(total: int, count: int) -> Sequence[int]:
-    """Return at most `count` of `total` indices, ascending and evenly spread.
+    """Return at most `count` of the indices from 0 to `total` - 1, ascending and evenly spread.
 
-    They include the first and the last one.
+    The first and the last index are included if `count` is at least 2.
     """
     if total <= count:
         return range(total)
@@ -369,10 +384,10 @@ def spread_indices(total: int, count: int) -> Sequence[int]:
 
 
 class Dataset:
-    """Samples of the model's batch size. They can be read again, except those of an iterator.
+    """Calibration samples, grouped to the model's batch size.
 
-    If the model has a fixed batch of n, n images are one sample. The last one is filled up with
-    repeated images.
+    If the model has a fixed batch of n, each sample consists of n images; the last sample repeats
+    images to fill the batch. All data but a one-time iterator can be read several times.
 
     Attributes:
         inputs: Inputs of the model.
@@ -389,8 +404,8 @@ class Dataset:
         self.batch = max(spec.batch for spec in self.inputs) if source.single_rows else 1
         if self.batch > limits.SAMPLE_ROWS:
             raise DataError(
-                f"the model has a fixed batch of {self.batch}; the most is {limits.SAMPLE_ROWS}: "
-                "export it with a batch of 1, or a dynamic one",
+                f"the model has a fixed batch of {self.batch}; at most {limits.SAMPLE_ROWS} is "
+                "supported. Export the model with a batch of 1 or a dynamic batch",
                 code="batch-too-large",
             )
         total = source.count()
@@ -418,13 +433,14 @@ class Dataset:
                 yield sample[0]
 
     def tasks(self, done: Set[int] = frozenset()) -> Iterator[tuple[int, Task]]:
-        """Yield the number of each sample of a pass and a function that loads it in any thread.
+        """Yield each sample's number and a function that loads the sample in any thread.
 
-        The function returns the sample and its number of images, or None if all of them are broken.
-        If samples must be read in order, they are read before they are yielded.
+        The function returns the sample and its number of images, or None if all its images are
+        broken. If the source can only be read in order, the sample is read before the function is
+        yielded.
 
         Args:
-            done: Numbers to leave out.
+            done: Numbers of the samples to skip.
         """
         self.source.restart()
         self._exhausted = False
@@ -438,12 +454,17 @@ class Dataset:
                 yield number, lambda loaded=loaded: loaded  # type: ignore[misc]
 
     def group(self, number: int) -> list[int]:
-        """Return the source's indices of a sample. The source must have a length."""
+        """Return the indices of a sample's rows in the source, which must have a length."""
         assert self.indices is not None
         return list(self.indices[number * self.batch : (number + 1) * self.batch])
 
     def take(self, looks: DataQuality, skipped: Iterable[tuple[str, str]]) -> None:
-        """Add quality and skipped images of samples that were loaded by another process."""
+        """Add the quality and the skipped images of samples that another process loaded.
+
+        Args:
+            looks: Quality of those samples.
+            skipped: Name of each broken image and the reason.
+        """
         with self._lock:
             self.quality.merge(looks)
             self.skipped.extend(skipped)
@@ -454,7 +475,7 @@ class Dataset:
         return None if loaded is None else loaded[0]
 
     def name(self, number: int) -> str:
-        """Return the name of the (first) image of a sample."""
+        """Return the name of a sample's first image."""
         return self.source.name(self.group(number)[0])
 
     def _groups(self) -> Iterator[list[int]]:
@@ -489,7 +510,7 @@ class Dataset:
         return (self._join(parts), len(parts)) if parts else None
 
     def _join(self, parts: list[Sample]) -> Sample:
-        """Join samples; a fixed batch is filled up with the same rows again."""
+        """Concatenate the rows of all parts, and repeat rows to fill a fixed batch."""
         result: Sample = {}
         for spec in self.inputs:
             rows = parts[0][spec.name]
@@ -509,7 +530,7 @@ class Dataset:
         return result
 
     def _check_quality(self, index: int, sample: Sample) -> None:
-        """Record the range of the image inputs of a sample, for the warnings."""
+        """Add the value range of a sample's float images to the quality, once for each index."""
         quality = DataQuality(total=1)
         for spec in self.inputs:
             if len(spec.shape) == 4 and spec.numpy_dtype.kind == "f":
@@ -530,16 +551,17 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of data and preprocessing, in hexadecimal; empty for an iterator."""
+        """Hash of data and preprocessing, in hexadecimal; empty if unknown (an iterator)."""
         if self._fingerprint is None:
             for _ in self.digests():
                 pass
         return self._fingerprint or ""
 
     def digests(self) -> Iterator[bytes]:
-        """Yield the digest of each image or row that is used, in order.
+        """Yield the digest of each image or row in use, in order.
 
-        Each is read once. At the end, the :attr:`fingerprint` is known.
+        The first complete iteration reads the files and sets :attr:`fingerprint`. Later iterations
+        yield the stored digests.
         """
         if self._digests is not None:
             yield from self._digests
@@ -556,7 +578,7 @@ class Dataset:
 
     @property
     def warnings(self) -> list[Note]:
-        """Warnings about the samples loaded so far."""
+        """Warnings about the source and the samples loaded so far."""
         with self._lock:
             warnings = [*self.source.notes, *self.quality.warnings()]
         if (self.source.preprocessing or {}).get("name") in _YOLO_RANGES:

@@ -1,14 +1,16 @@
-"""Positions in focus: the positions of a detector's map with the highest class outputs.
+"""Positions in focus: the positions of a detector's feature map with the highest class outputs.
 
-An object detector reports objects at a few positions of its map. Only the values that decide about
-these reports need precision. Most of every image is background, so the range that is best for all
-values is best for the background and clips the values of rare objects. The share of objects differs
-between calibration data and deployment, and with it the best range for all values. The best range
-for the positions in focus hardly differs.
+An object detector detects objects at a few positions of its feature maps. Only the values at these
+positions need precision. Most positions of an image are background, so the best range for all
+values fits the background and clips the values of rare objects. That range also depends on how many
+objects the calibration images contain. The best range for the positions in focus hardly does.
 
-A position is in focus in three cases: its highest class output reaches a threshold far below that
-of a detection; this output is among the highest `share` of the sample (so that samples without
-objects have positions too); or a neighbor is in focus for one of these reasons.
+A position is in focus in three cases:
+
+* Its highest class output reaches a threshold far below the score of a detection.
+* Its highest class output is among the highest `share` of the sample. Samples without objects have
+  positions in focus for this reason.
+* A neighbor is in focus for one of these reasons.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class FocusMap:
         """Return the values of an activation [n, c, h, w] at the positions in focus.
 
         Returns:
-            [c, positions] of each row of the batch that has such positions. Empty if the activation
-            is not a map or has another batch.
+            Values [c, positions] for each row of the batch with positions in focus. Empty if the
+            activation does not have four dimensions or has another batch size.
         """
         if array.ndim != 4 or len(array) != len(self.masks) or 0 in array.shape:
             return []
@@ -100,7 +102,7 @@ def dilate_mask(mask: _Mask) -> _Mask:
 
 @dataclass(frozen=True)
 class Focus:
-    """Class outputs, and the rule by which they put positions in focus.
+    """Class outputs, and the thresholds that select positions in focus.
 
     Attributes:
         scores: Names of class outputs [n, classes, h, w] before the Sigmoid.
@@ -114,13 +116,14 @@ class Focus:
     share: float = SHARE
 
     def find(self, outputs: dict[str, npt.NDArray[Any]]) -> FocusMap | None:
-        """Return the positions in focus.
+        """Return the positions in focus of one sample.
 
         Args:
-            outputs: Tensors of one sample by name, with the class outputs.
+            outputs: Tensors of the sample by name, including the class outputs.
 
         Returns:
-            None if a class output is not a map or not finite, or if the batches differ.
+            None if a class output does not have four dimensions or is not finite, or if the class
+            outputs have different batch sizes.
         """
         maps = []
         for name in self.scores:
@@ -133,7 +136,11 @@ class Focus:
         return FocusMap([self._mask([level[row] for level in maps]) for row in range(len(maps[0]))])
 
     def _mask(self, levels: list[npt.NDArray[np.float32]]) -> _Mask:
-        """Return the positions in focus of one image, from its highest class outputs [h, w]."""
+        """Return the positions in focus of one image, [h, w] on the grid of the finest level.
+
+        Args:
+            levels: Highest class output at each position, [h, w] for each level.
+        """
         scores = np.concatenate([level.ravel() for level in levels])
         count = max(1, round(self.share * scores.size))
         threshold = min(self.threshold, float(np.partition(scores, -count)[-count]))

@@ -1,4 +1,4 @@
-"""Images as network inputs: decoding, letterbox, layout, normalization."""
+"""Conversion of image files to network inputs: decoding, resizing, normalization, layout."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from qdqtool.util.text import reason_of
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
-    ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # in the order of messages
+    ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # messages keep this order
 )
-# Decoders by which Pillow may open a file, whatever its suffix. Others are unsafe: EPS starts
-# Ghostscript.
+# Only these decoders of Pillow are used, whatever the suffix of a file. Other decoders are unsafe:
+# the one for EPS starts Ghostscript.
 _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,
     PngImagePlugin.PngImageFile.format,
@@ -70,7 +70,7 @@ def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
 
 
 def read_image(source: ImageFile, name: str = "") -> Image.Image:
-    """Decode an image as an RGB image of Pillow; see :func:`decode`."""
+    """Decode an image file to an upright RGB image of Pillow; see :func:`decode`."""
     with contextlib.ExitStack() as stack:
         try:
             if isinstance(source, str | os.PathLike):
@@ -93,7 +93,7 @@ def read_image(source: ImageFile, name: str = "") -> Image.Image:
 
 
 def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file; messages of errors do not begin with the path."""
+    """Open a regular file for reading. Error messages do not name the path: the caller adds it."""
     code, problem = find_reading_problem(path)
     if problem:
         raise DataError(problem, code=code)
@@ -102,15 +102,16 @@ def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def _open_image(file: IO[bytes], name: str) -> Image.Image:
-    """Open an image like `PIL.Image.open`.
+    """Open an image like `PIL.Image.open`, but only with the decoders in `_FORMATS`.
 
-    Ultralytics replaces `open` by a function that installs a package if a file is not an image.
+    `PIL.Image.open` itself is not called: Ultralytics replaces it by a function that installs a
+    package if a file is not an image.
     """
     file.seek(0)
     start = file.read(16)
     for image_format in _FORMATS:
         open_format, accepts = Image.OPEN[image_format]
-        # Exceptions of the decoders for another format.
+        # The decoders raise these exceptions for a file of another format.
         with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
             if accepts is None or accepts(start) is True:
                 file.seek(0)
@@ -170,7 +171,6 @@ def prepare(
 def _fit_image(
     image: Image.Image, height: int, width: int, preprocess: Preprocess
 ) -> npt.NDArray[np.uint8]:
-    """Return an image in the size of the network's input."""
     if preprocess.resize == "crop":
         return _crop_center(image, height, width, preprocess)
     if preprocess.resize == "stretch":
@@ -211,7 +211,7 @@ def _crop_center(
     `crop`. For other inputs, both sides are resized to the input's sides divided by `crop`, as in
     Ultralytics.
     """
-    # The small number prevents that 224 / 0.875 becomes 255.
+    # The small addend keeps a rounding error from turning 224 / 0.875 = 256 into 255.
     tall, wide = (int(side / preprocess.crop + 1e-6) for side in (height, width))
     if height == width and image.width <= image.height:
         tall = int(wide * image.height / image.width)
@@ -242,7 +242,7 @@ def _resize(
 
 
 def describe(preprocess: Preprocess) -> str:
-    """Describe the preprocessing in a few words, for a report."""
+    """Return a short text about a preprocessing, such as "letterbox, RGB, scale 0.00392157"."""
     resize = preprocess.resize
     if preprocess.resize == "crop":
         resize = f"center crop of {preprocess.crop:.4g}"
@@ -290,7 +290,13 @@ class ImageSource(FilesSource):
         preprocess: Preprocess | str | ImageFunction,
         size: tuple[int, int] | None,
     ) -> None:
-        """Choose layout, size and preprocessing by the model's input.
+        """Set the layout, size and preprocessing that fit the model's input.
+
+        Args:
+            path: Path or URL of the images for messages.
+            inputs: Inputs of the model.
+            preprocess: Conversion of images to inputs.
+            size: Height and width in pixels if the model leaves them open.
 
         Raises:
             DataError: The model does not take images.
@@ -311,7 +317,7 @@ class ImageSource(FilesSource):
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """How images become inputs, as JSON: name, description, size and all settings."""
+        """Conversion of images to inputs, as JSON: name, description, size and all settings."""
         described = {
             "name": name_preprocess(self.preprocess),
             "size": [self.height, self.width],
@@ -323,7 +329,7 @@ class ImageSource(FilesSource):
         return described
 
     def settings(self) -> str:
-        """Return the preprocessing and size as text; samples depend on them."""
+        """Return the preprocessing, size and layout as text."""
         preprocess = str(self.preprocess)
         if not isinstance(self.preprocess, Preprocess):
             preprocess = self._digest_function(self.preprocess)
@@ -332,7 +338,7 @@ class ImageSource(FilesSource):
         return f"{preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
 
     def _digest_function(self, function: ImageFunction) -> str:
-        """Return a hash of a function's result for a fixed image; it identifies the function."""
+        """Identify a function by a hash of its result for a fixed image."""
         side = np.arange(0, 255, 2, dtype=np.uint8)
         pixels = np.stack(np.broadcast_arrays(side, side[:, None], side[::-1]), -1)
         result = np.ascontiguousarray(np.asarray(function(Image.fromarray(pixels))))
@@ -343,7 +349,16 @@ class ImageSource(FilesSource):
         return self.load_image(self.paths[index])
 
     def load_image(self, source: ImageFile, name: str = "") -> dict[str, Array]:
-        """Return an image as the network's input; see :func:`decode`."""
+        """Return an image file as the network's input with a batch dimension.
+
+        Args:
+            source: Path, or open file.
+            name: Name of an open file for messages.
+
+        Raises:
+            DataError: The file cannot be decoded, or a user's function returns an array that does
+                not fit the input.
+        """
         image = read_image(source, name)
         if not isinstance(self.preprocess, Preprocess):
             label = f"the result of `preprocess` for {name or source}"

@@ -1,4 +1,4 @@
-"""The files in a folder, and digests that distinguish files."""
+"""Lists of the files in a folder, and digests of file contents."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util.files import open_input
 
 UNREADABLE = b"unreadable"  # digest of a file that cannot be read
-BLOCK = 1 << 16
-_BLOCKS = 16
+BLOCK = 1 << 16  # bytes
+_BLOCKS = 16  # maximum number of blocks in a digest
 _READ_THREADS = 4
-_READ_AHEAD = 128  # number of files that are read in advance
+_READ_AHEAD = 128  # number of files that the threads read in one round
 
 
 @dataclass
@@ -72,14 +72,19 @@ def list_files(root: Path, suffixes: Set[str]) -> FolderListing:
 
 
 def block_starts(size: int) -> range:
-    """Return the offsets of the up to 16 evenly spread blocks that a digest reads."""
+    """Return the offsets of at most 16 evenly spread blocks of a file.
+
+    Args:
+        size: Size of the file in bytes.
+    """
     return range(0, size, max(BLOCK, (size - BLOCK) // (_BLOCKS - 1)))
 
 
 def file_digest(path: Path) -> bytes:
-    """Return a hash of the size and of up to 16 evenly spread blocks of a file.
+    """Return a hash of a file's size and of at most 16 evenly spread blocks of 64 KiB.
 
-    The time to compute it does not grow with the size. The modification time does not matter.
+    Large files therefore take no longer than 1 MiB. The hash ignores the modification time. A file
+    that cannot be read has the digest :data:`UNREADABLE`.
     """
     digest = hashlib.blake2b(digest_size=16)
     try:
@@ -95,9 +100,9 @@ def file_digest(path: Path) -> bytes:
 
 
 def read_ahead(read: Callable[[int], bytes], indices: Sequence[int]) -> Iterator[bytes]:
-    """Yield `read(index)` of each index in order.
+    """Yield `read(index)` for each index in order.
 
-    Many indices are read by several threads, because shared file systems are slow.
+    For 128 indices or more, several threads read, because shared file systems are slow.
     """
     if len(indices) < _READ_AHEAD:
         yield from map(read, indices)

@@ -1,6 +1,7 @@
-"""Choice of a range from statistics: the largest magnitude that INT8 represents.
+"""Methods that choose a tensor's INT8 range from its statistics.
 
-All methods are symmetric (zero point 0): they choose `amax`, and the scale is `amax / 127`.
+A range is `amax`, the largest magnitude that INT8 represents. All methods are symmetric (zero point
+0), with the scale `amax / 127`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ METHODS = ("max", "percentile", "mse", "entropy", "focus")
 INT8_LEVELS = 127
 _FP8_MAX, _FP8_MANTISSA_BITS, _FP8_MIN_EXPONENT = 448.0, 3, -6
 FOCUS_WEIGHT = 0.9  # weight of the error in focus; the error of all values has weight 0.1
-# Two points (share of a tensor that is in focus, power of the error); see `focus_power`.
+# Share of a tensor that is in focus, and the power of the error that `focus_power` returns for that
+# share.
 _DENSE, _SPARSE = (0.18, 2.0), (0.06, 3.0)
-# Between these integer steps, in units of the largest negative magnitude, the power falls to 2; see
-# `choose_focus_range`.
-_SHALLOW = (0.5, 1.0)
+# `choose_focus_range` lowers the power to 2 while the INT8 step grows from the first to the second
+# limit, in units of the largest negative magnitude.
+_STEP_LIMITS = (0.5, 1.0)
 BIASED_WEIGHT = 20.0  # weight of the squared share of the biased error; see `reduce_bias`
-_NEAR = np.exp2(np.arange(2, -25, -1) / 12.0)  # ranges that `reduce_bias` tries, relative to amax
-_SAME = 2  # index of the value 1 in `_NEAR`, which keeps the range
+_FACTORS = np.exp2(np.arange(2, -25, -1) / 12.0)  # ranges that `reduce_bias` tries, over amax
+_UNCHANGED = 2  # index of the factor 1
 
 SEARCH_BITS = 7  # 128 bins per octave during a search, each at most 0.8 % of its value wide
 _SEARCH_OCTAVES = 12  # ranges down to 1/4096 of the maximum are tried
@@ -40,7 +42,7 @@ WeightedHistograms = list[tuple[Histogram, float]]
 
 
 class Range(NamedTuple):
-    """A range, and the power of the error that it minimizes.
+    """A range and the power of the error that the range minimizes.
 
     Attributes:
         amax: Largest magnitude, in units of the tensor, above zero.
@@ -66,14 +68,14 @@ def choose_range(stats: TensorStatistics, method: str, percentile: float = 99.99
             ``mse``: the range with the least expected squared error. ``entropy``: the range with
             the least KL divergence between the histogram and its 128-level version, searched over
             2048 bins as TensorRT's entropy calibrator does. ``focus``: the range with the least
-            :func:`focused_error` to the power that :func:`choose_focus_range` chooses, moved to a
-            range that rounds flat areas well. If no positions in focus are known, ``focus`` is
-            ``mse`` with that last step.
+            :func:`focused_error` to the power that :func:`choose_focus_range` chooses, then
+            adjusted by :func:`reduce_bias`. If no positions in focus are known, ``focus`` is
+            ``mse`` with the adjustment.
         percentile: Above 0, at most 100.
 
     Returns:
-        amax > 0, in units of the tensor, and the power. A tensor that is always zero gets 1.0: any
-        range is exact.
+        amax > 0, in units of the tensor, and the power. A tensor that is always zero has the range
+        1.0, because every range represents it exactly.
 
     Raises:
         ValueError: Unknown method, or a percentile outside its range.
@@ -103,8 +105,8 @@ def choose_range(stats: TensorStatistics, method: str, percentile: float = 99.99
 def _percentile_range(stats: TensorStatistics, percentile: float) -> float:
     """Return a percentile of the magnitudes, or the maximum if the percentile is zero.
 
-    Inside a bin, the percentile is interpolated linearly. The maximum is needed for tensors of
-    mostly zeros (sparse activations), which would otherwise lose all other values.
+    Inside a bin, the percentile is interpolated linearly. A sparse activation has mostly zeros: a
+    range of zero would clip all its other values, so the maximum is used.
     """
     histogram = stats.histogram
     cumulative = np.cumsum(histogram.counts)
@@ -131,7 +133,7 @@ def squared_error(
         levels: Positive integer levels; the scale is ``amax / levels``.
 
     Returns:
-        In squared units of the tensor, a float or float64 [n]; 0 for a tensor without finite
+        Error in squared units of the tensor, a float or float64 [n]; 0 for a tensor without finite
         values.
 
     Raises:
@@ -148,8 +150,8 @@ def squared_error(
 def fp8_error(stats: TensorStatistics, amax: float) -> float:
     """Return the expected squared error of one element in FP8 with the scale ``amax / 448``.
 
-    All values of a bin count as its middle. The step between FP8 numbers grows with the exponent of
-    the value; below 2**-6 scales it is constant.
+    The error is that of the middle of each histogram bin. FP8 is E4M3: the step between two numbers
+    grows with the exponent, and is constant below 2**-6 times the scale.
 
     Args:
         stats: Statistics of the tensor.
@@ -175,12 +177,12 @@ def _as_ranges(amax: float | npt.NDArray[np.float64]) -> Floats:
 
 
 def focus_power(parts: Sequence[TensorStatistics]) -> float:
-    """Return the power of the error that the method `focus` sums, from 2 to 3.
+    """Return the power of the error that the method `focus` minimizes, from 2 to 3.
 
-    If objects fill much of the map (text on a page), calibration data shows their values well, and
-    the squared error (power 2) is the right measure. If objects are rare (people in photographs),
-    calibration data has few of them, and objects in deployment differ more. A higher power then
-    clips fewer of the rare values. The power is 2 if no positions in focus are known.
+    If objects fill much of the image (text on a page), the calibration data contains many of their
+    values, and the squared error (power 2) is the right measure. If objects are rare (people in
+    photographs), the calibration data contains few of their values, and deployment brings others. A
+    higher power then clips fewer rare values. The power is 2 if no positions in focus are known.
 
     Args:
         parts: Statistics of the tensors that share a range.
@@ -203,25 +205,26 @@ def choose_focus_range(
 ) -> Range:
     """Choose the range of the method `focus`.
 
-    The power is :func:`focus_power`, lowered towards 2 if the integer step is large compared to the
-    negative values. SiLU and similar functions have a small minimum (-0.28), and many of their
-    values lie between this and zero. A step of half this size still distinguishes them; with a step
-    of the full size only two levels remain. Errors are then equal over flat areas, later layers do
-    not average them out, and a shorter step helps more than a longer range. This happens in the
-    first tensors of a network, which have large values for edges and colors of any object.
+    The power is :func:`focus_power`, lowered towards 2 if the INT8 step is large compared to the
+    negative values. The minimum of SiLU is -0.28, and many of its values lie between the minimum
+    and zero. A step of half this size still distinguishes these values. With a step of the full
+    size, only two levels remain. The errors are then equal over flat areas, later layers do not
+    average them out, and a shorter step helps more than a longer range. This happens in the first
+    tensors of a network, which have large values for edges and colors of any object.
 
-    Finally, the range may change a little for flat areas: see :func:`reduce_bias`.
+    At the end, :func:`reduce_bias` adjusts the range to flat areas.
 
     Args:
         parts: Statistics of the tensors that share the range.
-        search: Returns the range with the least error to a power.
-        error: Returns the errors of ranges [n] to a power.
+        search: Function that returns the range with the least error to a power.
+        error: Function that returns the errors of ranges [n] to a power.
     """
     power = focus_power(parts)
     amax = search(power)
-    depth = max(-part.minimum for part in parts)  # minus infinity if nothing was counted
+    depth = max(-part.minimum for part in parts)  # minus infinity if no value was counted
     if depth > 0.0 and power > 2.0:
-        position = (amax / INT8_LEVELS / depth - _SHALLOW[0]) / (_SHALLOW[1] - _SHALLOW[0])
+        start, end = _STEP_LIMITS
+        position = (amax / INT8_LEVELS / depth - start) / (end - start)
         if position > 0.0:
             power += min(position, 1.0) * (2.0 - power)
             amax = search(power)
@@ -233,40 +236,41 @@ def reduce_bias(
 ) -> float:
     """Return a range near `amax` with less biased error over flat areas.
 
-    Later layers average out noise, but not a biased error: one that is equal all over an image (see
-    :mod:`calibration.statistics`). In drawings on white paper, nine tenths of the squared error of
-    the first layers were biased. There, 0.7 times the range more than halved the error of the class
-    outputs, although the squared error in focus was four times as large. In photographs, a tenth of
-    the error is biased, which does not change the range because this share counts squared.
+    A biased error is equal all over an image (see :mod:`calibration.statistics`). Later layers
+    average out noise, but not a biased error. In drawings on white paper, nine tenths of the
+    squared error of the first layers were biased: 0.7 times the range more than halved the error of
+    the class outputs, although the squared error in focus was four times as large. In photographs,
+    only a tenth of the error is biased. The range does not change then, because the share of the
+    biased error counts squared.
 
     Args:
-        parts: Statistics of the tensors that share the range. Those without `spots` do not count.
+        parts: Statistics of the tensors that share the range. Tensors without `spots` are ignored.
         amax: Range with the least error.
-        error: Returns the errors of ranges [n].
+        error: Function that returns the errors of ranges [n].
 
     Returns:
-        The range with the least sum of two terms: the error relative to that at `amax`, and
-        :data:`BIASED_WEIGHT` times the square of the biased error, relative to the squared error at
-        `amax` (the mean of all parts).
+        The range with the least sum of two terms: the error, divided by the error at `amax`; and
+        :data:`BIASED_WEIGHT` times the squared share of the biased error (biased error divided by
+        the squared error at `amax`, mean of all parts).
     """
-    ranges = np.minimum(amax * _NEAR, max(part.absmax for part in parts))
-    same = ranges[_SAME : _SAME + 1]
+    ranges = np.minimum(amax * _FACTORS, max(part.absmax for part in parts))
+    unchanged = ranges[_UNCHANGED : _UNCHANGED + 1]
     spots_and_errors = []
     shares_at_amax = []
     for part in parts:
         if part.spots:
-            biased, total = rounding_errors(part.spots, same, INT8_LEVELS)
+            biased, total = rounding_errors(part.spots, unchanged, INT8_LEVELS)
             if total[0] > 0.0:
                 spots_and_errors.append((part.spots, total))
                 shares_at_amax.append(biased[0] / total[0])
     if not spots_and_errors:
         return amax
     costs = error(ranges)
-    if not costs[_SAME] > 0.0:
+    if not costs[_UNCHANGED] > 0.0:
         return amax
-    costs /= costs[_SAME]
+    costs /= costs[_UNCHANGED]
     cost_at_amax = 1.0 + BIASED_WEIGHT * float(np.mean(shares_at_amax)) ** 2
-    possible = costs <= cost_at_amax  # for the others the first term alone is larger
+    possible = costs <= cost_at_amax  # the error alone already excludes all other ranges
     ranges, costs = ranges[possible], costs[possible]
     shares = [
         rounding_errors(spots, ranges, INT8_LEVELS)[0] / total for spots, total in spots_and_errors
@@ -280,18 +284,19 @@ def focused_error(
     power: float = 2.0,
     bits: int | None = None,
 ) -> Floats:
-    """Return the expected error of one element to a power; values in focus weigh more.
+    """Return the expected error of one element to a power, with more weight on values in focus.
 
     Args:
         stats: Statistics of the tensor.
         amax: Ranges [n], above zero, in units of the tensor.
-        power: From 1.
-        bits: At most ``2**bits`` bins to an octave, which is quicker. :data:`SEARCH_BITS` is enough
-            for a search.
+        power: Power of the error, at least 1.
+        bits: Limits the histogram to ``2**bits`` bins per octave, which is faster.
+            :data:`SEARCH_BITS` is enough for a search. None uses all bins.
 
     Returns:
-        float64 [n]: :data:`FOCUS_WEIGHT` of the mean over the values in focus, and the rest of the
-        mean over all values. The latter alone if no positions in focus are known.
+        float64 [n]: the mean over the values in focus with weight :data:`FOCUS_WEIGHT`, plus the
+        mean over all values with the remaining weight. If no positions in focus are known, the mean
+        over all values.
 
     Raises:
         ValueError: A range is not above zero, or the power is below 1.
@@ -302,7 +307,10 @@ def focused_error(
 
 
 def _weigh_histograms(stats: TensorStatistics, bits: int | None) -> WeightedHistograms:
-    """Return histograms, each with the factor by which its sum enters the weighted mean."""
+    """Return histograms of all values and of the values in focus, with their weights.
+
+    The weighted sum of both error sums is the expected error of one element.
+    """
 
     def histogram(part: TensorStatistics) -> Histogram:
         return part.histogram if bits is None else part.coarse(bits)
@@ -323,7 +331,7 @@ def _weigh_histograms(stats: TensorStatistics, bits: int | None) -> WeightedHist
 def clipped_fraction(stats: TensorStatistics, amax: float) -> float:
     """Return the share of values whose magnitude exceeds a range, from 0 to 1.
 
-    The result is exact except for values in the bin of `amax`.
+    The share is exact except for the histogram bin that contains `amax`.
     """
     if not stats.count or amax >= stats.absmax:
         return 0.0
@@ -337,12 +345,12 @@ def _sum_power_errors(
 ) -> Floats:
     """Return the summed error to a power for each range.
 
-    The values of a bin count as evenly spread. With scale s and power p, the integral of the error
-    from 0 to t is ``k 2 (s/2)^q / q + sign(r) |r|^q / q`` where ``q = p + 1``,
-    ``k = min(round(t / s), levels)`` and ``r = t - k s``. Each level below t costs
-    ``2 (s/2)^q / q``, and the rest beyond the last level is the clipping error. A bin's mean is a
-    difference of two such integrals. The lowest bin is left out: its values are zeros, or too small
-    to matter.
+    The values of a bin are assumed to be evenly spread. With scale s and power p, the integral of
+    the error from 0 to t is ``k 2 (s/2)^q / q + sign(r) |r|^q / q`` where ``q = p + 1``,
+    ``k = min(round(t / s), levels)`` and ``r = t - k s``. Each level below t adds
+    ``2 (s/2)^q / q``, and the rest beyond the last level is the clipping error. The mean of a bin
+    is the difference of the integrals at its edges, divided by its width. The lowest bin is left
+    out: its values are zeros or too small to matter.
     """
     filled = np.flatnonzero(histogram.counts[1:])
     if not len(filled):
@@ -383,19 +391,19 @@ def _search_focus_range(stats: TensorStatistics) -> Range:
 
 
 def _search_range(histograms: WeightedHistograms, absmax: float, power: float) -> float:
-    """Return the range of least error, in coarse steps from the maximum, then in fine steps."""
+    """Return the range with the least error; search in coarse steps, then in fine steps."""
     steps = np.arange(_SEARCH_OCTAVES * _COARSE_STEPS + 1) / _COARSE_STEPS
     best = _search_coarse_range(histograms, absmax * np.exp2(-steps), power)
     around = np.arange(-_FINE_STEPS, _FINE_STEPS + 1) / (_FINE_STEPS * _COARSE_STEPS)
     ranges = np.minimum(best * np.exp2(-around), absmax)
-    # argmin returns the first of equals, which is the largest range.
+    # If several ranges have the least error, argmin returns the first, which is the largest range.
     return float(ranges[int(np.argmin(_sum_errors(histograms, ranges, power)))])
 
 
 def _search_coarse_range(histograms: WeightedHistograms, ranges: Floats, power: float) -> float:
-    """Return the first range of least error among descending ranges.
+    """Return the first of the descending ranges with the least error.
 
-    Shorter ranges clip more. The search ends when the clipping error alone exceeds the smallest
+    Shorter ranges clip more values. The search ends when the clipping error alone exceeds the least
     error so far.
     """
     best, least = float(ranges[0]), math.inf
@@ -412,7 +420,7 @@ def _search_coarse_range(histograms: WeightedHistograms, ranges: Floats, power: 
 
 
 def clipping_error(histograms: WeightedHistograms, amax: float, power: float) -> float:
-    """Return a lower bound of the clipping error: all values of a bin count as its lower edge."""
+    """Return a lower bound of the clipping error to a power, from the lower edge of each bin."""
     errors = []
     for histogram, weight in histograms:
         excess = np.maximum(histogram.edges[:-1] - amax, 0.0)
@@ -424,7 +432,7 @@ def _sum_errors(histograms: WeightedHistograms, ranges: Floats, power: float) ->
     total = np.zeros(len(ranges))
     errors, previous = total, None
     for histogram, weight in histograms:
-        if histogram is not previous:  # it is the same if everything is in focus
+        if histogram is not previous:  # both are one histogram if all values are in focus
             errors = _sum_power_errors(histogram, ranges, INT8_LEVELS, power)
             previous = histogram
         total = total + weight * errors
@@ -432,20 +440,20 @@ def _sum_errors(histograms: WeightedHistograms, ranges: Floats, power: float) ->
 
 
 def entropy_range(bins: Floats, absmax: float) -> float:
-    """Return the range of least KL divergence, like TensorRT's entropy calibrator.
+    """Return the range with the least KL divergence, like TensorRT's entropy calibrator.
 
-    The search goes over every number of bins from 128 to all. For i bins, P is their counts with
-    everything beyond added to the last; Q is the counts joined into 128 levels, each level's sum
-    spread evenly over those of its bins that are not empty. Both are normalized. As Q is constant
-    within a level, the divergence needs only sums over levels, which running sums give for all i at
-    once.
+    Every number of bins from 128 to all is tried. For i bins, the distribution P has the counts of
+    these bins, with all counts beyond them added to the last bin. The distribution Q joins the bins
+    into 128 levels and spreads the sum of each level evenly over the level's nonempty bins. Both
+    are normalized. Q is constant within a level, so the divergence needs only sums over levels.
+    Cumulative sums give the divergence for all i at once.
 
     Args:
         bins: Counts in equal bins from 0 to the largest magnitude.
         absmax: Largest magnitude, in units of the tensor.
     """
     counts = bins.copy()
-    # As in pytorch-quantization: zeros have no error, but their number would dominate.
+    # As in pytorch-quantization: zeros have no rounding error, but their count would dominate P.
     counts[0] = counts[1]
     total = len(counts)
     sums = np.concatenate([[0.0], np.cumsum(counts)])
@@ -463,7 +471,8 @@ def entropy_range(bins: Floats, absmax: float) -> float:
         p_entropy = entropies[sizes - 1] - _xlogx(last) + _xlogx(last + beyond)
         p_total = sums[-1]
         divergence = (p_entropy - cross) / p_total - np.log(p_total) + np.log(sums[sizes])
-    # If counts beyond the range meet an empty last bin, Q is zero there: infinite divergence.
+    # If the last bin is empty and counts lie beyond the range, P is above zero in that bin and Q is
+    # zero. The divergence is then infinite.
     divergence[(beyond > 0) & (last <= 0)] = np.inf
     divergence[~np.isfinite(divergence)] = np.inf
     if not np.isfinite(divergence).any():

@@ -1,4 +1,4 @@
-"""Options of the calibration."""
+"""Preprocessing options of calibration images."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 
 RESIZES = ("letterbox", "corner", "stretch", "crop")
 INTERPOLATIONS = ("linear", "bilinear", "bicubic")
-# User's function that converts an upright RGB image to the network's input, with or without a batch
-# dimension, such as a transform of torchvision.
+# Function of the user that converts an upright RGB image to the network's input, such as a
+# transform of torchvision. The result may have a batch dimension.
 ImageFunction = Callable[["Image"], Any]
 
 
-def _plain(number: float) -> float:
-    """Return a number of numpy as a Python int or float."""
+def _to_python_number(number: float) -> float:
     return number if isinstance(number, int) else float(number)
 
 
@@ -36,8 +35,8 @@ class Preprocess:
             the shorter side and takes the center, as torchvision's Resize and CenterCrop.
         bgr: Channel order blue, green, red instead of red, green, blue.
         scale: Factor for the 0 to 255 pixel values.
-        mean: Number for each channel that is subtracted after scaling.
-        std: Number for each channel by which the difference is divided.
+        mean: Mean of each channel, subtracted after scaling.
+        std: Standard deviation of each channel; the difference is divided by it.
         fill: Gray level of the padding, 0 to 255.
         interpolation: ``linear`` as OpenCV's INTER_LINEAR, without antialiasing when images get
             smaller; ``bilinear`` and ``bicubic`` as Pillow, with antialiasing.
@@ -56,13 +55,13 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
-            object.__setattr__(self, name, tuple(map(_plain, getattr(self, name))))
+            object.__setattr__(self, name, tuple(map(_to_python_number, getattr(self, name))))
         if not len(self.mean) == len(self.std) == 3:
             raise DataError(
-                "mean and std take three numbers, one for each channel", code="wrong-length"
+                "mean and std need three numbers each, one for each channel", code="wrong-length"
             )
-        object.__setattr__(self, "scale", _plain(self.scale))
-        object.__setattr__(self, "crop", _plain(self.crop))
+        object.__setattr__(self, "scale", _to_python_number(self.scale))
+        object.__setattr__(self, "crop", _to_python_number(self.crop))
         for name, choices in (("resize", RESIZES), ("interpolation", INTERPOLATIONS)):
             if getattr(self, name) not in choices:
                 raise DataError(
@@ -72,26 +71,26 @@ class Preprocess:
                 )
         if not 0.0 < self.crop <= 1.0:
             raise DataError(
-                f"crop is {brief_repr(self.crop)}; it is a part of the image, above 0 and at most "
-                "1",
+                f"crop is {brief_repr(self.crop)}; use the part of the image to keep, above 0 and "
+                "at most 1",
                 code="out-of-range",
                 parameter="crop",
             )
         if not all(s > 0 for s in self.std):
             raise DataError(
-                f"std is {self.std}; every channel's must be above 0",
+                f"std is {self.std}; use a number above 0 for each channel",
                 code="out-of-range",
                 parameter="std",
             )
         if not 0 <= self.fill <= 255:
             raise DataError(
-                f"fill is {brief_repr(self.fill)}; it is a gray level from 0 to 255",
+                f"fill is {brief_repr(self.fill)}; use a gray level from 0 to 255",
                 code="out-of-range",
                 parameter="fill",
             )
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields as JSON."""
+        """Return all fields as a JSON object."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 

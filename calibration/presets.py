@@ -22,11 +22,11 @@ _HALF = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class PreprocessPreset:
-    """A preprocessing with a name.
+    """A named preprocessing and the networks that use it.
 
     Attributes:
-        preprocess: The preprocessing.
-        networks: Networks that use it.
+        preprocess: Conversion of an image to a network input.
+        networks: Networks that use the preprocessing, for the user.
         source: Code or page that documents the preprocessing.
     """
 
@@ -139,18 +139,22 @@ ALIASES: Mapping[str, str] = {
     "rf-detr": "detr",
     "d-fine": "rtdetr",
 }
-_TASKS = {"classify": "ultralytics-classify"}
+_TASKS = {  # preset by task of Ultralytics
+    "classify": "ultralytics-classify",
+    **dict.fromkeys(("detect", "segment", "pose", "obb"), DEFAULT),
+}
 
 
 @dataclass(frozen=True)
 class PreprocessChoice:
-    """The preprocessing of a run, and where it comes from.
+    """The preprocessing of a run and its origin.
 
     Attributes:
         preprocess: The preprocessing, or a function of the user.
-        origin: ``option`` (the user's), ``model`` (recorded in the model by qdqtool), ``metadata``
-            (of Ultralytics), ``default``, or ``function``: the default, because the model records a
-            calibration with a function, which is not available.
+        origin: ``option``: given by the user. ``model``: recorded in the model by qdqtool.
+            ``metadata``: chosen by the metadata of Ultralytics. ``default``: YOLO's preprocessing.
+            ``function``: also YOLO's, because the model was calibrated with a function of the user
+            and does not contain that function.
     """
 
     preprocess: Preprocess | ImageFunction
@@ -167,7 +171,8 @@ def find_preprocess(value: Preprocess | str | ImageFunction) -> Preprocess | Ima
         preset = PRESETS.get(ALIASES.get(value, value))
         if preset is None:
             raise DataError(
-                f"`preprocess` {brief_repr(value)}: is not known; use one of {', '.join(PRESETS)}",
+                f"`preprocess`: unknown preset {brief_repr(value)}; use one of "
+                f"{', '.join(PRESETS)}",
                 code="unknown-choice",
                 parameter="preprocess",
             )
@@ -175,7 +180,8 @@ def find_preprocess(value: Preprocess | str | ImageFunction) -> Preprocess | Ima
     if isinstance(value, Preprocess) or callable(value):
         return value
     raise DataError(
-        f"`preprocess`: {type(value).__name__} is neither a name, a Preprocess nor a function",
+        f"`preprocess` is a {type(value).__name__}; give the name of a preset, a Preprocess, or a "
+        "function",
         code="wrong-type",
         parameter="preprocess",
     )
@@ -184,7 +190,12 @@ def find_preprocess(value: Preprocess | str | ImageFunction) -> Preprocess | Ima
 def choose_preprocess(
     metadata: Mapping[str, str], value: Preprocess | str | ImageFunction | None
 ) -> PreprocessChoice:
-    """Return the user's preprocessing, else the one in the model's metadata, else YOLO's."""
+    """Choose the preprocessing: the user's, else that of the model's metadata, else YOLO's.
+
+    Args:
+        metadata: Metadata of the model.
+        value: Preprocessing given by the user; None if the user gives none.
+    """
     if value is not None:
         return PreprocessChoice(find_preprocess(value), "option")
     recorded = _read_recorded(metadata.get(PREPROCESS, ""))
@@ -197,7 +208,10 @@ def choose_preprocess(
 
 
 def _read_recorded(text: str) -> PreprocessChoice | None:
-    """Return the preprocessing that qdqtool recorded; None if the text is not a valid record."""
+    """Return the preprocessing recorded by qdqtool; None if the text is not a valid record.
+
+    A record without settings stands for a function of the user.
+    """
     names = {f.name for f in fields(Preprocess)}
     try:
         values = json.loads(text)
@@ -211,17 +225,20 @@ def _read_recorded(text: str) -> PreprocessChoice | None:
 
 
 def _read_ultralytics(metadata: Mapping[str, str]) -> Preprocess | None:
-    if "task" not in metadata:
+    if metadata.get("task") not in _TASKS:
         return None
     is_rtdetr = metadata.get("head") == "RTDETRDecoder" or "RT-DETR" in metadata.get(
         "description", ""
     )
-    name = "ultralytics-rtdetr" if is_rtdetr else _TASKS.get(metadata["task"], DEFAULT)
+    name = "ultralytics-rtdetr" if is_rtdetr else _TASKS[metadata["task"]]
     return PRESETS[name].preprocess
 
 
 def name_preprocess(preprocess: object) -> str:
-    """Return the name of the matching preset, else ``custom`` or the function's name."""
+    """Return the name of the preset with these settings, else ``custom``.
+
+    For a function, return the function's name.
+    """
     if not isinstance(preprocess, Preprocess):
         kind = type(preprocess)
         return str(getattr(preprocess, "__name__", None) or kind.__name__)
@@ -232,9 +249,10 @@ def name_preprocess(preprocess: object) -> str:
 
 
 def without_normalization(preprocess: Preprocess) -> Preprocess:
-    """Return a preprocessing without scale, mean and std, for integer inputs (pixels).
+    """Remove the scale, mean and std from a preprocessing, for networks with integer inputs.
 
-    Such a network normalizes pixels itself. Normalized values would round to a few integers.
+    Such a network takes pixels and normalizes them itself: normalized values would be rounded to
+    very few integers. A preprocessing with another scale than 1/255 is returned unchanged.
     """
     if preprocess.scale != YOLO_PREPROCESS.scale:
         return preprocess
@@ -252,7 +270,11 @@ _ORIGINS = {
 
 
 def describe_use(used: Mapping[str, Any]) -> Note:
-    """Return a sentence about the preprocessing of a run, from its JSON."""
+    """Return a note that describes the preprocessing of a run.
+
+    Args:
+        used: JSON of the preprocessing: ``name``, ``text``, ``size`` and ``origin``.
+    """
     height, width = used["size"]
     origin = _ORIGINS.get(used.get("origin", "option"), "")
     text = f"images prepared as {used['name']} ({used['text']}, {height}x{width}){origin}"

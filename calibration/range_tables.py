@@ -22,23 +22,24 @@ from qdqtool.util.files import read_input
 from qdqtool.util.json_text import parse_json
 from qdqtool.util.text import reason_of
 
-_LEVELS = 127.0  # largest integer of symmetric INT8
+_MAX_INT8 = 127.0
 _BITS = 8
 _HEX_LINE = re.compile(r"[^\n]{1,65536}: [0-9a-f]{8}")
 _NUMBERS = re.compile(r"[-+.\w]+(?:,[-+.\w]+)?")
 
-# Name of a tensor, and its scale for symmetric INT8; None if the file has no usable scale for it.
+# Name of a tensor, and its scale for symmetric INT8; None if the entry has no usable scale.
 _Entry = tuple[str, float | None]
 
 
 @dataclass(frozen=True)
 class RangeTable:
-    """Scales of activations from a file.
+    """Scales of activations, read from a file of another tool.
 
     Attributes:
         format: Name of the format, for reports.
-        scales: amax / 127 by tensor name; 0 for a tensor of zeros.
-        skipped: Tensors whose entry is not for 8 bits, is a float type, or has channel scales.
+        scales: Scale (amax / 127) by tensor name; 0 for a tensor of zeros.
+        skipped: Tensors without a usable scale: their entry is not for 8 bits, is for a float type,
+            or has a scale for each channel.
     """
 
     format: str
@@ -81,7 +82,9 @@ def _read_json(text: str, name: str) -> RangeTable:
                 return _make_table(label, entries(content), name)
             except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
                 raise DataError(
-                    f"is damaged: not all entries are those of {label}", name, code="invalid-line"
+                    f"is damaged: an entry is not valid in {label}; write the file again",
+                    name,
+                    code="invalid-line",
                 ) from error
     raise _unknown_format(name)
 
@@ -97,7 +100,11 @@ def _unknown_format(name: str) -> DataError:
 
 
 def _make_table(label: str, entries: Iterator[_Entry], name: str) -> RangeTable:
-    """Return the table of entries; if a tensor has several entries, the largest scale counts."""
+    """Return a table with the largest scale of each tensor.
+
+    Raises:
+        DataError: A scale is negative or not finite.
+    """
     table = RangeTable(label, {})
     for tensor, scale in entries:
         if scale is None:
@@ -114,15 +121,22 @@ def _make_table(label: str, entries: Iterator[_Entry], name: str) -> RangeTable:
     return table
 
 
-def _scale_of_range(low: float, high: float) -> float:
-    """Return the symmetric INT8 scale that covers a range; NaN if an end is not a number."""
+def _symmetric_scale(low: float, high: float) -> float:
+    """Return the symmetric INT8 scale that covers a range; NaN if the range is not valid."""
     if math.isnan(low) or math.isnan(high) or low > high:
         return math.nan
-    return max(abs(low), abs(high)) / _LEVELS
+    return max(abs(low), abs(high)) / _MAX_INT8
 
 
-def _only_number(value: Any) -> float | None:
-    """Return the only number in a value, a nested list or numpy's JSON; None for several."""
+def _read_single_number(value: Any) -> float | None:
+    """Return the number in a value; None if the value holds several numbers.
+
+    Args:
+        value: Number, list that may be nested, or JSON object with the numbers under ``data``.
+
+    Raises:
+        TypeError: The value is not a number.
+    """
     for _ in range(3):
         if isinstance(value, Mapping):
             value = value["data"]
@@ -141,13 +155,13 @@ def _only_number(value: Any) -> float | None:
 def _read_lines(text: str, name: str) -> RangeTable:
     """Read lines ``tensor: range`` of Paddle or ``tensor range`` of onnxruntime.
 
-    If a tensor has a scale for each channel, Paddle writes only its name.
+    For a tensor with a scale for each channel, Paddle writes only the tensor's name.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and all(_HEX_LINE.fullmatch(line) for line in lines):
         raise DataError(
-            "has no first line such as 'TRT-8502-EntropyCalibration2', though its lines are those "
-            "of a TensorRT calibration table; add it",
+            "looks like a TensorRT calibration table without its first line; add a first line such "
+            "as 'TRT-8502-EntropyCalibration2'",
             name,
             code="wrong-format",
         )
@@ -166,7 +180,7 @@ def _read_lines(text: str, name: str) -> RangeTable:
                 f"line {number} is not 'tensor: largest value'", name, code="invalid-line"
             ) from None
         is_single = len(values) == 1
-        scale = values[0] / _LEVELS if is_single else _scale_of_range(min(values), max(values))
+        scale = values[0] / _MAX_INT8 if is_single else _symmetric_scale(min(values), max(values))
         entries.append((tensor, scale))
     if not any(scale is not None for _, scale in entries):
         raise _unknown_format(name)
@@ -174,7 +188,7 @@ def _read_lines(text: str, name: str) -> RangeTable:
 
 
 def _split_line(line: str) -> tuple[str, str]:
-    """Return the tensor name of a line and the text of its numbers, empty without numbers."""
+    """Split a line into the tensor's name and the text of its numbers."""
     joined = re.sub(r"\s?,\s?", ",", " ".join(line.split()))
     tensor, separator, numbers = joined.rpartition(" ")
     if not separator:
@@ -193,7 +207,7 @@ def _is_aimet(content: Any) -> bool:
 
 
 def _aimet_entries(content: Any) -> Iterator[_Entry]:
-    """Yield the activations of encodings 0.6.1 (by name), 1.0.0 (a list) and 2.0.0 (one list)."""
+    """Yield the entries of AIMET's encodings in the versions 0.6.1, 1.0.0 and 2.0.0."""
     if "activation_encodings" not in content:
         for entry in content["encodings"]:
             yield entry["name"], _scale_2_0_0(entry)
@@ -202,7 +216,7 @@ def _aimet_entries(content: Any) -> Iterator[_Entry]:
             yield entry["name"], _scale_1_0_0(entry)
     else:
         for name, encodings in content["activation_encodings"].items():
-            # Each encoding is of one channel.
+            # Several encodings are those of single channels, for which one scale is not enough.
             listed = encodings if isinstance(encodings, list) else list(encodings.values())
             yield name, _scale_0_6_1(listed[0]) if len(listed) == 1 else None
 
@@ -212,38 +226,41 @@ def _scale_0_6_1(entry: Mapping[str, Any]) -> float | None:
         return None
     if str(entry.get("is_symmetric")) == "True" and "scale" in entry:
         return float(entry["scale"])
-    return _scale_of_range(float(entry["min"]), float(entry["max"]))
+    return _symmetric_scale(float(entry["min"]), float(entry["max"]))
 
 
 def _scale_1_0_0(entry: Mapping[str, Any]) -> float | None:
     if str(entry.get("dtype", "INT")).upper() != "INT" or int(entry["bw"]) != _BITS:
         return None
-    scale = _only_number(entry["scale"])
+    scale = _read_single_number(entry["scale"])
     if scale is None or entry.get("is_sym"):
         return scale
-    offset = _only_number(entry["offset"])  # offset of the smallest integer, from -255 to 0
-    return None if offset is None else _affine_scale(scale, offset, offset + 255)
+    offset = _read_single_number(entry["offset"])  # offset of the smallest integer, from -255 to 0
+    return None if offset is None else _cover_asymmetric_range(scale, offset, offset + 255)
 
 
 def _scale_2_0_0(entry: Mapping[str, Any]) -> float | None:
     low, high = {"int8": (-128, 127), "uint8": (0, 255)}.get(entry["output_dtype"], (0, 0))
-    scale = _only_number(entry["y_scale"]) if high else None
-    zero_point = _only_number(entry.get("y_zero_point") or 0)
+    scale = _read_single_number(entry["y_scale"]) if high else None
+    zero_point = _read_single_number(entry.get("y_zero_point") or 0)
     if scale is None or zero_point is None:
         return None
-    return _affine_scale(scale, low - zero_point, high - zero_point)
+    return _cover_asymmetric_range(scale, low - zero_point, high - zero_point)
 
 
-def _affine_scale(scale: float, low: float, high: float) -> float:
-    """Return the symmetric scale that covers integers from `low` to `high`.
+def _cover_asymmetric_range(scale: float, low: float, high: float) -> float:
+    """Return the symmetric INT8 scale that covers the range of an asymmetric quantization.
 
-    The zero point is already subtracted from both.
+    Args:
+        scale: Scale of the asymmetric quantization.
+        low: Smallest integer minus the zero point.
+        high: Largest integer minus the zero point.
     """
     if not (math.isfinite(scale) and scale >= 0):
         return scale
     if (low, high) == (-128, 127):
         return scale
-    return _scale_of_range(low * scale, high * scale)
+    return _symmetric_scale(low * scale, high * scale)
 
 
 # PPQ ----------------------------------------------------------------------------------------------
@@ -256,11 +273,11 @@ def _is_ppq(content: Any) -> bool:
 
 
 def _ppq_entries(content: Any) -> Iterator[_Entry]:
-    """Yield the tensors of PPQ's JSON for TensorRT, for PPL, or of all operations."""
+    """Yield the entries of PPQ's JSON for TensorRT, for PPL, and for all operations."""
     if "act_quant_info" in content:
         for name, value in content["act_quant_info"].items():
-            amax = _only_number(value)
-            yield name, None if amax is None else abs(amax) / _LEVELS
+            amax = _read_single_number(value)
+            yield name, None if amax is None else abs(amax) / _MAX_INT8
     elif "quant_info" in content:
         for name, entry in content["quant_info"].items():
             yield name, _ppq_scale(entry, entry, entry.get("q_min"), entry.get("q_max"))
@@ -276,11 +293,11 @@ def _ppq_scale(
 ) -> float | None:
     if int(entry["bit_width"]) != _BITS or numbers.get("scale") is None:
         return None
-    scale = _only_number(numbers["scale"])
-    zero_point = _only_number(numbers.get("zero_point", numbers.get("offset", 0)))
+    scale = _read_single_number(numbers["scale"])
+    zero_point = _read_single_number(numbers.get("zero_point", numbers.get("offset", 0)))
     if scale is None or zero_point is None:
         return None
-    return _affine_scale(scale, float(low) - zero_point, float(high) - zero_point)
+    return _cover_asymmetric_range(scale, float(low) - zero_point, float(high) - zero_point)
 
 
 # onnxruntime --------------------------------------------------------------------------------------
@@ -298,30 +315,30 @@ def _is_onnxruntime(content: Any) -> bool:
 
 
 def _onnxruntime_entries(content: Any) -> Iterator[_Entry]:
-    """Yield the tensors of TensorsData, or of ``{tensor: [low, high]}``."""
+    """Yield the entries of onnxruntime's TensorsData, or of ``{tensor: [low, high]}``."""
     is_tensors_data = content.get("CLS") == "TensorsData"
     for name, entry in (content["data"] if is_tensors_data else content).items():
         if name == "CLS":
             continue
         if isinstance(entry, dict):
             if "lowest" not in entry or "highest" not in entry:
-                yield name, None  # no range: the method Distribution does not write one
+                yield name, None  # calibration with the method Distribution writes no range
                 continue
-            low, high = _only_number(entry["lowest"]), _only_number(entry["highest"])
+            low, high = _read_single_number(entry["lowest"]), _read_single_number(entry["highest"])
         else:
-            low, high = (_only_number(value) for value in entry[:2])
-        yield name, None if low is None or high is None else _scale_of_range(low, high)
+            low, high = (_read_single_number(value) for value in entry[:2])
+        yield name, None if low is None or high is None else _symmetric_scale(low, high)
 
 
 # MQBench, and plain JSON -------------------------------------------------------------------------
 
 _MQBENCH = ("tensorrt", "ppl", "ppl-cuda", "sophgo_tpu", "vitis")  # keys in clip_ranges.json
-_LARGEST = ("amax", "max_abs", "threshold")
-_STEP = ("scale", "step")
+_AMAX_KEYS = ("amax", "max_abs", "threshold")
+_SCALE_KEYS = ("scale", "step")
 
 
-def _plain_content(content: Any) -> Any:
-    """Return the mapping of tensors: MQBench has it below the name of a backend."""
+def _unwrap_entries(content: Any) -> Any:
+    """Return the entries by tensor name. MQBench writes them under the name of a backend."""
     for key in _MQBENCH:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -330,41 +347,42 @@ def _plain_content(content: Any) -> Any:
 
 
 def _is_plain(content: Any) -> bool:
-    entries = _plain_content(content)
+    entries = _unwrap_entries(content)
     if not isinstance(entries, dict) or not entries:
         return False
-    known = {*_LARGEST, *_STEP, "min"}
+    range_keys = {*_AMAX_KEYS, *_SCALE_KEYS, "min"}
     return all(
-        isinstance(entry, int | float) or (isinstance(entry, dict) and not known.isdisjoint(entry))
+        isinstance(entry, int | float)
+        or (isinstance(entry, dict) and not range_keys.isdisjoint(entry))
         for entry in entries.values()
     )
 
 
 def _plain_entries(content: Any) -> Iterator[_Entry]:
     """Yield ``{tensor: largest value}``, or entries with min and max, a scale or an amax."""
-    for name, entry in _plain_content(content).items():
+    for name, entry in _unwrap_entries(content).items():
         if not isinstance(entry, dict):
-            value = _only_number(entry)
-            yield name, None if value is None else value / _LEVELS
-        elif _only_number(entry.get("bit", entry.get("bitwidth", _BITS))) != _BITS:
+            value = _read_single_number(entry)
+            yield name, None if value is None else value / _MAX_INT8
+        elif _read_single_number(entry.get("bit", entry.get("bitwidth", _BITS))) != _BITS:
             yield name, None
         else:
             yield name, _plain_scale(entry)
 
 
 def _plain_scale(entry: Mapping[str, Any]) -> float | None:
-    for key in _LARGEST:
+    for key in _AMAX_KEYS:
         if key in entry:
-            value = _only_number(entry[key])
-            return None if value is None else value / _LEVELS
-    is_symmetric = _only_number(entry.get("zero_point", 0)) == 0
-    for key in _STEP:
+            value = _read_single_number(entry[key])
+            return None if value is None else value / _MAX_INT8
+    is_symmetric = _read_single_number(entry.get("zero_point", 0)) == 0
+    for key in _SCALE_KEYS:
         if key in entry and is_symmetric:
-            return _only_number(entry[key])
+            return _read_single_number(entry[key])
     if "min" not in entry:
-        return None  # a zero point is useless without the integer type
-    low, high = _only_number(entry["min"]), _only_number(entry["max"])
-    return None if low is None or high is None else _scale_of_range(low, high)
+        return None  # the integer type is unknown, so the zero point does not determine the range
+    low, high = _read_single_number(entry["min"]), _read_single_number(entry["max"])
+    return None if low is None or high is None else _symmetric_scale(low, high)
 
 
 _JSON_FORMATS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], Iterator[_Entry]]], ...] = (

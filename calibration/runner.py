@@ -1,4 +1,4 @@
-"""One pass of onnxruntime over calibration data that collects statistics of tensors."""
+"""Collection of tensor statistics in one pass of onnxruntime over calibration data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnx.external_data_helper import uses_external_data
 
 from calibration.arrays import open_data
 from calibration.cache import CalibrationProgress, Statistics, load_progress, save_progress
-from calibration.counting import SampleCounter, ThreadPass, counting_turns
+from calibration.counting import SampleCounter, ThreadPass, counting_semaphore
 from calibration.dataset import Dataset
 from calibration.focus import Focus
 from calibration.listing import file_digest
@@ -67,8 +67,8 @@ def collect(
 ) -> Statistics:
     """Collect statistics of tensors over calibration data, in one pass.
 
-    onnxruntime returns only these tensors, and each worker thread holds one sample at a time. So
-    memory does not depend on the number of images.
+    Memory does not depend on the number of images: onnxruntime returns only the tensors in
+    `tensors`, and each thread holds one sample at a time.
 
     Args:
         model: A path, serialized bytes, a ModelProto or a Model.
@@ -77,28 +77,28 @@ def collect(
         bins: Resolution of the histograms, a power of two; see
             :class:`calibration.statistics.TensorStatistics`.
         progress: Draw a progress bar when stderr is a terminal.
-        focus: Class outputs of a detector. Tensors that are maps then get statistics over the
-            positions in focus as well.
+        focus: Class outputs of a detector. Activations of four dimensions then also have statistics
+            over the positions in focus.
         preprocess: Conversion of images to inputs, by name (:data:`calibration.PRESETS`), as a
             :class:`Preprocess`, or as a function from an RGB image of Pillow to the input; arrays
             are used as they are.
-        max_images: Maximum number of samples, spread evenly over the data.
-        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
-            metadata.
-        cache: File that keeps the statistics. It is saved every few seconds and at the end,
-            resumed after an interruption, and reused if model, data and tensors are the same.
-            ``notes`` of the result describe its use.
-        overwrite_cache: Whether a cache of another model or of other data is replaced. Otherwise
-            it is an error.
+        max_images: Maximum number of images or rows, spread evenly over the data.
+        size: Height and width in pixels for a model with dynamic image size. Default: the ``imgsz``
+            in the model's metadata.
+        cache: File that stores the statistics. The file is written every few seconds and at the
+            end. A later call resumes an interrupted pass, and reuses a finished pass if model, data
+            and tensors are the same. ``notes`` of the result describe the use of the cache.
+        overwrite_cache: Whether to replace a cache of another model or of other data. Otherwise
+            such a cache is an error.
         cluster: Workers that run the network: address of a Dask scheduler, ``local:N`` for N
             processes on this machine, or a ``distributed.Client``. Default: this process. The
-            result is the same, bit for bit.
-        mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
+            result does not depend on the choice, bit for bit.
+        mixed_cpus: Whether to allow workers whose processors compute different last bits.
 
     Raises:
         ModelError: The model cannot be run, has no such tensor, or has a loop that takes too long.
         DataError: The data or the cache cannot be used, or a tensor is never finite.
-        ClusterError: The cluster cannot be reached, or is not fit for the work.
+        ClusterError: The cluster cannot be reached, or a worker has other software or hardware.
     """
     if cluster is not None:
         from calibration.cluster.connection import check_cluster
@@ -131,10 +131,10 @@ def collect(
 
 
 def _check_finite(statistics: Statistics, names: Sequence[str], model: Model) -> None:
-    """Add warnings about tensors with NaN or infinities.
+    """Warn about each tensor with some NaN or infinite values.
 
     Raises:
-        DataError: A tensor is never finite.
+        DataError: A tensor has no finite value.
     """
     broken_inputs = [n for n in names if n in model.inputs and statistics[n].nonfinite]
     for name in names:
@@ -163,8 +163,8 @@ def _nonfinite_error(
         source = broken_inputs[0]
         return DataError(
             f"the calibration data has {statistics[source].nonfinite} values that are NaN or "
-            f"infinite in input '{source}', so that tensor '{name}' never is finite; check the "
-            "data and the preprocessing",
+            f"infinite in input '{source}', so tensor '{name}' is never finite; check the data and "
+            "the preprocessing",
             code="not-finite",
             parameter="data",
             node=source,
@@ -179,7 +179,7 @@ def _nonfinite_error(
 
 
 class CacheMismatch(StrEnum):
-    """Reason why a cache does not fit a calibration."""
+    """Reason why a cache cannot be used for a calibration."""
 
     MODEL = "it was made for another model"
     DATA = "it was made from other data or with other preprocessing"
@@ -195,7 +195,7 @@ class CacheMismatch(StrEnum):
 
 @dataclass
 class _Calibration:
-    """One call of :func:`collect`: use of the cache, the pass, and saving."""
+    """One call of :func:`collect`: read the cache, run the pass, and write the cache."""
 
     model: Model
     dataset: Dataset
@@ -224,7 +224,7 @@ class _Calibration:
                 return statistics
             names = [name for name in names if name not in self.finished]
         with warnings.catch_warnings():
-            # Pillow warns about odd files; broken ones are counted.
+            # Pillow warns about unusual files. Broken images are counted and reported instead.
             warnings.filterwarnings("ignore", module="PIL")
             statistics = self._run_pass(names, progress)
         skipped = sorted(self.dataset.skipped)
@@ -241,21 +241,24 @@ class _Calibration:
         return statistics
 
     def _describe_list(self) -> str:
-        """Return a text that a file was read as a list of images; empty for other data."""
+        """Explain that a text file was read as a list of images; empty for other data."""
         path = getattr(self.dataset.source, "list_file", None)
         return "" if path is None else f"{path} was read as a list of image paths, one per line: "
 
     # Cache
 
     def _read_cache(self, cache: Path) -> Statistics | None:
-        """Return the statistics of the cache; None if some are missing, with a note on its use.
+        """Return the cached statistics if the pass is finished and has all tensors, else None.
+
+        Add a note on the use of the cache. Prepare to resume an interrupted pass, or to keep the
+        tensors of a finished pass.
 
         Raises:
             DataError: The cache belongs to another calibration.
         """
         if not self.dataset.fingerprint:
             reason = "cannot be reused, because data from an iterator cannot be identified later"
-            self._note(f"{cache}: {reason}", "not-reused")
+            self._add_note(f"{cache}: {reason}", "not-reused")
         if not cache.exists():
             return None
         progress = load_progress(cache)
@@ -270,21 +273,23 @@ class _Calibration:
                 code=mismatch.code,
                 parameter="cache",
             )
-        self._note(f"{cache}: not used: {mismatch}; calibrating again", "not-used", why=mismatch)
+        self._add_note(
+            f"{cache}: not used: {mismatch}; calibrating again", "not-used", why=mismatch
+        )
         return None
 
     def _use_cache(self, cache: Path, progress: CalibrationProgress) -> Statistics | None:
-        """Use the statistics of a cache that fits; return them if none is missing, else None."""
+        """Use a cache of this model and data; see :meth:`_read_cache`."""
         old = progress.statistics
         missing = [name for name in self.names if name not in old]
         if progress.complete and missing:
             self.finished = old
             text = f"reused, except for {len(missing)} tensors that it lacks"
-            self._note(f"{cache}: {text}", "reused-in-part", missing=len(missing))
+            self._add_note(f"{cache}: {text}", "reused-in-part", missing=len(missing))
             return None
         if missing:
             text = f"not used, because it is incomplete and lacks '{missing[0]}'; calibrating again"
-            self._note(f"{cache}: {text}", "unfinished", tensor=missing[0])
+            self._add_note(f"{cache}: {text}", "unfinished", tensor=missing[0])
             return None
         statistics = Statistics(
             {name: old[name] for name in self.names},
@@ -295,17 +300,17 @@ class _Calibration:
         )
         if progress.complete:
             text = f"reused ({old.images} images, same model and data); nothing was run"
-            self._note(f"{cache}: {text}", "reused", images=old.images)
+            self._add_note(f"{cache}: {text}", "reused", images=old.images)
             statistics.notes = list(self.notes)
             return statistics
         self.resumed = Statistics(statistics.tensors, images=old.images, skipped=old.skipped)
         self.done = progress.done
         self.dataset.quality = progress.quality
         self.dataset.skipped.extend(old.skipped)
-        self._note(f"{cache}: resumed after {old.images} images", "resumed", images=old.images)
+        self._add_note(f"{cache}: resumed after {old.images} images", "resumed", images=old.images)
         return None
 
-    def _note(self, text: str, code: str, **values: object) -> None:
+    def _add_note(self, text: str, code: str, **values: object) -> None:
         self.notes.append(Note(text, code=code, cache=self.cache, **values))
 
     def _find_mismatch(self, progress: CalibrationProgress) -> CacheMismatch | None:
@@ -319,7 +324,13 @@ class _Calibration:
         return None
 
     def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:
-        """Add the statistics of this pass to the earlier ones, and write the cache."""
+        """Merge this pass with earlier statistics, write the cache, and return the result.
+
+        Args:
+            counted: Statistics of this pass.
+            done: Numbers of the samples of this pass.
+            finished: Whether no samples remain.
+        """
         dataset = self.dataset
         result = self.resumed.merge(counted)
         result.tensors = {**self.finished.tensors, **result.tensors}
@@ -338,8 +349,8 @@ class _Calibration:
     # Pass
 
     def _run_pass(self, names: list[str], progress: bool) -> Statistics:
-        # When tensors are added to a finished pass, save at the end only: a partial pass over them
-        # could not be resumed.
+        # A pass that only adds tensors to a finished cache is saved at the end: a cache cannot
+        # describe that some of its tensors are incomplete.
         saves_progress = self.cache is not None and not len(self.finished)
         with contextlib.ExitStack() as stack:
             running = self._start_pass(names, stack)
@@ -359,7 +370,7 @@ class _Calibration:
                 results.close()
                 counted, done = running.snapshot()
                 if saves_progress and done:
-                    with contextlib.suppress(QdqtoolError):  # the first error is the one to report
+                    with contextlib.suppress(QdqtoolError):  # the error of the pass is reported
                         self._save(counted, done)
                 raise
             return self._save(*running.snapshot(), finished=True)
@@ -367,7 +378,12 @@ class _Calibration:
     def _start_pass(
         self, names: list[str], stack: contextlib.ExitStack
     ) -> ThreadPass | ClusterPass:
-        """Return a pass over the samples that are left; the stack closes its connection."""
+        """Return a pass over the remaining samples, by threads or by a cluster.
+
+        Args:
+            names: Tensors to count.
+            stack: Closes the connection to the cluster.
+        """
         scores = self.focus.scores if self.focus else ()
         computed = [n for n in dict.fromkeys([*names, *scores]) if n not in self.model.inputs]
         if self.cluster is not None:
@@ -393,7 +409,7 @@ class _Calibration:
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)
         by_channel = linear_inputs(self.model)
-        turns = counting_turns(count)
+        turns = counting_semaphore(count)
         counters = [
             SampleCounter(
                 session, names, self.bins, self.focus, threads, samples, by_channel, turns
@@ -404,9 +420,9 @@ class _Calibration:
 
 
 def _model_key(model: Model, focus: Focus | None) -> str:
-    """Return a hash that identifies a model, its external weights and the focus.
+    """Return a text that identifies a model, its external weights and the focus.
 
-    Empty if the model has no hash (a model of more than 2 GB in memory).
+    The text is empty if the model has no hash (a model of more than 2 GB in memory).
     """
     folder = external_folder(model)
     if not model.sha256:

@@ -1,4 +1,4 @@
-"""Partial models that compute some tensors, and onnxruntime sessions on them."""
+"""Models reduced to some tensors, and onnxruntime sessions that compute these tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_STRIDE = 1024  # larger strides in the metadata are ignored; networks have 
 
 
 def input_specs(model: Model) -> list[InputSpec]:
-    """Return the model's inputs without its initializers.
+    """Return name, shape and type of each model input that is not an initializer.
 
     Raises:
         ModelError: An input is not a tensor of numbers with a known rank.
@@ -51,7 +51,10 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
         ) from None
     if dtype.kind not in "fiub":
         raise ModelError(
-            f"{label} holds {dtype}, which cannot be fed", path, code="wrong-type", node=value.name
+            f"{label} has the type {dtype}; calibration supports numbers and booleans",
+            path,
+            code="wrong-type",
+            node=value.name,
         )
     if not value.type.tensor_type.HasField("shape"):
         raise ModelError(
@@ -60,19 +63,24 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
             code="unknown-rank",
             node=value.name,
         )
-    # Some exporters write 0 or -1 for an open dimension.
+    # Some exporters write 0 or -1 for a dynamic dimension.
     shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
     return InputSpec(value.name, shape, dtype.name)
 
 
 def choose_size(model: Model, size: Size | None) -> Size | None:
-    """Return height and width for inputs that leave them open.
+    """Return the height and width for model inputs with dynamic image size.
 
-    The caller's `size` counts first, then the model's ``imgsz`` metadata; None without both.
+    Args:
+        model: Model.
+        size: Height and width given by the user; None for the ``imgsz`` in the metadata.
+
+    Returns:
+        Height and width in pixels; None if neither the user nor the metadata gives them.
 
     Raises:
-        DataError: `size` is given although no input leaves it open, or it is not a multiple of the
-            `stride` in Ultralytics' metadata.
+        DataError: `size` differs from the fixed size of all inputs, or is not a multiple of the
+            ``stride`` in Ultralytics' metadata.
     """
     if size is None:
         return metadata_size(model)
@@ -87,7 +95,7 @@ def choose_size(model: Model, size: Size | None) -> Size | None:
     height, width = (-(-side // int(stride)) * int(stride) for side in size)
     if (height, width) != tuple(size):
         raise DataError(
-            f"`size` {size[0]}x{size[1]}: is not a multiple of the model's stride {stride}; give "
+            f"`size` {size[0]}x{size[1]} is not a multiple of the model's stride {stride}; give "
             f"{height}x{width}",
             code="out-of-range",
             parameter="size",
@@ -102,8 +110,8 @@ def _fixed_size_error(
     for name, (height, width) in shapes.items():
         reason = f"input '{name}' is fixed at {height}x{width}"
     return DataError(
-        f"`size` {size[0]}x{size[1]}: has no effect, because {reason}. Leave it out, or export the "
-        "model with another size",
+        f"`size` {size[0]}x{size[1]} has no effect, because {reason}. Leave `size` out, or export "
+        "the model with another size",
         model.path,
         code="option-without-effect",
         parameter="size",
@@ -124,7 +132,7 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
     for name in tensors:
         if model.is_constant(name):
             raise ModelError(
-                f"tensor '{name}' is a constant; its range needs no calibration",
+                f"tensor '{name}' is a constant, which needs no calibration; leave it out",
                 _display_path(model),
                 code="constant-tensor",
                 node=name,
@@ -148,16 +156,16 @@ def partial_model(
     *,
     weights: bool = True,
 ) -> onnx.ModelProto:
-    """Return a model that computes some tensors, without unused nodes, weights and inputs.
+    """Return a model whose outputs are some tensors, without unused nodes, weights and inputs.
 
-    External data remains external. The IR version is lowered to one that onnxruntime accepts,
-    because new exporters write newer versions without need.
+    External data remains external. The IR version is limited to the newest version that onnxruntime
+    accepts: exporters write newer versions although the model does not need them.
 
     Args:
-        model: Source.
+        model: Model to extract from.
         tensors: Names of the outputs.
-        fed: Tensors that become inputs instead of being computed, if they are needed.
-        weights: Whether large weights are included instead of placeholders.
+        fed: Intermediate tensors that become inputs if the outputs depend on them.
+        weights: Whether to include large weights; otherwise they are placeholders without data.
     """
     fed_names = {value.name for value in fed}
     source = model.proto
@@ -172,8 +180,8 @@ def partial_model(
     result.ir_version = min(source.ir_version, sessions.IR_VERSION)
     graph = result.graph
     graph.name = graph.name or "calibration"
-    # Before IR version 4 initializers had to be inputs too. Since then, an initializer that is an
-    # input only prevents constant folding.
+    # Before IR version 4, initializers had to be inputs too. Since version 4, this is not needed
+    # and only prevents constant folding.
     input_initializers = model.initializers if source.ir_version < 4 else {}
     allowed = ({*model.inputs, *input_initializers} - fed_names).intersection(needed)
     graph.input.extend(v for v in source.graph.input if v.name in allowed)
@@ -182,7 +190,7 @@ def partial_model(
 
 
 def external_folder(model: Model) -> str:
-    """Return the folder of the model's external weights, empty if it has none.
+    """Return the folder of the model's external weights; empty without external weights.
 
     Raises:
         ModelError: A weight file is missing or lies outside the model's folder.
@@ -194,7 +202,8 @@ def external_folder(model: Model) -> str:
         location = read_location(tensor)
         if not model.base_dir:
             raise ModelError(
-                f"tensor '{tensor.name}' has its weights in '{location}'; give the model's path",
+                f"the weights of tensor '{tensor.name}' are in the file '{location}'; give the "
+                "path of the model instead of its contents",
                 "model",
                 code="external-weights",
                 node=tensor.name,
@@ -217,23 +226,22 @@ _MAX_WORKERS = 4
 
 
 def worker_count(sample_bytes: int, available: int, histogram_bytes: int = 0) -> int:
-    """Return the number of worker threads, limited by memory and cores.
+    """Return the number of threads that process samples, limited by memory and cores.
 
-    Each thread processes whole samples: one decodes and counts while another runs the network.
+    While one thread decodes and counts a sample, another thread runs the network.
 
     Args:
         sample_bytes: Memory of a sample's tensors in one thread.
-        available: Cores.
-        histogram_bytes: Memory of one thread's histograms. Several threads need one more set, to
-            merge into.
+        available: Number of cores.
+        histogram_bytes: Memory of one thread's histograms. The merged result needs as much again.
     """
-    wished = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
-    by_counts = limits.COUNTED // max(histogram_bytes, 1) - 1
-    return max(1, min(wished, limits.FETCHED // max(sample_bytes, 1), by_counts))
+    by_cores = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
+    by_histograms = limits.COUNTED // max(histogram_bytes, 1) - 1
+    return max(1, min(by_cores, limits.FETCHED // max(sample_bytes, 1), by_histograms))
 
 
 def sample_bytes(model: Model, names: Sequence[str]) -> int:
-    """Return the size of tensors as float32 in bytes; open dimensions count as 1."""
+    """Return the memory of tensors as float32 in bytes, with each dynamic dimension as 1."""
     total = 0
     for name in names:
         size = 4
@@ -246,14 +254,19 @@ def sample_bytes(model: Model, names: Sequence[str]) -> int:
 def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: bool = True) -> Any:
     """Open an onnxruntime session on the CPU that computes some tensors.
 
-    `fold_qdq` permits integer kernels instead of Q/DQ pairs.
+    Args:
+        model: Model.
+        names: Tensors to compute.
+        threads: Threads of the session.
+        fold_qdq: Whether onnxruntime may replace Q/DQ pairs by integer kernels.
 
     Raises:
         ModelError: onnxruntime rejects the model.
     """
     folder = external_folder(model)
     partial = partial_model(model, names, weights=bool(folder))
-    # onnxruntime up to 1.31 makes integer kernels of FP8 as well, and refuses them.
+    # onnxruntime up to 1.31 also replaces FP8 Q/DQ pairs by integer kernels, and then rejects the
+    # model.
     fold_qdq = fold_qdq and not has_fp8(model)
     try:
         try:
@@ -263,18 +276,18 @@ def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: 
         except Exception:
             if not folder:
                 raise
-            # Older onnxruntime (seen with 1.20) has no option for the folder of external weights.
+            # Older onnxruntime (such as 1.20) has no option for the folder of external weights.
             partial = partial_model(model, names)
             _embed_weights(model, partial)
             return open_proto(partial, threads, fold_qdq=fold_qdq)
-    except Exception as error:  # onnxruntime's exceptions have no other common base
+    except Exception as error:  # onnxruntime's exceptions share no narrower base class
         raise _session_error(model.path, error) from error
     finally:
         return_freed_memory()
 
 
 def pack_model(model: Model, names: Sequence[str]) -> bytes:
-    """Serialize the partial model for some tensors with all its weights.
+    """Serialize the part of a model that computes some tensors, with all weights.
 
     Raises:
         ModelError: A weight file is missing, or the result is over 2 GB.
@@ -307,13 +320,13 @@ def open_packed_session(source: bytes, threads: int, name: str, **options: Any) 
     """
     try:
         return sessions.open_session(source, threads, **options)
-    except Exception as error:  # onnxruntime's exceptions have no other common base
+    except Exception as error:  # onnxruntime's exceptions share no narrower base class
         raise _session_error(name, error) from error
 
 
 def _session_error(path: str, error: BaseException) -> ModelError:
     return ModelError(
-        f"onnxruntime cannot run it: {sessions.describe_failure(error)}",
+        f"onnxruntime cannot run the model: {sessions.describe_failure(error)}",
         path or "model",
         code="onnxruntime-failed",
     )
@@ -326,20 +339,20 @@ def _embed_weights(model: Model, partial: onnx.ModelProto) -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system, if the C library is glibc.
+    """Return freed memory to the operating system if the C library is glibc.
 
-    Opening a session copies all weights. glibc keeps the freed copies of a few megabytes: 110 MB
-    with YOLOv8s.
+    Opening a session copies all weights, and glibc keeps the memory of the freed copies: 110 MB for
+    YOLOv8s.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class TensorFetcher:
-    """Runs a session on samples.
+    """Computes tensors of samples with an onnxruntime session.
 
-    The outputs are in onnxruntime's own memory, which is reused when they are released. Separate
-    output buffers would need additional memory.
+    The arrays use onnxruntime's own memory, which onnxruntime reuses once they are released.
+    Separate output buffers would need additional memory.
     """
 
     def __init__(self, session: Any) -> None:
@@ -348,10 +361,10 @@ class TensorFetcher:
         self.outputs = [o.name for o in session.get_outputs()]
 
     def run(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
-        """Return the outputs by name; release them before the next run.
+        """Return the computed tensors by name; release them before the next run to save memory.
 
         Raises:
-            ModelError: onnxruntime fails.
+            ModelError: onnxruntime fails on the sample.
         """
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})

@@ -1,27 +1,27 @@
 """Statistics of a tensor: extremes, a histogram, and values at a few positions.
 
-The histogram counts magnitudes. It never loses a count and needs no range in advance. Its bins are
-those of the floating-point format: the exponent and the leading mantissa bits of a float32 are its
-bin, so that a bin number costs one integer subtraction and one shift. Each octave (power of two)
-has ``bins // 2`` bins of equal width. The histogram covers ``OCTAVES`` octaves below the largest
-magnitude, and one lowest bin counts everything smaller, zeros included. Consequences:
+The histogram counts magnitudes. It needs no range in advance. The bin of a float32 value consists
+of the exponent and the leading mantissa bits, so computing a bin number costs one integer
+subtraction and one shift. Each octave (power of two) has ``bins // 2`` bins of equal width. The
+histogram covers ``OCTAVES`` octaves below the largest magnitude. One lowest bin counts all smaller
+values, including zeros. Consequences:
 
-* no bin is wider than ``2 / bins`` of the largest magnitude, and bins get finer towards zero;
-* when a larger value arrives, the window moves up and its lowest bins are added to the lowest bin;
-* the counts are a function of the set of values alone, so that adding and merging are exact,
-  associative and commutative.
+* No bin is wider than ``2 / bins`` of the largest magnitude, and bins get narrower towards zero.
+* When a larger value arrives, the window of octaves moves up, and the counts of the bins that leave
+  the window are added to the lowest bin.
+* The counts depend only on the set of values. Adding and merging are therefore exact, associative
+  and commutative.
 
-If maps are large and images are many, only evenly spread values are counted
-(:func:`sampling_step`), each with the weight of the values that it stands for.
+For large activations and many images, only evenly spread values are counted
+(:func:`sampling_step`), each with the number of values that it represents as weight.
 
-Every channel at a few positions of a few images (*spots*) shows what counts of single values
-cannot. Rounding errors pass for noise: zero on average, independent from one position to the next,
-so that later layers average them out. Over a flat area (paper, sky, a wall) this does not hold.
-There an activation has nearly the same value in a channel everywhere and is rounded the same way
-everywhere. The mean error of a channel over the image reaches the outputs undiminished: a biased
-error, as Nagel et al. (2019) call it. The scale decides which way a value is rounded, and a
-slightly smaller range may round most channels well. A histogram of all channels together does not
-show this; the values of every channel at a few positions do.
+*Spots* are the values of all channels at a few positions of a few images. They show biased errors,
+which a histogram of all channels together does not show. Rounding errors usually act as noise: they
+are zero on average and independent between positions, so later layers average them out. In a flat
+area (paper, sky, a wall), a channel has nearly the same value at every position, and every position
+has the same rounding error. The mean error of the channel then reaches the outputs: a biased error,
+as Nagel et al. (2019) call it. The scale decides in which direction a value is rounded, and a
+slightly smaller range may have a small error in most channels.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ OCTAVES = (
     20  # values below 2**-20 of the maximum are far below half a step of any useful INT8 scale
 )
 MIN_TOP = OCTAVES - 126  # the window starts at 2**-126, the smallest normal float32
-# Values that are counted in one step. Smaller steps would fit a core's caches better, but at every
-# step a thread waits for Python's global lock: with half as many values, two threads take a fifth
-# more processor time, with a quarter a third more.
+# Number of values that are counted in one step. Smaller steps would fit a core's caches better, but
+# at every step a thread waits for Python's global lock: with half as many values, two threads take
+# 20 % more processor time; with a quarter, 33 % more.
 _CHUNK = 1 << 17
-_ABS_MASK = np.array(0x7FFFFFFF, np.uint32)  # an array: numpy would convert a number at every step
+_ABS_MASK = np.array(0x7FFFFFFF, np.uint32)  # numpy would convert a plain number at every step
 DEFAULT_BINS = 2048
 _MAX_BITS = 15  # mantissa bits of 65536 bins
 _MAX_LINEAR_BINS = 1_000_000
@@ -60,7 +60,7 @@ class Histogram(NamedTuple):
     """Counts of magnitudes.
 
     Attributes:
-        counts: int64 [bins]; fractional (float64) if bins were split.
+        counts: int64 [bins]; float64 in the result of :meth:`TensorStatistics.linear`.
         edges: float64 [bins + 1], ascending, in units of the tensor; the first edge is 0 or above.
     """
 
@@ -69,13 +69,14 @@ class Histogram(NamedTuple):
 
 
 def mantissa_bits(bins: int) -> int:
-    """Return the mantissa bits of a resolution: `bins` equal bins from 0 to the maximum.
+    """Return the number of mantissa bits in a bin number for a resolution.
 
     Args:
-        bins: A power of two from 4 to 65536.
+        bins: Resolution, a power of two from 4 to 65536: no bin is wider than ``2 / bins`` of the
+            largest magnitude.
 
     Raises:
-        DataError: `bins` is not such a number.
+        DataError: `bins` is not a power of two from 4 to 65536.
     """
     if bins < 4 or bins > 65536 or bins & (bins - 1):
         raise DataError(
@@ -97,14 +98,14 @@ def top_exponent(magnitude: float) -> int:
 
 
 class MagnitudeCounter:
-    """Counts of magnitudes: bins in a window of octaves, and one bin for smaller values.
+    """Histogram of magnitudes: bins in a window of octaves, and one bin for smaller values.
 
     The window is ``[2**(top - OCTAVES), 2**top)``.
 
     Attributes:
-        bits: Leading mantissa bits in a bin number.
+        bits: Number of leading mantissa bits in a bin number.
         top: Exponent of the window's upper end.
-        counts: int64 [1 + OCTAVES * 2**bits]; the first is the lowest bin, from 0 to the window.
+        counts: int64 [1 + OCTAVES * 2**bits]; the first bin counts all values below the window.
     """
 
     __slots__ = ("bits", "counts", "top")
@@ -115,7 +116,7 @@ class MagnitudeCounter:
         self.counts: Counts = np.zeros(1 + (OCTAVES << bits), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the used bins, in the smallest integer type: a few kB instead of 160."""
+        """Pickle only the used bins, in the smallest integer type: a few kB instead of 160 kB."""
         filled = np.flatnonzero(self.counts[1:])
         first, last = (int(filled[0]) + 1, int(filled[-1]) + 2) if len(filled) else (1, 1)
         window = self.counts[first:last]
@@ -127,7 +128,7 @@ class MagnitudeCounter:
         if top <= self.top:
             return
         shift = min(top - self.top, OCTAVES) << self.bits
-        # In place: new arrays for thousands of tensors would fragment the memory.
+        # The array is changed in place: new arrays for thousands of tensors would fragment memory.
         counts = self.counts
         lowest = counts[: 1 + shift].sum()
         counts[1 : len(counts) - shift] = counts[1 + shift :]
@@ -139,7 +140,7 @@ class MagnitudeCounter:
         self,
         values: npt.NDArray[np.float32],
         scratch: ScratchBuffers | None = None,
-        also: MagnitudeCounter | None = None,
+        second: MagnitudeCounter | None = None,
         every: int = 1,
         extremes: tuple[float, float] = (0.0, 0.0),
     ) -> None:
@@ -148,20 +149,21 @@ class MagnitudeCounter:
         Args:
             values: float32 [n], contiguous.
             scratch: Buffers to work in, see :func:`allocate_scratch`.
-            also: Another counter of the same `bits` that gets the values at no additional work, or
-                this counter itself.
-            every: Distance of the values that are counted; each counts with this weight.
+            second: Another counter of the same `bits` that counts the values too. If its `top` is
+                the same, this takes no additional work. May be this counter itself, which then
+                counts once.
+            every: Only every n-th value is counted, with weight n.
             extremes: Smallest and largest value. If `every` is above 1, they replace two of the
                 counted values.
         """
-        if also is self:
-            also = None
-        if also is not None and also.top != self.top:
-            also.add(values, scratch, None, every, extremes)
-            also = None
+        if second is self:
+            second = None
+        if second is not None and second.top != self.top:
+            second.add(values, scratch, None, every, extremes)
+            second = None
         buffers = allocate_scratch() if scratch is None else scratch
         counts = self.counts
-        if also is not None:
+        if second is not None:
             counts = buffers.counts[: len(counts)]
             counts.fill(0)
         if 1 < every < len(values):
@@ -172,9 +174,9 @@ class MagnitudeCounter:
             self._count(rest, 1, counts, buffers)
         else:
             self._count(values, 1, counts, buffers)
-        if also is not None:
+        if second is not None:
             self.counts += counts
-            also.counts += counts
+            second.counts += counts
 
     def _count(
         self,
@@ -183,8 +185,8 @@ class MagnitudeCounter:
         counts: Counts,
         buffers: ScratchBuffers,
     ) -> None:
-        """Add a weight to the bins of values; existing buffers make it faster."""
-        shift, lowest = _window(self.bits, self.top)
+        """Add `weight` to the bin of each value in `counts`."""
+        shift, lowest = _bin_mapping(self.bits, self.top)
         patterns = values.view(np.uint32)
         for start in range(0, len(patterns), _CHUNK):
             chunk = patterns[start : start + _CHUNK]
@@ -194,10 +196,10 @@ class MagnitudeCounter:
             np.subtract(work, lowest, out=work)
             np.right_shift(work, shift, out=work)
             bins[:] = work
-            np.add.at(counts, bins, weight)  # bincount looks at all first and allocates an array
+            np.add.at(counts, bins, weight)  # bincount would pass twice and allocate an array
 
     def merge(self, other: MagnitudeCounter) -> MagnitudeCounter:
-        """Return the counts of both; the result does not depend on the order."""
+        """Return a counter with the counts of both; the order does not matter."""
         result = MagnitudeCounter(self.bits)
         result.raise_top(max(self.top, other.top))
         for part in (self, other):
@@ -208,10 +210,10 @@ class MagnitudeCounter:
         """Add the counts of another counter of the same `bits`.
 
         Args:
-            top: Its `top`.
-            lowest: Count of its lowest bin.
-            first: Number of its first bin in `counts`, from 1.
-            counts: Its other counts.
+            top: Exponent of the upper end of the other counter's window.
+            lowest: Count of the other counter's lowest bin.
+            first: Number of the bin of `counts[0]` in the other counter, at least 1.
+            counts: Consecutive counts of the other counter, without the lowest bin.
         """
         self.raise_top(top)
         shift = min(self.top - top, OCTAVES) << self.bits
@@ -223,11 +225,11 @@ class MagnitudeCounter:
         )
 
     def histogram(self, absmax: float, bits: int | None = None) -> Histogram:
-        """Return the bins from zero to the last one that is not empty.
+        """Return the bins from zero to the last nonempty bin.
 
         Args:
-            absmax: Largest magnitude, which ends the last bin.
-            bits: Mantissa bits of coarser bins.
+            absmax: Largest magnitude, which becomes the upper edge of the last bin.
+            bits: Joins bins until a bin number has at most this number of mantissa bits.
         """
         bits = self.bits if bits is None else min(bits, self.bits)
         counts = self.counts
@@ -262,17 +264,17 @@ class ScratchBuffers(NamedTuple):
 
 def allocate_scratch() -> ScratchBuffers:
     """Allocate work buffers for :meth:`MagnitudeCounter.add`; one set per thread."""
-    # Large enough for any counter; pages that a counter does not use take no memory.
+    # The array is large enough for every counter. Unused pages take no memory.
     counts = np.empty(1 + (OCTAVES << _MAX_BITS), np.int64)
     return ScratchBuffers(np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.intp), counts)
 
 
 @functools.lru_cache(maxsize=1024)
-def _window(bits: int, top: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Return the shift from a bit pattern to a bin, and the lowest bit pattern.
+def _bin_mapping(bits: int, top: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Return the shift and the offset that map a float32 bit pattern to a bin number.
 
-    The lowest bit pattern is one bin below the first value of the window. Smaller values are raised
-    to it.
+    The bin number is ``(max(pattern, offset) - offset) >> shift``. The offset is one bin below the
+    window, so all smaller values are in bin 0.
     """
     shift = 23 - bits
     lowest = ((top - OCTAVES + 127) << 23) - (1 << shift)
@@ -281,7 +283,7 @@ def _window(bits: int, top: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np
 
 @functools.lru_cache(maxsize=8)
 def _unit_edges(bits: int) -> Floats:
-    """Return the lower edges of the bins of a window from 1, and its upper end."""
+    """Return the edges of all bins of a window that starts at 1, ascending, read-only."""
     index = np.arange((OCTAVES << bits) + 1)
     edges: Floats = np.ldexp(1.0 + (index & ((1 << bits) - 1)) / (1 << bits), index >> bits)
     edges.setflags(write=False)
@@ -290,24 +292,25 @@ def _unit_edges(bits: int) -> Floats:
 
 # Sampling of values -------------------------------------------------------------------------------
 
-_SAMPLE_VALUES = 1 << 16  # approximate number of values that are counted in one sample
-_ALL_VALUES = 1 << 22  # approximate number of values that are counted in all samples
+# Approximate number of values of an activation that are counted, in one sample and in all samples.
+_SAMPLE_VALUES = 1 << 16
+_ALL_VALUES = 1 << 22
 
 
 def sampling_step(shape: Sequence[int], samples: int | None) -> int:
-    """Return the distance of the values of an activation that go into its histogram.
+    """Return n such that counting every n-th value of an activation is enough.
 
-    docs/calibration-methods.md compares the ranges with those from all values.
+    docs/calibration-methods.md compares the resulting ranges with those from all values.
 
     Args:
         shape: Shape of the activation in one sample.
-        samples: Number of samples; None if unknown, and every value counts.
+        samples: Number of samples; None if unknown, which gives 1.
     """
     size = math.prod(shape)
     if samples is None or size < 2 * _SAMPLE_VALUES or size * samples < 2 * _ALL_VALUES:
         return 1
     largest = min(size // _SAMPLE_VALUES, size * samples // _ALL_VALUES)
-    # A step with a factor of the width or height would hit the same columns or rows each time.
+    # A step that shares a factor with the width or height would skip whole columns or rows.
     for step in itertools.chain(range(largest, largest // 2, -1), itertools.count(largest)):
         if math.gcd(step, size) == 1:
             return step
@@ -321,12 +324,15 @@ Spots = npt.NDArray[np.float32]
 IMAGES = 16  # number of images with spots
 POSITIONS = 48  # maximum number of positions in a map
 CHANNELS = 48  # maximum number of channels of a map
-_STACKED_VALUES = 1 << 16  # values of a few images whose errors are computed in one step
-_GOLDEN = 0.6180339887498949  # any number of steps of this part of a whole fills it evenly
+_STACKED_VALUES = 1 << 16  # maximum number of values whose errors are computed in one step
+_GOLDEN = 0.6180339887498949  # multiples of the golden ratio modulo 1 are evenly spread
 
 
 def spot_sample_numbers(samples: int | None) -> frozenset[int]:
-    """Return the numbers of the samples with spots: evenly spread, or the first if unknown."""
+    """Return the numbers of the 16 samples with spots, evenly spread over the samples.
+
+    If the number of samples is unknown, the first 16 samples have spots.
+    """
     if samples is None or samples <= IMAGES:
         return frozenset(range(IMAGES))
     return frozenset((i * samples) // IMAGES for i in range(IMAGES))
@@ -340,7 +346,8 @@ def find_spots(array: npt.NDArray[Any], number: int) -> Spots | None:
         number: Number of the sample. Equal numbers and shapes give equal positions and channels.
 
     Returns:
-        [positions, channels]. None if the activation is not a map, too small, or not finite there.
+        float32 [positions, channels]. None if the activation does not have four dimensions, has
+        fewer than 48 positions, or has a value that is not finite at the chosen positions.
     """
     if array.ndim != 4 or not array.shape[0] or not array.shape[1]:
         return None
@@ -363,10 +370,10 @@ def rounding_errors(spots: Sequence[Spots], ranges: Floats, levels: int) -> tupl
         levels: Positive integer levels.
 
     Returns:
-        Two float64 [n], in squared units of the tensor, summed over the channels, mean over the
-        images: the biased error and the total squared error. The biased error is the square of a
-        channel's mean error over an image. It is corrected for noise of the few positions (the
-        estimate is unbiased) and not below zero.
+        The biased error and the total squared error for each range, float64 [n], in squared units
+        of the tensor, summed over the channels, mean over the images. The biased error is the
+        square of a channel's mean error over an image, corrected for the noise of the few positions
+        (an unbiased estimate), and at least zero.
     """
     biased: list[Floats] = []
     total: list[Floats] = []
@@ -384,17 +391,17 @@ def rounding_errors(spots: Sequence[Spots], ranges: Floats, levels: int) -> tupl
         spread = np.square(mean).sum(axis=2) * steps_squared
         total.append(square)
         biased.append(np.maximum(count * spread - square, 0.0) / (count - 1))
-    # Sorted, so that the sums do not depend on the order of the images.
+    # Rounding would make the sums depend on the order of the images, so the terms are sorted first.
     sums = [np.sort(np.concatenate(errors), axis=0).sum(axis=0) for errors in (biased, total)]
     return sums[0] / len(spots), sums[1] / len(spots)
 
 
 def _stack_spots(spots: Sequence[Spots], copies: int) -> Iterator[Spots]:
-    """Yield spots of several images of one shape, [images, 1, positions, channels].
+    """Stack the spots of images of one shape, [images, 1, positions, channels].
 
     Args:
         spots: Spots of each image.
-        copies: Copies of a stack that have to fit into the processor's cache.
+        copies: Number of copies of a stack that must fit into the processor's cache together.
     """
     for (positions, channels), group in itertools.groupby(spots, key=np.shape):
         images = list(group)
@@ -413,14 +420,14 @@ class TensorStatistics:
     Attributes:
         bins: Resolution: no bin is wider than ``2 / bins`` of the largest magnitude.
         count: Number of finite values.
-        nonfinite: Number of NaN and infinities; they are in no other number here.
-        minimum: Smallest finite value, ``inf`` if there is none.
-        maximum: Largest finite value, ``-inf`` if there is none.
+        nonfinite: Number of NaN and infinities, which all other statistics ignore.
+        minimum: Smallest finite value; ``inf`` without a finite value.
+        maximum: Largest finite value; ``-inf`` without a finite value.
         focus: Statistics of the values in focus, see :mod:`calibration.focus`; None if unknown.
-        spots: Every channel at a few positions of a few images, in any order; see
-            :mod:`calibration.statistics`.
+        spots: Values of the channels at a few positions, [positions, channels] for each of a few
+            images, in any order; see :mod:`calibration.statistics`.
         channels: float32 [2, c], the smallest and the largest value of each channel of the last
-            axis; None if that axis has no channels, or was not collected.
+            axis; None if channel ranges were not collected.
     """
 
     __slots__ = (
@@ -457,12 +464,12 @@ class TensorStatistics:
 
     @property
     def nonnegative(self) -> bool:
-        """Whether no value was below zero, as after a ReLU."""
+        """Whether there are finite values and none is below zero, as after a ReLU."""
         return self.count > 0 and self.minimum >= 0.0
 
     @property
     def constant(self) -> bool:
-        """Whether all finite values were the same."""
+        """Whether there are finite values and all are equal."""
         return self.count > 0 and self.minimum == self.maximum
 
     @property
@@ -471,27 +478,29 @@ class TensorStatistics:
         return self.counter.histogram(self.absmax)
 
     def coarse(self, bits: int) -> Histogram:
-        """Return the histogram with at most ``2**bits`` bins to an octave.
+        """Return the histogram with at most ``2**bits`` bins per octave.
 
         Raises:
             DataError: `bits` is below 0.
         """
         if bits < 0:
-            raise DataError(f"`bits={bits}`: is below 0", code="out-of-range", parameter="bits")
+            raise DataError(
+                f"`bits` is {bits}; it must be at least 0", code="out-of-range", parameter="bits"
+            )
         return self.counter.histogram(self.absmax, bits)
 
     def linear(self, bins: int = DEFAULT_BINS) -> Histogram:
-        """Return counts (float64) in equal bins from 0 to the largest magnitude.
+        """Return the histogram in bins of equal width from 0 to the largest magnitude.
 
-        Bins that are split count as evenly filled. The bin of the largest magnitude may end a
-        little above it (1.0, white, begins a bin): the last bin has all its values.
+        The values of a bin that has to be split are assumed to be evenly spread, so the counts are
+        float64. The last bin contains all values of the bin of the largest magnitude.
 
         Raises:
             DataError: `bins` is not from 1 to a million.
         """
         if not 1 <= bins <= _MAX_LINEAR_BINS:
             raise DataError(
-                f"`bins` is from 1 to {_MAX_LINEAR_BINS:,}: give fewer",
+                f"`bins` is {bins}; it must be from 1 to {_MAX_LINEAR_BINS:,}",
                 code="out-of-range",
                 parameter="bins",
             )
@@ -508,25 +517,25 @@ class TensorStatistics:
         looked_at: bool = False,
         every: int = 1,
     ) -> None:
-        """Add every element of an array of any shape; other types are converted to float32.
+        """Add the values of an array of any shape and numeric type.
 
         Args:
-            array: Values.
+            array: Values, converted to float32.
             scratch: Work buffers of this thread, see
                 :func:`calibration.statistics.allocate_scratch`.
-            looked_at: Whether all values are in focus, so that `focus` gets them too: half the work
-                of a further call of :meth:`add_focus`.
-            every: Distance of the values that go into the histogram, each with this weight, in
-                addition to the smallest and the largest. All other numbers are those of all values.
+            looked_at: Whether all values are in focus. They are then added to `focus` too, in half
+                the time of a call of :meth:`add_focus`.
+            every: Only every n-th value is counted in the histogram, with weight n, and the
+                smallest and the largest value. All other statistics use all values.
         """
         parts = [self]
         if looked_at:
             parts.append(self._share_focus_counter())
         else:
             self._separate_focus_counter()
-        values = np.asarray(array)  # a masked one as well
+        values = np.asarray(array)  # removes the mask of a masked array
         if array.dtype != np.float32 or not array.flags.c_contiguous:
-            with np.errstate(over="ignore"):  # a float64 beyond float32 is counted as an infinity
+            with np.errstate(over="ignore"):  # values too large for float32 count as infinities
                 values = np.ascontiguousarray(array, dtype=np.float32)
         values = values.reshape(-1)
         if not values.size:
@@ -550,8 +559,8 @@ class TensorStatistics:
     def add_focus(
         self, parts: Iterable[npt.NDArray[Any]], scratch: ScratchBuffers | None = None
     ) -> None:
-        """Add values in focus to `focus`; :meth:`add` has to get them as well."""
-        parts = list(parts)  # an iterable that raises adds nothing
+        """Add values in focus to `focus`. The caller adds all values with :meth:`add` as well."""
+        parts = list(parts)  # if the iterable raises, no values have been added
         if self.focus is None:
             self.focus = TensorStatistics(self.bins)
         self._separate_focus_counter()
@@ -559,7 +568,10 @@ class TensorStatistics:
             self.focus.add(part, scratch)
 
     def _share_focus_counter(self) -> TensorStatistics:
-        """Return `focus`; it shares the counter of all values while all values are in focus."""
+        """Return `focus`, and create it if missing.
+
+        As long as all values are in focus, `focus` shares the counter of all values.
+        """
         if self.focus is None:
             self.focus = TensorStatistics(self.bins)
             if not self.count:
@@ -571,20 +583,23 @@ class TensorStatistics:
             self.focus.counter = self.counter.merge(MagnitudeCounter(self.counter.bits))
 
     def add_spots(self, array: npt.NDArray[Any], number: int) -> None:
-        """Keep values at a few positions of an activation [n, c, h, w], which `add` also gets.
+        """Record spots of an activation [n, c, h, w], if the activation has any.
+
+        The caller adds the values with :meth:`add` as well.
 
         Args:
             array: Activation of one sample.
-            number: Number of the sample.
+            number: Number of the sample, which determines the positions.
         """
         spots = find_spots(array, number)
         if spots is not None:
             self.spots.append(spots)
 
     def add_channels(self, array: npt.NDArray[Any]) -> None:
-        """Add the range of each channel of the last axis, unless a value is not finite.
+        """Widen the channel ranges to the values of an array, whose last axis has the channels.
 
-        :meth:`add` has to get the array as well.
+        An array with a value that is not finite is ignored. The caller adds the values with
+        :meth:`add` as well.
         """
         if array.ndim and array.size:
             rows = array.reshape(-1, array.shape[-1])
@@ -593,10 +608,10 @@ class TensorStatistics:
                 self.channels = _merge_channels(self.channels, ranges)
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
-        """Return the statistics of the values of both.
+        """Return the statistics over the values of both.
 
         Raises:
-            DataError: The two have different numbers of bins.
+            DataError: The statistics have different numbers of bins or channels.
         """
         if self.bins != other.bins:
             raise DataError(
@@ -623,7 +638,7 @@ class TensorStatistics:
         return result
 
     def copy(self) -> TensorStatistics:
-        """Return a copy that does not change when values are added to this one."""
+        """Return an independent copy."""
         return self.merge(TensorStatistics(self.bins))
 
     @staticmethod
@@ -637,10 +652,10 @@ class TensorStatistics:
 def _merge_channels(
     first: npt.NDArray[np.float32] | None, second: npt.NDArray[np.float32] | None
 ) -> npt.NDArray[np.float32] | None:
-    """Merge the ranges of channels, [2, c] or None.
+    """Return the ranges [2, c] that cover both ranges of each channel; None if both are None.
 
     Raises:
-        DataError: The two have different numbers of channels.
+        DataError: The numbers of channels differ.
     """
     if first is None or second is None:
         return second if first is None else first
@@ -654,10 +669,10 @@ def _merge_channels(
 
 
 def merge_all(parts: Iterable[TensorStatistics]) -> TensorStatistics:
-    """Return the statistics of the values of all parts, for tensors that share one scale.
+    """Merge the statistics of several tensors, such as tensors that share one scale.
 
     Raises:
-        DataError: `parts` is empty, or the parts differ in bins.
+        DataError: `parts` is empty, or the parts differ in bins or channels.
     """
     result = None
     for part in parts:

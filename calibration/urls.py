@@ -19,7 +19,7 @@ from qdqtool.util import limits
 from qdqtool.util.text import reason_of
 
 _URL = re.compile(r"[a-z][a-z0-9+.\-]+(://|::)", re.IGNORECASE)
-# Names under which fsspec's file systems return the checksum of a file.
+# fsspec's file systems return the checksum of a file under one of these names.
 _CHECKSUMS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "sha256")
 
 
@@ -37,16 +37,16 @@ def local_path(text: str) -> str:
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it.
+    """Return fsspec's file system for a URL, and the URL's path in that file system.
 
     Raises:
-        DataError: fsspec or its package for the protocol is not installed.
+        DataError: fsspec or its package for the protocol is not installed, or the URL is invalid.
     """
     try:
         import fsspec
     except ImportError:
         raise DataError(
-            "URLs need fsspec: pip install fsspec, and s3fs, gcsfs or the like",
+            "URLs need fsspec: pip install fsspec and the package for the protocol, such as s3fs",
             url,
             code="missing-package",
         ) from None
@@ -58,7 +58,7 @@ def open_url(url: str) -> tuple[Any, str]:
             url,
             code="missing-package",
         ) from None
-    except Exception as error:  # each file system has classes of its own
+    except Exception as error:  # each file system has its own classes of errors
         raise DataError(
             f"cannot be opened: {reason_of(error)}", url, code="file-unreadable"
         ) from None
@@ -95,7 +95,10 @@ def open_url_source(
 
 
 def _list_images(system: Any, root: str) -> Iterator[str]:
-    """Yield the names of images under a folder, without those that begin with a dot."""
+    """Yield the paths of images in a folder and its subfolders, relative to the folder.
+
+    Files and folders whose names begin with a dot are skipped.
+    """
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -143,13 +146,16 @@ class UrlSource(ImageSource):
         return escape_path(self.names[index])
 
     def portion(self, indices: Sequence[int]) -> Self:
-        """Return some samples for another process."""
+        """Return a source of the images at `indices`, for another process."""
         part = copy.copy(self)
         part.names = [self.names[i] for i in indices]
         return part
 
     def digest(self, index: int) -> bytes:
-        """Return name and checksum of an image; read the file only if no checksum is stored."""
+        """Return the name and checksum of an image.
+
+        The file is read only if the file system stores no checksum.
+        """
         return self.name(index).encode() + self._checksum(index)
 
     def load(self, index: int) -> dict[str, Array]:
@@ -168,7 +174,7 @@ class UrlSource(ImageSource):
                 if details.get(name):
                     return f"{details.get('size')} {details[name]}".encode()
             return hashlib.blake2b(self._read(index), digest_size=16).digest()
-        except Exception:  # each file system has classes of its own
+        except Exception:  # each file system has its own classes of errors
             return UNREADABLE
 
     def _read(self, index: int) -> bytes:

@@ -24,8 +24,18 @@ from qdqtool.buildlog.agreement import (
     TraceCounts,
 )
 from qdqtool.findings.messages import describe_finding
-from qdqtool.reasons import simulation
+from qdqtool.reasons.conversions import RemainingConversion
+from qdqtool.reasons.fusions import (
+    ActivationBeforeAdd,
+    BatchNormNotConstant,
+    ConvTransposeBatchNorm,
+)
+from qdqtool.reasons.inputs import InputNotDequantized
+from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
+from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, TensorConsumer
+from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import (
     Cause,
@@ -35,7 +45,7 @@ from qdqtool.types import (
     Finding,
     Precision,
     Prediction,
-    Refusal,
+    Reason,
     Severity,
 )
 from qdqtool.verification.result import Verification
@@ -47,21 +57,21 @@ thorough = settings(  # no shrinking: minutes for a failure that is expected; ad
     derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
 
-# The refusals of an output, as they decide: the first of them that was recorded.
+# The reasons of an output, as they decide: the first of them that was recorded.
 DECIDE = (
-    simulation.BatchNormNotConstant,
-    simulation.ConvTransposeBatchNorm,
-    simulation.ResidualFloat,
-    simulation.AddOutputNotQuantized,
-    simulation.ActivationBeforeAdd,
-    simulation.OutputDifferentScales,
-    simulation.OutputManyConsumers,
-    simulation.OutputNotQuantized,
+    BatchNormNotConstant,
+    ConvTransposeBatchNorm,
+    ResidualFloat,
+    AddOutputNotQuantized,
+    ActivationBeforeAdd,
+    OutputDifferentScales,
+    OutputManyConsumers,
+    OutputNotQuantized,
 )
 
 
-def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Refusal]]]:
-    """Yield the INT8 convolutions that write float, with the class of the refusal that decided."""
+def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Reason]]]:
+    """Yield the INT8 convolutions that write float, with the class of the reason that decided."""
     for conv in prediction.convolutions:
         if conv.is_int8 and conv.output.is_float:
             recorded = {type(r) for r in prediction.refusals if r.node == conv.name}
@@ -71,11 +81,11 @@ def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Re
 
 
 def disagreements(prediction: Prediction) -> list[str]:
-    """Return INT8 convolutions that write float without a finding of the refusal that decided."""
+    """Return INT8 convolutions that write float without a finding of the reason that decided."""
     lines = []
     for conv, decisive in written_float(prediction):
         findings = [f for f in prediction.findings if f.id in conv.findings]
-        if not any(isinstance(c.refusal, decisive) for f in findings for c in f.causes):
+        if not any(isinstance(c.reason, decisive) for f in findings for c in f.causes):
             lines.append(
                 f"{conv.name}: {decisive.__name__}, found {[(f.code, f.message) for f in findings]}"
             )
@@ -89,30 +99,30 @@ def claimed_float(finding: Finding) -> set[str]:
     """Return the nodes that read or run in float according to a finding."""
     nodes: set[str] = set()
     for cause in finding.causes:
-        r = cause.refusal
+        r = cause.reason
         if isinstance(
             r,
             (
-                simulation.OutputManyConsumers,
-                simulation.OutputNotQuantized,
-                simulation.AddOutputNotQuantized,
+                OutputManyConsumers,
+                OutputNotQuantized,
+                AddOutputNotQuantized,
             ),
         ):
             nodes |= {x.node for x in r.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.SUM)}
-        elif isinstance(r, simulation.ResidualFloat):
+        elif isinstance(r, ResidualFloat):
             nodes.add(r.add)
         elif isinstance(
             r,
             (
-                simulation.InputNotDequantized,
-                simulation.WeightsNotDequantized,
-                simulation.PoolingOneSide,
-                simulation.ReduceNotPooling,
+                InputNotDequantized,
+                WeightsNotDequantized,
+                PoolingOneSide,
+                ReduceNotPooling,
             ),
         ):
             nodes.add(r.node)
         elif (
-            isinstance(r, simulation.RemainingConversion)
+            isinstance(r, RemainingConversion)
             and r.quantize
             and not (cause.see or cause.also or r.requantizes)
         ):
@@ -156,7 +166,7 @@ def reads_int8(layer: EngineLayer) -> bool:
 
 @thorough
 @given(models(max_steps=6, steps=FORKS), st.sampled_from(CLASSIC))
-def test_findings_agree_with_refusals_and_layers(model: onnx.ModelProto, target: str) -> None:
+def test_findings_agree_with_reasons_and_layers(model: onnx.ModelProto, target: str) -> None:
     assert disagreements(qdqtool.predict(model, target)) == []
     assert false_claims(qdqtool.predict(model, target), model) == []
 
@@ -203,7 +213,7 @@ def test_findings_agree_if_consumers_have_two_scales(move: str, target: str) -> 
     model = forked(move, (0.1, 0.2))
     prediction = qdqtool.predict(model, target)
     reasons = {conv.name: reason for conv, reason in written_float(prediction)}
-    assert reasons["c0"] is simulation.OutputDifferentScales or move in OPEN
+    assert reasons["c0"] is OutputDifferentScales or move in OPEN
     assert disagreements(prediction) == []
     assert false_claims(prediction, model) == []
 
@@ -221,7 +231,7 @@ def test_false_claims_reports_a_wrong_finding() -> None:
     prediction = qdqtool.predict(model)
     assert false_claims(prediction, model) == []
     reader = TensorConsumer(ConsumerKind.OP, "moved", "MaxPool")
-    claim = simulation.OutputNotQuantized("Pass", "c0", "c0:0", (reader,))
+    claim = OutputNotQuantized("Pass", "c0", "c0:0", (reader,))
     prediction.findings.append(
         Finding("OUT-FLOAT", Severity.INFO, "c0", (Cause(claim),), Evidence.SEEN, describe_finding)
     )

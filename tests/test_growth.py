@@ -18,7 +18,7 @@ from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
-from qdqtool.reasons import simulation
+from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt import surroundings
@@ -63,7 +63,7 @@ def test_growth_of_quantizers_on_one_tensor() -> None:
 def test_paths_to_a_producer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surroundings, "STEPS", 5)
     found = qdqtool.predict(FAMILIES["MaxPool, read along"](60), target="trt8.5").refusals
-    origins = {r.name: r.origin for r in found if isinstance(r, simulation.RemainingConversion)}
+    origins = {r.name: r.origin for r in found if isinstance(r, RemainingConversion)}
     ways = [(len(o.path), o.op) for o in origins.values()]
     assert (1, "Conv") in ways and ways.count((5, "MaxPool")) > 4 and max(ways)[0] == 5
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 15.0
 START_SECONDS = 60.0
 _MAX_PROCESSES = 1024
-# By default, Dask's workers return freed memory at once, which costs a fifth of the time with large
-# arrays, and profile their stacks a hundred times a second. Both are switched off.
+# By default, Dask's workers return freed memory at once, which costs 20 % of the time with large
+# arrays, and profile their stacks a hundred times a second. These settings switch off both.
 _LOCAL_CONFIG = {
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 27,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 1 << 25,
     "distributed.worker.profile.enabled": False,
-    # Web servers start even without dashboards; without routes they serve no page.
+    # Dask starts web servers even without a dashboard. Without routes, they serve no page.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
     "distributed.admin.tick.interval": "500ms",
@@ -43,13 +43,14 @@ _LOGGERS = ("distributed", "tornado", "asyncio")
 
 
 def check_cluster(cluster: Any) -> None:
-    """Check a cluster before any work is done, without connecting to it.
+    """Check the user's cluster argument, without connecting to the cluster.
 
     Args:
         cluster: Address of a scheduler, ``local:N``, or a `distributed.Client`.
 
     Raises:
-        ClusterError: `cluster` has another type or form, or Dask is not installed.
+        ClusterError: `cluster` is not a valid address or number of processes, or Dask is not
+            installed.
     """
     try:
         import distributed  # noqa: F401
@@ -68,7 +69,7 @@ def check_cluster(cluster: Any) -> None:
         )
     if local is not None and local[1] is not None and not 1 <= int(local[1]) <= _MAX_PROCESSES:
         raise _argument_error(
-            f"`cluster={cluster}`: from 1 to {_MAX_PROCESSES} processes are possible",
+            f"`cluster={cluster}`: give a number of processes from 1 to {_MAX_PROCESSES}",
             "out-of-range",
         )
 
@@ -78,13 +79,13 @@ def _argument_error(reason: str, code: str) -> ClusterError:
 
 
 class Cluster(contextlib.ExitStack):
-    """Connection to a scheduler.
+    """Connection to a Dask scheduler.
 
-    A context manager that closes the clients and workers that it opened.
+    As a context manager, it closes the client and ends the workers that it started.
 
     Args:
         cluster: See :func:`check_cluster`.
-        mixed_cpus: Whether workers are allowed whose processors compute other last bits.
+        mixed_cpus: Whether to allow workers whose processors compute different last bits.
 
     Raises:
         ClusterError: The scheduler cannot be reached.
@@ -96,13 +97,15 @@ class Cluster(contextlib.ExitStack):
         self.client: Client = self.enter_context(connect(cluster))
 
     def threads(self) -> int:
-        """Return the number of threads of all present workers, at least 1."""
+        """Return the number of threads of all connected workers, at least 1."""
         return max(1, int(sum(self.client.nthreads().values())))
 
 
 @contextlib.contextmanager
 def connect(cluster: Any) -> Iterator[Client]:
-    """Yield a client of a scheduler; close it at the end, unless it is the user's.
+    """Yield a client of a Dask scheduler, and close the client at the end.
+
+    A client that the user gives is yielded and remains open.
 
     Args:
         cluster: See :func:`check_cluster`.
@@ -118,7 +121,7 @@ def connect(cluster: Any) -> Iterator[Client]:
         return
     with contextlib.ExitStack() as stack:
         stack.enter_context(_silence_logs())
-        # Dask warns of different versions; `worker_facts` checks those that matter.
+        # Dask warns about different versions. `worker_facts` checks all versions that matter.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         address: Any = cluster
@@ -128,8 +131,8 @@ def connect(cluster: Any) -> Iterator[Client]:
             count = int(local[1]) if local[1] else core_count()
             address, security = stack.enter_context(_start_workers(count))
         try:
-            # The collector closes clients that failed before, and waits forever if that happens
-            # while Dask holds its lock.
+            # Python's garbage collector closes clients of earlier failures. If this happens while
+            # Dask holds its lock, it waits forever.
             with pause_gc():
                 client = Client(
                     address,
@@ -138,9 +141,9 @@ def connect(cluster: Any) -> Iterator[Client]:
                     name="qdqtool",
                     security=security,
                 )
-        except Exception as error:  # Dask's settings in the environment cause any class
+        except Exception as error:  # invalid Dask settings in the environment raise any class
             raise _argument_error(
-                f"`cluster={cluster}`: no scheduler can be reached there; start one with `dask "
+                f"`cluster={cluster}`: no scheduler answers at this address; start one with `dask "
                 f"scheduler` ({_describe_error(error)})",
                 "connection",
             ) from None
@@ -153,11 +156,11 @@ def connect(cluster: Any) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def _start_workers(count: int) -> Iterator[Any]:
-    """Start worker processes of one thread; yield their cluster and its credentials.
+    """Start worker processes of one thread each; yield the cluster and its TLS credentials.
 
-    Anyone who can connect to a worker runs programs on it, and other users of the machine reach its
-    ports. Certificates of this process admit nobody else. Files of the workers are in a temporary
-    folder.
+    Whoever connects to a worker can run programs on it, and other users of the machine can reach
+    its port. TLS with temporary certificates therefore admits only this process. The workers write
+    files into a temporary folder.
     """
     import dask
     from distributed import LocalCluster, Security
@@ -193,11 +196,11 @@ def _start_workers(count: int) -> Iterator[Any]:
                         security=security,
                         protocol="tls://",
                     )
-                    # Without an address for a dashboard, a worker listens to all networks.
+                    # Without an address for its dashboard, a worker listens on all networks.
                     cluster.new_spec["options"]["dashboard_address"] = "127.0.0.1:0"
                 for _ in range(count):
                     cluster.worker_spec.update(cluster.new_worker_spec())
-                cluster.sync(_wait_for, cluster, callback_timeout=START_SECONDS + count)
+                cluster.sync(_wait_for_workers, cluster, callback_timeout=START_SECONDS + count)
             except Exception as error:
                 _close(cluster)
                 raise _start_error(count, error) from None
@@ -207,10 +210,10 @@ def _start_workers(count: int) -> Iterator[Any]:
                 _close(cluster)
 
 
-async def _wait_for(cluster: LocalCluster) -> None:
-    """Wait until the workers run, or raise the error of a worker that ends.
+async def _wait_for_workers(cluster: LocalCluster) -> None:
+    """Wait until all workers run; raise the error if a worker fails to start.
 
-    Dask's own `scale` would wait forever after such an error.
+    Dask's own `scale` would wait forever if a worker fails to start.
     """
     await cluster
 
@@ -223,14 +226,14 @@ def _close(cluster: LocalCluster | None) -> None:
 
 def _start_error(count: int, error: Exception) -> ClusterError:
     return _argument_error(
-        f"{count} worker processes cannot be started here; settings of Dask, such as DASK_..., "
-        f"hold for them too ({_describe_error(error)})",
+        f"cannot start {count} worker processes on this machine ({_describe_error(error)}); check "
+        "Dask's settings, such as DASK_... in the environment",
         "not-started",
     )
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return the message of an error of Dask and of its causes, in one line."""
+    """Return the messages of an error of Dask and of its causes, in one line."""
     text = " ".join((str(error) or type(error).__name__).split())[:200]
     return text if error.__cause__ is None else f"{text} {_describe_error(error.__cause__)}"
 
@@ -239,13 +242,13 @@ def _describe_error(error: BaseException) -> str:
 def _block_interrupts() -> Iterator[None]:
     """Block Ctrl-C (SIGINT) for the threads and processes that start in the context.
 
-    A terminal sends the signal to all foreground processes. Workers would end with tracebacks
+    A terminal sends SIGINT to all foreground processes. The workers would print tracebacks and end
     before this process cancels their work.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # If one of those threads started multiprocessing's tracker, it would unblock the signal.
+    # Starting multiprocessing's resource tracker unblocks SIGINT, so the tracker is started first.
     multiprocessing.resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -256,7 +259,7 @@ def _block_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence_logs() -> Iterator[None]:
-    """Silence Dask's log until the context ends; this package's errors report all causes."""
+    """Silence Dask's log until the context ends: the errors of this package contain the causes."""
     names = {*_LOGGERS, *logging.root.manager.loggerDict}
     loggers = [logging.getLogger(n) for n in names if n.partition(".")[0] in _LOGGERS]
     before = [logger.level for logger in loggers]
@@ -270,25 +273,28 @@ def _silence_logs() -> Iterator[None]:
 
 
 def require_qdqtool(client: Client) -> None:
-    """Check that the scheduler and every worker have qdqtool, because work is sent by name.
+    """Check that qdqtool is installed on the scheduler and on every worker.
+
+    Dask sends functions by name, so every machine must be able to import them.
 
     Raises:
-        ClusterError: The scheduler or a worker does not have qdqtool.
+        ClusterError: qdqtool is missing on the scheduler or on a worker, or a worker does not
+            answer.
     """
-    # A function of the standard library: theirs could not import one of this package.
+    # The check itself uses a function of the standard library, which exists on every machine.
     try:
         client.run_on_scheduler(importlib.resources.files, "qdqtool")
     except ModuleNotFoundError:
         raise _argument_error(
-            "the cluster's scheduler has no qdqtool, by whose names work is sent; install the same "
-            "version there as here",
+            "qdqtool is not installed on the cluster's scheduler; install the same version there "
+            "as here",
             "missing-package",
         ) from None
     answers = client.run(importlib.resources.files, "qdqtool", on_error="return")
     for address, answer in sorted(answers.items()):
         if isinstance(answer, ModuleNotFoundError):
-            reason = "has no qdqtool; install the same version there as here"
-            raise _argument_error(f"cluster worker {address} {reason}", "missing-package")
+            reason = "qdqtool is not installed; install the same version there as here"
+            raise _argument_error(f"cluster worker {address}: {reason}", "missing-package")
         if isinstance(answer, Exception):
             reason = f"does not answer: {' '.join(str(answer).split())[:200]}"
             raise _argument_error(f"cluster worker {address} {reason}", "connection")

@@ -1,4 +1,4 @@
-"""Jobs on the workers of a Dask scheduler: each piece of work gives its result once."""
+"""Jobs on the workers of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from qdqtool.errors import ClusterError, QdqtoolError
 if TYPE_CHECKING:
     from distributed import Future
 
-AHEAD = 2  # pieces of work per thread of the cluster that are sent in advance
-WATCH_SECONDS = 2.0
-WORKERLESS_SECONDS = 120.0
+AHEAD = 2  # number of items per thread that are sent to the cluster in advance
+WATCH_SECONDS = 2.0  # time between two checks of the workers
+WORKERLESS_SECONDS = 120.0  # a cluster without workers for this time is an error
 _FETCH_SECONDS = 30.0
-_LOST = "the connection to the cluster's scheduler was lost; start it again and run again"
+_LOST = "the connection to the cluster's scheduler was lost; restart the scheduler and run again"
 _END = object()
 
 
 class ClusterJob:
-    """Pieces of work with a payload that each worker gets once.
+    """Runs a function on many items, on all workers of a cluster.
 
-    A context manager: at its end, nothing of the job remains on the cluster.
+    As a context manager, it sends a payload to each worker at the start, and removes the job from
+    the cluster at the end.
 
     Args:
         cluster: Connection to the workers.
-        factory: ``module:function`` that makes the state from the payload once in each worker
+        factory: ``module:function`` that creates the state from the payload, once in each worker
             process; see :data:`calibration.cluster.worker.Factory`.
-        payload: Shared part, in a form that Dask can send.
+        payload: Data for all workers, in a form that Dask can send.
         function: ``module:function`` that is called as ``function(state, item, stopped)`` for each
-            piece. It should end early if the event ``stopped`` is set.
+            item. The function should end early if the event ``stopped`` is set.
 
     Attributes:
-        slots: Threads of all workers, as last seen.
+        slots: Number of threads of all workers at the last check.
     """
 
     def __init__(self, cluster: Cluster, factory: str, payload: Any, function: str) -> None:
@@ -57,8 +58,8 @@ class ClusterJob:
             self._clean_up()
             if isinstance(error, OSError):
                 raise _connection_error(
-                    f"the cluster does not answer ({' '.join(str(error).split())[:150]}); where "
-                    "workers end, as for want of memory, their logs say why"
+                    f"the cluster does not answer ({' '.join(str(error).split())[:150]}); check "
+                    "the logs of the workers, which may have run out of memory"
                 ) from None
             raise
         self.payload = None
@@ -71,7 +72,7 @@ class ClusterJob:
         """Send the payload to the workers.
 
         Raises:
-            ClusterError: A worker is unfit.
+            ClusterError: A worker has other software or hardware than the client.
             OSError: A worker does not answer.
         """
         from calibration.cluster.worker import JobPlugin, find_rejection, worker_facts
@@ -92,12 +93,13 @@ class ClusterJob:
     def results(self, items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Yield each item with its result as soon as a worker finishes it.
 
-        Free workers receive the next item. If a worker dies, another one repeats its item. Each
+        Free workers receive the next item. If a worker dies, another worker repeats its item. Each
         result is yielded once.
 
         Raises:
-            ClusterError: The scheduler or all workers are lost, or an item ends its workers.
-            QdqtoolError: The work on an item failed.
+            ClusterError: The scheduler or all workers are lost, or an item made several workers
+                die.
+            QdqtoolError: The function failed on an item.
         """
         source = iter(items)
         exhausted = False
@@ -117,7 +119,7 @@ class ClusterJob:
             self._cancel_waiting()
 
     def _next_result(self) -> tuple[Any, Any] | None:
-        """Return the next finished item with its result; None if none finishes in time."""
+        """Wait up to 2 s for a finished item; return the item and its result, else None."""
         try:
             future = self._finished.get(timeout=WATCH_SECONDS)
         except queue.Empty:
@@ -156,14 +158,14 @@ class ClusterJob:
         except KilledWorker as error:
             worker = error.last_worker.address if error.last_worker else "a worker"
             raise ClusterError(
-                f"{worker} and others before it died while working on {item}: give the workers "
-                "more memory, or look into their logs",
+                f"{worker} and other workers before it died while working on {item}; give the "
+                "workers more memory, or check their logs",
                 code="crashed",
                 parameter="cluster",
             ) from None
         except CancelledError:
             raise _connection_error(_LOST) from None
-        except Exception as error:  # a worker's machine may lack or break anything
+        except Exception as error:  # a worker with a broken installation may raise any class
             message = " ".join(str(error).split())[:300]
             raise ClusterError(
                 f"a cluster worker failed on {item}: {type(error).__name__}: {message}",
@@ -172,10 +174,10 @@ class ClusterJob:
             ) from error
 
     def _check_workers(self) -> None:
-        """Update the number of threads.
+        """Update the number of threads of the cluster.
 
         Raises:
-            ClusterError: The scheduler is lost, or there have been no workers for long.
+            ClusterError: The scheduler is lost, or the cluster has had no workers for 120 s.
         """
         self._checked = time.monotonic()
         with self._connection_errors():
@@ -184,22 +186,22 @@ class ClusterJob:
             self._workers_seen = self._checked
         elif self._checked - self._workers_seen > WORKERLESS_SECONDS:
             raise ClusterError(
-                f"the cluster has had no worker for {WORKERLESS_SECONDS:.0f} s; start some with "
-                "`dask worker ADDRESS`, and look into the logs of those that ended",
+                f"the cluster has had no worker for {WORKERLESS_SECONDS:.0f} s; start workers with "
+                "`dask worker ADDRESS`, and check the logs of the previous workers",
                 code="no-workers",
                 parameter="cluster",
             )
 
     @contextlib.contextmanager
     def _connection_errors(self) -> Iterator[None]:
-        """Translate the errors of a lost connection."""
+        """Raise a ClusterError in place of Dask's errors of a lost connection."""
         if self.client.status != "running":
             raise _connection_error(_LOST)
         try:
             yield
-        except OSError as error:  # Dask's errors of communication, with all timeouts
+        except OSError as error:  # base class of Dask's communication errors and timeouts
             raise _connection_error(
-                f"the cluster's scheduler does not answer any more: {error}"
+                f"the cluster's scheduler no longer answers: {error}; restart it and run again"
             ) from None
 
     def _cancel_waiting(self) -> None:
@@ -210,7 +212,7 @@ class ClusterJob:
                 self.client.cancel(futures, force=True)
 
     def _clean_up(self) -> None:
-        """Cancel waiting work, and remove the payload from the workers."""
+        """Cancel unfinished items, and remove the payload from the workers."""
         self._cancel_waiting()
         if self.client.status == "running":
             with contextlib.suppress(Exception):

@@ -1,4 +1,7 @@
-"""Code on the machine of a worker: facts that must be equal everywhere, and jobs."""
+"""Code that runs on a worker: its jobs, and the versions and hashes that must be equal everywhere.
+
+Workers with equal versions and hashes compute equal statistics, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,15 @@ from qdqtool.types import TOOL_VERSION
 
 # Versions, source files, and computed numbers -----------------------------------------------------
 
-#: Packages that need the same version, in the order in which a difference is reported.
+#: Packages that need the same version on all machines, in the order of the checks.
 VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
 
 
 def worker_facts(threads: int = 1) -> dict[str, str]:
-    """Return versions and hashes that have to be equal on all workers.
+    """Return the versions and hashes of this machine, which must be equal on all workers.
 
     Args:
-        threads: Threads of one onnxruntime session.
+        threads: Number of threads of one onnxruntime session.
     """
     import onnx
     import PIL
@@ -50,14 +53,14 @@ def worker_facts(threads: int = 1) -> dict[str, str]:
 
 
 def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus: bool) -> str:
-    """Return why a worker is unfit; empty if it is fit.
+    """Return the reason why a worker cannot be used; empty if the worker can be used.
 
     The text continues a sentence that begins with the worker's address.
 
     Args:
-        theirs: Facts of the worker.
-        ours: Facts of the client.
-        mixed_cpus: Whether processors may differ in the last bits of results.
+        theirs: Versions and hashes of the worker; see :func:`worker_facts`.
+        ours: Versions and hashes of the client.
+        mixed_cpus: Whether to allow processors that compute different last bits.
     """
     for name in VERSIONS:
         if theirs.get(name) != ours[name]:
@@ -68,17 +71,17 @@ def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus
         return f"{source}; install the same ones"
     if theirs.get("probe") != ours["probe"] and not mixed_cpus:
         return (
-            "computes other numbers than here (a probe network's outputs differ; "
-            f"'{theirs.get('processor')}' there, '{ours['processor']}' here), so that the result "
-            "would depend on who computes what; use equal processors, or permit it with "
-            "`mixed_cpus`"
+            "computes other numbers than this machine (a test network's outputs differ; "
+            f"'{theirs.get('processor')}' there, '{ours['processor']}' here), so the statistics "
+            "would depend on which worker counts which image; use equal processors, or allow the "
+            "difference with `mixed_cpus`"
         )
     return ""
 
 
 @functools.cache
 def _hash_source() -> str:
-    """Hash the Python files of this package: versions do not show an edited installation."""
+    """Hash the Python files of qdqtool. An edited installation keeps its version number."""
     digest = hashlib.sha256()
     for package in ("calibration", "qdqtool"):
         spec = importlib.util.find_spec(package)
@@ -102,10 +105,10 @@ def _processor_name() -> str:
 
 @functools.cache
 def _hash_probe(threads: int) -> str:
-    """Hash the outputs of a fixed network, and a decoded and resized image.
+    """Hash the outputs of a fixed network, and an image that was decoded and resized.
 
     Returns:
-        One hash, or two if the number of threads changes the outputs.
+        Hash in hexadecimal; two hashes if one thread and `threads` threads give other outputs.
     """
     model = probe_network().SerializeToString()
     hashes = []
@@ -119,7 +122,7 @@ def _hash_probe(threads: int) -> str:
 
 
 def _deterministic_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
-    """Return numbers from -0.5 to 0.5 by integer arithmetic, equal in every version of numpy."""
+    """Return pseudorandom numbers from -0.5 to 0.5 that are equal in every version of numpy."""
     index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed * 1_000_003)
     mixed = (index * np.uint64(2_654_435_761)) % np.uint64(1 << 24)
     mixed = (mixed * mixed) % np.uint64(16_777_213)
@@ -127,10 +130,11 @@ def _deterministic_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.
 
 
 def probe_network() -> Any:
-    """Return a network of convolutions, activations, matrix products and a normalization.
+    """Return a network whose outputs differ between processors with other floating-point kernels.
 
-    Kernels for different processors (width of vectors, fused multiplication) sum in different
-    orders, so the last bits of long sums differ. The input `x` is float32 [1, 3, 48, 48].
+    Kernels for other vector widths or with fused multiplication sum in another order, so the last
+    bits of long sums differ. The network has convolutions, activations, matrix products and a
+    normalization. The input `x` is float32 [1, 3, 48, 48].
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -186,9 +190,9 @@ def probe_network() -> Any:
 
 
 def _probe_pixels() -> bytes:
-    """Return a fixed image after JPEG and WebP and after resizing.
+    """Return the pixels of a fixed image after coding as JPEG and WebP, and after resizing.
 
-    Pillow's wheels contain different libraries.
+    Packages of Pillow contain different versions of the image libraries.
     """
     from PIL import Image, features
 
@@ -210,27 +214,25 @@ def _probe_pixels() -> bytes:
 
 # Jobs ---------------------------------------------------------------------------------------------
 
-#: Makes the state of a job in a process from the payload and the threads of the worker.
+#: Creates the state of a job in a process from the payload and the worker's number of threads.
 Factory = Callable[[Any, int], Any]
-# Plug-ins of this process by job and worker: several workers may run in one process.
+# Plug-ins of this process by job and address of the worker. Several workers may share a process.
 _PLUGINS: dict[tuple[str, str], JobPlugin] = {}
 
 
 class JobPlugin(WorkerPlugin):  # type: ignore[misc]
-    """Plug-in of Dask that brings the payload of a job to a worker, and removes it.
-
-    Each worker gets a copy.
+    """Dask plug-in that holds the payload of a job on a worker; each worker has its own copy.
 
     Args:
         job: Name of the job.
         factory: See :class:`~calibration.cluster.jobs.ClusterJob`.
         payload: See :class:`~calibration.cluster.jobs.ClusterJob`.
-        expected: Facts of the client.
+        expected: Versions and hashes of the client; see :func:`worker_facts`.
         mixed_cpus: See :func:`describe_difference`.
 
     Attributes:
-        rejection: Why this worker is unfit; empty if it is fit.
-        stopped: Set when the job is over, so that running pieces end early.
+        rejection: Reason why this worker cannot be used; empty if the worker can be used.
+        stopped: Event that is set when the job ends, so that running items end early.
     """
 
     rejection: str
@@ -243,7 +245,7 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]
         self.expected, self.mixed_cpus = expected, mixed_cpus
 
     def setup(self, worker: Any) -> None:
-        """Check the worker when the plug-in arrives."""
+        """Compare the worker with the client, and register the plug-in. Called by Dask."""
         self.threads = int(worker.state.nthreads)
         facts = worker_facts(self.threads)
         self.rejection = describe_difference(facts, self.expected, self.mixed_cpus)
@@ -251,31 +253,31 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]
         _PLUGINS[self.name, worker.address] = self
 
     def teardown(self, worker: Any) -> None:
-        """End the job on the worker."""
+        """Remove the plug-in, and tell running items to end. Called by Dask."""
         if _PLUGINS.pop((self.name, worker.address), None) is not None:
             self.stopped.set()
 
     def state(self) -> Any:
-        """Return the state of the job in this process; the first call makes it."""
+        """Return the state of the job in this process; the first call creates the state."""
         with self._lock:
             if self._state is None:
                 self._state = import_function(self.factory)(self.payload, self.threads)
-                self.payload = None  # Dask keeps the plug-in
+                self.payload = None  # frees memory: Dask keeps the plug-in until the job ends
             return self._state
 
 
 def import_function(name: str) -> Any:
-    """Return the function of a name ``module:function``."""
+    """Import and return the function with the name ``module:function``."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
 
 
 def run_item(job: str, function: str, item: Any) -> Any:
-    """Run one piece of work: ``function(state, item, stopped)``.
+    """Call ``function(state, item, stopped)`` for one item of a job, and return the result.
 
     Raises:
-        ClusterError: This worker is unfit, or the job is over.
-        QdqtoolError: The error of the piece, with the address of the worker.
+        ClusterError: This worker cannot be used, or the job has ended.
+        QdqtoolError: The function failed. The message names the worker.
     """
     from distributed import get_worker
 
@@ -283,7 +285,8 @@ def run_item(job: str, function: str, item: Any) -> Any:
     plugin = _PLUGINS.get((job, address))
     if plugin is None:
         raise ClusterError(
-            f"cluster worker {address} got work of a job that is over or never reached it",
+            f"cluster worker {address} received an item of a job that has ended or was not sent to "
+            "this worker",
             code="job-over",
         )
     if plugin.rejection:
@@ -304,6 +307,11 @@ def run_item(job: str, function: str, item: Any) -> Any:
 
 
 def find_rejection(job: str, dask_worker: Any) -> str:
-    """Return why a worker is unfit for a job; empty if it is fit. Dask passes the worker."""
+    """Return the reason why a worker cannot be used for a job; empty if it can be used.
+
+    Args:
+        job: Name of the job.
+        dask_worker: Worker, which Dask passes to functions with a parameter of this name.
+    """
     plugin = _PLUGINS.get((job, dask_worker.address))
     return "did not receive the job" if plugin is None else plugin.rejection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import click
@@ -42,7 +43,10 @@ if TYPE_CHECKING:
     help="Translate for DLA, which has no Q/DQ, and apply no fixes: --output is the float model, "
     "and FILE a calibration cache with the scales. Prints the build with the layers' precisions.",
 )
-@options.calib_option("Compare outputs on some of these images, not on random inputs.")
+@options.calib_option(
+    "Compare outputs on some of these images, not on random inputs. With --dla-cache: measure the "
+    "ranges of tensors without a quantizer on them."
+)
 @options.image_options
 @options.format_options
 def command(
@@ -67,13 +71,20 @@ def command(
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad
     input.
     """
+    started = perf_counter()
     if dla_cache is not None:
         release = options.choose_target(target, strongly_typed)
-        _translate(model, output, dla_cache, release, only, calib or inputs, answer)
+        if only or inputs is not None:
+            raise UsageError(
+                "--dla-cache applies no fixes, so that --only and --inputs have no effect",
+                code="option-without-effect",
+                parameter="dla_cache",
+            )
+        _translate(model, output, dla_cache, release, calib, images, answer)
         return 0
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
-    from qdqtool.formats.insertion_text import render_fixed
+    from qdqtool.formats.fix_text import render
     from qdqtool.formats.output import use_option_names
     from qdqtool.util.files import reserve_output
 
@@ -89,9 +100,11 @@ def command(
         **images.as_keywords(),
     )
     fixed.save(output)
+    seconds = perf_counter() - started
+    repeated = options.repeat_options("target", "strongly_typed")
     answer.write(
         lambda: {**use_option_names(fixed.as_json()), "output": output},
-        lambda width: render_fixed(fixed, output, width),
+        lambda width: render(fixed, output, width, options=repeated, seconds=seconds),
     )
     return 0 if fixed.ok else 1
 
@@ -101,17 +114,11 @@ def _translate(
     output: str,
     cache: str,
     target: Target,
-    only: tuple[str, ...],
-    data: str | None,
+    calib: str | None,
+    images: options.ImageArguments,
     answer: options.AnswerWriter,
 ) -> None:
     """Write the float model and the calibration cache for ``--dla-cache``."""
-    if only or data is not None:
-        raise UsageError(
-            "--dla-cache applies no fixes, so that --only, --inputs and --calib have no effect",
-            code="option-without-effect",
-            parameter="dla_cache",
-        )
     from qdqtool.fixing.dla import translate_for_dla
     from qdqtool.formats.insertion_text import add_cache
     from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
@@ -119,7 +126,7 @@ def _translate(
 
     reserve_output(output, "-o")
     reserve_output(cache, "--dla-cache")
-    translation = translate_for_dla(model, target)
+    translation = translate_for_dla(model, target, data=calib, **images.as_keywords())
     report = translation.save(output, cache)
 
     def render_text(width: int) -> TextPage:

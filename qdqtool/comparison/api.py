@@ -29,7 +29,12 @@ from qdqtool.comparison.result import (
     SideSummary,
     compare_sides,
 )
-from qdqtool.comparison.text import FLOAT_BUILD, describe_changes, describe_images
+from qdqtool.comparison.text import (
+    FLOAT_BUILD,
+    describe_changes,
+    describe_images,
+    describe_reference,
+)
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.rules import finding_codes
@@ -39,7 +44,8 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.reasons.faults import IntegerOperator, UnsignedZeroPoint
+from qdqtool.reasons.operators import IntegerOperator
+from qdqtool.reasons.quantizers import UnsignedZeroPoint
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
@@ -112,7 +118,11 @@ def compare(
         if isinstance(first, Model) and isinstance(second, Model) and is_run:
             agreement = _measure_agreement(first, second, data, images, max_images, progress)
             comparison.agreement = agreement
-            comparison.notes += [*agreement.notes, *describe_images(agreement)]
+            comparison.notes += [
+                *agreement.notes,
+                *describe_images(agreement),
+                *describe_reference(comparison),
+            ]
     comparison.read = inputs
     return comparison
 
@@ -282,7 +292,7 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
         return
     for side in (a, b):
         findings = side.prediction.findings if side.prediction is not None else []
-        if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
+        if any(isinstance(f.causes[0].reason, IntegerOperator) for f in findings):
             raise QdqtoolError(
                 f"{side.title} has {describe_obstacles(findings)}, so the comparison is impossible",
                 code="unsupported",

@@ -10,6 +10,7 @@ import numpy as np
 from qdqtool.comparison.result import NodeSide, QuantizerScales, SideSummary
 from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.ir import qdq
+from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
 from qdqtool.patterns.view import View
@@ -134,6 +135,7 @@ def summarize_model(side: ModelSide) -> SideSummary:
         convolutions=len(weighted),
         products=products,
         plain=len(weighted) - products,
+        subgraphs=count_subgraphs(view.model),
     )
     if prediction is None:
         return summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -28,6 +28,8 @@ COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
 _OUTPUTS = (Precision.INT8, Precision.FP8)
 _LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; others: 127
+# Tolerance for the ranges of INT8 and FP8: FP8 files store their scales in FP16.
+_MAX_FORMAT_ERROR = 0.01
 _MAX_RELATIVE_ERROR = 1e-5  # scales this close are equal: some exporters print float32 as text
 
 
@@ -259,6 +261,7 @@ class SideSummary:
         int8: How many of ``convolutions`` are INT8; None if unknown.
         int8_to_int8: How many of the INT8 ones write INT8.
         fp8: How many of ``convolutions`` are FP8; None if unknown.
+        fp8_to_fp8: How many of the FP8 ones write FP8.
         conversions: Remaining Q and DQ; None if the target does not count them.
         ms: Milliseconds of one execution; None without times.
         measured: Whether the time was measured.
@@ -268,6 +271,8 @@ class SideSummary:
         gpu: GPU that the time is for, or empty.
         gaps: Missing parts of a truncated build.
         obstacle: Form of quantization in the model that TensorRT rejects, or empty.
+        subgraphs: Numbers of layers and quantizers in subgraphs of the model, which are not
+            compared; see :attr:`qdqtool.types.ModelInfo.subgraphs`.
     """
 
     kind: str
@@ -287,11 +292,15 @@ class SideSummary:
     obstacle: str = ""
     compute_capabilities: list[str] = field(default_factory=list)
     fp8: int | None = None
+    fp8_to_fp8: int | None = None
+    subgraphs: Mapping[str, int] = field(default_factory=dict)
 
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
         """Set the numbers of INT8 and FP8 convolutions."""
         int8 = [node for node in nodes if node.is_int8]
-        self.fp8 = sum(node.precision == Precision.FP8 for node in nodes)
+        fp8 = [node for node in nodes if node.precision == Precision.FP8]
+        self.fp8 = len(fp8)
+        self.fp8_to_fp8 = sum(node.output == Precision.FP8 for node in fp8)
         self.int8 = len(int8)
         self.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
 
@@ -311,6 +320,7 @@ class SideSummary:
             "int8",
             "int8_to_int8",
             "fp8",
+            "fp8_to_fp8",
             "conversions",
             "ms",
             "measured",
@@ -318,6 +328,7 @@ class SideSummary:
         return {
             **fields,
             "target": self.target or None,
+            "subgraphs": dict(self.subgraphs),
             "compute_capabilities": list(self.compute_capabilities),
             "gpu": self.gpu or None,
             "matrix_products": self.products,
@@ -395,6 +406,8 @@ class Comparison(SavableResult):
                 return f"{side.title} is incomplete"
         if None in (self.a.int8, self.b.int8):
             return "data types are not known"
+        if any(side.subgraphs.get("quantizers") for side in (self.a, self.b)):
+            return "Q/DQ in branches of If or bodies of Loop and Scan are not compared"
         unknown = len(self.unknown)
         return f"data types of {unknown} convolutions are not known" if unknown else ""
 
@@ -553,7 +566,7 @@ def scales_differ(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
     factor = scale_factor(a, b)
     if factor is None:
         return not np.array_equal(a.values, b.values, equal_nan=True)
-    return abs(factor - 1.0) > _MAX_RELATIVE_ERROR
+    return abs(factor - 1.0) > (_MAX_RELATIVE_ERROR if a.type == b.type else _MAX_FORMAT_ERROR)
 
 
 def scale_factor(a: QuantizerScales | None, b: QuantizerScales | None) -> float | None:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from qdqtool.findings.diagnosis import diagnose_inputs, diagnose_output, report_conversion
 from qdqtool.findings.report import Diagnosis, FindingReport, RecordedReasons
 from qdqtool.findings.rules import finding_codes
-from qdqtool.reasons import simulation
-from qdqtool.reasons.faults import FusedByMyelin
+from qdqtool.reasons.attention import FusedByMyelin
+from qdqtool.reasons.conversions import RemainingConversion
+from qdqtool.reasons.convolutions import Deconvolution3D
+from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.float_types import FloatTypesDiffer
+from qdqtool.reasons.fusions import InsideActivation, PadBeforeConvolution, StemBeforePool
+from qdqtool.reasons.inputs import TypesDiffer
+from qdqtool.reasons.quantizers import NonzeroZeroPoint, OutsideRules
+from qdqtool.reasons.residuals import ResidualBothQuantized
+from qdqtool.reasons.scales import ActivationPerChannel, ScaleComputed
+from qdqtool.reasons.weights import WeightsAxis, WeightsNotConstant
 from qdqtool.types import (
     Cause,
     ConvOutcome,
@@ -14,26 +23,26 @@ from qdqtool.types import (
     FindingCode,
     MyelinRegion,
     Prediction,
-    Refusal,
+    Reason,
 )
 from qdqtool.util.records import nearest
 
-MODEL_FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
-    simulation.FloatTypesDiffer: (),
-    simulation.Deconvolution3D: (),
-    simulation.ScaleComputed: (),
-    simulation.ActivationPerChannel: (),
-    simulation.NonzeroZeroPoint: (),
-    simulation.OutsideRules: ("FP8-OUTSIDE",),
-    simulation.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
-    simulation.WeightsAxis: (
+MODEL_FAULTS: dict[type[Reason], tuple[FindingCode, ...]] = {
+    FloatTypesDiffer: (),
+    Deconvolution3D: (),
+    ScaleComputed: (),
+    ActivationPerChannel: (),
+    NonzeroZeroPoint: (),
+    OutsideRules: ("FP8-OUTSIDE",),
+    TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
+    WeightsAxis: (
         "OPSET-AXIS",
         "SCALE-COUNT",
         "SCALE-RANK",
         "W-NONCONST",
         "WEIGHT-INDIRECT",
     ),
-    simulation.WeightsNotConstant: ("WEIGHT-INDIRECT",),
+    WeightsNotConstant: ("WEIGHT-INDIRECT",),
 }
 """Reasons that are faults of the model, and further codes that the checks may use for them.
 
@@ -50,26 +59,26 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
             so that further findings can refer to them.
     """
     recorded = RecordedReasons(prediction, report)
-    for residual in recorded.reasons_of_kind(simulation.ResidualBothQuantized):
+    for residual in recorded.reasons_of_kind(ResidualBothQuantized):
         outcome = recorded.outcomes.get(residual.node)
         if outcome is not None and outcome.is_quantized:
             diagnosis = Diagnosis(
                 residual.add, Cause(residual), residual.elements, (residual.node,)
             )
             recorded.add(diagnosis)
-    for pair in recorded.reasons_of_kind(simulation.InsideActivation):
+    for pair in recorded.reasons_of_kind(InsideActivation):
         size = pair.elements.values if pair.elements is not None else None
         report.add(pair, convolutions=[pair.convolution], values=size)
-    for stem in recorded.reasons_of_kind(simulation.StemBeforePool):
+    for stem in recorded.reasons_of_kind(StemBeforePool):
         report.add(stem, convolutions=[stem.node])
-    for pad in recorded.reasons_of_kind(simulation.PadBeforeConvolution):
+    for pad in recorded.reasons_of_kind(PadBeforeConvolution):
         report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:
         if not outcome.quantized_in_quantized_out:
             _explain_convolution(recorded, outcome)
-    for conversion in recorded.reasons_of_kind(simulation.RemainingConversion):
+    for conversion in recorded.reasons_of_kind(RemainingConversion):
         report_conversion(recorded, conversion)
-    for concat in recorded.reasons_of_kind(simulation.ConcatScales):  # if it costs no convolution
+    for concat in recorded.reasons_of_kind(ConcatScales):  # if it costs no convolution
         recorded.add(Diagnosis(concat.node, Cause(concat), concat.elements))
 
 

@@ -7,7 +7,7 @@ from qdqtool.findings.rules import finding_code, finding_codes
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
-from qdqtool.reasons import faults, fp8, simulation
+from qdqtool.reasons import fp8
 from qdqtool.reasons.compiler import (
     CompilerFault,
     IntegersLost,
@@ -15,26 +15,32 @@ from qdqtool.reasons.compiler import (
     ScalesJoined,
     ends_build,
 )
-from qdqtool.types import Prediction, Refusal
+from qdqtool.reasons.convolutions import FloatDeconvolution
+from qdqtool.reasons.inputs import InputNotDequantized
+from qdqtool.reasons.operators import IntegerOperator
+from qdqtool.reasons.quantizers import NonzeroZeroPoint, ZeroPointCount
+from qdqtool.reasons.scales import ScaleCount, ScaleNotPositive, ScaleRank
+from qdqtool.reasons.weights import BiasQuantized, MisreadConstant, WeightsNotDequantized
+from qdqtool.types import Prediction, Reason
 
-REASONS: tuple[type[Refusal], ...] = (
+REASONS: tuple[type[Reason], ...] = (
     IntegersLost,
     ScalesJoined,
     CompilerFault,
-    simulation.InputNotDequantized,
-    simulation.WeightsNotDequantized,
-    simulation.NonzeroZeroPoint,
+    InputNotDequantized,
+    WeightsNotDequantized,
+    NonzeroZeroPoint,
     fp8.LargeFp8Kernel,
     fp8.FloatFp8Column,
     fp8.NonzeroFp8ZeroPoint,
-    faults.FloatDeconvolution,
-    faults.IntegerOperator,
-    faults.MisreadConstant,
-    faults.BiasQuantized,
-    faults.ScaleCount,
-    faults.ScaleNotPositive,
-    faults.ScaleRank,
-    faults.ZeroPointCount,
+    FloatDeconvolution,
+    IntegerOperator,
+    MisreadConstant,
+    BiasQuantized,
+    ScaleCount,
+    ScaleNotPositive,
+    ScaleRank,
+    ZeroPointCount,
 )
 _NODE_CAUSES = (  # reported at the node where the integers are lost
     LossCause.OPERATOR,

@@ -6,18 +6,35 @@ from collections.abc import Sequence
 
 from qdqtool.findings.report import Diagnosis, FindingReference, RecordedReasons
 from qdqtool.ir.operators import CUTS, JOINS, SUMS
-from qdqtool.reasons import fp8, simulation
-from qdqtool.reasons.simulation import (
-    OutputManyConsumers,
-    OutputNotQuantized,
+from qdqtool.reasons import fp8
+from qdqtool.reasons.attention import InMyelin
+from qdqtool.reasons.conversions import (
+    COVERED_TYPES,
     RemainingConversion,
     ScalesAround,
+    quantizers_with_own,
+)
+from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.fusions import (
+    ActivationBeforeAdd,
+    ActivationJoined,
+    BatchNormNotConstant,
+    ConvTransposeBatchNorm,
+)
+from qdqtool.reasons.inputs import InputNotDequantized
+from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommuting
+from qdqtool.reasons.outputs import (
+    OutputDifferentScales,
+    OutputManyConsumers,
+    OutputNotQuantized,
+    OutputScale,
     find_float_sum,
     find_shared_pooling,
     find_single_average,
     quantizers_after_pooling,
-    quantizers_with_own,
 )
+from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import (
     ConsumerKind,
     TensorConsumer,
@@ -27,13 +44,15 @@ from qdqtool.reasons.tensors import (
     operator_between_quantizers,
     quantizer_consumers,
 )
+from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.surroundings import have_different_scales
-from qdqtool.types import Cause, Precision, Refusal
+from qdqtool.types import Cause, Reason
 from qdqtool.util.records import replace_fields
 
 _FLOAT_INPUT_REASONS = (
-    simulation.InMyelin,
-    simulation.WeightsNotDequantized,
+    InMyelin,
+    WeightsNotDequantized,
+    fp8.MixedOperands,
     fp8.LargeFp8Kernel,
     fp8.FloatFp8Deconvolution,
     fp8.EarlyFp8Convolution,
@@ -42,13 +61,13 @@ _FLOAT_INPUT_REASONS = (
 # Float inputs ---------------------------------------------------------------------------------
 
 
-def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Diagnosis | None:
+def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
     """Return why a convolution runs in float, from the reasons of its node."""
     for r in reasons:
-        if isinstance(r, simulation.InputNotDequantized):
+        if isinstance(r, InputNotDequantized):
             related = None
             if r.weights_quantized and r.dq:
-                related = recorded.first(simulation.ManyConsumers, r.dq)
+                related = recorded.first(ManyConsumers, r.dq)
             cause = Cause(r, () if related is None else (related,))
             return Diagnosis(r.node, cause, r.elements, (r.node,))
         if isinstance(r, _FLOAT_INPUT_REASONS):
@@ -61,7 +80,7 @@ def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Di
 
 def diagnose_scales(
     recorded: RecordedReasons,
-    r: simulation.OutputDifferentScales | ScalesAround,
+    r: OutputDifferentScales | ScalesAround,
     consumers: Sequence[TensorConsumer],
     convolutions: tuple[str, ...],
 ) -> Diagnosis:
@@ -71,7 +90,7 @@ def diagnose_scales(
         is_float_source = isinstance(r, RemainingConversion) and not r.requantizes
         tensor = r.origin.tensor if is_float_source else r.tensor  # type: ignore[union-attr]
         return Diagnosis(tensor, Cause(r), r.elements, convolutions)
-    parts = recorded.first(simulation.ConcatScales, between.node) if between.op in JOINS else None
+    parts = recorded.first(ConcatScales, between.node) if between.op in JOINS else None
     cause = Cause(r, () if parts is None else (parts,))
     return Diagnosis(between.node, cause, r.elements, convolutions)
 
@@ -80,34 +99,34 @@ def diagnose_scales(
 
 # In order of precedence: reasons that prevent a layer's own fusions (BatchNormalization, Add,
 # activation) come before reasons in the consumers.
-OUTPUT_REASONS: tuple[type[Refusal], ...] = (
-    simulation.BatchNormNotConstant,
-    simulation.ConvTransposeBatchNorm,
-    simulation.ResidualFloat,
-    simulation.AddOutputNotQuantized,
-    simulation.ActivationBeforeAdd,
-    simulation.ActivationJoined,
-    simulation.OutputScale,
+OUTPUT_REASONS: tuple[type[Reason], ...] = (
+    BatchNormNotConstant,
+    ConvTransposeBatchNorm,
+    ResidualFloat,
+    AddOutputNotQuantized,
+    ActivationBeforeAdd,
+    ActivationJoined,
+    OutputScale,
     fp8.OutputTypeDiffers,
-    simulation.OutputDifferentScales,
+    OutputDifferentScales,
     OutputManyConsumers,
     OutputNotQuantized,
 )
 
 
-def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Diagnosis | None:
+def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
     """Return why a layer writes float, from the reasons of its node."""
     r = next((r for kind in OUTPUT_REASONS for r in reasons if isinstance(r, kind)), None)
     if r is None:
         return None
     convolutions = recorded.as_convolution(r.node)
-    if isinstance(r, simulation.OutputDifferentScales):
+    if isinstance(r, OutputDifferentScales):
         return diagnose_scales(recorded, r, r.consumers, convolutions)
     if isinstance(r, OutputManyConsumers):
         return _diagnose_many_consumers(recorded, r, convolutions)
     if isinstance(r, OutputNotQuantized):
         return _diagnose_not_quantized(recorded, r, convolutions)
-    if isinstance(r, simulation.ResidualFloat):
+    if isinstance(r, ResidualFloat):
         outcome = recorded.outcomes.get(r.node)
         is_fused = outcome is not None and r.add in outcome.fused
         return Diagnosis(
@@ -122,9 +141,9 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Di
             automatic=_has_scale(recorded, r.add),
         )
     node, gains = r.node, True
-    if isinstance(r, simulation.BatchNormNotConstant):
+    if isinstance(r, BatchNormNotConstant):
         node = r.batchnorm
-    elif isinstance(r, simulation.AddOutputNotQuantized | simulation.ActivationBeforeAdd):
+    elif isinstance(r, AddOutputNotQuantized | ActivationBeforeAdd):
         node, gains = r.add, can_be_int8(r.consumers)
     return Diagnosis(node, Cause(r), getattr(r, "elements", None), convolutions, gains=gains)
 
@@ -192,10 +211,10 @@ def _diagnose_not_quantized(
 def _diagnose_before_average(
     recorded: RecordedReasons, r: OutputNotQuantized, average: str, convolutions: tuple[str, ...]
 ) -> Diagnosis:
-    reduction = recorded.first(simulation.ReduceNotPooling, average)
+    reduction = recorded.first(ReduceNotPooling, average)
     if reduction is not None:
         return Diagnosis(average, Cause(r, (reduction,)), reduction.elements, convolutions)
-    pooling = recorded.first(simulation.PoolingOneSide, average)
+    pooling = recorded.first(PoolingOneSide, average)
     # Without a Q after it, the pooling's result would be converted back to float.
     gains = pooling is not None and bool(quantizer_consumers(pooling.consumers))
     cause = Cause(r, () if pooling is None else (pooling,))
@@ -204,12 +223,12 @@ def _diagnose_before_average(
 
 def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
     """Return the diagnosis of an average that runs in float; None for any other node."""
-    pooling = recorded.first(simulation.PoolingOneSide, node)
+    pooling = recorded.first(PoolingOneSide, node)
     if pooling is not None:
         return Diagnosis(
             pooling.node, Cause(pooling), pooling.elements, gains=pooling.quantized_input
         )
-    reduction = recorded.first(simulation.ReduceNotPooling, node)
+    reduction = recorded.first(ReduceNotPooling, node)
     if reduction is None:
         return None
     return Diagnosis(reduction.node, Cause(reduction), reduction.elements)
@@ -220,7 +239,7 @@ def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
 
 def report_conversion(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
     """Report a remaining conversion, and its cause unless another finding reports it."""
-    is_integer = conversion.precision in (Precision.INT8, Precision.FP8, Precision.INT32)
+    is_integer = conversion.precision in COVERED_TYPES
     if not is_integer and conversion.origin.node:
         _add_conversion(recorded, conversion)
     elif conversion.requantizes:
@@ -239,7 +258,7 @@ def _add_conversion(
     recorded: RecordedReasons,
     conversion: RemainingConversion,
     references: tuple[FindingReference, ...] = (),
-    related: Refusal | None = None,
+    related: Reason | None = None,
     convolutions: tuple[str, ...] | None = None,
 ) -> None:
     cause = Cause(conversion, () if related is None else (related,), references)
@@ -272,7 +291,7 @@ def _report_sibling_scales(
 
 def _explain_quantization(
     recorded: RecordedReasons, conversion: RemainingConversion
-) -> tuple[tuple[FindingReference, ...], Refusal | None]:
+) -> tuple[tuple[FindingReference, ...], Reason | None]:
     """Return the findings that explain a remaining Q, and the reason that explains it.
 
     Findings about its cause are added if necessary. The findings may be empty, the reason None.
@@ -291,8 +310,8 @@ def _explain_quantization(
     average = diagnose_average(recorded, origin.node)
     if average is not None:
         recorded.add(average, (average.node,))
-        return recorded.explanation(average.node), average.cause.refusal
-    scale = recorded.first(simulation.OutputScale, origin.node)
+        return recorded.explanation(average.node), average.cause.reason
+    scale = recorded.first(OutputScale, origin.node)
     if scale is not None:
         return (), scale
     if _blocks_visibly(conversion.blocked):
@@ -300,14 +319,14 @@ def _explain_quantization(
     return (recorded.explanation(origin.quantizer) if origin.quantizer else ()), None
 
 
-def _blocks_visibly(blocked: Refusal | None) -> bool:
+def _blocks_visibly(blocked: Reason | None) -> bool:
     """Return whether a message about the reason that stopped a Q can name the obstacle.
 
     It can for an operator that a Q cannot pass, and for a known float consumer.
     """
-    if isinstance(blocked, simulation.ManyConsumers | simulation.ConcatReadElsewhere):
+    if isinstance(blocked, ManyConsumers | ConcatReadElsewhere):
         return bool(float_consumers(blocked.consumers))
-    return isinstance(blocked, simulation.NotCommuting)
+    return isinstance(blocked, NotCommuting)
 
 
 def _report_requantization(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
@@ -327,7 +346,7 @@ def _report_requantization(recorded: RecordedReasons, conversion: RemainingConve
 
 
 def _joins_scales(recorded: RecordedReasons, join: str, conversion: RemainingConversion) -> bool:
-    return recorded.first(simulation.ConcatScales, join) is not None or have_different_scales(
+    return recorded.first(ConcatScales, join) is not None or have_different_scales(
         quantizers_with_own(conversion)
     )
 
@@ -336,7 +355,7 @@ def _report_dequantization(recorded: RecordedReasons, conversion: RemainingConve
     inner = recorded.explanation(conversion.pair) if conversion.pair else ()
     for consumer in conversion.consumers:
         diagnosis = diagnose_average(recorded, consumer.node)
-        add = recorded.first(simulation.AddOutputNotQuantized, consumer.node)
+        add = recorded.first(AddOutputNotQuantized, consumer.node)
         if diagnosis is None and add is not None:
             diagnosis = diagnose_output(recorded, (add,))
         if diagnosis is not None:

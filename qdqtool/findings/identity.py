@@ -4,7 +4,7 @@ Two findings with equal keys report the same problem. A key contains the values 
 the message shows. Some values change when a part is cut out of a model, although the cause stays
 the same. Keys leave these out: sizes, nodes after the consumers of a tensor, names of outputs, the
 producer of a tensor whose name is in the key, and values of a conversion that another finding or
-refusal explains.
+reason explains.
 """
 
 from __future__ import annotations
@@ -12,18 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from qdqtool.reasons import faults, simulation
 from qdqtool.reasons.compiler import IntegersLost, LossCause, ScalesJoined
-from qdqtool.reasons.simulation import (
+from qdqtool.reasons.conversions import (
+    COVERED_TYPES,
     RemainingConversion,
     ScalesAround,
+    quantizers_with_own,
+)
+from qdqtool.reasons.convolutions import ChannelNumbers
+from qdqtool.reasons.inputs import InputNotDequantized
+from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers
+from qdqtool.reasons.outputs import (
+    OutputDifferentScales,
+    OutputManyConsumers,
+    OutputNotQuantized,
+    OutputScale,
     find_float_sum,
     find_shared_pooling,
     is_before_normalization,
     is_left_float,
     quantizers_after_pooling,
-    quantizers_with_own,
 )
+from qdqtool.reasons.pooling import PoolingOneSide
+from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import (
     ConsumerKind,
     Scale,
@@ -35,7 +46,7 @@ from qdqtool.reasons.tensors import (
     operator_between_quantizers,
     quantizer_consumers,
 )
-from qdqtool.types import Cause, Finding, Precision, Refusal
+from qdqtool.types import Cause, Finding, Reason
 from qdqtool.util.records import field_values, nearest
 
 IdentityKey = tuple[Any, ...]
@@ -64,18 +75,18 @@ def iterate_consumer_names(key: IdentityKey) -> Iterator[str]:
 
 
 def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
-    r = cause.refusal
+    r = cause.reason
     key = nearest(_KEYS_BY_CLASS, type(r))
     if key is not None:
         return type(r), *map(_comparable, key(finding, cause, r))
     return _reason_key(r)
 
 
-def _reason_key(refusal: Refusal) -> IdentityKey:
+def _reason_key(reason: Reason) -> IdentityKey:
     """Return the class of a reason, and its field values that are equal in an extract."""
-    named = zip(refusal._fields, field_values(refusal), strict=True)  # type: ignore[attr-defined]
-    return type(refusal), *(
-        _comparable(v) for name, v in named if name not in refusal.identity_excludes
+    named = zip(reason._fields, field_values(reason), strict=True)  # type: ignore[attr-defined]
+    return type(reason), *(
+        _comparable(v) for name, v in named if name not in reason.identity_excludes
     )
 
 
@@ -117,7 +128,7 @@ def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
 # Classes whose messages depend on their values ------------------------------------------------
 
 
-def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) -> IdentityKey:
+def _input_key(finding: Finding, cause: Cause, r: InputNotDequantized) -> IdentityKey:
     if not r.weights_quantized:
         return (bool(r.dq),)
     if not r.dq:
@@ -127,7 +138,7 @@ def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized
     return r.dq, r.tensor, r.blocker or (r.producer, r.op)
 
 
-def _output_key(finding: Finding, cause: Cause, r: simulation.OutputNotQuantized) -> IdentityKey:
+def _output_key(finding: Finding, cause: Cause, r: OutputNotQuantized) -> IdentityKey:
     if finding.code == "POOL-FLOAT":
         return r.node, *map(_average_key, cause.also)
     if is_before_normalization(r) and r.node in finding.convolutions:
@@ -137,24 +148,22 @@ def _output_key(finding: Finding, cause: Cause, r: simulation.OutputNotQuantized
     return r.node, _consumers_key(r.consumers), is_left_float(r)
 
 
-def _average_key(refusal: Refusal) -> IdentityKey:
+def _average_key(reason: Reason) -> IdentityKey:
     """Return the key of a pooling after a result: the first Q after it.
 
-    The key of any other refusal has its values.
+    The key of any other reason has its values.
     """
-    if not isinstance(refusal, simulation.PoolingOneSide):
-        return _reason_key(refusal)
-    return tuple(q.node for q in quantizer_consumers(refusal.consumers)[:1])
+    if not isinstance(reason, PoolingOneSide):
+        return _reason_key(reason)
+    return tuple(q.node for q in quantizer_consumers(reason.consumers)[:1])
 
 
-def _pooling_key(finding: Finding, cause: Cause, r: simulation.PoolingOneSide) -> IdentityKey:
+def _pooling_key(finding: Finding, cause: Cause, r: PoolingOneSide) -> IdentityKey:
     quantizers = [q.node for q in quantizer_consumers(r.consumers)]
     return (r.origin.node, *quantizers[:1]) if r.quantized_input else ("", *quantizers)
 
 
-def _many_consumers_key(
-    finding: Finding, cause: Cause, r: simulation.OutputManyConsumers
-) -> IdentityKey:
+def _many_consumers_key(finding: Finding, cause: Cause, r: OutputManyConsumers) -> IdentityKey:
     add, pool = find_float_sum(r), find_shared_pooling(r)
     if pool is not None:
         return (
@@ -177,7 +186,7 @@ def _many_consumers_key(
     return r.node, _consumers_key(r.consumers)
 
 
-def _residual_key(finding: Finding, cause: Cause, r: simulation.ResidualFloat) -> IdentityKey:
+def _residual_key(finding: Finding, cause: Cause, r: ResidualFloat) -> IdentityKey:
     float_readers = [x for x in r.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
     shared = _shareable_key(find_shareable_quantizer(r.quantizers))
     return (
@@ -191,7 +200,7 @@ def _residual_key(finding: Finding, cause: Cause, r: simulation.ResidualFloat) -
     )
 
 
-def _sum_key(finding: Finding, cause: Cause, r: simulation.AddOutputNotQuantized) -> IdentityKey:
+def _sum_key(finding: Finding, cause: Cause, r: AddOutputNotQuantized) -> IdentityKey:
     return (
         r.node,
         r.add,
@@ -200,15 +209,13 @@ def _sum_key(finding: Finding, cause: Cause, r: simulation.AddOutputNotQuantized
     )
 
 
-def _output_scales_key(
-    finding: Finding, cause: Cause, r: simulation.OutputDifferentScales
-) -> IdentityKey:
+def _output_scales_key(finding: Finding, cause: Cause, r: OutputDifferentScales) -> IdentityKey:
     return r.node if r.node in finding.convolutions else "", *_scales_key(
         cause, r.tensor, r.consumers
     )
 
 
-def _channels_key(finding: Finding, cause: Cause, r: faults.ChannelNumbers) -> IdentityKey:
+def _channels_key(finding: Finding, cause: Cause, r: ChannelNumbers) -> IdentityKey:
     return r.inputs, r.outputs, () if r.small else tuple(dict.fromkeys(r.odd))
 
 
@@ -256,33 +263,33 @@ def _scales_around_key(finding: Finding, cause: Cause, r: ScalesAround) -> Ident
 
 def _conversion_cause_key(cause: Cause, r: RemainingConversion) -> IdentityKey:
     origin = r.origin
-    if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
+    if r.precision not in COVERED_TYPES and origin.node:
         return (r.precision,)
     if cause.see:
         return cause.see
     if not r.quantize:
         return _consumers_key(r.consumers)
-    for refusal in cause.also:
-        if isinstance(refusal, simulation.OutputScale):
-            return type(refusal), origin.node
+    for reason in cause.also:
+        if isinstance(reason, OutputScale):
+            return type(reason), origin.node
         consumers: Sequence[TensorConsumer] = ()
-        if isinstance(refusal, simulation.ManyConsumers | simulation.ConcatReadElsewhere):
-            consumers = float_consumers(refusal.consumers)
-        return type(refusal), refusal.node, _consumers_key(consumers)
+        if isinstance(reason, ManyConsumers | ConcatReadElsewhere):
+            consumers = float_consumers(reason.consumers)
+        return type(reason), reason.node, _consumers_key(consumers)
     return origin.node, origin.op, origin.int8
 
 
-_KEYS_BY_CLASS: dict[type[Refusal], Callable[[Finding, Cause, Any], IdentityKey]] = {
-    simulation.InputNotDequantized: _input_key,
-    simulation.OutputNotQuantized: _output_key,
-    simulation.OutputManyConsumers: _many_consumers_key,
-    simulation.OutputDifferentScales: _output_scales_key,
-    simulation.ResidualFloat: _residual_key,
-    simulation.AddOutputNotQuantized: _sum_key,
-    simulation.PoolingOneSide: _pooling_key,
+_KEYS_BY_CLASS: dict[type[Reason], Callable[[Finding, Cause, Any], IdentityKey]] = {
+    InputNotDequantized: _input_key,
+    OutputNotQuantized: _output_key,
+    OutputManyConsumers: _many_consumers_key,
+    OutputDifferentScales: _output_scales_key,
+    ResidualFloat: _residual_key,
+    AddOutputNotQuantized: _sum_key,
+    PoolingOneSide: _pooling_key,
     RemainingConversion: _conversion_key,
     ScalesAround: _scales_around_key,
-    faults.ChannelNumbers: _channels_key,
+    ChannelNumbers: _channels_key,
     IntegersLost: _loss_key,
     ScalesJoined: _loss_key,
 }

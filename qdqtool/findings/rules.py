@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from qdqtool.findings import ways  # imported because it declares a class of reasons
-from qdqtool.reasons import compiler, faults, fp8, gpus, simulation
-from qdqtool.types import Finding, FindingCode, FindingRule, Refusal
+from qdqtool.reasons import (
+    attention,
+    compiler,
+    conversions,
+    convolutions,
+    different_scales,
+    float_types,
+    fp8,
+    fusions,
+    gpus,
+    heads,
+    inputs,
+    motion,
+    operators,
+    outputs,
+    pooling,
+    quantizers,
+    residuals,
+    scales,
+    weights,
+)
+from qdqtool.types import Finding, FindingCode, FindingRule, Reason, Severity
 
-REASON_MODULES = (simulation, faults, fp8, compiler, gpus, ways)
+REASON_MODULES = (
+    attention,
+    compiler,
+    conversions,
+    convolutions,
+    different_scales,
+    float_types,
+    fp8,
+    fusions,
+    gpus,
+    heads,
+    inputs,
+    motion,
+    operators,
+    outputs,
+    pooling,
+    quantizers,
+    residuals,
+    scales,
+    weights,
+    ways,
+)
 
 
-def reason_classes() -> Iterator[type[Refusal]]:
+def reason_classes() -> Iterator[type[Reason]]:
     """Yield the classes of reasons that become findings and declare their rules themselves."""
     for module in REASON_MODULES:
         for value in vars(module).values():
-            is_reason = isinstance(value, type) and issubclass(value, Refusal)
+            is_reason = isinstance(value, type) and issubclass(value, Reason)
             if is_reason and value.__module__ == module.__name__ and vars(value).get("rules"):
                 yield value
 
 
-def finding_code(reason: Refusal) -> FindingCode:
+def finding_code(reason: Reason) -> FindingCode:
     """Return the code of the finding that a reason becomes.
 
     Raises:
@@ -32,24 +73,24 @@ def finding_code(reason: Refusal) -> FindingCode:
     raise KeyError(type(reason))
 
 
-def finding_codes(kind: type[Refusal]) -> tuple[FindingCode, ...]:
+def finding_codes(kind: type[Reason]) -> tuple[FindingCode, ...]:
     """Return all codes of a class of reasons; empty if its reasons become no findings."""
     return tuple(rule.code for rule in kind.rules)
 
 
-def attempted_codes(kinds: Sequence[type[Refusal]]) -> tuple[FindingCode, ...]:
+def attempted_codes(kinds: Sequence[type[Reason]]) -> tuple[FindingCode, ...]:
     """Return the codes of some classes that ``fix`` tries to remove, in class order."""
     return tuple(dict.fromkeys(r.code for kind in kinds for r in kind.rules if r.is_attempted))
 
 
-def attempted_reasons(finding: Finding) -> list[Refusal]:
+def attempted_reasons(finding: Finding) -> list[Reason]:
     """Return the reasons of a finding that ``fix`` tries to remove."""
     if finding.code not in ATTEMPTED_CODES:
         return []
     return [
         reason
         for cause in finding.causes
-        for reason in (cause.refusal, *cause.also)
+        for reason in (cause.reason, *cause.also)
         if any(
             rule.is_attempted and rule.code == finding.code and rule.applies(reason)
             for rule in reason.rules
@@ -66,3 +107,21 @@ PROMISED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_promise
 """Codes of findings that ``qdqtool fix`` can change without data."""
 ATTEMPTED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_attempted)
 """Codes of findings that ``qdqtool fix`` tries to change."""
+ON_REQUEST_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_on_request)
+"""Codes that ``qdqtool fix`` changes only on request, unless they are errors."""
+
+
+def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings that ``fix`` changes by default, and those only with ``--only``.
+
+    An error is always changed, together with the warnings of its code.
+    """
+    listed = list(findings)
+    errors = {f.code for f in listed if f.severity == Severity.ERROR}
+    default: list[Finding] = []
+    on_request: list[Finding] = []
+    for finding in listed:
+        if finding.automatic:
+            is_default = finding.code not in ON_REQUEST_CODES or finding.code in errors
+            (default if is_default else on_request).append(finding)
+    return default, on_request

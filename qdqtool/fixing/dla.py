@@ -7,6 +7,8 @@ cache and precisions of layers, as NVIDIA's qdq-translator writes them.
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,17 +16,22 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError
 from qdqtool.fixing.quantizers import make_constant_change
 from qdqtool.fixing.weights import make_dequantizer
+from qdqtool.insertion.batchnorm import fold_batch_normalization
 from qdqtool.insertion.calibration_cache import CacheReport, cache_header, write_cache
 from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
+from qdqtool.insertion.ranges import collect_statistics
+from qdqtool.insertion.scales import MethodChoice, ScaleGroup, choose_scale
 from qdqtool.insertion.tensor_scales import (
     LayerPrecisions,
     TensorScales,
     choose_precisions,
-    complete_scales,
+    measure_scales,
 )
 from qdqtool.ir.branches import fold_constant_branches
 from qdqtool.ir.constants import ConstantEvaluator, find_computed_parameters
@@ -33,6 +40,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load_full, save
 from qdqtool.ir.qdq import DQ, Q, is_dq, is_qdq, is_quantized
 from qdqtool.patterns.fake_quantizers import find_fake_quantizers, rewrite_fake_quantizers
+from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import nested_graphs
@@ -83,17 +91,27 @@ class DlaTranslation:
 
 
 def translate_for_dla(
-    source: ModelSource | Model, target: str | Target = DEFAULT_TARGET
+    source: ModelSource | Model,
+    target: str | Target = DEFAULT_TARGET,
+    *,
+    data: object = None,
+    preprocess: Preprocess | str | ImageFunction | None = None,
+    size: tuple[int, int] | None = None,
 ) -> DlaTranslation:
     """Translate a Q/DQ model for DLA.
 
     Args:
         source: The Q/DQ model; all its weights must be available.
         target: TensorRT version of the build, such as ``8.5.2`` or ``10.3``, before 11.
+        data: Images on which ranges of tensors without a quantizer are measured, as for
+            :func:`calibration.open_data`. Default: these tensors have scales only by rules.
+        preprocess: How images become inputs, as for :func:`qdqtool.fix`.
+        size: Height and width in pixels if the model leaves them open.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or has quantizers that a float model
             with a cache cannot express (computed scales, FP8).
+        DataError: The data is not usable.
         QdqtoolError: The target reads no calibration cache.
     """
     version = target_named(target)
@@ -108,13 +126,49 @@ def translate_for_dla(
         constants = _dequantize_constants(view)
         floats = remove_quantizers(model.copy(), weights=True, constants=constants)
         _check_removed(floats)
-    scales = complete_scales(floats, known, unary=version.recovers_scales_on_dla)
+        fold_batch_normalization(floats)
+        measure = (
+            None if data is None else _Measurement(data, ImageOptions(preprocess, size), notes)
+        )
+        unary = version.recovers_scales_on_dla
+        scales = measure_scales(floats, known, measure, unary=unary)
     precisions = choose_precisions(floats, scales, int8)
     return DlaTranslation(floats.proto, scales, precisions, version, model.path, notes, read)
 
 
+class _Measurement:
+    """Measurement of ranges on data.
+
+    Attributes:
+        notes: Receives notes about the preprocessing and the data.
+    """
+
+    def __init__(self, data: object, images: ImageOptions, notes: list[Note]) -> None:
+        self._data, self._images = data, images
+        self.notes = notes
+
+    def __call__(self, model: Model, tensors: Sequence[str]) -> dict[str, float]:
+        """Return the INT8 scales of tensors."""
+        from calibration.presets import choose_preprocess, describe_use
+
+        choice = choose_preprocess(model.metadata, self._images.preprocess)
+        images = ImageOptions(choice.preprocess, self._images.size)
+        groups = [ScaleGroup((tensor,), (tensor,), (tensor,)) for tensor in tensors]
+        ranges = RangeOptions()
+        statistics, _ = collect_statistics(
+            model, self._data, groups, max_images=ranges.max_images, images=images
+        )
+        self.notes += map(Note.from_text, (*statistics.notes, *statistics.warnings))
+        used = statistics.preprocessing
+        if used is not None:
+            used["origin"] = choice.origin
+            self.notes += [describe_use(used), *warn_preprocess(model, used)]
+        methods = MethodChoice.from_options(ranges)
+        return {g.tensors[0]: choose_scale(g, statistics, methods)[0].scale for g in groups}
+
+
 def _prepare(model: Model) -> Model:
-    """Return a model with Q and DQ in its graph, and with their parameters as constants."""
+    """Return a copy with Q and DQ in its graph, their parameters as constants, and unique names."""
     model = fold_constant_branches(model)
     if not is_quantized(model) and find_fake_quantizers(model):
         model = model.copy()
@@ -135,21 +189,29 @@ def _prepare(model: Model) -> Model:
             model.path or "model",
             code="not-quantized",
         )
-    return _store_parameters(model)
-
-
-def _store_parameters(model: Model) -> Model:
-    """Return a model whose scales and zero points are stored, if constants compute them."""
-    if not find_computed_parameters(model):
-        return model
     model = model.copy()
+    _store_parameters(model)
+    return _name_nodes(model)
+
+
+def _name_nodes(model: Model) -> Model:
+    """Give each node a name of its own, in place, because trtexec sets precisions by name."""
+    editor, names = Editor(model), Counter(node.proto.name for node in model.nodes)
+    for node in model.nodes:
+        if not node.proto.name or names[node.proto.name] > 1:
+            base = node.proto.name or f"{node.op}_{node.output}"
+            editor.edit_proto(node).name = editor.unique_name(base)
+    return editor.finish()
+
+
+def _store_parameters(model: Model) -> None:
+    """Store scales and zero points that constants compute as constants, in place."""
     evaluator, editor = ConstantEvaluator(model), Editor(model)
     for tensor, consumers in find_computed_parameters(model).items():
         value = evaluator.evaluate(tensor)
         if value is not None:
             make_constant_change(consumers, tensor, value)(editor)
     editor.finish()
-    return model
 
 
 def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:

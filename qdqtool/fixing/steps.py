@@ -9,9 +9,47 @@ from qdqtool.findings.rules import attempted_codes
 from qdqtool.fixing import compare, pairs, quantizers, weights
 from qdqtool.fixing.site import FixCriteria, FixStep
 from qdqtool.ir.graph import Model
-from qdqtool.reasons import faults, simulation
+from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.compiler import IntegersLost, ScalesJoined
-from qdqtool.reasons.simulation import ScalesAround
+from qdqtool.reasons.conversions import RemainingConversion, ScalesAround
+from qdqtool.reasons.different_scales import ConcatScales, ScalesDiffer
+from qdqtool.reasons.float_types import RemainingFloat
+from qdqtool.reasons.fusions import (
+    ActivationBeforeAdd,
+    BatchNormNotConstant,
+    ConvTransposeBatchNorm,
+    InsideActivation,
+    PadBeforeConvolution,
+)
+from qdqtool.reasons.heads import ConcatAfterHead, HeadQuantized
+from qdqtool.reasons.operators import LocalFunctions
+from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers
+from qdqtool.reasons.quantizers import (
+    NonzeroZeroPoint,
+    ParameterIndirect,
+    UnsignedZeroPoint,
+    ZeroPointCount,
+    ZeroPointMissing,
+)
+from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
+from qdqtool.reasons.scales import (
+    ActivationPerChannel,
+    ScaleDead,
+    ScaleHalf,
+    ScaleImplausible,
+    ScaleNotPositive,
+)
+from qdqtool.reasons.weights import (
+    BiasQuantized,
+    MisreadConstant,
+    OperatorsOnWeights,
+    WeightsAxis,
+    WeightScales,
+    WeightsNotDequantized,
+    WeightsPerTensor,
+    WeightsShared,
+    WeightsStored,
+)
 from qdqtool.trt.targets import Target
 
 # Permitted growth factors of the outputs' error against the float network. Even an exact rewrite
@@ -22,79 +60,89 @@ _SHARED = 1.5  # one scale for several tensors: smaller tensors lose resolution
 _ONE_BIT = 2.5  # uint8 to int8: the loss of up to one bit doubles the noise
 
 # Codes of fixes that make ranges symmetric, which loses up to one bit.
-HALVING_CODES = attempted_codes((simulation.NonzeroZeroPoint, faults.UnsignedZeroPoint))
+HALVING_CODES = attempted_codes((NonzeroZeroPoint, UnsignedZeroPoint))
 
 # Two steps can remove conversions, because a finding may not name the cause of a conversion.
 STEPS = (
     FixStep(
         (
-            simulation.NonzeroZeroPoint,
-            faults.UnsignedZeroPoint,
-            faults.ZeroPointMissing,
-            faults.ZeroPointCount,
+            NonzeroZeroPoint,
+            UnsignedZeroPoint,
+            ZeroPointMissing,
+            ZeroPointCount,
         ),
         _ONE_BIT,
         find=quantizers.find_asymmetric_quantizers,
     ),
     FixStep(
-        (faults.ScaleNotPositive,),
+        (ScaleNotPositive,),
         _EXACT,
         requantizes_weights=True,
         find=quantizers.find_nonpositive_scales,
     ),
     FixStep(
-        (IntegersLost, simulation.ActivationPerChannel),
+        (ScaleImplausible,),
+        _EXACT,
+        requantizes_weights=True,
+        find=quantizers.find_weight_scales,
+    ),
+    FixStep(
+        (IntegersLost, ActivationPerChannel),
         _ONE_BIT,
         find=quantizers.find_scale_vectors,
     ),
-    FixStep((faults.BiasQuantized,), _EXACT, find=weights.find_quantized_biases),
+    FixStep((BiasQuantized,), _EXACT, find=weights.find_quantized_biases),
     FixStep(
-        (faults.OperatorsOnWeights, faults.MisreadConstant, faults.ParameterIndirect),
+        (OperatorsOnWeights, MisreadConstant, ParameterIndirect),
         _EXACT,
         find=quantizers.find_computed_constants,
     ),
-    FixStep((faults.WeightsStored,), _EXACT, find=weights.find_stored_integers),
-    FixStep((simulation.WeightsShared,), _EXACT, find=weights.find_shared_weights),
-    FixStep((simulation.BatchNormNotConstant,), _EXACT, find=weights.find_batchnorm_parameters),
+    FixStep((WeightsStored,), _EXACT, find=weights.find_stored_integers),
+    FixStep((WeightsShared,), _EXACT, find=weights.find_shared_weights),
+    FixStep((BatchNormNotConstant,), _EXACT, find=weights.find_batchnorm_parameters),
+    FixStep((ConvTransposeBatchNorm,), _EXACT, find=weights.find_batchnorms_after_transposed),
+    FixStep((WeightsAxis,), _ONE_BIT, find=weights.find_transposed_weights),
+    FixStep((WeightsNotDequantized,), _ONE_BIT, find=weights.find_float_weights),
     FixStep(
-        (simulation.ConvTransposeBatchNorm,), _EXACT, find=weights.find_batchnorms_after_transposed
-    ),
-    FixStep((simulation.WeightsAxis,), _ONE_BIT, find=weights.find_transposed_weights),
-    FixStep((simulation.WeightsNotDequantized,), _ONE_BIT, find=weights.find_float_weights),
-    FixStep(
-        (faults.WeightsPerTensor,),
+        (WeightsPerTensor,),
         _EXACT,
         requantizes_weights=True,
         find=weights.find_per_tensor_weights,
     ),
-    FixStep((faults.ConcatAfterHead,), _EXACT, costs_speed=True, find=pairs.find_pairs_after_head),
-    FixStep((faults.HeadQuantized,), _EXACT, costs_speed=True, find=pairs.find_quantized_heads),
-    FixStep((faults.ScaleDead,), _ONE_BIT, find=quantizers.find_dead_scales),
-    FixStep((simulation.InsideActivation,), _EXACT, find=pairs.find_pairs_inside_activations),
-    FixStep((simulation.ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_before_adds),
-    FixStep((simulation.PadBeforeConvolution,), _EXACT, find=pairs.find_pairs_after_pads),
+    FixStep((ConcatAfterHead,), _EXACT, costs_speed=True, find=pairs.find_pairs_after_head),
+    FixStep((HeadQuantized,), _EXACT, costs_speed=True, find=pairs.find_quantized_heads),
+    FixStep((ScaleDead,), _ONE_BIT, find=quantizers.find_dead_scales),
+    FixStep((InsideActivation,), _EXACT, find=pairs.find_pairs_inside_activations),
+    FixStep((ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_before_adds),
+    FixStep((PadBeforeConvolution,), _EXACT, find=pairs.find_pairs_after_pads),
     FixStep(
         (
-            simulation.ResidualFloat,
-            simulation.OutputManyConsumers,
-            simulation.ActivationBeforeAdd,
-            simulation.AddOutputNotQuantized,
-            simulation.RemainingConversion,
+            ResidualFloat,
+            OutputManyConsumers,
+            ActivationBeforeAdd,
+            AddOutputNotQuantized,
+            RemainingConversion,
         ),
         _SHARED,
         find=pairs.find_float_residuals,
     ),
     FixStep(
         (
-            simulation.OutputDifferentScales,
-            simulation.ConcatScales,
+            OutputDifferentScales,
+            ConcatScales,
             ScalesJoined,
             ScalesAround,
-            simulation.ScalesDiffer,
-            simulation.RemainingConversion,
+            ScalesDiffer,
+            RemainingConversion,
         ),
         _SHARED,
         find=pairs.find_different_scales,
+    ),
+    FixStep(
+        (WeightScales,),
+        _EXACT,
+        requantizes_weights=True,
+        find=quantizers.find_weight_scales,
     ),
 )
 
@@ -114,26 +162,26 @@ class ModelStep(FixCriteria):
 
 MODEL_STEPS = (
     ModelStep(
-        (faults.LocalFunctions,),
+        (LocalFunctions,),
         _EXACT,
         description="functions inlined",
         convert=lambda model, target: model.copy(),  # functions are inlined when a file is read
     ),
     ModelStep(
-        (faults.ScaleHalf,),
+        (ScaleHalf,),
         _EXACT,
         changes_types=True,
         description="the model is float32",
         convert=quantizers.to_float,
     ),
     ModelStep(
-        (faults.DecomposedNorm,),
+        (DecomposedNorm,),
         _EXACT,
         description=("decomposed layer normalizations written as LayerNormalization"),
         convert=quantizers.to_layer_norm,
     ),
     ModelStep(
-        (faults.RemainingFloat,),
+        (RemainingFloat,),
         _EXACT,
         changes_types=True,
         rounding=compare.HALF_ROUNDING,

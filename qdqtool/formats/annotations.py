@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from qdqtool.findings import codes
 from qdqtool.formats.time_text import describe_times
-from qdqtool.formats.verdicts import remarks, speed_verdict, verdict
+from qdqtool.formats.verdicts import describe_rejection, remarks, speed_verdict, verdict
 from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction
 from qdqtool.util.text import one_line
 
@@ -152,7 +152,7 @@ def _section(review: ModelReview) -> list[str]:
         problems = [f"❌ **Not predicted:** {_escape_markdown(line)}" for line in review.unmet]
         return [title, "", *problems, ""]
     lines = [f"{title} on {review.target}", ""]
-    for time in review.times:
+    for time in () if describe_rejection(review.prediction) else review.times:
         gain, details = speed_verdict(time).text, describe_times(time)
         lines += [f"**{_escape_markdown(gain)}** {_escape_markdown(details)}.", ""]
     lines += [f"**{_escape_markdown(verdict(review.prediction))}**", ""]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style
-from qdqtool.reasons.simulation import OutsideRules
+from qdqtool.reasons.gpus import GpuLacks
+from qdqtool.reasons.quantizers import OutsideRules
 from qdqtool.types import Assumption, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts
 
@@ -40,6 +41,9 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
     if rejection:
         return rejection
     float_type = name_float_type(prediction, half=half)
+    nested = describe_subgraphs(prediction.model.subgraphs)
+    if not is_analyzed(prediction):
+        return f"Not analyzed: {nested}"
     if has_no_qdq(prediction):
         return f"Nothing is quantized: {count_layers(prediction)} in {float_type}"
     rows = layer_rows(prediction, float_type, nouns=True)
@@ -56,7 +60,37 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
 
 def has_no_qdq(prediction: Prediction) -> bool:
     """Return whether a model has no Q/DQ at all."""
-    return any(f.code == "NO-QDQ" for f in prediction.findings)
+    return not has_nested_quantizers(prediction) and any(
+        f.code == "NO-QDQ" for f in prediction.findings
+    )
+
+
+def has_nested_quantizers(prediction: Prediction) -> bool:
+    """Return whether branches or bodies of the model have Q/DQ, which are not analyzed."""
+    return bool(prediction.model.subgraphs.get("quantizers"))
+
+
+def is_analyzed(prediction: Prediction) -> bool:
+    """Return whether any layer with weights is outside of branches and bodies, or none at all."""
+    return bool(prediction.convolutions) or not prediction.model.subgraphs
+
+
+def describe_subgraphs(counts: Mapping[str, int]) -> str:
+    """Return a text on layers and Q/DQ in branches and bodies; empty without any.
+
+    Args:
+        counts: The numbers, see :attr:`qdqtool.types.ModelInfo.subgraphs`.
+    """
+    nouns = {
+        "convolutions": "convolution",
+        "matrix_products": "matrix product",
+        "quantizers": "Q/DQ node",
+    }
+    parts = [format_count(counts[key], noun) for key, noun in nouns.items() if counts.get(key)]
+    if not parts:
+        return ""
+    content = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"{content} in branches of If or bodies of Loop and Scan"
 
 
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
@@ -271,16 +305,30 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     chosen = [code for code in errors if codes.get(code).builds == builds]
     if not chosen:
         return ""
-    title, places = codes.get(chosen[0]).title, format_count(errors[chosen[0]], "place")
+    title, count = codes.get(chosen[0]).title, errors[chosen[0]]
+    places = f", {count} places" if count > 1 else ""
     others = f"; further errors: {', '.join(chosen[1:])}" if chosen[1:] else ""
-    return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}, {places}){others}"
+    return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}{places}){others}"
+
+
+def has_model_errors(prediction: Prediction) -> bool:
+    """Return whether an error comes from the model, not from the GPU or its TensorRT."""
+    return any(
+        f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLacks)
+        for f in prediction.findings
+    )
 
 
 def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
     """Return a verdict from types and findings, for a model that TensorRT builds."""
     counts = prediction.summary()
+    nested = describe_subgraphs(prediction.model.subgraphs)
+    if not is_analyzed(prediction):
+        return Verdict(f"Not analyzed: {nested}.", Style.UNCLEAR)
     if not (counts["int8"] or counts["fp8"]):
         subject = "Nothing is quantized" if has_no_qdq(prediction) else "Nothing is INT8"
+        if nested:
+            subject += " outside of the subgraphs"
         layers = count_layers(prediction)
         return Verdict(f"{subject}: {layers} in {float_type}.", Style.UNCLEAR)
     if all(f.severity != Severity.WARNING for f in prediction.findings):
@@ -297,7 +345,7 @@ def overall_verdict(prediction: Prediction, time: TimeEstimate | None) -> Verdic
     problem = build_verdict(prediction)
     if problem is not None:
         return problem
-    if time is not None:
+    if time is not None and is_analyzed(prediction):
         return speed_verdict(time)
     return quality_verdict(prediction, name_float_type(prediction))
 

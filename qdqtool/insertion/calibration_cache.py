@@ -12,6 +12,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.tensor_scales import LayerPrecisions, TensorScales, format_precisions
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json
+from qdqtool.util.text import format_count
 
 _MAX_NAMES = 4
 
@@ -98,12 +99,13 @@ class CacheReport:
         if missing:
             more = f" and {len(missing) - _MAX_NAMES} more" if len(missing) > _MAX_NAMES else ""
             yield (
-                f"  no known range: {', '.join(missing[:_MAX_NAMES])}{more}; the layers of these "
-                "tensors run in FP16"
+                f"  {format_count(len(missing), 'tensor')} without a known range: "
+                f"{', '.join(missing[:_MAX_NAMES])}{more}; their layers run in FP16. Calibration "
+                "images (`data`) give these ranges."
             )
         if self.precisions.unnamed:
             yield (
-                f"  nodes without a name of their own, which trtexec cannot set: "
+                f"  nodes that share their name with others, which trtexec cannot set: "
                 f"{len(self.precisions.unnamed)}"
             )
 

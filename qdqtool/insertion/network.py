@@ -13,7 +13,7 @@ from qdqtool.ir.branches import find_subgraph_contents
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.qdq import find_bfloat16, is_quantized
-from qdqtool.patterns.fake_quantizers import find_fake_quantizers
+from qdqtool.patterns.fake_quantizers import find_fake_quantizers, find_nested_quantizers
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
@@ -112,8 +112,18 @@ def _check_float_model(model: Model) -> None:
             path,
             code="already-quantized",
         )
+    nested = next((c for c in find_subgraph_contents(model) if c.quantizers), None)
+    if nested is not None:
+        raise ModelError(
+            f"is quantized already ({format_count(nested.quantizers, 'Q/DQ node')} in the "
+            f"subgraphs of '{nested.node.name}' ({nested.node.op})); give its float model, or run "
+            "'qdqtool predict' on this model",
+            path,
+            code="already-quantized",
+            node=nested.node.name,
+        )
     sparse = {s.values.name for s in model.proto.graph.sparse_initializer}
-    fakes = find_fake_quantizers(model)
+    fakes = find_fake_quantizers(model) or find_nested_quantizers(model)
     if fakes:
         raise ModelError(
             f"has {len(fakes)} quantizers in another form than Q/DQ ('{fakes[0].name}' first, "

@@ -198,7 +198,7 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
         QdqtoolError: The target reads no table, or the file cannot be written.
     """
     from qdqtool.insertion.calibration_cache import cache_header, write_cache
-    from qdqtool.insertion.tensor_scales import choose_precisions, complete_scales
+    from qdqtool.insertion.tensor_scales import choose_precisions, measure_scales
     from qdqtool.patterns.view import View
 
     target = target_named(insertion.target)
@@ -214,12 +214,7 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
         if not isinstance(q.scale, list) and q.tensor not in smoothed
     }
     model = quantized if insertion.load_float_model is None else insertion.load_float_model()
-    scales = complete_scales(model, known)
-    # Measure tensors with only a bound: it may be far above the range.
-    bounded = [t for t, rule in scales.rules.items() if rule == "bounded"]
-    if insertion.measure_scales is not None and (bounded or scales.missing):
-        measured = insertion.measure_scales(model, [*bounded, *scales.missing])
-        scales = complete_scales(model, known, measured)
+    scales = measure_scales(model, known, insertion.measure_scales)
     view = View(quantized)
     int8 = {n.name for n in view.nodes_with_weights if n.index in view.fully_quantized_nodes}
     precisions = choose_precisions(model, scales, int8)

@@ -4,26 +4,29 @@ Without Q/DQ, TensorRT runs a layer in INT8 only if all of its tensors have a sc
 and a calibration of its quantizers have scales for some of them. These rules complete them:
 
 * ``moved``: operators that do not change values, as for Q and DQ (Reshape, MaxPool, Concat ...).
-* ``bounded``: the result cannot exceed the input (Relu, average pooling).
+* ``bounded``: the result cannot exceed the input (Relu, average pooling) or a limit (Clip).
 * ``fixed``: the range does not depend on data (Sigmoid, Softmax).
-* ``fused``: a convolution, the BatchNormalization and the activation after it become one layer, so
-  that only its result is stored. NVIDIA's cache for YOLOv5 (cuDLA-samples, qat2ptq.cache) has the
-  scale of the result for the tensors inside as well.
+* ``clipped``: the only consumer is a Relu or Clip. A value that the scale of the result saturates
+  is one that the consumer cuts off anyway (qdq-translator propagates scales upward through Relu).
 * ``unary``: the result of a convolution that goes into an Add without a quantizer gets 1.0. DLA
   3.13 and later (JetPack 6) then fuses both (NVIDIA's qdq-translator,
   ``--add_unary_ew_scales_for_dla``).
+
+No rule gives the scale of an activation's result, such as that of a SiLU, to the convolution before
+it, because both have different ranges. A calibration measures such tensors.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import TensorProto
 
 from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import (
     WEIGHTED,
@@ -33,14 +36,11 @@ from qdqtool.ir.operators import (
     operator_of,
 )
 from qdqtool.ir.qdq import FLOATS
-from qdqtool.patterns.pointwise import (
-    activation_outputs,
-    is_bias,
-    pointwise_region,
-    run_time_inputs,
-)
+from qdqtool.patterns.pointwise import run_time_inputs
 from qdqtool.patterns.view import View
+from qdqtool.trt.fault_checks import LARGEST_SCALE
 
+_CLIPPING = ("Relu", "Clip")
 _BOUNDED = ("Relu", "LeakyRelu", "Clip", "Abs", "Neg", "HardSwish", "ReduceMax", "ReduceMin")
 _FIXED = ("Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _MAX_ROUNDS = 16  # maximum number of passes; a scale may move up a branch, then down another
@@ -106,6 +106,32 @@ def complete_scales(
     return result
 
 
+def measure_scales(
+    model: Model,
+    known: Mapping[str, float],
+    measure: Callable[[Model, Sequence[str]], Mapping[str, float]] | None,
+    *,
+    unary: bool = False,
+) -> TensorScales:
+    """Complete scales by rules, and measure tensors without a scale or with a bound only.
+
+    A bound may be far above the range.
+
+    Args:
+        model: The network without Q/DQ.
+        known: amax / 127 by tensor from quantizers.
+        measure: Function of the model and tensors that returns amax / 127 by tensor; None if there
+            is no data.
+        unary: Whether to use the rule ``unary``.
+    """
+    scales = complete_scales(model, known, unary=unary)
+    bounded = [t for t, rule in scales.rules.items() if rule == "bounded"]
+    if measure is None or not (bounded or scales.missing):
+        return scales
+    measured = measure(model, [*bounded, *scales.missing])
+    return complete_scales(model, known, measured, unary=unary)
+
+
 class _Completion:
     """Propagation of scales until nothing changes."""
 
@@ -130,7 +156,7 @@ class _Completion:
                 self._try(tensor, rule(node))
         for tensor in reversed(tensors):
             if tensor not in self.result.scales:
-                for candidate in (self._from_moves(tensor), self._from_fusion(tensor)):
+                for candidate in (self._from_moves(tensor), self._from_clipping(tensor)):
                     self._try(tensor, candidate)
 
     def add_unary(self) -> None:
@@ -160,10 +186,19 @@ class _Completion:
         return None
 
     def _from_bound(self, node: Node) -> tuple[float, str] | None:
+        limits = [self._limit(node.output)]
         if operator_of(node).averages or node.op in _BOUNDED:
-            scale = self._scale(node.input(0))
-            return None if scale is None else (scale, "bounded")
-        return None
+            limits.append(self._scale(node.input(0)))
+        scales = [scale for scale in limits if scale is not None]
+        return (min(scales), "bounded") if scales else None
+
+    def _limit(self, tensor: str) -> float | None:
+        """Return the scale of all values that the operators can produce; None if unlimited."""
+        bounds = find_bounds(self.model).get(tensor)
+        if bounds is None:
+            return None
+        scale = max(abs(bounds.low), abs(bounds.high)) / LEVELS
+        return scale if 0 < scale <= LARGEST_SCALE else None
 
     def _scale(self, tensor: str) -> float | None:
         """Return the scale of a tensor; for a constant, its largest magnitude / 127."""
@@ -188,28 +223,14 @@ class _Completion:
             known += [s for s in scales if s is not None]
         return (max(known), "moved") if known else None
 
-    def _from_fusion(self, tensor: str) -> tuple[float, str] | None:
-        """Return the scale of the layer's result if all consumers are fused into the layer."""
+    def _from_clipping(self, tensor: str) -> tuple[float, str] | None:
+        """Return the scale of a Relu's or Clip's result for its input without other consumers."""
         consumers = self.model.consumers(tensor)
-        if not consumers or self.model.is_output(tensor):
+        if len(consumers) != 1 or consumers[0].op not in _CLIPPING:
             return None
-        if len(consumers) == 1 and self._is_affine(consumers[0]):
-            scale = self.result.scales.get(consumers[0].output)
-            return None if scale is None else (scale, "fused")
-        if not all(is_pointwise(node) for node in consumers):
-            return None
-        results = list(activation_outputs(self.model, tensor))
-        if len(results) != 1 or results[0] not in self.result.scales:
-            return None
-        last = self.model.producer(results[0])
-        assert last is not None
-        region = pointwise_region(self.model, tensor, last)
-        if {n.index for n in consumers} <= {n.index for n in region}:
-            return self.result.scales[results[0]], "fused"
-        return None
-
-    def _is_affine(self, node: Node) -> bool:
-        return node.op == "BatchNormalization" or is_bias(self.model, node)
+        scale = self.result.scales.get(consumers[0].output)
+        is_kept = self.model.is_output(tensor)
+        return None if scale is None or is_kept else (scale, "clipped")
 
 
 # Precisions of layers -----------------------------------------------------------------------------
@@ -222,7 +243,7 @@ class LayerPrecisions:
     Attributes:
         layers: ``int8`` or ``fp16`` by layer, for ``--layerPrecisions``.
         outputs: ``int8`` or ``fp16`` by layer, for ``--layerOutputTypes``.
-        unnamed: Nodes without a name of their own, which trtexec cannot address.
+        unnamed: Nodes that share their name with others, which trtexec cannot address.
     """
 
     layers: dict[str, str] = field(default_factory=dict)
@@ -238,7 +259,7 @@ def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> Lay
         scales: Its scales.
         int8: Names of the weighted nodes that are quantized.
     """
-    names = Counter(proto.name for proto in model.proto.graph.node)
+    names = Counter(_layer_name(node) for node in model.nodes)
     missing, varying = set(scales.missing), set(list_float_tensors(model))
     precisions = LayerPrecisions()
     floats: set[str] = set()  # results of layers in FP16
@@ -251,13 +272,19 @@ def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> Lay
         writes_float = precision == "fp16" or not missing.isdisjoint(node.outputs)
         if precision is None:
             continue
-        if names[node.name] != 1:
+        name = _layer_name(node)
+        if names[name] != 1:
             precisions.unnamed.append(node.name)
             continue
-        precisions.layers[node.name] = precision
+        precisions.layers[name] = precision
         if writes_float:
-            precisions.outputs[node.name] = "fp16"
+            precisions.outputs[name] = "fp16"
     return precisions
+
+
+def _layer_name(node: Node) -> str:
+    """Return the name of a node's layer. TensorRT's parser names unnamed nodes by their output."""
+    return node.proto.name or f"node_of_{node.output}"
 
 
 def _choose_precision(

@@ -17,6 +17,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLUTIONS
 from qdqtool.proto.subgraphs import (
     STANDARD,
+    attribute_graphs,
     find_captured_tensors,
     nested_graphs,
     rename_tensors,
@@ -46,7 +47,7 @@ class SubgraphContent:
 def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
     """Yield the nodes whose subgraphs have convolutions, matrix products or quantizers."""
     for node in model.nodes:
-        if not node.captured and not any(a.HasField("g") for a in node.proto.attribute):
+        if next(_graphs(node), None) is None:
             continue
         ops = Counter(inner.op_type for g in nested_graphs([node.proto]) for inner in g.node)
         convolutions = sum(ops[op] for op in CONVOLUTIONS)
@@ -56,11 +57,44 @@ def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
             yield SubgraphContent(node, convolutions, products, quantizers)
 
 
+def count_subgraphs(model: Model) -> dict[str, int]:
+    """Return the numbers of layers and quantizers in all subgraphs; empty without any.
+
+    The keys are ``convolutions``, ``matrix_products`` and ``quantizers``.
+    """
+    contents = list(find_subgraph_contents(model))
+    if not contents:
+        return {}
+    return {
+        "convolutions": sum(content.convolutions for content in contents),
+        "matrix_products": sum(content.products for content in contents),
+        "quantizers": sum(content.quantizers for content in contents),
+    }
+
+
+def has_nested_quantizers(model: Model) -> bool:
+    """Return whether subgraphs of a model contain Q, DQ or simulated quantizers."""
+    return any(content.quantizers for content in find_subgraph_contents(model))
+
+
 def find_bodies(model: Model, node: Node) -> Iterator[Model]:
-    """Yield the subgraphs of a node as models, with the tensors of the main graph as inputs."""
+    """Yield the subgraphs of a node, at all levels, as models.
+
+    The tensors that a subgraph reads from the graphs around it are constants or inputs.
+    """
+    pending = [(model, node, 1)]
+    for outer, owner, level in pending:
+        for graph in _graphs(owner):
+            body = _make_body(outer, graph)
+            yield body
+            if level < _MAX_LEVELS:
+                inner = (n for n in body.nodes if next(_graphs(n), None) is not None)
+                pending.extend((body, n, level + 1) for n in inner)
+
+
+def _graphs(node: Node) -> Iterator[onnx.GraphProto]:
     for attribute in node.proto.attribute:
-        if attribute.HasField("g"):
-            yield _make_body(model, attribute.g)
+        yield from attribute_graphs(attribute)
 
 
 def _make_body(model: Model, graph: onnx.GraphProto) -> Model:
@@ -70,16 +104,31 @@ def _make_body(model: Model, graph: onnx.GraphProto) -> Model:
     wrapper = onnx.NodeProto()
     wrapper.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
     for tensor in dict.fromkeys(find_captured_tensors(wrapper)):
-        constant = model.constant_proto(tensor)
-        if constant is not None:
-            copy = proto.graph.initializer.add()
-            copy.CopyFrom(constant)
-            copy.name = tensor
-        else:
-            elem_type, shape = model.tensor_type(tensor)
-            value = onnx.helper.make_tensor_value_info(tensor, elem_type, shape)
-            proto.graph.input.append(value)
+        _capture(model, tensor, proto.graph)
     return Model(proto, model.path, sha256="part", base_dir=model.base_dir)
+
+
+def _capture(model: Model, tensor: str, body: onnx.GraphProto) -> None:
+    """Add an outer tensor to a body: with its Q and DQ if it is constant, else as an input."""
+    nodes, source = [], tensor
+    while (producer := model.producer(source)) is not None and qdq.is_qdq(producer):
+        nodes.append(producer)
+        source = producer.input(0)
+    if model.constant_proto(source) is None:
+        elem_type, shape = model.tensor_type(tensor)
+        body.input.append(onnx.helper.make_tensor_value_info(tensor, elem_type, shape))
+        return
+    defined = {t.name for t in body.initializer} | {t for n in body.node for t in n.output}
+    constants = dict.fromkeys([source, *(t for n in nodes for t in n.inputs[1:] if t)])
+    for name in constants:
+        constant = model.constant_proto(name)
+        if constant is not None and name not in defined:
+            copy = body.initializer.add()
+            copy.CopyFrom(constant)
+            copy.name = name
+    for node in nodes:  # from the consumer to the constant
+        if node.output not in defined:
+            body.node.insert(0, node.proto)
 
 
 # Folding --------------------------------------------------------------------------------------

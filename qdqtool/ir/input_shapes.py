@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import onnx
+
+from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import find_bfloat16
 from qdqtool.types import ModelInfo
@@ -78,6 +81,21 @@ def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def set_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Set the shapes of inputs in place, and remove the shapes that depend on them."""
+    del proto.graph.value_info[:]
+    for value in proto.graph.input:
+        if value.name in shapes:
+            # Replace the whole shape: an output of that name may have declared another rank.
+            tensor_shape = value.type.tensor_type.shape
+            del tensor_shape.dim[:]
+            tensor_shape.dim.extend(
+                onnx.TensorShapeProto.Dimension(dim_value=d) for d in shapes[value.name]
+            )
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+
 def describe_model(model: Model) -> ModelInfo:
     """Return the description of a model that results contain: path, hash, opset, shapes."""
     return ModelInfo(
@@ -87,4 +105,5 @@ def describe_model(model: Model) -> ModelInfo:
         len(model.nodes),
         complete_shapes(model, batch=-1),
         bool(find_bfloat16(model)),
+        count_subgraphs(model),
     )

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.ir.graph import Model, Node
-from qdqtool.proto.subgraphs import DOMAINS, STANDARD
+from qdqtool.proto.subgraphs import DOMAINS, STANDARD, nested_graphs
 from qdqtool.types import Precision
 from qdqtool.util.records import record
 
@@ -37,6 +37,7 @@ DQ = "DequantizeLinear"
 # Metadata key of a model whose outliers were moved into weights: the tensors, one per line
 SMOOTHED = "qdqtool.smoothed"
 PREPROCESS = "qdqtool.preprocess"
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 INTEGER_OPERATORS = (
     "QLinearConv",
     "QLinearMatMul",
@@ -325,17 +326,25 @@ def has_fp8(model: Model) -> bool:
 def find_bfloat16(model: Model) -> str:
     """Return the first tensor that the file states to be bfloat16, or an empty text."""
     kind, graph = onnx.TensorProto.BFLOAT16, model.proto.graph
+    graphs = (graph, *nested_graphs(graph.node))
+    return next(itertools.chain.from_iterable(_typed_tensors(g, kind) for g in graphs), "")
+
+
+def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
+    """Yield the tensors of one graph that it states to have a type."""
     values = (*graph.input, *graph.output, *graph.value_info)
-    tensors = itertools.chain(
-        (tensor.name for tensor in graph.initializer if tensor.data_type == kind),
-        (value.name for value in values if value.type.tensor_type.elem_type == kind),
-        (
-            node.output
-            for node in model.nodes
-            if node.op == "Cast" and node.integer("to", 0) == kind
-        ),
-    )
-    return next(tensors, "")
+    yield from (tensor.name for tensor in graph.initializer if tensor.data_type == kind)
+    yield from (value.name for value in values if value.type.tensor_type.elem_type == kind)
+    yield from _typed_outputs(graph.node, kind)
+
+
+def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
+    """Yield an output of each node with a type attribute or a constant of a type."""
+    for node in nodes:
+        for attribute in node.attribute:
+            is_typed = attribute.name in _TYPE_ATTRIBUTES and attribute.i == kind
+            if is_typed or attribute.t.data_type == kind:
+                yield next(filter(None, node.output), node.name)
 
 
 def is_sparse(model: Model, tensor: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from qdqtool.types import Cause, Finding, FindingRule, Refusal
+from qdqtool.types import Cause, Finding, FindingRule, Reason
 
 
 class GpuFact(StrEnum):
@@ -24,6 +24,7 @@ class GpuFact(StrEnum):
     NO_FP16 = "no fast FP16"
     SINCE = "an architecture that is newer than the target"
     DROPPED = "an architecture that the target dropped"
+    PARTLY = "an architecture that only some versions of the target support"
 
 
 def _fact(*facts: GpuFact) -> Callable[[Any], bool]:
@@ -47,12 +48,13 @@ _TEXTS: dict[GpuFact, str] = {
     "kernel there.",
     GpuFact.JETSON: ("{gpu}: the prediction is for its GPU. The DLA does not support Q/DQ."),
     GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
-    GpuFact.SINCE: "{gpu} needs TensorRT {1} or later; the target is {0}.",
-    GpuFact.DROPPED: "{gpu} is no longer supported by TensorRT of the target {0}.",
+    GpuFact.SINCE: "{gpu} needs TensorRT {1}; the target is {0}.",
+    GpuFact.DROPPED: "{gpu} needs TensorRT {1}; the target is {0}.",
+    GpuFact.PARTLY: "{gpu} needs TensorRT {1}; the target is {0}, any version.",
 }
 
 
-class GpuLacks(Refusal):
+class GpuLacks(Reason):
     """A limit of the GPU that affects a layer of the prediction.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from qdqtool.ir.operators import SUMS
 from qdqtool.ir.qdq import PerChannel
@@ -143,3 +144,8 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
             "with the largest range in float."
         )
     return f"Give them one scale, {format_number(largest)}{cost}."
+
+
+def float_result(reason: Any) -> str:
+    """Return ``node writes float`` with the size of the result, for a reason with both."""
+    return f"{reason.node} writes float{format_size(reason.elements)}"

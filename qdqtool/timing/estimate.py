@@ -12,11 +12,13 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.prediction import predict
+from qdqtool.ir.qdq import uses_fp8
+from qdqtool.prediction import choose_typing, predict
 from qdqtool.timing import gpus, model_variants, work
 from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
 from qdqtool.timing.gpus import Gpu
@@ -43,11 +45,12 @@ from qdqtool.timing.work import LayerWork
 from qdqtool.timing.workload import EngineWorkload, predict_workload
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
-from qdqtool.types import EngineLayer, Json, Precision, Prediction
+from qdqtool.types import EngineLayer, Json, Precision, Prediction, Severity
 from qdqtool.util.json_text import json_text
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import write_text
 from qdqtool.util.process import pause_gc
+from qdqtool.util.records import replace_fields
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import ProfileRow
@@ -97,6 +100,7 @@ class TimeEstimate:
         launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
+        is_supported: Whether the target builds for the GPU at all.
     """
 
     gpu: Gpu
@@ -124,6 +128,7 @@ class TimeEstimate:
     launch_ms: float = 0.0
     is_cuda_graph: bool = False
     quantized: Precision = Precision.INT8
+    is_supported: bool = True
 
     @property
     def layer_count(self) -> int:
@@ -331,16 +336,23 @@ def estimate(
                 code="in-myelin",
             )
         )
-    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1:
+    uses_int8 = is_float or simulated.summary()["int8"] > 0
+    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1 and uses_int8:
         notes.append(_slow_int8_note(gpu))
+    if count_subgraphs(resolved_model):
+        notes.append(
+            Note(
+                "the times exclude the branches of If and the bodies of Loop and Scan",
+                code="subgraphs-excluded",
+            )
+        )
     correction = _make_calibration(calibrate, gpu, engine)
     ms = engine.running_ms(correction, has_gaps=not cuda_graph)
     result = _summarize(engine, gpu, correction, ms)
     result.batch, result.requested_batch, result.notes = factor, batch, notes
     result.float_type, result.is_float = float_type, is_float
     result.is_cuda_graph = cuda_graph
-    counts = simulated.summary()
-    result.quantized = Precision.FP8 if counts["fp8"] > counts["int8"] else Precision.INT8
+    result.quantized = _main_precision(resolved_model, simulated)
     idle_ms = engine.running_ms(correction, has_gaps=not cuda_graph, kernel_ms=engine.idle_ms(gpu))
     result.launch_ms = float(idle_ms.sum())
     _set_range(result, float(engine.counts.sum()))
@@ -356,16 +368,29 @@ def estimate(
     return result
 
 
+def _main_precision(model: Model, simulated: Prediction) -> Precision:
+    """Return the type of most quantized layers; of the quantizers if all layers are float."""
+    counts = simulated.summary()
+    if counts["fp8"] == counts["int8"] == 0:
+        return Precision.FP8 if uses_fp8(model) else Precision.INT8
+    return Precision.FP8 if counts["fp8"] > counts["int8"] else Precision.INT8
+
+
 def _slow_int8_note(gpu: Gpu) -> Note:
     """Return the note about a GPU that computes INT8 no faster than its float type."""
-    int8, half = (2e-12 * gpu.mac_rate(p) for p in (Precision.INT8, gpu.float_type))
-    return Note(
-        f"{gpu.name} computes INT8 no faster than {gpu.float_type} ({int8:.0f} and {half:.0f} "
-        "TOPS): INT8 saves only memory traffic",
-        code="int8-not-faster",
-        int8_tops=int8,
-        float_tops=half,
+    types = (Precision.INT8, gpu.float_type, Precision.FP8)
+    int8, half, fp8 = (2e-12 * gpu.mac_rate(p) for p in types)
+    if gpu.int8_rate_over_fp16 < 1:
+        comparison, effect = "slower", "INT8 slows down all layers that computation limits"
+    else:
+        comparison, effect = "no faster", "INT8 saves only memory traffic"
+    text = (
+        f"{gpu.name} computes INT8 {comparison} than {gpu.float_type} ({int8:.0f} and {half:.0f} "
+        f"TOPS): {effect}"
     )
+    if gpu.has_fp8 and fp8 > half:
+        text += f". Its faster 8-bit type is FP8 ({fp8:.0f} TOPS): qdqtool insert --precision fp8"
+    return Note(text, code="int8-not-faster", int8_tops=int8, float_tops=half, fp8_tops=fp8)
 
 
 # Parts ----------------------------------------------------------------------------------------
@@ -391,7 +416,8 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
     if own != batch:
         notes.append(
             Note(
-                f"the model's batch is {own}; times were scaled to a batch of {batch}",
+                f"the file has the fixed batch {own}, and TensorRT builds that batch: the times "
+                f"are for the same model exported with batch {batch}",
                 code="batch-scaled",
             )
         )
@@ -469,7 +495,9 @@ def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Pred
 
 def _target_with_layers(target: Target) -> Target:
     """Return the target, or in place of TensorRT-RTX a strongly typed classic TensorRT."""
-    return strongly_typed(_WEAKLY_TYPED) if target.is_rtx else target
+    if not target.is_rtx:
+        return target
+    return replace_fields(strongly_typed(_WEAKLY_TYPED), largest_fp8_head=target.largest_fp8_head)
 
 
 def _time_engine(
@@ -778,7 +806,9 @@ def predict_on_gpu(
     _check_options(options, named)
     index, gpu = load(model), named or gpu_from_capability(options.sm or "")
     gpu_target = target_named(target).with_capability(gpu.cc, named.name if named else "")
+    gpu_target, requested = choose_typing(index, gpu_target), gpu_target
     prediction = predict(index, gpu_target, assume=assume, way=way)
+    prediction.requested_target = requested.display_name
     prediction.compute_capabilities = gpu_target.capability_names or [gpu.cc]
     time = None
     if named is not None:
@@ -799,7 +829,12 @@ def predict_on_gpu(
         prediction.time = time.as_json()
         if options.save_calibration and time.calibration is not None:
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
-    prediction.findings += gpu_findings(prediction, gpu, index)
+    findings = gpu_findings(prediction, gpu, index)
+    prediction.findings += findings
+    if time is not None:
+        time.is_supported = all(
+            f.code != "GPU-VERSION" or f.severity != Severity.ERROR for f in findings
+        )
     return prediction, time
 
 

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.reasons.gpus import GpuFact, GpuLacks
-from qdqtool.timing.gpus import Gpu, find_gpu, find_rates
-from qdqtool.trt.targets import target_named
+from qdqtool.timing.gpus import Gpu, find_gpu, find_rates, load_rates
+from qdqtool.trt.gpu_support import GpuSupport, find_gpu_support
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Evidence, Finding, Prediction
 
-# Pairs of compute capability and version: GPUs from that capability on need at least that TensorRT.
-_FIRST_TARGETS = ((10.0, (10, 0)), (8.9, (8, 5)))
 FIRST_BF16 = 8.0
-# Pairs of compute capability and version: that TensorRT dropped GPUs up to that capability.
-_DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))
+_OPEN_CAPABILITIES = 10.0  # from here on, more compute capabilities may come; all others are known
 
 
 def gpu_from_capability(sm: str) -> Gpu:
     """Return a GPU for findings from a compute capability such as ``8.6``.
 
-    A GPU's name (``GTX 1660``) is accepted as well.
+    A GPU's name (``GTX 1660``) is accepted as well. An unknown capability from 10.0 on has
+    the rates of the next lower one, with a note.
+
+    Raises:
+        QdqtoolError: The text is not a compute capability, or no GPU has it.
     """
     if any(c.isalpha() for c in sm.strip().lower().removeprefix("sm").strip("_")):
         return find_gpu(sm)
     rates, notes = find_rates(sm)
+    names = list(load_rates())
+    if rates.cc not in names and float(rates.cc) < _OPEN_CAPABILITIES:
+        raise QdqtoolError(
+            f"`sm` {sm[:40]}: no GPU has this compute capability; choose one of {', '.join(names)}",
+            code="unknown-choice",
+            parameter="sm",
+        )
     return Gpu(
         name=f"sm {rates.cc}",
         aliases=(),
@@ -62,12 +72,19 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     for fact, convolutions, evidence, values in facts:
         first = convolutions[0] if convolutions else ""
         reason = GpuLacks("GPU", "", fact, name, len(convolutions), first, values)
-        report.add(reason, convolutions=convolutions, evidence=evidence)
+        fatal = False if fact == GpuFact.PARTLY else None
+        report.add(reason, convolutions=convolutions, evidence=evidence, fatal=fatal)
     start = max((finding.id for finding in prediction.findings), default=-1) + 1
     for number, finding in enumerate(report.findings, start):
         finding.id = number
     return report.findings
 
+
+_SUPPORT_FACTS = {
+    GpuSupport.TOO_NEW: GpuFact.SINCE,
+    GpuSupport.DROPPED: GpuFact.DROPPED,
+    GpuSupport.PARTIAL: GpuFact.PARTLY,
+}
 
 # Fact, names of the convolutions concerned, evidence for the rule, and values of the message.
 _Fact = tuple[GpuFact, list[str], Evidence, tuple[str, ...]]
@@ -105,13 +122,18 @@ def _other_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]:
     floats = [c.name for c in prediction.convolutions if not c.is_quantized]
     if floats and gpu.rates.fp16 < gpu.rates.fp32_pipe:
         yield GpuFact.NO_FP16, floats, gpu.rates.evidence, ()
-    target = prediction.target
-    version, cc = target_named(target).version, float(gpu.cc)
-    first = next((first for capability, first in _FIRST_TARGETS if cc >= capability), version)
-    if first > version:
-        yield GpuFact.SINCE, [], Evidence.ASSUMED, (target, f"{first[0]}.{first[1]}")
-    elif any(cc <= capability and version >= last for capability, last in _DROPPED):
-        yield GpuFact.DROPPED, [], Evidence.ASSUMED, (target, "")
+    target = _requested_target(prediction)
+    support, versions = find_gpu_support(gpu.cc, target)
+    fact = _SUPPORT_FACTS.get(support)
+    if fact is not None:
+        # Nobody saw a TensorRT without Xavier; that no JetPack has one is inferred.
+        evidence = Evidence.ASSUMED if gpu.cc == "7.2" else Evidence.DOCUMENTED
+        yield fact, [], evidence, (target.title, versions)
+
+
+def _requested_target(prediction: Prediction) -> Target:
+    """Return the target of a prediction, with the version that the user named."""
+    return target_named(prediction.requested_target or prediction.target)
 
 
 def find_depthwise(model: Model) -> frozenset[int]:

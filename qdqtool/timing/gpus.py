@@ -155,6 +155,7 @@ def _split_model(name: str) -> tuple[str, int]:
 
 
 _GEFORCE = re.compile(r"RTX [45]0\d0(?! (?:SFF )?Ada)|GB10")
+_MIN_WATTS = 5.0  # lowest power mode of a Jetson (Nano)
 _CLOCK_OF_POWER = 0.4
 _FEW_WATTS = 0.5
 _LAPTOP_CLOCK = 0.75  # typical ratio of a laptop GPU's clock to the desktop GPU's
@@ -674,10 +675,28 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
         )
     elif clock is not None:
         reason = "`clock` is given, which takes precedence"
+    else:
+        _check_watts(gpu, power)
     if reason:
         raise QdqtoolError(
             f"`power` {power[:40]}: has no effect, because {reason}",
             code="option-without-effect",
+            parameter="power",
+        )
+
+
+def _check_watts(gpu: Gpu, power: str) -> None:
+    """Check that a power mode is within the limits of a Jetson.
+
+    Raises:
+        QdqtoolError: The power is lower or higher than any mode of the board.
+    """
+    limit = _parse_watts(power)
+    if limit is not None and not _MIN_WATTS <= limit <= gpu.power:
+        raise QdqtoolError(
+            f"`power` {power[:40]}: {gpu.name} has modes from {_MIN_WATTS:g}W to {gpu.power:g}W, "
+            "and MAXN; choose one of them (nvpmodel -q prints the current mode)",
+            code="out-of-range",
             parameter="power",
         )
 

@@ -1,7 +1,7 @@
 """Checks for faults of quantizers, weights and operators: one function for each fault.
 
-Each function returns a record if the fault is present, else None. The record is a fault (of
-`qdqtool.reasons.faults`) or a refusal (a reason for which a pass leaves a layer float).
+Each function returns a record if the fault is present, else None. The record is a
+reason of `qdqtool.reasons`.
 
 Checks of the model, passes, the rules of TensorRT-RTX and placements call these functions. ``by``
 is the name of the calling pass or check, ``node`` the node that the record is about. If targets
@@ -10,8 +10,10 @@ differ, an argument says what the target accepts.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from qdqtool.ir import qdq
@@ -19,8 +21,28 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.proto.subgraphs import DOMAINS, INNER_DOMAINS
-from qdqtool.reasons import faults, fp8, simulation
+from qdqtool.reasons import fp8
+from qdqtool.reasons.convolutions import Deconvolution3D, FloatDeconvolution
+from qdqtool.reasons.float_types import FloatTypesDiffer
+from qdqtool.reasons.operators import IntegerOperator
+from qdqtool.reasons.quantizers import NonzeroZeroPoint, ZeroPointCount
+from qdqtool.reasons.scales import (
+    ActivationPerChannel,
+    ScaleComputed,
+    ScaleCount,
+    ScaleImplausible,
+    ScaleNotPositive,
+    ScaleOwner,
+    ScaleRank,
+)
 from qdqtool.reasons.tensors import TensorSize
+from qdqtool.reasons.weights import (
+    BiasQuantized,
+    MisreadConstant,
+    WeightsAxis,
+    WeightsNotConstant,
+    WeightsShared,
+)
 from qdqtool.types import Precision
 
 MAX_CHANNELS = 5  # channels that a record lists
@@ -28,7 +50,31 @@ MAX_CHANNELS = 5  # channels that a record lists
 # exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
 # same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
 MAX_FP8_KERNEL = 32
+# Attention heads up to this size run in FP16 (head 8 on TensorRT-RTX 1.7.1; ModelOpt).
+_FP16_HEAD = 8
+_MAX_FP8_SEQUENCE = 3072  # release notes of 10.6
+
+
+def fuses_fp8_attention(head: int | None, sequence: int | None, max_head: int) -> bool:
+    """Return whether an attention with Q/DQ of FP8 becomes one kernel.
+
+    Args:
+        head: Head size; None if unknown.
+        sequence: Number of keys; None if unknown.
+        max_head: Largest head size that the target fuses.
+    """
+    if head is None or sequence is None:
+        return False
+    return _FP16_HEAD < head <= max_head and sequence <= _MAX_FP8_SEQUENCE
+
+
 LARGEST_SCALE = 1024.0  # maximum of plausible scales: twice the largest FP16 number, over 127
+_INT8_MAX = 127.0
+_MAX_WEIGHT_RATIO = 1000.0  # largest weight over the range of its scale
+_MIN_WEIGHT_RATIO = 30.0  # the same, if another channel exceeds the limit
+_MAX_DEAD_RANGE = 0.02  # largest weight over that of the median channel
+_MAX_DEAD_WEIGHT = 1e-5  # tools have minimum scales for weights that are nearly zero
+_UNUSED_SCALE = 1e-20  # below the minimum scales of all tools
 SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilon of its observers)
 
 # Quantizers -----------------------------------------------------------------------------------
@@ -36,25 +82,25 @@ SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilo
 
 def nonzero_zero_point(
     by: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
-) -> simulation.NonzeroZeroPoint | None:
-    """Return a refusal if a zero point is not 0; None also if zero points are unknown."""
+) -> NonzeroZeroPoint | None:
+    """Return a reason if a zero point is not 0; None also if zero points are unknown."""
     if zeros is None or zeros.is_zero:
         return None
     values = np.nan_to_num(zeros.values)
     limits = int(values.min()), int(values.max())
-    return simulation.NonzeroZeroPoint(by, node, dq, limits, unsigned)
+    return NonzeroZeroPoint(by, node, dq, limits, unsigned)
 
 
-def zero_point_count(by: str, node: str, scales: int, zeros: int) -> faults.ZeroPointCount | None:
+def zero_point_count(by: str, node: str, scales: int, zeros: int) -> ZeroPointCount | None:
     """Return a fault if the numbers of scales and zero points differ."""
-    return faults.ZeroPointCount(by, node, scales, zeros) if scales != zeros else None
+    return ZeroPointCount(by, node, scales, zeros) if scales != zeros else None
 
 
 def scale_computed(
     by: str, node: str, quantizer: str, computed: bool, tensor: str = ""
-) -> simulation.ScaleComputed | None:
-    """Return a refusal if ``computed``: a scale or zero point is computed at run time."""
-    return simulation.ScaleComputed(by, node, quantizer, tensor) if computed else None
+) -> ScaleComputed | None:
+    """Return a reason if ``computed``: a scale or zero point is computed at run time."""
+    return ScaleComputed(by, node, quantizer, tensor) if computed else None
 
 
 def scale_not_positive(
@@ -63,7 +109,7 @@ def scale_not_positive(
     node: Node,
     scales: ParameterValues | None,
     allow_infinite: bool = False,
-) -> faults.ScaleNotPositive | None:
+) -> ScaleNotPositive | None:
     """Return a fault if a scale is zero, negative, not a number, or infinite.
 
     Args:
@@ -82,7 +128,7 @@ def scale_not_positive(
     channels = tuple(int(i) for i in places[:MAX_CHANNELS])
     bad = values[places]
     is_finite = bool(np.isfinite(bad).all())
-    return faults.ScaleNotPositive(
+    return ScaleNotPositive(
         by,
         node.name,
         float(bad[0]),
@@ -96,7 +142,7 @@ def scale_not_positive(
     )
 
 
-def find_scale_owner(model: Model, node: Node) -> faults.ScaleOwner:
+def find_scale_owner(model: Model, node: Node) -> ScaleOwner:
     """Return what a Q or DQ quantizes: an activation, float weights or stored integers."""
     quantizer = node
     producer = model.producer(node.input(0))
@@ -104,12 +150,12 @@ def find_scale_owner(model: Model, node: Node) -> faults.ScaleOwner:
         quantizer = producer
     tensor = quantizer.input(0)
     if not model.is_constant(tensor):
-        return faults.ScaleOwner.ACTIVATION
+        return ScaleOwner.ACTIVATION
     weights = model.constant(tensor)
     if weights is None or qdq.is_dq(quantizer):
-        return faults.ScaleOwner.INTEGERS
+        return ScaleOwner.INTEGERS
     is_finite = bool(np.isfinite(weights.astype(np.float32)).all())
-    return faults.ScaleOwner.WEIGHTS if is_finite else faults.ScaleOwner.BROKEN_WEIGHTS
+    return ScaleOwner.WEIGHTS if is_finite else ScaleOwner.BROKEN_WEIGHTS
 
 
 def scale_implausible(
@@ -118,10 +164,10 @@ def scale_implausible(
     node: Node,
     scales: ParameterValues | None,
     includes_infinity: bool = False,
-) -> faults.ScaleImplausible | None:
+) -> ScaleImplausible | None:
     """Return a fault if a positive scale is too large or too small for any calibration.
 
-    Small scales of weights are accepted, because a channel of zeros may have such a scale.
+    The scale of weights is compared with the weights, because channels of zeros may have any scale.
 
     Args:
         by: Name of the calling pass or check.
@@ -133,23 +179,108 @@ def scale_implausible(
     """
     if scales is None or not scales.values.size:
         return None
-    values = scales.values[scales.values > 0]
-    if not includes_infinity:
-        values = values[np.isfinite(values)]
-    bad = (values > LARGEST_SCALE) | (values <= SMALLEST_SCALE)
+    values = scales.values
+    large = (values > LARGEST_SCALE) & (includes_infinity | np.isfinite(values))
+    bad = large | ((values > 0) & (values <= SMALLEST_SCALE))
     if not bad.any():
         return None
-    if find_scale_owner(model, node) != faults.ScaleOwner.ACTIVATION:
-        bad = values > LARGEST_SCALE
+    owner = find_scale_owner(model, node)
+    if owner == ScaleOwner.WEIGHTS:
+        maxima = np.broadcast_to(_weight_maxima(model, node, values.size), values.shape)
+        bad &= find_extreme_scales(values, maxima)
+        if bad.any():
+            return weight_scale_implausible(by, node.name, values[bad], maxima[bad], values.size)
+        return None
+    if owner != ScaleOwner.ACTIVATION and not _has_tiny_scales(model, node, values):
+        bad = large
     if not bad.any():
         return None
-    first = float(values[bad][0])
-    return faults.ScaleImplausible(by, node.name, first, int(bad.sum()), scales.values.size)
+    return _implausible(by, node.name, values[bad], values.size, owner)
+
+
+def weight_scale_implausible(
+    by: str,
+    node: str,
+    scales: npt.NDArray[np.float64],
+    largest: npt.NDArray[np.float64],
+    count: int,
+) -> ScaleImplausible:
+    """Return the fault of extreme scales of weights.
+
+    Args:
+        by: Name of the calling pass or check.
+        node: The quantizer.
+        scales: Its extreme scales.
+        largest: Largest weight of each of them.
+        count: Number of all its scales.
+    """
+    owner = ScaleOwner.WEIGHTS
+    return _implausible(by, node, scales, count, owner, float(largest.max()))
+
+
+def _implausible(
+    by: str,
+    node: str,
+    scales: npt.NDArray[np.float64],
+    count: int,
+    owner: ScaleOwner,
+    largest: float | None = None,
+) -> ScaleImplausible:
+    return ScaleImplausible(by, node, float(scales[0]), scales.size, count, owner, largest)
+
+
+def find_extreme_scales(
+    scales: npt.NDArray[np.float64], largest: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """Return which scales clip their weights to almost nothing, or round all of them to 0.
+
+    Weights that are nearly zero themselves may have any scale.
+
+    Args:
+        scales: Positive scales, [channels].
+        largest: Largest magnitude of the weights of each scale, [channels].
+    """
+    with np.errstate(all="ignore"):
+        ratios = largest / (_INT8_MAX * scales)
+    typical = float(np.sort(largest)[largest.size // 2]) if largest.size else 0.0
+    is_dead = largest < _MAX_DEAD_RANGE * typical
+    saturates, vanishes = ratios > _MAX_WEIGHT_RATIO, 2 * largest < scales
+    if saturates.any():  # the same cause has smaller effects in other channels
+        saturates = ratios > _MIN_WEIGHT_RATIO
+    return (largest > _MAX_DEAD_WEIGHT) & (scales > 0) & (saturates | (vanishes & ~is_dead))
+
+
+def channel_maxima(value: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.float64]:
+    """Return the largest magnitude of each channel, or of the whole array if `axis` is None."""
+    if axis is None:
+        return np.asarray([np.abs(value).max(initial=0.0)], np.float64)
+    others = tuple(i for i in range(value.ndim) if i != axis % value.ndim)
+    return np.asarray(np.abs(value).max(axis=others, initial=0.0), np.float64)
+
+
+def _weight_maxima(model: Model, node: Node, count: int) -> npt.NDArray[np.float64]:
+    """Return the largest weight of each of the scales; zeros if the numbers do not match."""
+    producer = model.producer(node.input(0))
+    tensor = producer.input(0) if producer is not None and qdq.is_dq(node) else node.input(0)
+    value, params = model.constant(tensor), qdq.read_params(model, node)
+    axis = None if count == 1 else params.axis
+    if value is None or (axis is not None and not -value.ndim <= axis < value.ndim):
+        return np.zeros(1)
+    maxima = channel_maxima(value, axis)
+    return maxima if maxima.size == count else np.zeros(1)
+
+
+def _has_tiny_scales(model: Model, node: Node, scales: npt.NDArray[np.float64]) -> bool:
+    """Return whether all scales of stored integers other than zeros are too small."""
+    if not (scales <= SMALLEST_SCALE).all():
+        return False
+    stored = model.constant(node.input(0))
+    return bool((scales < _UNUSED_SCALE).all() if stored is None else np.any(stored))
 
 
 def scale_rank(
     by: str, node: str, shape: Sequence[int], blocked: bool, is_accepted: bool
-) -> faults.ScaleRank | None:
+) -> ScaleRank | None:
     """Return a fault if a scale has two or more dimensions and the target rejects it.
 
     Args:
@@ -161,12 +292,12 @@ def scale_rank(
     """
     if len(shape) < 2 or is_accepted:
         return None
-    return faults.ScaleRank(by, node, tuple(shape), blocked)
+    return ScaleRank(by, node, tuple(shape), blocked)
 
 
 def scale_count(
     by: str, node: str, count: int, axis: int, shape: Sequence[int | None], strict: bool = False
-) -> faults.ScaleCount | None:
+) -> ScaleCount | None:
     """Return a fault if the number of scales differs from the length of the axis.
 
     Args:
@@ -181,16 +312,16 @@ def scale_count(
         fits = shape[axis] in (None, count)
     else:
         fits = not strict
-    return None if fits else faults.ScaleCount(by, node, count, axis, tuple(shape))
+    return None if fits else ScaleCount(by, node, count, axis, tuple(shape))
 
 
 def activation_per_channel(
     by: str, node: str, dq: str, params: QuantParams | None
-) -> simulation.ActivationPerChannel | None:
-    """Return a refusal if an activation has one scale for each channel."""
+) -> ActivationPerChannel | None:
+    """Return a reason if an activation has one scale for each channel."""
     if params is None or not params.is_per_channel:
         return None
-    return simulation.ActivationPerChannel(by, node, dq, params.summary)
+    return ActivationPerChannel(by, node, dq, params.summary)
 
 
 # Weights and biases ---------------------------------------------------------------------------
@@ -198,9 +329,9 @@ def activation_per_channel(
 
 def weights_not_constant(
     by: str, node: str, weight: str, constant: bool, sparse: bool = False
-) -> simulation.WeightsNotConstant | None:
-    """Return a refusal if weights are computed at run time, or stored as a sparse tensor."""
-    return None if constant else simulation.WeightsNotConstant(by, node, weight, sparse)
+) -> WeightsNotConstant | None:
+    """Return a reason if weights are computed at run time, or stored as a sparse tensor."""
+    return None if constant else WeightsNotConstant(by, node, weight, sparse)
 
 
 def weights_shared(
@@ -210,8 +341,8 @@ def weights_shared(
     consumers: tuple[str, ...],
     is_output: bool = False,
     more: int = 0,
-) -> simulation.WeightsShared | None:
-    """Return a refusal if quantized weights have several consumers, or are a network output.
+) -> WeightsShared | None:
+    """Return a reason if quantized weights have several consumers, or are a network output.
 
     Args:
         by: Name of the calling pass or check.
@@ -223,7 +354,7 @@ def weights_shared(
     """
     if len(consumers) < 2 and not is_output:
         return None
-    return simulation.WeightsShared(by, node, weight, consumers, more)
+    return WeightsShared(by, node, weight, consumers, more)
 
 
 def weights_axis(
@@ -236,8 +367,8 @@ def weights_axis(
     shape: Sequence[int | None],
     transposed: bool,
     is_proven: bool = True,
-) -> simulation.WeightsAxis | None:
-    """Return a refusal if the axis of weight scales is not the axis of output channels.
+) -> WeightsAxis | None:
+    """Return a reason if the axis of weight scales is not the axis of output channels.
 
     Args:
         by: Name of the calling pass or check.
@@ -256,14 +387,14 @@ def weights_axis(
     if axis == expected and (is_proven or not transposed):
         return None
     known_shape = tuple(d or 0 for d in shape)
-    return simulation.WeightsAxis(
+    return WeightsAxis(
         by, node, quantizer, axis, expected, transposed, params.has_axis, known_shape
     )
 
 
 def misread_constants(
     by: str, model: Model, folds_identities: bool = False
-) -> Iterator[faults.MisreadConstant]:
+) -> Iterator[MisreadConstant]:
     """Yield a fault for each node other than a DQ that reads stored integers.
 
     Args:
@@ -275,12 +406,12 @@ def misread_constants(
         quantizer, is_identity = qdq.find_parameter_consumer(model, node) or (None, False)
         if not (is_identity and folds_identities):
             name = "" if quantizer is None else quantizer.name
-            yield faults.MisreadConstant(by, node.name, node.op, tensor, name)
+            yield MisreadConstant(by, node.name, node.op, tensor, name)
 
 
 def bias_quantized(
     by: str, node: str, convolution: str, precision: Precision, is_bias: bool = False
-) -> faults.BiasQuantized | None:
+) -> BiasQuantized | None:
     """Return a fault if the DQ before a convolution is on its bias.
 
     ``precision`` is the type of the DQ's input. A DQ with INT32 input always counts as one on the
@@ -288,24 +419,24 @@ def bias_quantized(
     """
     if not is_bias and precision != Precision.INT32:
         return None
-    return faults.BiasQuantized(by, node, convolution, precision)
+    return BiasQuantized(by, node, convolution, precision)
 
 
 def float_types_differ(
     by: str, node: str, floats: tuple[Precision, Precision], dq: str = "", weight_dq: str = ""
-) -> simulation.FloatTypesDiffer | None:
-    """Return a refusal if the DQs of data and weights write different float types."""
+) -> FloatTypesDiffer | None:
+    """Return a reason if the DQs of data and weights write different float types."""
     if floats[0] == floats[1] or not (floats[0].is_float and floats[1].is_float):
         return None
-    return simulation.FloatTypesDiffer(by, node, dq, weight_dq, floats)
+    return FloatTypesDiffer(by, node, dq, weight_dq, floats)
 
 
 # Operators ------------------------------------------------------------------------------------
 
 
-def integer_operator(by: str, node: Node) -> faults.IntegerOperator | None:
+def integer_operator(by: str, node: Node) -> IntegerOperator | None:
     """Return a fault if a node has an integer operator of onnxruntime, such as QLinearConv."""
-    return faults.IntegerOperator(by, node.name, node.op) if computes_integers(node) else None
+    return IntegerOperator(by, node.name, node.op) if computes_integers(node) else None
 
 
 def computes_integers(node: Node) -> bool:
@@ -317,20 +448,20 @@ def computes_integers(node: Node) -> bool:
     return node.op.endswith("Integer") or node.op == "QGemm"
 
 
-def deconvolution_float(by: str, node: Node) -> faults.FloatDeconvolution | None:
+def deconvolution_float(by: str, node: Node) -> FloatDeconvolution | None:
     """Return a fault if a node is a ConvTranspose.
 
     Call it for a target that computes every ConvTranspose in float.
     """
     if operator_of(node).kind != LayerKind.DECONVOLUTION:
         return None
-    return faults.FloatDeconvolution(by, node.name)
+    return FloatDeconvolution(by, node.name)
 
 
 def large_fp8_kernel(
     by: str, node: str, kernel: Sequence[int], size: TensorSize | None = None
 ) -> fp8.LargeFp8Kernel | None:
-    """Return a refusal if the kernel of a Conv has too many elements for FP8."""
+    """Return a reason if the kernel of a Conv has too many elements for FP8."""
     if math.prod(kernel) <= MAX_FP8_KERNEL:
         return None
     return fp8.LargeFp8Kernel(by, node, tuple(kernel), size)
@@ -353,8 +484,8 @@ def deconvolution_3d(
     is_float: bool,
     dq: str = "",
     size: TensorSize | None = None,
-) -> simulation.Deconvolution3D | None:
-    """Return a refusal if the kernel of a ConvTranspose has three spatial dimensions.
+) -> Deconvolution3D | None:
+    """Return a reason if the kernel of a ConvTranspose has three spatial dimensions.
 
     Args:
         by: Name of the calling pass or check.
@@ -364,4 +495,4 @@ def deconvolution_3d(
         dq: DQ of its data.
         size: Size of its output.
     """
-    return simulation.Deconvolution3D(by, node, dq, is_float, size) if len(kernel) == 3 else None
+    return Deconvolution3D(by, node, dq, is_float, size) if len(kernel) == 3 else None

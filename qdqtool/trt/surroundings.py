@@ -10,7 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from qdqtool.ir.operators import OPERATORS, LayerKind
 from qdqtool.ir.qdq import precision_of
-from qdqtool.reasons import fp8, simulation
+from qdqtool.reasons import fp8
+from qdqtool.reasons.different_scales import ScalesDiffer
+from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
+from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
+from qdqtool.reasons.quantizers import OutsideRules
 from qdqtool.reasons.tensors import (
     STEPS,
     ConsumerKind,
@@ -21,6 +25,7 @@ from qdqtool.reasons.tensors import (
     TensorOrigin,
     TensorSize,
 )
+from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import (
     QDQ,
@@ -33,7 +38,7 @@ from qdqtool.trt.layers import (
     weights_position,
 )
 from qdqtool.trt.targets import Target
-from qdqtool.types import BYTES, Precision, Refusal
+from qdqtool.types import BYTES, Precision, Reason
 from qdqtool.util.records import SharedTuple
 
 # Limits of the search for the consumers of one tensor.
@@ -328,11 +333,7 @@ def _precedes_weighted(layer: Layer) -> bool:
 
 def explain_float_output(
     layer: Layer, by: str
-) -> (
-    simulation.OutputNotQuantized
-    | simulation.OutputDifferentScales
-    | simulation.OutputManyConsumers
-):
+) -> OutputNotQuantized | OutputDifferentScales | OutputManyConsumers:
     """Return the reason for which an INT8 layer writes float, from all its consumers.
 
     Args:
@@ -343,33 +344,33 @@ def explain_float_output(
     node, tensor, size = node_name(layer), layer.out.source, tensor_size(layer.out)
     quantizers = [consumer for consumer in consumers if consumer.kind == ConsumerKind.Q]
     if quantizers and len(quantizers) < len(consumers):
-        return simulation.OutputManyConsumers(by, node, tensor, consumers, size)
+        return OutputManyConsumers(by, node, tensor, consumers, size)
     different = check_output_scales(by, node, tensor, consumers, size)
     if different is not None:
         return different
     activation = layer.fusion.activation
-    return simulation.OutputNotQuantized(by, node, tensor, consumers, size, activation)
+    return OutputNotQuantized(by, node, tensor, consumers, size, activation)
 
 
 def check_output_scales(
     by: str, node: str, tensor: str, consumers: tuple[TensorConsumer, ...], size: TensorSize | None
-) -> simulation.OutputDifferentScales | None:
-    """Return a refusal if Qs with different scales are the only consumers of a result."""
+) -> OutputDifferentScales | None:
+    """Return a reason if Qs with different scales are the only consumers of a result."""
     if not have_different_scales(consumers):
         return None
     if any(consumer.kind != ConsumerKind.Q for consumer in consumers):
         return None
-    return simulation.OutputDifferentScales(by, node, tensor, consumers, size)
+    return OutputDifferentScales(by, node, tensor, consumers, size)
 
 
 def check_equal_scales(
     by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
-) -> simulation.ScalesDiffer | None:
-    """Return a refusal if quantizers may differ in scale, zero point or type.
+) -> ScalesDiffer | None:
+    """Return a reason if quantizers may differ in scale, zero point or type.
 
     Args:
         by: Name of the calling pass.
-        node: Node that the refusal is about.
+        node: Node that the reason is about.
         tensor: Tensor at which the quantizers are.
         quantizers: Q and DQ in a row, or Qs that read one tensor.
     """
@@ -377,7 +378,7 @@ def check_equal_scales(
     if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
         return None
     names, scales = map(node_name, quantizers), map(quantizer_scale, quantizers)
-    return simulation.ScalesDiffer(by, node, tensor.source, tuple(names), tuple(scales))
+    return ScalesDiffer(by, node, tensor.source, tuple(names), tuple(scales))
 
 
 def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
@@ -431,7 +432,7 @@ def _has_one_origin(layer: Layer) -> bool:
 # Layers with weights --------------------------------------------------------------------------
 
 
-def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
+def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
     """Return the reason for which a layer with weights cannot run in INT8; None if it can.
 
     Args:
@@ -449,7 +450,7 @@ def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
         # shows which one is quantized.
         is_named = data.path.ops or not layer.weights.constant
         dq_name = node_name(data) if is_named else ""
-        return simulation.WeightsNotDequantized(
+        return WeightsNotDequantized(
             by, node_name(layer), layer.weights.name, dq_name, tensor_size(layer.data)
         )
     obstacles = itertools.chain(
@@ -459,15 +460,13 @@ def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
     return next(filter(None, obstacles), None)
 
 
-def _explain_float_data(
-    layer: Layer, by: str, weights_quantized: bool
-) -> simulation.InputNotDequantized:
+def _explain_float_data(layer: Layer, by: str, weights_quantized: bool) -> InputNotDequantized:
     producer = layer.data.producer
     name, op = layer.data.name, "Input"
     if producer is not None:
         name, op = node_name(producer), producer.op or producer.kind.value
     dq_name, blocker = _nearest_dq(layer)
-    return simulation.InputNotDequantized(
+    return InputNotDequantized(
         by,
         node_name(layer),
         layer.data.source,
@@ -482,7 +481,7 @@ def _explain_float_data(
 
 def _type_obstacles(
     layer: Layer, by: str, target: Target, dqs: tuple[Layer, Layer]
-) -> Iterator[Refusal | None]:
+) -> Iterator[Reason | None]:
     """Yield reasons why data and weights cannot be multiplied; None for each passed check."""
     node = node_name(layer)
     for dq in dqs:
@@ -491,10 +490,13 @@ def _type_obstacles(
     types = (_quantized_precision(data), _quantized_precision(weights))
     if Precision.INT4 in types:
         int4 = data if types[0] == Precision.INT4 else weights
-        yield simulation.OutsideRules(by, node, node_name(int4), Precision.INT4)
+        yield OutsideRules(by, node, node_name(int4), Precision.INT4)
     computed_type = _product_type(data)
+    if {computed_type, _product_type(weights)} == {"INT8", "FP8"}:
+        dq_names = node_name(data), node_name(weights)
+        yield fp8.MixedOperands(by, node, dq_names, types, tensor_size(layer.out))
     if computed_type is None or computed_type != _product_type(weights):
-        yield simulation.TypesDiffer(by, node, node_name(data), node_name(weights), types)
+        yield TypesDiffer(by, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
         floats = (_output_float_type(data), _output_float_type(weights))
         yield fault_checks.float_types_differ(by, node, floats, node_name(data), node_name(weights))
@@ -502,7 +504,7 @@ def _type_obstacles(
         yield _find_fp8_obstacle(layer, by, target)
 
 
-def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
+def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
     """Return why a layer of FP8 data and weights runs in float; None if it computes in FP8."""
     node, size = node_name(layer), tensor_size(layer.out)
     if not target.has_fp8:
@@ -511,14 +513,15 @@ def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
         return fp8.FloatFp8Deconvolution(by, node, size)
     if layer.kind == LayerKind.CONVOLUTION and layer.op == "Conv":
         if not target.fp8_convolutions:
-            return fp8.EarlyFp8Convolution(by, node, target.display_name, size)
+            capability = target.named_capability if target.needs_hopper_for_fp8 else ""
+            return fp8.EarlyFp8Convolution(by, node, target.version_name, size, capability)
         return fault_checks.large_fp8_kernel(by, node, layer.weights.kernel, size)
     return None
 
 
 def _quantizer_obstacles(
     layer: Layer, by: str, dqs: tuple[Layer, Layer]
-) -> Iterator[Refusal | None]:
+) -> Iterator[Reason | None]:
     """Yield faults of the DQs of data and weights; None for each passed check."""
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs

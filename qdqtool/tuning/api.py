@@ -44,6 +44,7 @@ from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
+from qdqtool.trt.gpu_support import require_gpu_support
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning import summary
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
@@ -634,6 +635,7 @@ def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
         return None
     gpu = gpus.choose_gpu(options.gpu, options.clock, options.power)
     gpu = gpus.restrict_to_target(target.with_capability(gpu.cc, gpu.name), gpu)
+    require_gpu_support(target, gpu.cc, gpu.name)
     if not gpu.has_int8:
         raise QdqtoolError(
             f"`gpu` {options.gpu}: {gpu.name} has no INT8 on {target.display_name}, so every "

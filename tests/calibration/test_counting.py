@@ -20,7 +20,7 @@ from calibration.cluster_pass import (
     SamplePortion,
     count_portion,
 )
-from calibration.counting import SampleCounter, ThreadPass, counting_turns
+from calibration.counting import SampleCounter, ThreadPass, counting_semaphore
 from calibration.dataset import InputSpec, Task
 from calibration.focus import Focus
 from calibration.session import open_session, pack_model
@@ -152,7 +152,7 @@ def test_counter_counts_in_its_turn_and_snapshots_see_whole_samples(
 
 @pytest.mark.parametrize(("counters", "at_once"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
 def test_half_of_the_tallies_count_at_a_time(counters: int, at_once: int) -> None:
-    free = counting_turns(counters)
+    free = counting_semaphore(counters)
     assert sum(free.acquire(blocking=False) for _ in range(counters)) == at_once
 
 
@@ -268,7 +268,7 @@ def test_portion_is_worth_its_merging_and_leaves_work_for_all(
 ) -> None:
     """A quarter of the time for merging, ten seconds, two and a half portions a thread."""
     sizer = PortionSizer()
-    sizer.learn(20, counting, merging)
+    sizer.record(20, counting, merging)
     seconds = counting / 20 or 1e-9
     least = 4 * slots * merging / seconds
     most = max(10.0 / seconds, least)
@@ -279,8 +279,8 @@ def test_portion_is_worth_its_merging_and_leaves_work_for_all(
 def test_portion_sizes_average_counting_and_smooth_merging() -> None:
     """The time of merging decides here: the size is 4 * slots * merging / (counting per sample)."""
     sizer = PortionSizer()
-    sizer.learn(10, 1.0, 0.01)
-    sizer.learn(30, 7.0, 0.05)  # merging: 0.7 * 0.01 + 0.3 * 0.05 = 0.022; counting: 8 / 40 = 0.2
+    sizer.record(10, 1.0, 0.01)
+    sizer.record(30, 7.0, 0.05)  # merging: 0.7 * 0.01 + 0.3 * 0.05 = 0.022; counting: 8 / 40 = 0.2
     assert sizer.size(250, 100) == 44
-    sizer.learn(1, 1.0, 0.0)  # merging: 0.7 * 0.022 = 0.0154; counting: 9 / 41
+    sizer.record(1, 1.0, 0.0)  # merging: 0.7 * 0.022 = 0.0154; counting: 9 / 41
     assert sizer.size(250, 400) == math.ceil(4 * 400 * 0.0154 * 41 / 9)

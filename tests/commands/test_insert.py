@@ -56,7 +56,7 @@ def test_insert_writes_a_valid_model_next_to_the_float_model(folder: Path, cli: 
     assert cli.err == ""
     check(onnx.load("m_qdq.onnx"))
     assert "/model.22/dfl/conv/Conv" in text and "/model.0/conv/_input_quantizer" in text
-    assert next_command(text) == shlex.split("qdqtool predict m_qdq.onnx --target trt10")
+    assert next_command(text) == shlex.split("qdqtool predict m_qdq.onnx")
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -233,6 +233,11 @@ def test_insert_gpu_decides_what_runs_in_int8(
     assert answer["time"]["float"]["precision"] == precision
 
 
+def test_insert_refuses_a_gpu_that_the_target_does_not_support(folder: Path, cli: Cli) -> None:
+    cli.refuse("insert", "small.onnx", "--calib", "images.npz", "--gpu", "GTX 1080")
+    assert not Path("small_qdq.onnx").exists()
+
+
 def test_insert_gpu_without_int8_has_no_gain(folder: Path, cli: Cli) -> None:
-    answer = insert_small(cli, "--gpu", "Jetson Nano")
+    answer = insert_small(cli, "--gpu", "Jetson Nano", "--target", "8.5")
     assert answer["time"]["gain"] is None

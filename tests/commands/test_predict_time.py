@@ -107,12 +107,62 @@ def test_predict_calibrate_with_a_measured_time(model: str, tmp_path: Path, cli:
     assert Path(model).read_bytes() == before
 
 
-@pytest.mark.parametrize(("target", "reported"), [("trt8.5", True), ("trt10", False)])
-def test_predict_gpu_newer_than_the_target(
-    model: str, cli: Cli, target: str, reported: bool
+@pytest.mark.parametrize(
+    ("gpu", "target", "severity"),
+    [
+        ("RTX 5090", "trt8.6", "error"),
+        ("RTX 5090", "10.3", "error"),
+        ("RTX 5090", "10.8", None),
+        ("RTX 5090", "trt10", None),
+        ("GTX 1080", "trt10", "error"),
+        ("GTX 1080", "trt8.6", None),
+        ("V100", "10.5", "error"),
+        ("V100", "trt10", "warning"),  # until 10.4
+        ("V100", "10.4", None),
+        ("T4", "trt11", None),
+        ("L4", "8.4", "error"),
+    ],
+)
+def test_predict_gpu_that_the_target_does_not_support(
+    model: str, cli: Cli, gpu: str, target: str, severity: str | None
 ) -> None:
-    findings = cli.json("predict", model, "--gpu", "RTX 5090", "--target", target)["findings"]
-    assert ("GPU-VERSION" in {f["code"] for f in findings}) is reported
+    arguments = ("predict", model, "--gpu", gpu, "--target", target)
+    severities = {f["code"]: f["severity"] for f in cli.json(*arguments)["findings"]}
+    assert severities.get("GPU-VERSION") == severity
+    text = cli(*arguments)
+    has_times = bool(re.search(r"^  INT8 +[\d.]+ ms", text, re.MULTILINE))
+    assert has_times is ("trtexec" in text) is (severity != "error")
+
+
+def test_predict_lists_the_supported_gpus_of_several(model: str, cli: Cli) -> None:
+    text = cli("predict", model, "--gpu", "RTX 5090", "--gpu", "L4", "--target", "8.6")
+    rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ") and line}
+    assert "GPU-VERSION" in rows["RTX"] and "ms" not in rows["RTX"]
+    assert rows["L4"].count("ms") == 2 and "trtexec" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "choice"),
+    [
+        (["--gpu", "Orin Nano 8GB", "--power", "999W"], "15W"),
+        (["--gpu", "Orin Nano 8GB", "--power", "2W"], "5W"),
+        (["--sm", "7.7"], "7.5"),
+        (["--target", "12"], "trt11"),
+    ],
+)
+def test_predict_error_lists_the_choices(
+    model: str, cli: Cli, options: list[str], choice: str
+) -> None:
+    message = cli.refuse("predict", model, *options)
+    assert options[-2] in message or options[-1] in message
+    assert choice in message
+
+
+def test_predict_warns_of_a_batch_that_the_file_does_not_have(model: str, cli: Cli) -> None:
+    assert "warning: the file has the fixed batch" in cli(
+        "predict", model, "--gpu", "L4", "--batch", "8"
+    )
+    assert "fixed batch" not in cli("predict", model, "--gpu", "L4")
 
 
 def test_predict_float_model_meets_no_gain(tmp_path: Path, cli: Cli) -> None:

@@ -14,7 +14,7 @@ from qdqtool.fixing.dla import DlaTranslation, translate_for_dla
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_qdq
 from tests.errors import has
-from tests.insertion.nets import Net, assert_same_outputs, images, one_layer
+from tests.insertion.nets import Net, assert_same_outputs, images, one_layer, open_session
 from tests.insertion.test_calibration_cache import read_cache
 from tests.notes import note, note_codes
 from tests.patterns.test_fake_quantizers import DECOMPOSED, pt2e
@@ -71,6 +71,57 @@ def test_convolution_before_an_add_by_version_of_dla(target: str, rule: str | No
     """DLA 3.13 fuses it if its scale is 1.0; before, TensorRT runs it in FP16."""
     translation = translate(quantize(network(), residual="skip"), target)
     assert translation.scales.rules.get("c1.out") == rule
+
+
+def silu_network() -> onnx.ModelProto:
+    """Return Conv, SiLU, Conv, BatchNormalization, Relu, Conv, with the nodes of the SiLU unnamed."""
+    net = Net()
+    first = net.conv("c0", "x")
+    gate = net.op("Sigmoid", "s", first)
+    second = net.conv("c1", net.op("Mul", "m", first, gate))
+    ones, zeros = (np.full(16, value, np.float32) for value in (1.5, 0.25))
+    stored = [net.const(f"n{i}", v) for i, v in enumerate((ones, zeros, zeros, ones))]
+    norm = net.op("BatchNormalization", "n", second, *stored)
+    model = net.output(net.conv("c2", net.op("Relu", "r", norm))).model()
+    for node in model.graph.node:
+        if node.name in "sm":
+            node.name = ""
+    return model
+
+
+def test_activation_result_has_no_scale_for_the_convolution_before_it() -> None:
+    translation = translate(quantize(silu_network()))
+    scales = translation.scales
+    assert {"c0.out", "c2.out"} == set(scales.missing)
+    assert scales.scales["s.out"] == pytest.approx(1 / 127)
+    producer = next(n for n in translation.model.graph.node if n.op_type == "Relu")
+    assert scales.rules[producer.input[0]] == "clipped"
+
+
+def test_images_give_ranges_of_all_other_tensors() -> None:
+    """The range of a convolution is its own, not that of the activation after it."""
+    translation = translate_for_dla(quantize(silu_network()), "8.5.2", data=images())
+    assert not translation.scales.missing
+    model = onnx.ModelProto()
+    model.CopyFrom(translation.model)
+    model.graph.output.append(onnx.ValueInfoProto(name="c0.out"))
+    session = open_session(model.SerializeToString())
+    largest = max(float(np.abs(session.run(["c0.out"], sample)[0]).max()) for sample in images())
+    scale = translation.scales.scales["c0.out"]
+    assert scale * 127 == pytest.approx(largest, rel=0.25)  # entropy calibration clips a little
+    assert scale != translation.scales.scales["m.out"]
+
+
+def test_unnamed_nodes_get_names_for_the_layer_precisions(tmp_path: Path) -> None:
+    model = quantize(silu_network())
+    for node in model.graph.node:
+        node.name = "" if node.op_type != "Conv" else "same"
+    translation = translate_for_dla(model, "8.5.2", data=images())
+    names = {node.name: node.op_type for node in translation.model.graph.node}
+    assert "" not in names and len(names) == len(translation.model.graph.node)
+    layers = translation.precisions.layers
+    assert not translation.precisions.unnamed and layers.keys() <= names.keys()
+    assert [layers[name] for name, op in names.items() if op == "Conv"] == ["int8"] * 3
 
 
 def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx.ModelProto:

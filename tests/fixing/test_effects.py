@@ -14,7 +14,7 @@ from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import read_params
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.reasons.simulation import ResidualFloat
+from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named

@@ -7,6 +7,8 @@ import pytest
 from onnx import helper
 
 import qdqtool
+from qdqtool.errors import QdqtoolError
+from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.branches import find_subgraph_contents
 from qdqtool.ir.modelfile import load
 from tests.trt.builder import Graph
@@ -151,7 +153,7 @@ def test_branch_that_passes_a_tensor_on() -> None:
 def test_branches_of_the_data_are_counted(target: str) -> None:
     prediction = qdqtool.predict(model_with(conditional("flag"), flag=True), target)
     (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
-    reason = finding.causes[0].refusal
+    reason = finding.causes[0].reason
     assert (reason.node, reason.convolutions, reason.quantizers) == ("if", 2, 8)
     assert reason.int8 == 2
 
@@ -159,7 +161,7 @@ def test_branches_of_the_data_are_counted(target: str) -> None:
 def test_body_of_a_loop_is_counted() -> None:
     prediction = qdqtool.predict(loop())
     (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
-    reason = finding.causes[0].refusal
+    reason = finding.causes[0].reason
     assert (reason.op, reason.convolutions, reason.int8) == ("Loop", 1, 1)
 
 
@@ -195,3 +197,118 @@ def test_insert_says_that_branches_stay_float() -> None:
     insertion = qdqtool.insert(proto, [feeds])
     (warning,) = (w for w in insertion.warnings if w.code == "subgraph-float")
     assert warning.values["count"] == 2
+
+
+def body_of(*nodes: onnx.NodeProto, inner: onnx.GraphProto) -> onnx.GraphProto:
+    """Return a Loop's body that passes its state through nodes to the tensor of a graph."""
+    nodes += (helper.make_node("Identity", ["go"], ["go_on"]),)
+    inputs = [
+        helper.make_tensor_value_info("i", onnx.TensorProto.INT64, []),
+        helper.make_tensor_value_info("go", onnx.TensorProto.BOOL, []),
+        helper.make_tensor_value_info("state", FLOAT, IMAGE),
+    ]
+    outputs = [helper.make_tensor_value_info("go_on", onnx.TensorProto.BOOL, []), inner.output[0]]
+    return helper.make_graph(nodes, "body", inputs, outputs, list(inner.initializer))
+
+
+def loop_with_if(*, quantized: bool = True) -> onnx.ModelProto:
+    """Return a network with an If inside a Loop; one of its branches has a convolution."""
+    then = branch("yes", "state", "t", quantized=quantized)
+    other = helper.make_graph(
+        [helper.make_node("Relu", ["state"], ["e"])],
+        "no",
+        [],
+        [helper.make_tensor_value_info("e", FLOAT, IMAGE)],
+    )
+    result = helper.make_graph([], "", [], [helper.make_tensor_value_info("r", FLOAT, IMAGE)])
+    node = helper.make_node("If", ["go"], ["r"], "if", then_branch=then, else_branch=other)
+    count = onnx.numpy_helper.from_array(np.asarray(3, np.int64), "count")
+    body = body_of(node, inner=result)
+    return model_with(helper.make_node("Loop", ["count", "", "x"], ["y"], "loop", body=body), count)
+
+
+def scan() -> onnx.ModelProto:
+    """Return a network with a convolution in the body of a Scan."""
+    body = branch("body", "state", "next")
+    body.input.extend(
+        helper.make_tensor_value_info(name, FLOAT, IMAGE) for name in ("state", "row")
+    )
+    body.node.add(op_type="Identity", input=["row"], output=["row_out"])
+    body.output.append(helper.make_tensor_value_info("row_out", FLOAT, IMAGE))
+    node = helper.make_node("Scan", ["x", "rows"], ["y", ""], "scan", body=body, num_scan_inputs=1)
+    rows = onnx.numpy_helper.from_array(np.zeros([2, *IMAGE], np.float32), "rows")
+    return model_with(node, rows)
+
+
+@pytest.mark.parametrize("make", [loop, loop_with_if, scan])
+def test_quantizers_in_bodies_are_predicted_alone(make) -> None:
+    proto = make()
+    prediction = qdqtool.predict(proto)
+    (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
+    reason = finding.causes[0].reason
+    assert (reason.convolutions, reason.quantizers, reason.int8) == (1, 4, 1)
+    assert prediction.model.subgraphs == {
+        "convolutions": 1,
+        "matrix_products": 0,
+        "quantizers": 4,
+    }
+    assert "NO-QDQ" not in [f.code for f in prediction.findings]
+
+
+def test_weights_with_quantizers_outside_of_the_branch() -> None:
+    """A branch reads the dequantized weights of the main graph."""
+    graph = branch("yes", "x", "t")
+    conv = next(n for n in graph.node if n.op_type == "Conv")
+    producers = {n.output[0]: n for n in graph.node}
+    dq = producers[conv.input[1]]
+    q = producers[dq.input[0]]
+    for node in (q, dq):
+        graph.node.remove(node)
+    constants = [t for t in graph.initializer if t.name in (*q.input, *dq.input)]
+    other = branch("no", "x", "e", quantized=False)
+    node = helper.make_node("If", ["flag"], ["y"], "if", then_branch=graph, else_branch=other)
+    prediction = qdqtool.predict(model_with(node, *constants, before=(q, dq), flag=True))
+    (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
+    assert finding.causes[0].reason.int8 == 1
+
+
+@pytest.mark.parametrize("make", [loop, loop_with_if, scan])
+def test_fix_and_insert_refuse_quantizers_in_bodies(make) -> None:
+    with pytest.raises(QdqtoolError) as fix_error:
+        qdqtool.fix(make())
+    assert fix_error.value.code == "subgraph-quantized"
+    with pytest.raises(QdqtoolError) as insert_error:
+        qdqtool.insert(make(), [{"x": np.zeros(IMAGE, np.float32)}])
+    assert insert_error.value.code == "already-quantized"
+
+
+def test_comparison_of_bodies_is_incomplete() -> None:
+    float_model, quantized = loop_with_if(quantized=False), loop_with_if()
+    comparison = qdqtool.compare(float_model, quantized)
+    assert comparison.partial
+    assert not comparison.ok
+    assert (comparison.a.subgraphs["quantizers"], comparison.b.subgraphs["quantizers"]) == (0, 4)
+
+
+def test_headline_states_what_was_not_analyzed() -> None:
+    text = verdict(qdqtool.predict(loop()))
+    assert "Not analyzed: 1 convolution" in text
+    assert "Nothing is" not in text
+
+
+def test_bfloat16_in_a_branch_is_found() -> None:
+    bfloat16 = onnx.TensorProto.BFLOAT16
+    nodes = [
+        helper.make_node("Cast", ["x"], ["b"], to=bfloat16),
+        helper.make_node("Relu", ["b"], ["r"]),
+        helper.make_node("Cast", ["r"], ["t"], to=FLOAT),
+    ]
+    then = helper.make_graph(nodes, "then", [], [helper.make_tensor_value_info("t", FLOAT, IMAGE)])
+    node = helper.make_node(
+        "If", ["flag"], ["y"], "if", then_branch=then, else_branch=branch("no", "x", "e")
+    )
+    proto = model_with(node, flag=True)
+    assert "FLOAT-BF16" in [f.code for f in qdqtool.predict(proto, "8.6").findings]
+    prediction = qdqtool.predict(proto, "10.3")
+    assert "FLOAT-BF16" not in [f.code for f in prediction.findings]
+    assert prediction.model.has_bfloat16

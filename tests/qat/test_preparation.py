@@ -19,7 +19,7 @@ from qdqtool.qat.modules import (
 )
 from qdqtool.qat.preparation import load_backend
 from qdqtool.reasons.placement import PLACEMENT, SkippedNode
-from qdqtool.reasons.simulation import WeightsNotConstant
+from qdqtool.reasons.weights import WeightsNotConstant
 from tests.errors import has
 from tests.qat import nets
 from tests.qat.backends import BACKENDS

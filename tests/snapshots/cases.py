@@ -31,7 +31,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "insert detector.onnx --calib detector.npz -o q.onnx #",
         "insert float.onnx --calib images -o q.onnx --all #",
         "insert float.onnx --calib images -o q.onnx --losses 2 --gpu 'RTX 4090' #",
-        "insert float.onnx --calib images -o q.onnx --gpu 'Jetson Nano' #",
+        "insert float.onnx --calib images -o q.onnx --target 8.5 --gpu 'Jetson Nano' #",
         "insert float.onnx --calib images -o q.onnx --target rtx1.7 --input-type uint8 #",
     ),
     "tune": (
@@ -155,7 +155,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
         "tune branches.onnx --calib pixels.npy --keep 2",
         "tune branches.onnx --calib pixels.npy --budget-ms 3",
         "tune branches.onnx --calib pixels.npy --budget-ms 3 --gpu T4 --keep 0.9",
-        "tune branches.onnx --calib pixels.npy --gpu 'Jetson Nano'",
+        "tune branches.onnx --calib pixels.npy --target 8.5 --gpu 'Jetson Nano'",
         "tune branches.onnx --calib pixels.npy --metric f",
         "tune branches.onnx --calib pixels.npy --metric json:dumps --workers 1",
         "tune branches.onnx --calib pixels.npy --time-limit soon",
@@ -351,6 +351,7 @@ def answer(line: str) -> str:
         result = contract.call(shlex.split(command), home)
     text = result.out + "".join(f"stderr: {line}\n" for line in result.err.splitlines())
     text = text.replace(shlex.quote(sys.executable), "python")
+    text = re.sub(r"(^Took |^Wrote .*\()\d+\.\d s", r"\1#.# s", text, flags=re.MULTILINE)
     if command != line:
         text = MEASURED.sub("#.#", text)
         text = re.sub(r"at most about [\w ]+ with", "at most about # with", text)

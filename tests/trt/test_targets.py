@@ -331,7 +331,7 @@ def test_target_keeps_requested_name(name: str, expected: str) -> None:
         ("8.5.2", "trt8.5"),
         ("9.3", "trt8.6"),
         ("8.2", "trt8.0"),
-        ("19", CLASSIC[-1].name),
+        ("11.19", CLASSIC[-1].name),
         ("v10.7", "trt10"),
         ("10.3-strongly-typed", "trt10-strongly-typed"),
     ],

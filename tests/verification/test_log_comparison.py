@@ -276,13 +276,13 @@ def test_layers_are_compared_by_name() -> None:
         ]
     )
     result = layers_compared(prediction, build)
-    assert result.counts == LayerCounts(3, 1)
+    assert result.counts == LayerCounts(3, 1, ("c",))
     assert [(m.name, m.differs, m.values, m.line) for m in result.mismatches] == [
         ("b", Difference.INPUT, (INT8, FP32), 5)
     ]
     # A layer whose convolution is a mismatch is not reported twice.
     result = layers_compared(prediction, build, "b")
-    assert (result.counts, result.mismatches) == (LayerCounts(3, 1), [])
+    assert (result.counts, result.mismatches) == (LayerCounts(3, 1, ("c",)), [])
 
 
 NAMES = [
@@ -324,7 +324,7 @@ def test_compare_layers_with_equivalent_names(first: str, second: str, same: boo
     """The parser appends numbers to some names. Numbers in ONNX names are kept."""
     prediction = predicted(conversions=0, layers=[predicted_layer(first)])
     counts = layers_compared(prediction, Build(layers=[layer(second)])).counts
-    assert counts == LayerCounts(1, int(same))
+    assert (counts.total, counts.agree, len(counts.unmatched)) == (1, int(same), int(not same))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from qdqtool.ir.sizes import last_axis_sources
 from qdqtool.patterns.heads import is_attention_probability
 from qdqtool.patterns.layernorm import last_axis_gains, skip_identities
 from qdqtool.patterns.view import View
-from qdqtool.reasons.faults import CHECK, ActivationFit, ActivationScales, OutlierScales
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales
 from qdqtool.types import Precision
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
         )
         report.add(
             ActivationScales(
-                CHECK,
+                MODEL_CHECK,
                 misfits[0].quantizer,
                 tuple(misfits[:_MAX_LISTED]),
                 len(misfits),
@@ -209,7 +210,7 @@ def _report_outliers(
         linear = any(_feeds_matrix_product(model, name) for name, *_ in misfits)
         report.add(
             OutlierScales(
-                CHECK,
+                MODEL_CHECK,
                 misfits[0][0],
                 tuple(misfits[:_MAX_LISTED]),
                 len(misfits),

@@ -4,7 +4,8 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir.bounds import find_bounds, find_concat_parts, find_constant_value, read_scalars
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
-from qdqtool.reasons.faults import CHECK, DeadPart, ScaleDead
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.scales import DeadPart, ScaleDead
 from qdqtool.types import Severity
 
 MAX_PARTS = 8  # parts of one quantizer listed in a finding
@@ -44,5 +45,7 @@ def find_dead_parts(view: View, q: Node) -> ScaleDead | None:
             and (made_by := (bounds[tensor].node, bounds[tensor].op))
         )
         if parts:
-            return ScaleDead(CHECK, q.name, *scalars, parts[:MAX_PARTS], tensors == [q.input(0)])
+            return ScaleDead(
+                MODEL_CHECK, q.name, *scalars, parts[:MAX_PARTS], tensors == [q.input(0)]
+            )
     return None

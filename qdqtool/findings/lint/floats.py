@@ -21,8 +21,9 @@ from qdqtool.patterns.layernorm import (
 )
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.reasons import faults
-from qdqtool.reasons.faults import CHECK
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.attention import DecomposedNorm
+from qdqtool.reasons.float_types import ConstantsInHalf, RemainingFloat, UnreadBfloat16
 from qdqtool.trt.targets import target_named
 
 _FP16_MAX = 65504.0
@@ -51,11 +52,11 @@ def check_norms(view: View, report: FindingReport) -> None:
     for pieces in whole:
         if not target.strongly_typed or computes_in_fp16(model, (pieces.square, pieces.mean)):
             exact = target.layer_normalization and layer_norm_inputs(model, pieces) is not None
-            fault = faults.DecomposedNorm(CHECK, pieces.square.name, exact, model.opset)
+            fault = DecomposedNorm(MODEL_CHECK, pieces.square.name, exact, model.opset)
             report.add(fault, automatic=exact)
     for square, *others in find_sums_of_squares(model, whole):
         if not target.strongly_typed or computes_in_fp16(model, (square, *others)):
-            fault = faults.DecomposedNorm(CHECK, square.name, False, model.opset, square.op)
+            fault = DecomposedNorm(MODEL_CHECK, square.name, False, model.opset, square.op)
             report.add(fault, automatic=False)
 
 
@@ -82,8 +83,8 @@ def _check_constants(view: View, report: FindingReport) -> None:
     constants = lost or imprecise
     if constants:
         numbers = counts["large"], counts["small"], counts["denormal"]
-        fault = faults.ConstantsInHalf(
-            CHECK, constants[0][0], tuple(constants[:_MAX_LISTED]), *numbers
+        fault = ConstantsInHalf(
+            MODEL_CHECK, constants[0][0], tuple(constants[:_MAX_LISTED]), *numbers
         )
         report.add(fault, gains=bool(lost))
 
@@ -115,7 +116,7 @@ def check_bfloat16(view: View, report: FindingReport) -> None:
         return
     tensor = find_bfloat16(view.model)
     if tensor:
-        report.add(faults.UnreadBfloat16(CHECK, "", tensor))
+        report.add(UnreadBfloat16(MODEL_CHECK, "", tensor))
 
 
 def check_float_types(view: View, report: FindingReport) -> None:
@@ -124,7 +125,7 @@ def check_float_types(view: View, report: FindingReport) -> None:
         return
     if not target_named(report.target).strongly_typed:
         if not report.has_code("FP8-WEAK"):  # whose builds have no flags
-            report.add(FloatFlag(CHECK, "", bool(find_bfloat16(view.model))))
+            report.add(FloatFlag(MODEL_CHECK, "", bool(find_bfloat16(view.model))))
         return
     weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     types = {n.index: _compute_type(view, n) for n in weighted}
@@ -137,7 +138,7 @@ def check_float_types(view: View, report: FindingReport) -> None:
     if float32:
         products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
         report.add(
-            faults.RemainingFloat(CHECK, "", len(float32), len(weighted), float32[0].name, products)
+            RemainingFloat(MODEL_CHECK, "", len(float32), len(weighted), float32[0].name, products)
         )
 
 

@@ -13,8 +13,9 @@ from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_nor
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View, adds_computed
 from qdqtool.proto.slim import strip_large_weights
-from qdqtool.reasons import faults
-from qdqtool.reasons.faults import CHECK
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.attention import QuantizedStream
+from qdqtool.reasons.heads import ConcatAfterHead, HeadQuantized
 from qdqtool.types import Precision
 
 
@@ -84,7 +85,7 @@ def run(view: View, report: FindingReport) -> None:
 
     def add(conv: Node, branch: str, sums: tuple[str, ...] = ()) -> None:
         if conv.index in view.fully_quantized_nodes:
-            fault = faults.HeadQuantized(CHECK, conv.name, branch, sums)
+            fault = HeadQuantized(MODEL_CHECK, conv.name, branch, sums)
             report.add(fault, convolutions=[conv.name])
 
     for index in sorted(find_coordinate_nodes(view)):
@@ -114,7 +115,7 @@ CONFIDENCE = 0.25
 COARSE_LOGITS = 2.0  # a step of logits: scores of 0.5 and 0.88 are one step apart
 
 
-def _build_concat_fault(view: View, q: Node, concat: Node) -> faults.ConcatAfterHead:
+def _build_concat_fault(view: View, q: Node, concat: Node) -> ConcatAfterHead:
     """Return the fault of a Q that gives all inputs of a Concat one scale."""
     params, bounds = view.params(q), find_bounds(view.model)
     scale = float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
@@ -122,7 +123,7 @@ def _build_concat_fault(view: View, q: Node, concat: Node) -> faults.ConcatAfter
     scores = [t for t in parts if t in bounds and 0.0 <= bounds[t].low < bounds[t].high <= 1.0]
     if not scores or len(scores) == len(parts):
         raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
-        return faults.ConcatAfterHead(CHECK, q.name, concat.name, scale, raw=raw)
+        return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, raw=raw)
     own = (
         float(params.scale[0])
         for consumer in view.model.consumers(scores[0])
@@ -130,10 +131,10 @@ def _build_concat_fault(view: View, q: Node, concat: Node) -> faults.ConcatAfter
         and (params := view.params(consumer)).scale is not None
         and params.scale.size == 1
     )
-    return faults.ConcatAfterHead(CHECK, q.name, concat.name, scale, scores[0], own=next(own, None))
+    return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, scores[0], own=next(own, None))
 
 
-def _is_fatal(fault: faults.ConcatAfterHead) -> bool:
+def _is_fatal(fault: ConcatAfterHead) -> bool:
     """Return whether the scale destroys scores that a detector would report."""
     if fault.scores:
         return fault.zero_limit >= CONFIDENCE
@@ -175,6 +176,6 @@ def check_residual_streams(view: View, report: FindingReport) -> None:
         ]
         if pairs:
             report.add(
-                faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
+                QuantizedStream(MODEL_CHECK, add.name, tuple(pairs), norm),
                 values=view.element_count(add.output),
             )

@@ -8,6 +8,7 @@ import onnx
 from qdqtool.findings.lint import fp8
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
+from qdqtool.ir.branches import has_nested_quantizers
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
 from qdqtool.ir.qdq import is_dq
@@ -18,12 +19,29 @@ from qdqtool.patterns.fake_quantizers import (
     QuantizerForm,
     find_aten_nodes,
     find_fake_quantizers,
+    find_nested_quantizers,
 )
 from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.reasons import faults
-from qdqtool.reasons.faults import CHECK
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.attention import AttentionHead, FloatEinsum, FloatNormalization
+from qdqtool.reasons.convolutions import (
+    ChannelNumbers,
+    Convolution3D,
+    DepthwiseAdd,
+    DepthwiseSilu,
+    GroupedConvolution,
+    LargeKernel,
+)
+from qdqtool.reasons.operators import (
+    AtenNodes,
+    FloatOperator,
+    LocalFunctions,
+    RuntimeOperators,
+    UnknownOperator,
+)
+from qdqtool.reasons.quantizers import FakeQuantizers, NothingQuantized, OtherTypes
 from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import SILU
 from qdqtool.trt.targets import target_named
@@ -74,12 +92,12 @@ def _report_unknown(
     aten = find_aten_nodes(view.model)
     if aten:
         operator = str(aten[0].attributes.get("operator", aten[0].op))
-        report.add(faults.AtenNodes(CHECK, aten[0].name, operator, len(aten) - 1))
+        report.add(AtenNodes(MODEL_CHECK, aten[0].name, operator, len(aten) - 1))
     _report_runtime_operators(view, report)
     for op, group in unknown.items():
         nodes = [n for n in group if n.index not in fakes and not n.domain.startswith(_REPORTED)]
         if nodes:
-            report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
+            report.add(UnknownOperator(MODEL_CHECK, nodes[0].name, op, len(nodes) - 1))
 
 
 def _report_runtime_operators(view: View, report: FindingReport) -> None:
@@ -95,7 +113,7 @@ def _report_runtime_operators(view: View, report: FindingReport) -> None:
     if nodes:
         ops = tuple(dict.fromkeys(node.op for node in nodes))
         packs_weights = ops[0].startswith(_WEIGHT_ONLY)
-        report.add(faults.RuntimeOperators(CHECK, nodes[0].name, ops, len(nodes), packs_weights))
+        report.add(RuntimeOperators(MODEL_CHECK, nodes[0].name, ops, len(nodes), packs_weights))
 
 
 def report_fake_quantizers(model: Model, report: FindingReport) -> None:
@@ -106,12 +124,12 @@ def report_fake_quantizers(model: Model, report: FindingReport) -> None:
         report: Receives the findings.
     """
     groups: dict[QuantizerForm, list[FakeQuantizer]] = defaultdict(list)
-    for fake in find_fake_quantizers(model):
+    for fake in (*find_fake_quantizers(model), *find_nested_quantizers(model)):
         groups[fake.form].append(fake)
     for form, fakes in groups.items():
         others = [fake for fake in fakes if fake.problem]
-        fault = faults.FakeQuantizers(
-            CHECK,
+        fault = FakeQuantizers(
+            MODEL_CHECK,
             fakes[0].name,
             form.value,
             len(fakes),
@@ -127,14 +145,15 @@ def check_functions(view: View, report: FindingReport) -> None:
     """Add a finding if the model has functions that the parser of the target does not inline."""
     functions = view.model.inlined_functions
     if functions and not report.tensorrt.has_local_functions:
-        report.add(faults.LocalFunctions(CHECK, "", functions))
+        report.add(LocalFunctions(MODEL_CHECK, "", functions))
 
 
 def _check_any_quantizer(view: View, report: FindingReport) -> None:
     if not qdq.is_quantized(view.model):
         floats = [n for n in view.nodes_with_weights if view.weights(n).folded]
         if floats and not any(fault_checks.computes_integers(n) for n in view.model.nodes):
-            report.add(faults.NothingQuantized(CHECK, "", len(floats)))
+            nested = has_nested_quantizers(view.model)
+            report.add(NothingQuantized(MODEL_CHECK, "", len(floats), nested))
 
 
 def _report_other_types(
@@ -144,7 +163,7 @@ def _report_other_types(
     nodes = [n for group in quantizers.values() for n in group]
     kinds = tuple((kind, len(group)) for kind, group in quantizers.items())
     report.add(
-        faults.OtherTypes(CHECK, nodes[0].name, kinds),
+        OtherTypes(MODEL_CHECK, nodes[0].name, kinds),
         node="",
         convolutions=[c for n in nodes for c in view.consuming_convolutions(n)],
     )
@@ -153,16 +172,16 @@ def _report_other_types(
 def _check_operator(view: View, report: FindingReport, node: Node) -> None:
     if qdq.is_qdq(node):
         return
-    integers = fault_checks.integer_operator(CHECK, node)
+    integers = fault_checks.integer_operator(MODEL_CHECK, node)
     if integers is not None:
         report.add(integers)
     elif _is_normalization(node) and qdq.find_pair(view.model, node.input(0)) is not None:
         report.add(
-            faults.FloatNormalization(CHECK, node.name, node.op),
+            FloatNormalization(MODEL_CHECK, node.name, node.op),
             values=view.element_count(node.input(0)),
         )
     elif node.op in _FLOAT_ONLY and _has_quantized_input(view, node):
-        report.add(faults.FloatOperator(CHECK, node.name, node.op))
+        report.add(FloatOperator(MODEL_CHECK, node.name, node.op))
     elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
         _check_einsum(view, report, node)
 
@@ -171,8 +190,11 @@ def _has_quantized_input(view: View, node: Node) -> bool:
     return any(qdq.find_pair(view.model, tensor) is not None for tensor in node.inputs if tensor)
 
 
-def check_attention(view: View, report: FindingReport) -> None:
-    """Add a finding for each attention with Q/DQ whose head size has no INT8 kernel."""
+def check_attention(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
+    """Add a finding for each attention with Q/DQ that is not one kernel.
+
+    In INT8, the head size decides. In FP8, the simulation shows the Softmax in the kernel.
+    """
     for node in view.model.nodes:
         if node.op != "MatMul" or not all(is_dq(view.model.producer(t)) for t in node.inputs):
             continue
@@ -180,9 +202,16 @@ def check_attention(view: View, report: FindingReport) -> None:
         consumers = view.model.consumers(node.output)
         if not shape or not any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers):
             continue
-        size = shape[-1]
-        if size and size not in INT8_HEAD_SIZES and is_computed_product(view.model, node):
-            report.add(faults.AttentionHead(CHECK, node.name, size), convolutions=[node.name])
+        outcome, size = outcomes.get(node.name), shape[-1]
+        if not size or not is_computed_product(view.model, node):
+            continue
+        if outcome is not None and outcome.is_fp8:
+            is_fused = any(view.model.node(name).op == "Softmax" for name in outcome.fused)
+        else:
+            is_fused = size in INT8_HEAD_SIZES
+        if not is_fused:
+            kind = Precision.FP8 if outcome is not None and outcome.is_fp8 else Precision.INT8
+            report.add(AttentionHead(MODEL_CHECK, node.name, size, kind), convolutions=[node.name])
 
 
 def _is_unknown(node: Node) -> bool:
@@ -208,7 +237,7 @@ def _check_einsum(view: View, report: FindingReport, node: Node) -> None:
     weights = any(t in view.constants for t in node.inputs)
     if any(quantized) or (weights and qdq.is_quantized(view.model)):
         report.add(
-            faults.FloatEinsum(CHECK, node.name, str(node.attributes["equation"]), all(quantized))
+            FloatEinsum(MODEL_CHECK, node.name, str(node.attributes["equation"]), all(quantized))
         )
 
 
@@ -242,25 +271,23 @@ def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
         return
     if operator_of(conv).kind == LayerKind.DECONVOLUTION:
         is_float = report.tensorrt.deconvolution_3d_float
-        fault = fault_checks.deconvolution_3d(CHECK, conv.name, kernel, is_float)
+        fault = fault_checks.deconvolution_3d(MODEL_CHECK, conv.name, kernel, is_float)
         if fault is not None:
             report.add(fault, convolutions=[conv.name])
         return
     if len(kernel) == 3:
-        report.add(faults.Convolution3D(CHECK, conv.name), convolutions=[conv.name])
-    if (large := find_large_kernel(CHECK, conv, kernel)) is not None:
+        report.add(Convolution3D(MODEL_CHECK, conv.name), convolutions=[conv.name])
+    if (large := find_large_kernel(MODEL_CHECK, conv, kernel)) is not None:
         report.add(large, convolutions=[conv.name])
 
 
 # Forms that placement leaves float where builds failed on them ------------------------------------
 
 
-def find_large_kernel(
-    pass_name: str, conv: Node, kernel: Sequence[int]
-) -> faults.LargeKernel | None:
+def find_large_kernel(pass_name: str, conv: Node, kernel: Sequence[int]) -> LargeKernel | None:
     """Return the fault of a patch embedding by its kernel shape, recorded by a pass."""
     return (
-        faults.LargeKernel(pass_name, conv.name, tuple(kernel))
+        LargeKernel(pass_name, conv.name, tuple(kernel))
         if min(kernel, default=0) >= _MIN_LARGE_KERNEL
         else None
     )
@@ -268,7 +295,7 @@ def find_large_kernel(
 
 def find_depthwise_faults(
     pass_name: str, conv: Node, activation: str, consumers: Sequence[Node], last: bool = False
-) -> Iterator[faults.DepthwiseSilu | faults.DepthwiseAdd]:
+) -> Iterator[DepthwiseSilu | DepthwiseAdd]:
     """Yield faults of a depthwise convolution.
 
     Args:
@@ -279,9 +306,9 @@ def find_depthwise_faults(
         last: Whether no layer with weights follows.
     """
     if activation == SILU:
-        yield faults.DepthwiseSilu(pass_name, conv.name, last)
+        yield DepthwiseSilu(pass_name, conv.name, last)
     if {n.op for n in consumers} == {"Add"}:
-        yield faults.DepthwiseAdd(pass_name, conv.name, consumers[0].name)
+        yield DepthwiseAdd(pass_name, conv.name, consumers[0].name)
 
 
 # Shapes of convolutions ---------------------------------------------------------------------------
@@ -310,19 +337,19 @@ def _check_shape(
         # Builds failed on SiLU only, not on other gates.
         has_sigmoid = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
         for form in find_depthwise_faults(
-            CHECK, conv, outcome.activation if has_sigmoid else "", consumers, last
+            MODEL_CHECK, conv, outcome.activation if has_sigmoid else "", consumers, last
         ):
             report.add(form, convolutions=[conv.name])
     elif 1 < groups != inputs:
         report.add(
-            faults.GroupedConvolution(CHECK, conv.name, groups, inputs // groups),
+            GroupedConvolution(MODEL_CHECK, conv.name, groups, inputs // groups),
             convolutions=[conv.name],
         )
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
     if small or odd:
-        fault = faults.ChannelNumbers(CHECK, conv.name, inputs, outputs, odd, small)
+        fault = ChannelNumbers(MODEL_CHECK, conv.name, inputs, outputs, odd, small)
         report.add(fault, convolutions=[conv.name])
 
 

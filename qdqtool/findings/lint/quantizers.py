@@ -12,11 +12,19 @@ from qdqtool.ir.constants import find_computed_parameters
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.patterns.view import View
-from qdqtool.reasons import faults
-from qdqtool.reasons.faults import CHECK
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.different_scales import PairScalesDiffer
+from qdqtool.reasons.quantizers import (
+    AxisOpset,
+    ParameterIndirect,
+    TypeUnknown,
+    UnsignedZeroPoint,
+    ZeroPointMissing,
+)
+from qdqtool.reasons.scales import ScaleHalf
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
-from qdqtool.types import BYTES, Precision, Refusal
+from qdqtool.types import BYTES, Precision, Reason
 
 _SUPPORTED = (*BYTES, Precision.INT4, Precision.FP8)
 _UNSUPPORTED_FP8: dict[int, str] = {
@@ -74,7 +82,7 @@ def _check_pairs(view: View, report: FindingReport) -> None:
             continue
         if not _are_close(first.scales, second.scales):
             scales = (first.scales.summary, second.scales.summary)
-            fault = faults.PairScalesDiffer(CHECK, dq.name, q.name, scales)
+            fault = PairScalesDiffer(MODEL_CHECK, dq.name, q.name, scales)
             report.add(fault, convolutions=view.consuming_convolutions(dq))
 
 
@@ -92,7 +100,7 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
         report: Receives the findings.
     """
     folds = report.tensorrt.folds_identities
-    misread = list(fault_checks.misread_constants(CHECK, model, folds))
+    misread = list(fault_checks.misread_constants(MODEL_CHECK, model, folds))
     for fault in misread:
         if fault.quantizer:
             report.add(fault, convolutions=_consumers_of(view, fault.quantizer))
@@ -102,8 +110,8 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
         producer = model.producer(tensor)
         if producer is None or (not is_scale and nodes[0].name in reported):
             continue
-        indirect = faults.ParameterIndirect(
-            CHECK,
+        indirect = ParameterIndirect(
+            MODEL_CHECK,
             nodes[0].name,
             "scale" if is_scale else "zero point",
             tensor,
@@ -139,9 +147,7 @@ def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | Non
     return first is not None and other is not None and first.digest == other.digest
 
 
-def _find_zero_point_faults(
-    view: View, node: Node, params: QuantParams
-) -> Iterator[Refusal | None]:
+def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iterator[Reason | None]:
     name = node.name
     kind = _find_type(view, node, params)
     supported = params.precision in _SUPPORTED or (
@@ -149,24 +155,26 @@ def _find_zero_point_faults(
     )
     if not supported or kind in _UNSUPPORTED_FP8:
         type_name = onnx.TensorProto.DataType.Name(kind).lower()
-        yield faults.TypeUnknown(CHECK, name, _UNSUPPORTED_FP8.get(kind, type_name))
+        yield TypeUnknown(MODEL_CHECK, name, _UNSUPPORTED_FP8.get(kind, type_name))
         return
     values, unsigned = params.zero_point, params.precision == Precision.UINT8
     if params.precision == Precision.FP8:
         # The parser ignores the zero points of FP8 quantizers.
-        yield fault_checks.nonzero_fp8_zero_point(CHECK, name, params.zero_points)
+        yield fault_checks.nonzero_fp8_zero_point(MODEL_CHECK, name, params.zero_points)
         return
     # A DQ without zero point has the type of its input.
     reads_q = qdq.is_q(view.model.producer(node.input(0)))
-    nonzero = fault_checks.nonzero_zero_point(CHECK, name, name, params.zero_points, unsigned)
+    nonzero = fault_checks.nonzero_zero_point(MODEL_CHECK, name, name, params.zero_points, unsigned)
     if nonzero is not None:
         yield nonzero
     elif unsigned and not (qdq.is_dq(node) and not node.input(2) and reads_q):
-        yield faults.UnsignedZeroPoint(CHECK, name, params.has_zero_point, params.summary)
+        yield UnsignedZeroPoint(MODEL_CHECK, name, params.has_zero_point, params.summary)
     if not params.has_zero_point:
-        yield faults.ZeroPointMissing(CHECK, name, node.op)
+        yield ZeroPointMissing(MODEL_CHECK, name, node.op)
     elif values is not None and params.scale_shape is not None:
-        yield fault_checks.zero_point_count(CHECK, name, math.prod(params.scale_shape), values.size)
+        yield fault_checks.zero_point_count(
+            MODEL_CHECK, name, math.prod(params.scale_shape), values.size
+        )
 
 
 def _find_type(view: View, node: Node, params: QuantParams) -> int:
@@ -180,11 +188,11 @@ def _find_type(view: View, node: Node, params: QuantParams) -> int:
 
 def _find_scale_faults(
     view: View, target: str, node: Node, params: QuantParams
-) -> Iterator[Refusal | None]:
+) -> Iterator[Reason | None]:
     name = node.name
     computed_inputs = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
     computed = fault_checks.scale_computed(
-        CHECK,
+        MODEL_CHECK,
         name,
         name,
         bool(computed_inputs),
@@ -195,25 +203,27 @@ def _find_scale_faults(
         return
     is_rtx = target_named(target).is_rtx
     if params.scale_type == _HALF:
-        yield faults.ScaleHalf(CHECK, name, params.summary)
-    yield fault_checks.scale_not_positive(CHECK, view.model, node, params.scales)
-    yield fault_checks.scale_implausible(CHECK, view.model, node, params.scales, is_rtx)
+        yield ScaleHalf(MODEL_CHECK, name, params.summary)
+    yield fault_checks.scale_not_positive(MODEL_CHECK, view.model, node, params.scales)
+    yield fault_checks.scale_implausible(MODEL_CHECK, view.model, node, params.scales, is_rtx)
     shape = params.scale_shape or ()
     accepted = math.prod(shape) == 1 and target_named(target).blocked_scales
-    yield fault_checks.scale_rank(CHECK, name, shape, node.integer("block_size", 0) > 0, accepted)
+    yield fault_checks.scale_rank(
+        MODEL_CHECK, name, shape, node.integer("block_size", 0) > 0, accepted
+    )
 
 
-def _find_axis_faults(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
+def _find_axis_faults(view: View, node: Node, params: QuantParams) -> Iterator[Reason | None]:
     if not params.is_per_channel or (
         params.scale_shape is not None and len(params.scale_shape) > 1
     ):
         return
     name = node.name
     if view.model.opset < 13:
-        yield faults.AxisOpset(CHECK, name, view.model.opset, params.has_axis)
+        yield AxisOpset(MODEL_CHECK, name, view.model.opset, params.has_axis)
     if not view.is_weight(node):
-        yield fault_checks.activation_per_channel(CHECK, name, name, params)
+        yield fault_checks.activation_per_channel(MODEL_CHECK, name, name, params)
         return
     shape = view.model.constant_shape(node.input(0))
     count = math.prod(params.scale_shape) if params.scale_shape is not None else 0
-    yield fault_checks.scale_count(CHECK, name, count, view.axis(node) or 0, shape or ())
+    yield fault_checks.scale_count(MODEL_CHECK, name, count, view.axis(node) or 0, shape or ())

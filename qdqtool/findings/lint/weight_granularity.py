@@ -16,7 +16,8 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import weight_scale_axis
 from qdqtool.patterns.view import View
-from qdqtool.reasons.faults import CHECK, WeightsPerTensor
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 from qdqtool.util.records import record
@@ -64,7 +65,7 @@ def run(view: View, report: FindingReport) -> None:
     lossy = sum(g.lossy_share >= MIN_LOSSY_SHARE for g in layers)
     report.add(
         WeightsPerTensor(
-            CHECK,
+            MODEL_CHECK,
             worst.node.name,
             tuple(g.node.name for g in layers),
             total,

@@ -8,12 +8,13 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import CONVOLUTIONS, LayerKind, is_sum, operator_of, output_axis
 from qdqtool.patterns.view import View, WeightSource
-from qdqtool.reasons import faults
-from qdqtool.reasons.faults import CHECK
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.attention import ProductOfActivations
 from qdqtool.reasons.tensors import STEPS, PathStep
+from qdqtool.reasons.weights import OperatorsOnWeights, WeightsOutput, WeightsStored
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Reason
 
 
 def run(view: View, report: FindingReport) -> None:
@@ -27,11 +28,11 @@ def run(view: View, report: FindingReport) -> None:
         elif weights.dq is not None and conv.op in CONVOLUTIONS:
             sparse = qdq.is_sparse(view.model, weights.source)
             fault = fault_checks.weights_not_constant(
-                CHECK, conv.name, weights.source, weights.folded, sparse
+                MODEL_CHECK, conv.name, weights.source, weights.folded, sparse
             )
             _add(report, fault, conv)
-        elif weights.dq is not None and qdq.find_pair(view.model, conv.input(0)) is not None:
-            report.add(faults.ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
+        elif _multiplies_int8_activations(view, conv, weights):
+            report.add(ProductOfActivations(MODEL_CHECK, conv.name), convolutions=[conv.name])
         _check_bias(view, report, conv)
         _check_float_types(view, report, conv)
     for source, users in sources.items():
@@ -39,13 +40,13 @@ def run(view: View, report: FindingReport) -> None:
         consumers = convs if len(users) > 1 else (*convs, *_other_consumers(view, *users[0]))
         _add(
             report,
-            fault_checks.weights_shared(CHECK, source, source, consumers),
+            fault_checks.weights_shared(MODEL_CHECK, source, source, consumers),
             *(c for c, _ in users),
         )
     _report_misread_constants(view, report)
 
 
-def _add(report: FindingReport, fault: Refusal | None, *convolutions: Node) -> None:
+def _add(report: FindingReport, fault: Reason | None, *convolutions: Node) -> None:
     if fault is not None:
         report.add(fault, convolutions=[c.name for c in convolutions])
 
@@ -66,7 +67,7 @@ def _other_consumers(view: View, conv: Node, weights: WeightSource) -> list[str]
 def _report_misread_constants(view: View, report: FindingReport) -> None:
     """Report stored integers, except weights, that a node other than a DQ consumes."""
     reported = view.folded_nodes()
-    for fault in fault_checks.misread_constants(CHECK, view.model):
+    for fault in fault_checks.misread_constants(MODEL_CHECK, view.model):
         if fault.node not in reported:
             report.add(fault)
 
@@ -74,7 +75,7 @@ def _report_misread_constants(view: View, report: FindingReport) -> None:
 def _check_float_types(view: View, report: FindingReport, conv: Node) -> None:
     """Report data and weights of different float types; a DQ writes the type of its scale."""
     data, weights = (_float_type(view, conv.input(i)) for i in (0, 1))
-    _add(report, fault_checks.float_types_differ(CHECK, conv.name, (data, weights)), conv)
+    _add(report, fault_checks.float_types_differ(MODEL_CHECK, conv.name, (data, weights)), conv)
 
 
 def _float_type(view: View, tensor: str) -> Precision:
@@ -87,6 +88,13 @@ def _float_type(view: View, tensor: str) -> Precision:
     return qdq.precision_of(kind)
 
 
+def _multiplies_int8_activations(view: View, conv: Node, weights: WeightSource) -> bool:
+    """Return whether both inputs are computed and quantized; False for FP8, which is fused."""
+    if weights.dq is None or view.params(weights.dq).precision == Precision.FP8:
+        return False
+    return qdq.find_pair(view.model, conv.input(0)) is not None
+
+
 def _check_quantized_weights(
     view: View, report: FindingReport, conv: Node, weights: WeightSource
 ) -> None:
@@ -96,18 +104,18 @@ def _check_quantized_weights(
     if weights.before:
         steps = tuple(PathStep(n.name, n.op) for n in itertools.islice(weights.before, STEPS))
         further = len(weights.before) - len(steps)
-        fault = faults.OperatorsOnWeights(
-            CHECK, conv.name, steps, first.name, weights.q is None, further
+        fault = OperatorsOnWeights(
+            MODEL_CHECK, conv.name, steps, first.name, weights.q is None, further
         )
         report.add(fault, convolutions=convolutions)
     if weights.q is None:
         report.add(
-            faults.WeightsStored(CHECK, first.name, conv.name, weights.source),
+            WeightsStored(MODEL_CHECK, first.name, conv.name, weights.source),
             convolutions=convolutions,
         )
     for node in (weights.q, weights.dq):
         if node is not None and view.model.is_output(node.output):
-            report.add(faults.WeightsOutput(CHECK, node.name, conv.name), convolutions=convolutions)
+            report.add(WeightsOutput(MODEL_CHECK, node.name, conv.name), convolutions=convolutions)
     _check_axis(view, report, conv, weights)
 
 
@@ -125,13 +133,22 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
         count = params.scale.size if params.scale is not None and axis is not None else 0
         if (
             node is weights.first_quantizer
-            and fault_checks.scale_count(CHECK, node.name, count, axis or 0, shape) is not None
+            and fault_checks.scale_count(MODEL_CHECK, node.name, count, axis or 0, shape)
+            is not None
         ):
             return
         _add(
             report,
             fault_checks.weights_axis(
-                CHECK, conv.name, node.name, params, axis, channel_axis, shape, transposed, proven
+                MODEL_CHECK,
+                conv.name,
+                node.name,
+                params,
+                axis,
+                channel_axis,
+                shape,
+                transposed,
+                proven,
             ),
             conv,
         )
@@ -148,6 +165,6 @@ def _check_bias(view: View, report: FindingReport, conv: Node) -> None:
             continue
         precision = view.params(pair[0]).precision  # the operand of an Add may be a residual
         fault = fault_checks.bias_quantized(
-            CHECK, pair[0].name, conv.name, precision, conv.op != "MatMul"
+            MODEL_CHECK, pair[0].name, conv.name, precision, conv.op != "MatMul"
         )
         _add(report, fault, conv)

@@ -1,6 +1,6 @@
 """ConvActPoolFusion."""
 
-from qdqtool.reasons.simulation import StemBeforePool
+from qdqtool.reasons.fusions import StemBeforePool
 from qdqtool.trt.layers import PoolingWindow, node_name
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 

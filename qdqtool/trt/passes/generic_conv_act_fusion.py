@@ -1,7 +1,7 @@
 """GenericConvActFusion."""
 
 from qdqtool.ir.operators import CONVOLVE, OPERATORS
-from qdqtool.reasons.simulation import ActivationBeforeAdd, ActivationJoined
+from qdqtool.reasons.fusions import ActivationBeforeAdd, ActivationJoined
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.trt.layers import SILU, Layer, node_name
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen

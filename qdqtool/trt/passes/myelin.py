@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 
-from qdqtool.reasons.simulation import InMyelin
+from qdqtool.reasons.attention import InMyelin
 from qdqtool.trt.layers import WEIGHTED, constant_before, find_reachable, needs_myelin, node_name
 from qdqtool.trt.passes._infra import (
     CONVOLVE,

@@ -1,7 +1,7 @@
 """Fusion of padding into a convolution. TensorRT's name for this pass is unknown."""
 
 from qdqtool.ir.operators import ZERO_PAD
-from qdqtool.reasons.simulation import PadBeforeConvolution
+from qdqtool.reasons.fusions import PadBeforeConvolution
 from qdqtool.trt.layers import node_name
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented
 

@@ -1,6 +1,7 @@
 """QuantizeConvWithResidualAdd."""
 
-from qdqtool.reasons import simulation
+from qdqtool.reasons.fusions import ActivationBeforeAdd
+from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind
 from qdqtool.trt.layers import (
     Layer,
@@ -112,12 +113,12 @@ class QuantizeConvWithResidualAdd(Pass):
         elif len({quantized_type(each) for each in (dq_before(conv.data), dq, q)}) == 1:
             self._fuse(network, conv, add, dq, q)
 
-    # Refusals ---------------------------------------------------------------------------------
+    # Reasons ---------------------------------------------------------------------------------
 
     def _refuse_activation(self, conv: Layer, add: Layer, residual: Tensor) -> None:
-        """Record a refusal if the target does not fuse an Add after an activation."""
+        """Record a reason if the target does not fuse an Add after an activation."""
         self.refuse(
-            simulation.ActivationBeforeAdd(
+            ActivationBeforeAdd(
                 self.name,
                 node_name(conv),
                 node_name(add),
@@ -130,7 +131,7 @@ class QuantizeConvWithResidualAdd(Pass):
         conv.add_cases(ACTIVATED)
 
     def _refuse_two_pairs(self, conv: Layer, q: Layer) -> None:
-        """Record a refusal if both inputs of an Add are quantized."""
+        """Record a reason if both inputs of an Add are quantized."""
         if conv.fusion.has_activation:
             return  # it is unknown whether the Add could be fused; with both pairs it runs in INT8
         dq = q.out.single_consumer(LayerKind.DEQUANTIZE)
@@ -142,7 +143,7 @@ class QuantizeConvWithResidualAdd(Pass):
             return
         other = next((d for d in dqs if d is not dq), dq)
         self.refuse(
-            simulation.ResidualBothQuantized(
+            ResidualBothQuantized(
                 self.name,
                 node_name(conv),
                 node_name(add),
@@ -155,7 +156,7 @@ class QuantizeConvWithResidualAdd(Pass):
     def _refuse_float_residual(self, conv: Layer, add: Layer, residual: Tensor) -> None:
         quantizers = [r for r in find_consumers(residual) if r.kind == ConsumerKind.Q]
         self.refuse(
-            simulation.ResidualFloat(
+            ResidualFloat(
                 self.name,
                 node_name(conv),
                 node_name(add),
@@ -175,11 +176,7 @@ class QuantizeConvWithResidualAdd(Pass):
             self.refuse(different)
             return
         origin = find_origin(residual)
-        self.refuse(
-            simulation.AddOutputNotQuantized(
-                self.name, name, node_name(add), origin, consumers, size
-            )
-        )
+        self.refuse(AddOutputNotQuantized(self.name, name, node_name(add), origin, consumers, size))
 
     # Fusion -----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """QuantizeSingleInputNodes."""
 
 from qdqtool.ir.operators import AVERAGES
-from qdqtool.reasons.simulation import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.passes._infra import (
     Layer,

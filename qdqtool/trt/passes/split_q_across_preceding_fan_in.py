@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from qdqtool.errors import ModelError
 from qdqtool.ir.operators import find_case
-from qdqtool.reasons.simulation import ConcatReadElsewhere, ConcatScales
+from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.motion import ConcatReadElsewhere
 from qdqtool.reasons.tensors import Scale
 from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_before, node_name, q_after, rank_before
 from qdqtool.trt.passes._infra import MAX_NAME, LayerKind, Network, Pass, documented
@@ -33,7 +34,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
         while queue:
             concat = queue.popleft()
             q = q_after(concat.out)
-            if q is None and network.reports_refusals:
+            if q is None and network.reports_reasons:
                 self._refuse(concat)
             if q is None or not can_absorb(q):
                 continue
@@ -70,13 +71,13 @@ class SplitQAcrossPrecedingFanIn(Pass):
             self._compare_scales(concat)
             return
         consumers = find_consumers(concat.out)
-        refusal = ConcatReadElsewhere(self.name, node_name(concat), consumers)
-        self.refuse(refusal)
+        reason = ConcatReadElsewhere(self.name, node_name(concat), consumers)
+        self.refuse(reason)
         for q in quantizers:
-            q.blocked_by = refusal
+            q.blocked_by = reason
 
     def _compare_scales(self, concat: Layer) -> None:
-        """Record a refusal for a Concat that a Q has passed, if inputs have other scales."""
+        """Record a reason for a Concat that a Q has passed, if inputs have other scales."""
         quantizers = [t.producer_of_kind(LayerKind.QUANTIZE) for t in concat.inputs]
         clones = [q for q in quantizers if q is not None and q.is_clone]
         if not clones:

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from qdqtool.reasons.simulation import ManyConsumers
+from qdqtool.reasons.motion import ManyConsumers
 from qdqtool.trt.layers import (
     Layer,
     Tensor,

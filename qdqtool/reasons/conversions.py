@@ -1,0 +1,219 @@
+"""Reasons about conversions that remain as layers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from qdqtool.ir.operators import JOINS
+from qdqtool.reasons.different_scales import describe_different_scales, list_scale_rules
+from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommuting
+from qdqtool.reasons.outputs import OutputScale
+from qdqtool.reasons.tensors import (
+    ConsumerKind,
+    PathStep,
+    Scale,
+    TensorConsumer,
+    TensorOrigin,
+    TensorSize,
+    float_consumers,
+    operator_between,
+    operator_between_quantizers,
+    quantizer_consumers,
+)
+from qdqtool.reasons.text import (
+    Message,
+    advise_common_scale,
+    consumer_names,
+    describe_consumers,
+    describe_unread_consumers,
+    format_node,
+    format_scale,
+    list_names,
+)
+from qdqtool.types import (
+    Cause,
+    Evidence,
+    Finding,
+    FindingRule,
+    Precision,
+    Reason,
+    attempted,
+    fixable,
+)
+from qdqtool.util.records import field_values
+
+
+def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
+    """Return the Qs that read a tensor, including the Q that is the conversion itself."""
+    own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.path, r.scale)
+    return [*quantizer_consumers(r.siblings), own]
+
+
+# UNKNOWN is a type that TensorRT lacks (FP8 E5M2), which another finding reports.
+COVERED_TYPES = (Precision.INT8, Precision.FP8, Precision.INT32, Precision.UNKNOWN)
+
+
+def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
+    """Return the reason for a remaining conversion as text, by finding, reason or node."""
+    origin = r.origin
+    if r.precision not in COVERED_TYPES and origin.node:
+        return f"{r.precision} is not covered by the prediction"
+    if cause.see:
+        return "see " + ", and ".join(
+            f"{code} at {node}" if node else code for code, node in cause.see
+        )
+    if not r.quantize:
+        who = list_names(
+            "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.consumers
+        )
+        return f"{who or 'its consumer'} cannot absorb it"
+    if cause.also:
+        return _describe_obstacle(r, cause.also[0])
+    if origin.int8:
+        kind = Precision.FP8 if r.precision is Precision.FP8 else Precision.INT8
+        return f"{format_node(origin.node, origin.op)} runs in {kind} but cannot absorb it"
+    joined = " joins several tensors and" if origin.op in JOINS else ""
+    return f"{origin.node} ({origin.op}){joined} runs in float"
+
+
+def _describe_obstacle(r: RemainingConversion, reason: Reason) -> str:
+    if isinstance(reason, OutputScale):
+        return f"{r.origin.node} cannot use its scale"
+    if isinstance(reason, NotCommuting):
+        return f"a Q cannot move up past {format_node(reason.node, reason.op)}"
+    if isinstance(reason, ManyConsumers):
+        floats = float_consumers(reason.consumers)
+        plain = all(x.kind != ConsumerKind.OUTPUT for x in floats)
+        others = describe_unread_consumers(reason.consumers)
+        who = (
+            f", which {describe_consumers(floats, it='')}{others}"
+            if plain
+            else (f", which is also read by {list_names(consumer_names(floats))}{others}")
+        )
+        return f"it cannot move up past {format_node(reason.node, reason.op)}{who}"
+    if isinstance(reason, ConcatReadElsewhere):
+        return (
+            f"{reason.node} (Concat) is also read as float by "
+            f"{list_names(consumer_names(float_consumers(reason.consumers)))}"
+            f"{describe_unread_consumers(reason.consumers)}"
+        )
+    return f"{reason.node} runs in float"
+
+
+class RemainingConversion(Reason, key="stays"):
+    """A Q or DQ that no layer absorbed, so that it is a conversion of the engine.
+
+    Attributes:
+        name: The conversion's name in the engine (a copy before a Concat ends with
+            ``_clone_<input>``).
+        quantize: Whether it is a Q.
+        tensor: The ONNX tensor that it converts.
+        scale: Its scale.
+        origin: Producer of the tensor before the conversion.
+        siblings: Consumers of the tensor before the conversion.
+        consumers: Consumers of the converted tensor.
+        path: Operators that the Q or DQ moved past, the last one first.
+        blocked: Reason that kept the Q or DQ from moving on; None if unknown.
+        elements: Values converted in each run; None if shapes are unknown.
+        convolutions: Layers with weights that have the converted tensor as their data.
+        pair: For a DQ, the Q before it. For a conversion from INT8 to INT8, the Q of the first
+            pair.
+        first_scale: For a conversion from INT8 to INT8, the scale of its input.
+        requantizes: Whether it converts from INT8 to INT8.
+        precision: The quantized type.
+        attention: Whether it quantizes the result of a Softmax for a MatMul of two computed
+            tensors.
+        evidence: Evidence that the conversion remains there.
+    """
+
+    rules: ClassVar[tuple[FindingRule, ...]] = (
+        attempted("CONVERSION", lambda r: not r.quantize or r.requantizes or r.origin.node),
+        attempted("INPUT-CONVERSION"),
+    )
+
+    name: str
+    quantize: bool
+    tensor: str
+    scale: Scale
+    origin: TensorOrigin
+    siblings: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
+    path: tuple[PathStep, ...] = ()
+    blocked: Reason | None = None
+    elements: TensorSize | None = None
+    convolutions: tuple[str, ...] = ()
+    pair: str = ""
+    first_scale: Scale = None
+    requantizes: bool = False
+    precision: Precision = Precision.INT8
+    attention: bool = False
+    evidence: Evidence = Evidence.SEEN
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        scale = format_scale(self.scale)
+        if finding.code == "INPUT-CONVERSION":
+            is_unknown = self.precision == Precision.UNKNOWN
+            kind = "a type that TensorRT does not support" if is_unknown else self.precision
+            return (
+                f"{self.name} converts the network's input '{self.origin.tensor}' to {kind} "
+                f"(scale {scale})."
+            )
+        assumed = (
+            (
+                " This is assumed: if the attention becomes one kernel, the conversion is part of "
+                "that kernel."
+            )
+            if self.attention
+            else ""
+        )
+        return (
+            f"{self.name} (scale {scale}) remains as a layer: "
+            f"{_describe_remaining(cause, self)}.{assumed}"
+        )
+
+
+class ScalesAround(RemainingConversion):
+    """A remaining conversion that is reported because of the different scales around it."""
+
+    rules = (
+        fixable("DOUBLE-QDQ", lambda r: r.requantizes and not r.path),
+        *list_scale_rules(
+            lambda r: (
+                operator_between(r.path)
+                if r.requantizes
+                else operator_between_quantizers(r.siblings)
+            )
+        ),
+    )
+
+    @staticmethod
+    def from_conversion(conversion: RemainingConversion) -> ScalesAround:
+        """Return a conversion as this class, with equal fields."""
+        return ScalesAround(*field_values(conversion))
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        if not self.requantizes:
+            return describe_different_scales(
+                cause,
+                self.origin.tensor,
+                self.siblings,
+                f"'{self.origin.tensor}' is converted once for each",
+            )
+        before, scale = format_scale(self.first_scale), format_scale(self.scale)
+        if finding.code == "DOUBLE-QDQ":
+            return (
+                f"scales {before} ({self.pair}) and {scale} ({self.node}): "
+                f"{self.precision} is converted to {self.precision}."
+            )
+        own = quantizers_with_own(self)
+        if finding.code == "CONCAT-SCALE" and (
+            cause.also or len({q.scale for q in own if q.scale is not None}) > 1
+        ):
+            return describe_different_scales(cause, self.tensor, own, f"{self.node} requantizes")
+        between = operator_between(self.path)
+        where = "" if between is None else f"{between.node} ({between.op}) is between "
+        return (
+            f"{where}scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted "
+            "to INT8.",
+            advise_common_scale([self.first_scale, self.scale]),
+        )

@@ -1,0 +1,155 @@
+"""Reasons about the shape of a convolution: dimensions, kernel, groups, channels."""
+
+from __future__ import annotations
+
+from qdqtool.reasons.tensors import TensorSize
+from qdqtool.reasons.text import Message, list_names
+from qdqtool.types import Cause, Finding, FindingRule, Reason
+
+_FAILED_BUILDS = (
+    ": TensorRT builds with such a quantized layer failed (`include` quantizes it anyway)"
+)
+
+
+class Convolution3D(Reason):
+    """A quantized convolution of three spatial dimensions."""
+
+    rules = (FindingRule("CONV3D-INT8"),)
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} is a quantized 3D convolution: builds with such layers failed on "
+            "TensorRT 8.2.2 and 8.2.5."
+        )
+
+
+class Deconvolution3D(Reason, key="convtranspose-3d"):
+    """A ConvTranspose of three spatial dimensions that runs in float.
+
+    Attributes:
+        dq: DQ of its data.
+        is_always_float: Whether it runs in float even with an activation and a Q after it.
+        elements: Size of its result.
+    """
+
+    rules = (FindingRule("CT3D-FLOAT"),)
+
+    dq: str
+    is_always_float: bool
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text = f"{self.node} is a quantized 3D ConvTranspose: "
+        if self.is_always_float:
+            return (
+                (f"{text}it runs in float on TensorRT 10, as in engines of TensorRT 10.13."),
+                "Remove its Q/DQ, which only add conversions, or use a Resize and a 3D "
+                "convolution, which runs in INT8.",
+            )
+        return (f"{text}INT8 is predicted only if an activation and a Q follow the node."), ""
+
+
+class FloatDeconvolution(Reason):
+    """A quantized ConvTranspose on a target that computes it in float."""
+
+    rules = (FindingRule("CT-FLOAT"),)
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} has Q/DQ, but this target computes ConvTranspose in float."
+
+    def skip_reason(self) -> str:
+        return "TensorRT-RTX 1.7 never runs ConvTranspose in INT8"
+
+
+class LargeKernel(Reason):
+    """A quantized convolution with a kernel size for which builds failed."""
+
+    rules = (FindingRule("KERNEL-LARGE"),)
+
+    kernel: tuple[int, ...]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a "
+            "32x32 kernel failed on TensorRT 8.6."
+        )
+
+    def skip_reason(self) -> str:
+        return f"kernel {'x'.join(map(str, self.kernel))}{_FAILED_BUILDS}"
+
+
+class GroupedConvolution(Reason):
+    """A grouped convolution that is not depthwise."""
+
+    rules = (
+        FindingRule("GROUP-KERNELS", lambda r: r.channels > 8 and r.channels % 16 != 0),
+        FindingRule("GROUP-SLOW"),
+    )
+
+    groups: int
+    channels: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} has {self.groups} groups of {self.channels} channels."
+
+
+class ChannelNumbers(Reason):
+    """Numbers of channels for which INT8 kernels are slow.
+
+    Attributes:
+        inputs: Input channels.
+        outputs: Output channels.
+        odd: Those that are not multiples of 16.
+        small: Whether one of both numbers is less than 16.
+    """
+
+    rules = (FindingRule("CH-SMALL", lambda r: r.small), FindingRule("CH-ALIGN"))
+
+    inputs: int
+    outputs: int
+    odd: tuple[int, ...]
+    small: bool
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        text = f"{self.node} has {self.inputs} input and {self.outputs} output channels"
+        if self.small:
+            return f"{text}."
+        return (
+            f"{text}; {list_names(map(str, self.odd))} "
+            f"{'is' if len(set(self.odd)) == 1 else 'are'} not a multiple of 16."
+        )
+
+
+class DepthwiseSilu(Reason):
+    """A depthwise convolution with SiLU.
+
+    Attributes:
+        last: Whether certainly no convolution is downstream.
+    """
+
+    rules = (FindingRule("DW-SILU"),)
+
+    last: bool = False
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} is a depthwise convolution with "
+            f"SiLU{' at the end of the network' if self.last else ''}."
+        )
+
+    def skip_reason(self) -> str:
+        return f"depthwise convolution with SiLU{_FAILED_BUILDS}"
+
+
+class DepthwiseAdd(Reason):
+    """A depthwise convolution before an Add."""
+
+    rules = (FindingRule("DW-ADD"),)
+
+    add: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} is a depthwise convolution whose result goes into {self.add}."
+
+    def skip_reason(self) -> str:
+        return f"depthwise convolution into an Add{_FAILED_BUILDS}"

@@ -1,0 +1,95 @@
+"""Reasons about float types: FP32, FP16 and bfloat16 in a quantized model."""
+
+from __future__ import annotations
+
+from qdqtool.reasons.text import format_number
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
+from qdqtool.util.text import format_layer_counts
+
+
+class UnreadBfloat16(Reason):
+    """bfloat16 tensors, which the target's parser does not read; the node is the first one.
+
+    Attributes:
+        tensor: The first such tensor.
+    """
+
+    rules = (FindingRule("FLOAT-BF16"),)
+
+    tensor: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"'{self.tensor}' is bfloat16, which TensorRT before 9.0 cannot import."
+
+
+class ConstantsInHalf(Reason):
+    """Arithmetic constants that FP16 cannot hold; the node reads the first constant.
+
+    Attributes:
+        first: The first nodes that read such a constant, each with the value.
+        large: Number of constants that are too large.
+        small: Number of constants that become zero or FP16's smallest number.
+        denormal: Number of other constants that are denormal in FP16.
+    """
+
+    rules = (FindingRule("CONST-FP16"),)
+
+    first: tuple[tuple[str, float], ...]
+    large: int
+    small: int
+    denormal: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        counts = (
+            (self.large, "above 65504"),
+            (self.small, "below 6e-8"),
+            (self.denormal, "denormal"),
+        )
+        listed = ", ".join(f"{node} reads {format_number(value)}" for node, value in self.first)
+        verb = "cannot hold" if self.large or self.small else "holds with fewer digits"
+        kinds = ", ".join(f"{count} {kind}" for count, kind in counts if count)
+        return f"constants that FP16 {verb}: {kinds}; {listed}."
+
+
+class RemainingFloat(Reason):
+    """Layers that read or write FP32, which a strongly typed network keeps.
+
+    Attributes:
+        convolutions: Number of convolutions and matrix products that read or write FP32.
+        total: Number of all convolutions and matrix products.
+        first: The first such layer.
+        products: Number of matrix products that read or write FP32.
+    """
+
+    rules = (fixable("FLOAT-FP32", on_request=True),)
+
+    convolutions: int
+    total: int
+    first: str
+    products: int = 0
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"the float part of the model is FP32 ({self.convolutions} of "
+            f"{format_layer_counts(self.total - self.products, self.products)} read or write FP32 "
+            f"and could use FP16, {self.first} first)."
+        )
+
+
+class FloatTypesDiffer(Reason, key="float-types"):
+    """Data and weights are dequantized to float types that differ.
+
+    Attributes:
+        dq: DQ of the data.
+        weight_dq: DQ of the weights.
+        floats: Float types of data and weights.
+    """
+
+    rules = (FindingRule("FLOAT-MIXED"),)
+
+    dq: str
+    weight_dq: str
+    floats: tuple[Precision, Precision]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node}: its data is {self.floats[0]}, but its weights are {self.floats[1]}."

@@ -1,0 +1,154 @@
+"""Reasons about fusions: activations, BatchNormalizations, Pads and pools of convolutions."""
+
+from __future__ import annotations
+
+from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize
+from qdqtool.reasons.text import Message, describe_origin, float_result, format_size, list_names
+from qdqtool.types import Cause, Finding, FindingRule, Reason, attempted, fixable
+
+
+class ActivationBeforeAdd(Reason, key="activation-before-add"):
+    """An activation is between the convolution and the Add.
+
+    Attributes:
+        add: The Add.
+        activation: The activation.
+        residual: Producer of the Add's other input.
+        elements: TensorSize of the sum.
+        consumers: Consumers of the sum.
+    """
+
+    rules = (attempted("ADD-ACT"),)
+
+    identity_excludes = (*Reason.identity_excludes, "consumers")
+
+    add: str
+    activation: str
+    residual: TensorOrigin | None = None
+    elements: TensorSize | None = None
+    consumers: tuple[TensorConsumer, ...] = ()
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        other = ""
+        if self.residual is not None:
+            state = "is quantized" if self.residual.quantizer else "is not quantized either"
+            other = f", whose other input, {describe_origin(self.residual)}, {state}"
+        return f"{float_result(self)}: {self.activation} is between it and {self.add}{other}."
+
+
+class ActivationJoined(Reason, key="activation-joined"):
+    """The pointwise kernel after the convolution has further inputs.
+
+    Attributes:
+        pointwise: Nodes of the kernel.
+        others: Producers of its other inputs.
+        elements: Number of elements of the result.
+    """
+
+    rules = (FindingRule("OUT-FLOAT"),)
+
+    pointwise: tuple[str, ...]
+    others: tuple[TensorOrigin, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{float_result(self)}: the nodes after it ({list_names(self.pointwise)}) are one "
+            "pointwise kernel, which also reads "
+            f"{list_names(map(describe_origin, self.others))} and is not fused into a convolution."
+        )
+
+
+class InsideActivation(Reason, key="inside-activation"):
+    """A Q separates a convolution from its activation, or a SiLU's Sigmoid from its Mul.
+
+    Both remain separate layers.
+
+    Attributes:
+        convolution: The convolution.
+        activation: The activation; for a gate the Sigmoid.
+        silu: Whether it is SiLU.
+        gate: Whether the Q is after the Sigmoid.
+        second: A further Q after the Sigmoid.
+    """
+
+    rules = (fixable("SILU-INNER-Q", lambda r: r.silu), fixable("ACT-INNER-Q"))
+
+    identity_excludes = (*Reason.identity_excludes, "second")
+
+    convolution: str
+    activation: str
+    silu: bool
+    gate: bool = False
+    second: str = ""
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} is between {self.activation} and the Mul of {self.convolution}'s SiLU."
+            if self.gate
+            else f"{self.node} is between {self.convolution} and "
+            f"{'SiLU' if self.silu else self.activation or 'its activation'}."
+        )
+
+
+class PadBeforeConvolution(Reason, key="behind-pad"):
+    """A Q/DQ pair is between a Pad of zeros and its convolution.
+
+    The Pad becomes a separate layer in INT8.
+    """
+
+    rules = (attempted("PAD-SPLIT"),)
+
+    pad: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"a Q/DQ pair is between {self.pad} and {self.node}."
+
+
+class StemBeforePool(Reason, key="stem-before-pool"):
+    """A stem fuses a Relu with Q/DQ on both sides and the MaxPool after it.
+
+    Attributes:
+        relu: The Relu.
+        pool: The MaxPool.
+    """
+
+    rules = (FindingRule("STEM-POOL"),)
+
+    relu: str
+    pool: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node}, {self.relu} and {self.pool} become one INT8 layer."
+
+
+class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):
+    """A BatchNormalization was decomposed: its parameters are not plain constants."""
+
+    rules = (fixable("BN-UNFOLDED"),)
+
+    batchnorm: str
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} writes float because {self.batchnorm} after it remains a separate layer: "
+            "its parameters are not plain constants."
+        )
+
+
+class ConvTransposeBatchNorm(Reason, key="convtranspose-batchnorm"):
+    """A BatchNormalization after a quantized ConvTranspose is not folded."""
+
+    rules = (fixable("CT-BN"),)
+
+    batchnorm: str
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return (
+            f"{self.node}: {self.batchnorm} after it is not folded, so its output is "
+            f"float{format_size(self.elements)}.",
+            f"Fold {self.batchnorm} into the weights of {self.node} before quantizing.",
+        )

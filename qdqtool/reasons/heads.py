@@ -1,0 +1,88 @@
+"""Reasons about the heads of detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdqtool.reasons.text import format_number
+from qdqtool.types import Cause, Finding, FindingRule, Reason, Severity, fixable
+
+
+def describe_lost_scores(r: ConcatAfterHead) -> str:
+    """Describe which scores of a detector become 0 because of the scale of a Concat."""
+    if r.zero_limit >= 1:
+        return "all scores become 0, and the detector finds nothing"
+    return f"scores up to {format_number(r.zero_limit)} become 0"
+
+
+def describe_harm(findings: Sequence[Finding]) -> str:
+    """Describe the scores that a wrong Concat scale destroys; empty if none are destroyed."""
+    for finding in findings:
+        r = finding.causes[0].reason
+        if finding.severity == Severity.ERROR and isinstance(r, ConcatAfterHead) and r.scores:
+            return f"{describe_lost_scores(r)} (the scale is {format_number(r.scale or 0.0)})"
+    return ""
+
+
+_HEADS = {
+    "coordinates": "produces or reads boxes, reference points or sampling offsets",
+    "dfl": "is the DFL (the mean over the bins of a box side)",
+}
+
+
+class ConcatAfterHead(Reason):
+    """One scale for all inputs of a Concat after the head of a detector.
+
+    Attributes:
+        concat: The Concat.
+        scale: The scale; None if it is unknown or differs between channels.
+        scores: Input of the Concat with scores of at most 1 (from a Sigmoid or Softmax); empty if
+            no such input is known.
+        own: Scale of the scores before the Concat; None if they are not quantized there.
+        raw: Whether the Concat joins unchanged results of the last convolutions (logits).
+    """
+
+    rules = (fixable("HEAD-CONCAT", on_request=True),)
+
+    concat: str
+    scale: float | None = None
+    scores: str = ""
+    own: float | None = None
+    raw: bool = False
+
+    @property
+    def zero_limit(self) -> float:
+        """Largest score that the scale rounds to 0; 0 if scale or scores are unknown."""
+        return 0.0 if self.scale is None or not self.scores else self.scale / 2
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        scale = "" if self.scale is None else f", {format_number(self.scale)}"
+        text = f"{self.node} has one scale for all inputs of {self.concat} after the head{scale}"
+        if not self.scores:
+            return f"{text}."
+        own = "" if self.own is None else f", their own scale is {format_number(self.own)}"
+        return f"{text}: {describe_lost_scores(self)} (scores are '{self.scores}', at most 1{own})."
+
+
+class HeadQuantized(Reason):
+    """A quantized layer at the end of a detection head, which is better left float.
+
+    Attributes:
+        branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
+        sums: Names of the Adds after the DFL, which add anchors to distances.
+    """
+
+    rules = (
+        FindingRule("HEAD-SCORE", lambda r: r.branch == "class"),
+        fixable("HEAD-QUANT", on_request=True),
+    )
+
+    branch: str
+    sums: tuple[str, ...] = ()
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} "
+            f"{_HEADS.get(self.branch, f'is the last convolution of a {self.branch} branch')} and "
+            "is quantized."
+        )

@@ -1,0 +1,77 @@
+"""Reasons about the inputs of a convolution: why its data and weights are no integers."""
+
+from __future__ import annotations
+
+from qdqtool.reasons.motion import ManyConsumers
+from qdqtool.reasons.tensors import PathStep, TensorSize
+from qdqtool.reasons.text import Message, format_node
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason
+
+
+class InputNotDequantized(Reason, key="input-not-dequantized"):
+    """The data input does not come from a DQ.
+
+    Attributes:
+        tensor: The input's ONNX tensor.
+        producer: Node that writes the tensor.
+        op: The producer's operator, ``Input`` for a network input.
+        weights_quantized: Whether the weights come from a DQ.
+        dq: The nearest DQ upstream, which cannot move down to the input; empty if there is none.
+        blocker: The first operator in between that a DQ cannot pass.
+    """
+
+    rules = (
+        FindingRule("NOT-QUANTIZED", lambda r: not r.weights_quantized),
+        FindingRule("IN-BLOCKED", lambda r: r.dq),
+        FindingRule("IN-FLOAT"),
+    )
+
+    tensor: str
+    producer: str
+    op: str
+    weights_quantized: bool = False
+    dq: str = ""
+    blocker: PathStep | None = None
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        if not self.weights_quantized:
+            return (
+                f"{self.node} has no Q/DQ{' on its weights' if self.dq else ''} and runs in float."
+            )
+        if not self.dq:
+            return (
+                (
+                    f"{self.node} runs in float: its weights are quantized, but its input "
+                    f"'{self.tensor}' is not."
+                ),
+                f"Put Q/DQ on '{self.tensor}' (its scale needs calibration).",
+            )
+        shared = next((a for a in cause.also if isinstance(a, ManyConsumers)), None)
+        if shared is not None:
+            past = "" if self.blocker is None else f" past {self.blocker.node} ({self.blocker.op})"
+            return (
+                f"{self.node} runs in float: {self.dq} has {len(shared.consumers)} consumers, and "
+                f"only a DQ with a single one moves down{past}.",
+                f"Give {self.node} its own DequantizeLinear, after the same QuantizeLinear.",
+            )
+        where = (
+            f"past {self.blocker.node} ({self.blocker.op}) to it"
+            if self.blocker is not None
+            else (
+                "to it: it has other consumers, and remains before "
+                f"{format_node(self.producer, self.op)}"
+            )
+        )
+        return (
+            f"{self.node} runs in float: {self.dq} cannot move down {where}.",
+            f"Quantize '{self.tensor}', directly before {self.node}.",
+        )
+
+
+class TypesDiffer(Reason, key="types"):
+    """Data and weights are quantized to types that cannot be multiplied."""
+
+    dq: str
+    weight_dq: str
+    types: tuple[Precision, Precision]

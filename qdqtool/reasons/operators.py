@@ -1,0 +1,159 @@
+"""Reasons about operators that TensorRT cannot import, or that were not analyzed."""
+
+from __future__ import annotations
+
+from qdqtool.reasons.text import Message, list_names
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.util.text import format_count
+
+
+class IntegerOperator(Reason):
+    """An operator of onnxruntime's integer formats."""
+
+    rules = (FindingRule("QOPERATOR"),)
+
+    op: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} is a {self.op}, which TensorRT cannot import."
+
+
+class AtenNodes(Reason):
+    """Nodes with operators of ATen other than quantizers; the node is the first one.
+
+    Attributes:
+        operator: Operator of the first node.
+        more: Number of further nodes.
+    """
+
+    rules = (FindingRule("ATEN-FALLBACK"),)
+
+    operator: str
+    more: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        more = f" (and {format_count(self.more, 'more node')})" if self.more else ""
+        return (
+            f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found "
+            "no ONNX operator and fell back. TensorRT's parser stops at this node, and the "
+            "prediction does not cover the convolutions inside."
+        )
+
+
+class UnanalyzedSubgraphs(Reason):
+    """Convolutions and quantizers in the branches of an If, or in the body of a Loop or Scan.
+
+    Attributes:
+        op: Operator with the subgraphs.
+        convolutions: Number of convolutions in them.
+        products: Number of matrix products in them.
+        quantizers: Number of Q and DQ in them.
+        int8: Number of INT8 layers if each subgraph is predicted alone; None if that is impossible.
+    """
+
+    rules = (FindingRule("SUBGRAPH"),)
+
+    op: str
+    convolutions: int
+    products: int
+    quantizers: int
+    int8: int | None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        counts = (
+            (self.convolutions, "convolution"),
+            (self.products, "matrix product"),
+            (self.quantizers, "Q/DQ node"),
+        )
+        content = ", ".join(format_count(count, noun) for count, noun in counts if count)
+        place = "its branches" if self.op == "If" else "its body"
+        alone = ""
+        if self.int8 is not None and self.quantizers:
+            alone = f" Predicted alone, {self.int8} of these layers run in INT8."
+        return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
+
+
+class RuntimeOperators(Reason):
+    """Operators that onnxruntime's optimizer or quantizer writes; the node is the first one.
+
+    Attributes:
+        ops: Their operator types.
+        count: Number of nodes.
+        packs_weights: Whether the first node has packed weights of few bits (such as 4).
+    """
+
+    rules = (FindingRule("ORT-OPERATOR"),)
+
+    ops: tuple[str, ...]
+    count: int
+    packs_weights: bool
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text = (
+            f"{format_count(self.count, 'node')} ({self.node} first) are operators of onnxruntime "
+            f"({list_names(self.ops)}), for which TensorRT's parser has no importer."
+        )
+        if self.count == 1:
+            text = (
+                f"{self.node} is the operator {self.ops[0]} of onnxruntime, for which TensorRT's "
+                "parser has no importer."
+            )
+        if self.packs_weights:
+            return (
+                text,
+                "Quantize the weights of the float model in Q/DQ form: INT4 blocks with a "
+                "DequantizeLinear (onnxruntime's quantizer: quant_format QDQ; ModelOpt: int4_awq).",
+            )
+        return (
+            text,
+            (
+                "Use the model before onnxruntime's optimizer (optimized_model_filepath, optimum, "
+                "transformers.optimizer), or save the model with ORT_ENABLE_BASIC, which writes "
+                "no such operators."
+            ),
+        )
+
+
+class FloatOperator(Reason):
+    """An operator without INT8 kernels whose inputs are quantized."""
+
+    rules = (FindingRule("OP-FLOAT"),)
+
+    op: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} ({self.op}) has Q/DQ before it but runs in float: the pairs cost "
+            "precision and conversions, and save no time."
+        )
+
+
+class LocalFunctions(Reason):
+    """Functions of the model that the parser does not inline."""
+
+    rules = (fixable("FUNC-LOCAL"),)
+
+    functions: tuple[str, ...]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        count = format_count(len(self.functions), "function")
+        return (
+            f"the model defines {count} of its own ({list_names(self.functions)}), which "
+            "TensorRT's parser cannot import. The prediction holds for the model with the "
+            "functions inlined."
+        )
+
+
+class UnknownOperator(Reason):
+    """A plugin or unknown operator; ``more`` is the number of further nodes with it."""
+
+    rules = (FindingRule("PLUGIN-OUTSIDE"),)
+
+    op: str
+    more: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or "
+            f"unknown operator ({self.op}): no Q or DQ moves past this node or is fused into it."
+        )

@@ -1,0 +1,230 @@
+"""Reasons about the result of a layer: why it is written as float."""
+
+from __future__ import annotations
+
+from qdqtool.ir.operators import AVERAGES, OPERATORS, LayerKind
+from qdqtool.reasons.different_scales import describe_different_scales, list_scale_rules
+from qdqtool.reasons.pooling import (
+    REDUCTION_ADVICE,
+    PoolingOneSide,
+    ReduceNotPooling,
+    describe_reduction,
+)
+from qdqtool.reasons.residuals import advise_residual_pair
+from qdqtool.reasons.tensors import (
+    ConsumerKind,
+    PathStep,
+    TensorConsumer,
+    TensorSize,
+    float_consumers,
+    operator_between_quantizers,
+    quantizer_consumers,
+)
+from qdqtool.reasons.text import (
+    NO_ACTION,
+    Message,
+    consumer_names,
+    describe_consumers,
+    describe_unread_consumers,
+    float_result,
+    format_scale,
+    format_step,
+    list_names,
+)
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.util.records import replace_fields
+
+
+def find_float_sum(r: OutputManyConsumers) -> TensorConsumer | None:
+    """Return the first residual sum that reads a result as float, else None."""
+    return next((x for x in float_consumers(r.consumers) if x.kind == ConsumerKind.SUM), None)
+
+
+def find_single_average(r: OutputNotQuantized) -> TensorConsumer | None:
+    """Return the averaging pooling that is the only consumer of a result, else None."""
+    return r.consumers[0] if len(r.consumers) == 1 and r.consumers[0].op in AVERAGES else None
+
+
+def is_left_float(r: OutputNotQuantized) -> bool:
+    """Return whether no consumer (except network outputs) has ``feeds_weighted``."""
+    return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.consumers)
+
+
+def is_before_normalization(r: OutputNotQuantized) -> bool:
+    """Return whether a LayerNormalization is the only consumer of a result."""
+    return len(r.consumers) == 1 and r.consumers[0].op == "LayerNormalization"
+
+
+def _silu_is_last(r: OutputNotQuantized) -> bool:
+    silu = r.activation is not None and r.activation.op == "SiLU"
+    return silu and not (
+        is_left_float(r) or quantizer_consumers(r.consumers) or is_before_normalization(r)
+    )
+
+
+_POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
+
+
+def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
+    """Return the pooling before all consumers, which no Q moves up past."""
+    shared = r.consumers[0].path[0] if r.consumers[0].path else None
+    if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.consumers):
+        return None
+    operator = OPERATORS.get(shared.op)
+    if operator is None or operator.passage is None:
+        return None
+    return shared if operator.kind in _POOLS or shared.op == "GlobalMaxPool" else None
+
+
+def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
+    """Return the Qs after a pooling that all consumers share, with paths that begin after it."""
+    return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
+
+
+class OutputNotQuantized(Reason, key="output-not-quantized"):
+    """No Q reads the result.
+
+    Attributes:
+        tensor: The result.
+        consumers: Its consumers.
+        elements: Its size.
+        activation: Pointwise activation that the layer fused (``SiLU`` for a gated one).
+    """
+
+    rules = (
+        FindingRule("POOL-FLOAT", find_single_average),
+        FindingRule("SILU-NO-Q-AFTER", _silu_is_last),
+        FindingRule("OUT-FLOAT"),
+    )
+
+    tensor: str
+    consumers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+    activation: PathStep | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        quantized = quantizer_consumers(self.consumers)
+        if finding.code == "POOL-FLOAT":
+            if cause.also and isinstance(cause.also[0], ReduceNotPooling):
+                return (
+                    f"{float_result(self)} because {describe_reduction(cause.also[0])}",
+                    REDUCTION_ADVICE,
+                )
+            pooling = cause.also[0] if cause.also else None
+            quantizers_after = (
+                quantizer_consumers(pooling.consumers)
+                if isinstance(pooling, PoolingOneSide)
+                else []
+            )
+            why = (
+                f"only its output is quantized ({quantizers_after[0].node})"
+                if quantizers_after
+                else "it is not quantized"
+            )
+            return f"{float_result(self)} because {finding.node} runs in float: {why}."
+        if is_before_normalization(self) and self.node in finding.convolutions:
+            norm = self.consumers[0]
+            return (
+                f"{float_result(self)}: {norm.node} ({norm.op}) reads it as float.",
+                (
+                    f"Put Q/DQ before {norm.node}: {self.node} then writes INT8 with faster "
+                    "kernels (ModelOpt pull request 1117). The normalization itself remains "
+                    "float."
+                ),
+            )
+        if quantized:
+            past = list_names(format_step(s) for s in quantized[0].path)
+            return (
+                f"{float_result(self)}: {quantized[0].node} remains after {past or 'it'} and "
+                "cannot move up."
+            )
+        clause = describe_consumers(self.consumers)
+        if finding.code == "SILU-NO-Q-AFTER":
+            return f"{float_result(self)} after SiLU: {clause}."
+        if is_left_float(self) and any(x.kind != ConsumerKind.OUTPUT for x in self.consumers):
+            clause += " (that layer is not quantized)"
+        return f"{float_result(self)}: {clause}."
+
+
+class OutputDifferentScales(Reason, key="output-different-scales"):
+    """Several Qs with different scales are the only consumers of the result."""
+
+    rules = list_scale_rules(lambda r: operator_between_quantizers(r.consumers))
+
+    tensor: str
+    consumers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        writes = (
+            float_result(self)
+            if self.node in finding.convolutions
+            else f"'{self.tensor}' is converted once for each"
+        )
+        return describe_different_scales(cause, self.tensor, self.consumers, writes)
+
+
+class OutputManyConsumers(Reason, key="output-many-consumers"):
+    """The result has a Q and a float consumer."""
+
+    rules = (
+        fixable("POOL-MIXED", find_shared_pooling),
+        fixable("SKIP-FLOAT", find_float_sum),
+        FindingRule("OUT-MIXED"),
+    )
+
+    tensor: str
+    consumers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        quantized, floats = quantizer_consumers(self.consumers), float_consumers(self.consumers)
+        add, pool = find_float_sum(self), find_shared_pooling(self)
+        if pool is not None:
+            return (
+                f"{float_result(self)} because {pool.node} ({pool.op}) is consumed in INT8 by "
+                f"{list_names(consumer_names(quantized))} and as float by "
+                f"{list_names(consumer_names(floats))}{describe_unread_consumers(self.consumers)}: "
+                "no Q can move up past it.",
+                advise_residual_pair(
+                    add.node, f"the result of {pool.node}", quantizers_after_pooling(self)
+                )
+                if add is not None
+                else "",
+            )
+        if add is not None:
+            return (
+                f"{float_result(self)} because {add.node} reads it as float (its residual input "
+                f"has no Q/DQ){describe_unread_consumers(self.consumers)}.",
+                advise_residual_pair(add.node, f"'{self.tensor}'", quantized),
+            )
+        names = list(dict.fromkeys(consumer_names(floats)))
+        return (
+            f"{float_result(self)} because {list_names(names)} "
+            f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
+            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}."
+            + ("" if finding.gains else " No action needed: INT8 gains nothing for this consumer."),
+            (f"Quantize the float consumer as well, with scale {format_scale(quantized[0].scale)}.")
+            if finding.gains
+            else NO_ACTION,
+        )
+
+
+class OutputScale(Reason, key="output-scale"):
+    """The Q after a layer cannot be fused: its scale is computed, or varies by channel."""
+
+    rules = (FindingRule("OUT-FLOAT"),)
+
+    quantizer: str
+    computed: bool
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return (
+            f"{self.node} writes float: "
+            + (
+                f"the scale of {self.quantizer} after it is computed at run time."
+                if self.computed
+                else f"{self.quantizer} after it has one scale per channel."
+            ),
+            f"Give {self.quantizer} one constant scale for the whole tensor.",
+        )

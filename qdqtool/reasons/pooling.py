@@ -1,0 +1,75 @@
+"""Reasons about averages and poolings that run in float."""
+
+from __future__ import annotations
+
+from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize, quantizer_consumers
+from qdqtool.reasons.text import Message, consumer_names, list_names
+from qdqtool.types import Cause, Finding, FindingRule, Reason
+
+REDUCTION_ADVICE = (
+    "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ before and after it, "
+    "or remove the pair before it."
+)
+
+
+def describe_reduction(r: ReduceNotPooling) -> str:
+    """Return why a ReduceMean runs in float."""
+    return (
+        f"{r.node} (ReduceMean) runs in float: TensorRT converts it to a pooling only over height "
+        "and width with keepdims=1."
+    )
+
+
+class PoolingOneSide(Reason, key="pooling-one-side"):
+    """An averaging pooling is quantized on one side only.
+
+    Attributes:
+        quantized_input: Whether the quantized side is the input.
+        origin: Producer of its input.
+        consumers: Consumers of its result.
+        elements: TensorSize of its result.
+    """
+
+    rules = (FindingRule("POOL-FLOAT"),)
+
+    quantized_input: bool
+    origin: TensorOrigin
+    consumers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        quantizers_after = quantizer_consumers(self.consumers)
+        if self.quantized_input:
+            why = (
+                f"{quantizers_after[0].node} is not its only consumer"
+                if quantizers_after
+                else "no QuantizeLinear is after it"
+            )
+            return f"{self.node} runs in float: {self.origin.node} is before it, but {why}."
+        return (
+            f"{self.node} runs in float: {list_names(consumer_names(quantizers_after))} is after "
+            f"it, but no DequantizeLinear is before it."
+        )
+
+
+class ReduceNotPooling(Reason, key="reduce-not-pooling"):
+    """An average that does not become a pooling, and runs in float.
+
+    The node does not average over height and width with keepdims=1.
+
+    Attributes:
+        dq: DQ before it; empty if there is none.
+        consumers: Consumers of its result.
+        elements: TensorSize of its result.
+    """
+
+    rules = (FindingRule("POOL-FLOAT"),)
+
+    identity_excludes = (*Reason.identity_excludes, "dq", "consumers")
+
+    dq: str
+    consumers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return (describe_reduction(self), REDUCTION_ADVICE)

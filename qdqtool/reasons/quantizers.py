@@ -1,0 +1,270 @@
+"""Reasons about quantizers: types, zero points, axes, and forms other than Q/DQ."""
+
+from __future__ import annotations
+
+from qdqtool.reasons.tensors import Scale
+from qdqtool.reasons.text import Message, format_scale
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
+from qdqtool.util.text import format_count
+
+
+class NothingQuantized(Reason):
+    """A model without any Q/DQ or integer operator.
+
+    Attributes:
+        convolutions: Number of Conv, ConvTranspose, Gemm and MatMul with constant weights, which
+            could have Q/DQ.
+        is_nested: Whether branches of If or bodies of Loop and Scan have Q/DQ.
+    """
+
+    rules = (FindingRule("NO-QDQ"),)
+
+    convolutions: int
+    is_nested: bool = False
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        if self.is_nested:
+            place = "this model has Q/DQ in branches of If or bodies of Loop and Scan only"
+        else:
+            place = "this model has no Q/DQ"
+        return (
+            f"{place}; "
+            f"{'one layer' if self.convolutions == 1 else f'{self.convolutions} layers'} with "
+            "constant weights could run in INT8."
+        )
+
+
+class TypeUnknown(Reason):
+    """A quantizer to a type that TensorRT lacks; ``kind`` names the type."""
+
+    rules = (FindingRule("QTYPE"),)
+
+    kind: str
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        text = f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
+        if not self.kind.startswith("FP8"):
+            return text
+        return text, "Quantize to FP8 E4M3FN (TensorRT 10.3 or later), or to INT8."
+
+
+class UnsignedZeroPoint(Reason):
+    """A quantizer to uint8 with zero point 0.
+
+    Attributes:
+        is_explicit: Whether it has a zero point. A missing one means uint8 in ONNX.
+        scale: Its scale.
+    """
+
+    rules = (fixable("ZP-UINT8"),)
+
+    is_explicit: bool
+    scale: Scale
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        default = "" if self.is_explicit else " (it has no zero point, which means uint8 in ONNX)"
+        return (
+            f"{self.node} quantizes to uint8{default}: TensorRT reads int8 and clips everything "
+            f"above 127 x {format_scale(self.scale)}."
+        )
+
+
+class ZeroPointMissing(Reason):
+    """A quantizer without a zero point (third input)."""
+
+    rules = (fixable("DQ-3-INPUTS"),)
+
+    op: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} ({self.op}) has no zero-point input."
+
+
+class ZeroPointCount(Reason):
+    """Different numbers of scales and zero points."""
+
+    rules = (fixable("ZP-VOLUME"),)
+
+    scales: int
+    zero_points: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} has {self.scales} scales and {self.zero_points} zero points."
+
+
+class NonzeroZeroPoint(Reason, key="zero-point"):
+    """A zero point is not 0; ``zero_points`` has the smallest and the largest one."""
+
+    rules = (fixable("ZP-NONZERO"),)
+
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
+
+    dq: str
+    zero_points: tuple[int, int]
+    unsigned: bool = False
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.dq} has {'uint8 ' if self.unsigned else ''}zero point "
+            f"{' to '.join(map(str, dict.fromkeys(self.zero_points)))}; TensorRT requires 0."
+        )
+
+
+class AxisOpset(Reason):
+    """Scales for each channel in an opset without an axis.
+
+    Attributes:
+        opset: The opset.
+        is_explicit: Whether the node has the axis attribute, although the opset does not allow it.
+    """
+
+    rules = (FindingRule("OPSET-AXIS"),)
+
+    opset: int
+    is_explicit: bool
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        axis = "without an axis"
+        if self.is_explicit:
+            axis = "with the attribute axis, which this opset does not have"
+        return f"{self.node} is per-channel in opset {self.opset}, {axis}."
+
+
+class ParameterIndirect(Reason):
+    """A scale or zero point that operators compute from constants.
+
+    Attributes:
+        parameter: ``scale`` or ``zero point``.
+        tensor: The parameter.
+        op: Operator that computes it.
+        producer: Node with that operator.
+        more: Number of further quantizers that read it.
+    """
+
+    rules = (fixable("SCALE-INDIRECT"),)
+
+    parameter: str
+    tensor: str
+    op: str
+    producer: str
+    more: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        more = f" (and of {self.more} more)" if self.more else ""
+        return (
+            f"the {self.parameter} '{self.tensor}' of {self.node}{more} is not stored: "
+            f"{self.producer} ({self.op}) computes it from constants."
+        )
+
+
+class OtherTypes(Reason):
+    """Quantizers of other types than 8-bit integers.
+
+    Attributes:
+        kinds: The types, and the number of nodes of each.
+    """
+
+    rules = (FindingRule("FP8-OUTSIDE"),)
+
+    kinds: tuple[tuple[str, int], ...]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in self.kinds)} "
+            f"({self.node} first) are not "
+            "covered by this prediction, which has rules for INT8 and FP8."
+        )
+
+
+class OutsideRules(Reason, key="outside-rules"):
+    """Data or weights are quantized to FP8 or INT4.
+
+    The Q/DQ passes of INT8 do not cover these types.
+    """
+
+    dq: str
+    precision: Precision
+
+
+_FORMS = {  # by form of simulated quantizers: its operators, and how to export Q/DQ instead
+    "decomposed": (
+        "arithmetic (Mul, Round, Clip, Mul) in place of Q/DQ, which TensorRT computes in float",
+        "Export with torch.onnx.export(..., dynamo=False), which writes Q/DQ for fake quantizers",
+    ),
+    "QONNX": (
+        "Quant operators of QONNX, at which TensorRT's parser stops",
+        "Export with brevitas.export.export_onnx_qcdq, which writes Q/DQ",
+    ),
+    "OpenVINO": (
+        "FakeQuantize operators of OpenVINO, at which TensorRT's parser stops",
+        "Export from NNCF with the option export_to_onnx_standard_ops, which writes Q/DQ",
+    ),
+    "AIMET": (
+        "QcQuantizeOp operators of AIMET, at which TensorRT's parser stops",
+        "Export with aimet_torch.onnx.export (aimet_onnx: sim.to_onnx_qdq()), which writes Q/DQ, "
+        "or insert Q/DQ in the exported float model with AIMET's encodings (`calib_table`)",
+    ),
+    "ATen": (
+        "fake_quantize operators of ATen, at which TensorRT's parser stops",
+        "Export without the fallback to ATen (operator_export_type=OperatorExportTypes.ONNX), with "
+        "opset 13 or later and dynamo=False",
+    ),
+    "PT2E": (
+        "operators of torch's quantized_decomposed, at which TensorRT's parser stops",
+        "Export the fake-quantized model (before convert_pt2e) with dynamo=False, or quantize the "
+        "float model with ModelOpt or insert",
+    ),
+    "MQBench": (
+        "fake quantizers of MQBench, at which TensorRT's parser stops",
+        "Export with MQBench's ONNX_QNN or TensorRT backend, which writes Q/DQ or ranges",
+    ),
+    "ModelOpt": (
+        "quantize_op operators of ModelOpt for Torch-TensorRT, at which TensorRT's parser stops",
+        "Export with torch.onnx.export(..., dynamo=False) inside modelopt's export_torch_mode(), "
+        "which writes Q/DQ",
+    ),
+    "QCDQ": (
+        "Q/DQ with a Clip of integers in between, which TensorRT supports for floats only",
+        "Export without narrow ranges and with 8 bits, so that Brevitas writes no Clip",
+    ),
+    "other": (
+        "fake quantizers of another tool, at which TensorRT's parser stops",
+        "Export Q/DQ with the tool that quantized the model, or quantize the float model",
+    ),
+}
+
+
+class FakeQuantizers(Reason):
+    """Simulated quantizers that are not Q and DQ; the node is the first one.
+
+    Attributes:
+        form: Tool or exporter that writes them.
+        count: Number of simulated quantizers.
+        exact: Number of simulated quantizers that Q and DQ can express.
+        problem: Reason why the first one of the rest cannot be written as Q and DQ.
+        other: Name of the quantizer with ``problem``.
+    """
+
+    rules = (fixable("FAKE-QUANT", lambda r: r.exact), FindingRule("FAKE-QUANT"))
+
+    form: str
+    count: int
+    exact: int
+    problem: str
+    other: str
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text, export = _FORMS[self.form]
+        message = f"{format_count(self.count, 'quantizer')} ({self.node} first) are {text}."
+        if self.count == 1:
+            message = f"{self.node} is a quantizer in the form of {text}."
+        if self.problem:
+            message += (
+                f" {format_count(self.count - self.exact, 'quantizer')} cannot be written as Q/DQ "
+                f"({self.other}: {self.problem})."
+            )
+        rewrite = ""
+        if self.exact:
+            share = "them" if self.exact == self.count else f"{self.exact} of them"
+            rewrite = f", or let fix rewrite {share} as Q/DQ"
+        return message, (f"{export}{rewrite}. Do not insert Q/DQ next to these quantizers.")

@@ -1,0 +1,117 @@
+"""Reasons about residual Adds and the convolutions before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdqtool.reasons.tensors import (
+    ConsumerKind,
+    Scale,
+    TensorConsumer,
+    TensorOrigin,
+    TensorSize,
+    find_shareable_quantizer,
+)
+from qdqtool.reasons.text import (
+    Message,
+    describe_consumers,
+    describe_origin,
+    float_result,
+    format_scale,
+    format_size,
+)
+from qdqtool.types import Cause, Finding, Reason, attempted, fixable
+
+
+def advise_residual_pair(add: str, residual: str, quantizers: Sequence[TensorConsumer]) -> str:
+    """Return the advice to quantize the residual input of an Add."""
+    q = find_shareable_quantizer(quantizers)
+    if q is None:
+        return f"Put Q/DQ on {residual} before {add}; its scale needs calibration."
+    return (
+        f"Connect {add} to the DequantizeLinear of {q.node} (scale {format_scale(q.scale)}) "
+        f"instead of {residual}: no new scale is needed."
+    )
+
+
+class ResidualFloat(Reason, key="residual-float"):
+    """The Add's other input is float.
+
+    Attributes:
+        add: The Add.
+        residual: Producer of the other input.
+        consumers: Consumers of the sum.
+        elements: TensorSize of the sum.
+        tensor: ONNX tensor of the other input.
+        quantizers: Qs that read the other input's tensor.
+    """
+
+    rules = (fixable("SKIP-FLOAT"),)
+
+    add: str
+    residual: TensorOrigin
+    consumers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+    tensor: str = ""
+    quantizers: tuple[TensorConsumer, ...] = ()
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        origin = describe_origin(self.residual, self.tensor)
+        how = (
+            f"{self.add} is fused into it and reads {origin} as float"
+            if cause.fused
+            else (f"{self.add} adds it to {origin}, both as float")
+        )
+        fix = advise_residual_pair(self.add, f"'{self.tensor}'", self.quantizers)
+        others = [x for x in self.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
+        if others:
+            # Otherwise a quantized skip only adds a DQ that remains (resnet18-a100-qat-residual).
+            fix += (
+                f" This helps only if the result of {self.add} is quantized as well: "
+                f"{describe_consumers(others)}."
+            )
+        return f"{float_result(self)} because {how}.", fix
+
+
+class ResidualBothQuantized(Reason, key="residual-both-quantized"):
+    """A Q is between the convolution and the Add, whose other input is quantized as well."""
+
+    rules = (fixable("ADD-BOTH"),)
+
+    add: str
+    quantizer: str
+    scales: tuple[Scale, Scale] = (None, None)
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return (
+            f"{self.add} has Q/DQ on both inputs (scales "
+            f"{' and '.join(map(format_scale, self.scales))}): "
+            f"{self.quantizer} is fused into {self.node}, so the Add is a separate layer.",
+            f"Remove {self.quantizer} and its DequantizeLinear.",
+        )
+
+
+class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
+    """The residual is quantized, but not all consumers of the Add are."""
+
+    rules = (attempted("ADD-OUT-FLOAT"),)
+
+    add: str
+    residual: TensorOrigin
+    consumers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        clause, residual = describe_consumers(self.consumers), self.residual.node
+        if self.node == self.add:
+            return (
+                f"{self.add} runs in float{format_size(self.elements)}: its inputs are quantized, "
+                f"but {clause}.",
+                f"Quantize the result of {self.add}, or remove the pairs before it.",
+            )
+        return (
+            f"{self.node} reads and writes float{format_size(self.elements)} at {self.add}: its "
+            f"residual is quantized ({residual}), but {clause}.",
+            f"Quantize the result of {self.add}, or remove the pair of {residual} before the Add.",
+        )

@@ -1,0 +1,445 @@
+"""Reasons about scales: invalid, implausible, computed, or unsuitable for the data."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from qdqtool.ir.qdq import PerChannel
+from qdqtool.reasons.tensors import Scale
+from qdqtool.reasons.text import Message, format_number, format_scale
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.util.records import record
+from qdqtool.util.text import format_count
+
+
+def _more(bad: int, listed: int) -> str:
+    return f"; and {bad - listed} more" if bad > listed else ""
+
+
+class ScaleHalf(Reason):
+    """float16 scales, all read as float32."""
+
+    rules = (fixable("SCALE-FP16"),)
+
+    scale: Scale
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} has float16 scales ({format_scale(self.scale)}), which TensorRT 8 reads "
+            f"as float32."
+        )
+
+
+class ScaleOwner(StrEnum):
+    """The values that a scale quantizes.
+
+    Members: a tensor that is computed at run time; weights that are stored as floats; weights with
+    values that are not finite; weights that are stored as integers, or whose data is missing.
+    """
+
+    ACTIVATION = "activation"
+    WEIGHTS = "weights"
+    BROKEN_WEIGHTS = "broken weights"
+    INTEGERS = "integers"
+
+
+_UNCALIBRATED = (
+    "the quantizer was not calibrated, its range (amax) was not loaded before the export"
+)
+
+
+_RECALIBRATE = (
+    "Calibrate again, and export the model with its ranges (check each amax for NaN, "
+    "0 and infinity first). The file does not contain the range of an activation, so no fix "
+    "without data can supply it. Alternatively, quantize the float model again (insert with "
+    "images)."
+)
+
+
+_SMALLEST_HALF = 6e-8  # the smallest number that FP16 can hold
+
+
+class ScaleNotPositive(Reason):
+    """A scale that is zero, negative or not a number.
+
+    Attributes:
+        value: The first such scale.
+        bad: Number of such scales.
+        count: Number of all scales.
+        channels: The first channels with such a scale.
+        owner: The values that it quantizes.
+        is_finite: Whether all such scales are finite.
+        is_negative: Whether all such scales are finite and below 0.
+        is_half: Whether the scale is float16.
+    """
+
+    rules = (
+        fixable("SCALE-NONPOS", lambda r: r.is_recomputable),
+        FindingRule("SCALE-NONPOS"),
+    )
+
+    value: float
+    bad: int
+    count: int
+    channels: tuple[int, ...]
+    owner: ScaleOwner
+    is_finite: bool
+    is_negative: bool
+    is_half: bool
+
+    @property
+    def is_recomputable(self) -> bool:
+        """Whether the file alone determines a positive scale to replace this one."""
+        if self.owner == ScaleOwner.INTEGERS:
+            return self.is_finite
+        return self.owner == ScaleOwner.WEIGHTS or self.is_negative
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text = f"{self.node} has scale {format_number(self.value)}{self._place()}"
+        if self.is_negative:
+            return (f"{text}: a scale cannot be negative."), (
+                "Use the absolute value of the scale."
+            )
+        if self.owner == ScaleOwner.ACTIVATION:
+            return f"{text}: {self._activation_cause()}.", _RECALIBRATE
+        if self.owner == ScaleOwner.BROKEN_WEIGHTS:
+            return (
+                f"{text}: the weights contain NaN or infinity, so the training diverged or the "
+                "checkpoint is damaged.",
+                "Export from a checkpoint with finite weights.",
+            )
+        if self.owner == ScaleOwner.INTEGERS and not self.is_finite:
+            return (
+                f"{text}: {_UNCALIBRATED}, or training diverged. The weights are stored as "
+                "integers, from which their scale does not follow.",
+                "Quantize the float weights again: max|w| of each output channel over 127.",
+            )
+        if self.value == 0:
+            return (
+                f"{text}: these weights are all 0 (pruned or dead){self._half_cause()}, or the "
+                "quantizer was not calibrated.",
+                "Use any positive scale for weights of zeros, max|w| over 127 for others.",
+            )
+        return (
+            f"{text}: {_UNCALIBRATED}, or training diverged.",
+            "Compute the scale from the weights in the file: max|w| over 127.",
+        )
+
+    def _activation_cause(self) -> str:
+        if self.value == 0:
+            return (
+                f"the tensor was 0 on every calibration image{self._half_cause()}, or "
+                f"{_UNCALIBRATED}"
+            )
+        half = " (or the scale exceeded FP16's 65504)" if self.is_half else ""
+        return f"{_UNCALIBRATED}, or training or calibration diverged{half}"
+
+    def _half_cause(self) -> str:
+        """Return the text that a float16 scale may have been rounded to 0; empty for float32."""
+        if not self.is_half:
+            return ""
+        return f", or its scale is below {_SMALLEST_HALF:g}, which float16 cannot hold"
+
+    def _place(self) -> str:
+        where = ""
+        if self.count > 1:
+            channels = ", ".join(map(str, self.channels)) + (
+                " ..." if self.bad > len(self.channels) else ""
+            )
+            where = f" in {self.bad} of {self.count} channels ({channels})"
+        return where
+
+
+class ScaleImplausible(Reason):
+    """A positive scale that is too large or too small to come from a calibration.
+
+    Attributes:
+        value: The first such scale.
+        bad: Number of such scales.
+        count: Number of all scales.
+        owner: The values that it quantizes.
+        largest: Largest weight that such a scale quantizes; None if the weights are unknown.
+    """
+
+    rules = (
+        fixable("SCALE-EXTREME", lambda r: r.owner == ScaleOwner.WEIGHTS),
+        FindingRule("SCALE-EXTREME"),
+    )
+
+    value: float
+    bad: int
+    count: int
+    owner: ScaleOwner = ScaleOwner.ACTIVATION
+    largest: float | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        where = f" in {self.bad} of {self.count} channels" if self.count > 1 else ""
+        text = (
+            f"{self.node} has scale {format_number(self.value)}{where}, a range of "
+            f"+-{format_number(127 * self.value)}: "
+        )
+        reason = f"{_UNCALIBRATED[0].upper()}{_UNCALIBRATED[1:]}, or training diverged."
+        if self.largest is not None:
+            effect = "clipped to it" if 127 * self.value < self.largest else "rounded to 0"
+            return (
+                f"{text}the weights, up to {format_number(self.largest)}, are {effect}. {reason}",
+                "Compute the scale from the weights in the file: max|w| over 127.",
+            )
+        if self.owner != ScaleOwner.ACTIVATION:
+            return (
+                f"{text}no weights have such a range. {reason}",
+                "Quantize the float weights again: max|w| of each output channel over 127.",
+            )
+        effect = (
+            f"every value below {format_number(self.value / 2)} becomes 0"
+            if self.value > 1
+            else f"every value beyond +-{format_number(127 * self.value)} is clipped to it"
+        )
+        return f"{text}{effect}. {reason}", _RECALIBRATE
+
+
+@record
+class DeadPart:
+    """A tensor, or part of one, all of whose values a quantizer maps to one value.
+
+    Attributes:
+        tensor: Name of the tensor: the quantizer's input, or a part that a Concat joins into it.
+        low: Smallest possible value.
+        high: Largest possible value.
+        node: Node that bounds it.
+        op: Operator of that node.
+        value: The value that all values become.
+    """
+
+    tensor: str
+    low: float
+    high: float
+    node: str
+    op: str
+    value: float
+
+
+class ScaleDead(Reason):
+    """A scale with which a quantizer maps every possible value of a tensor to one value.
+
+    Attributes:
+        scale: Scale of the quantizer.
+        zero_point: Zero point of the quantizer.
+        parts: The tensors.
+        whole: Whether the first part is the quantizer's whole input. Otherwise a Concat joins the
+            parts with further tensors.
+    """
+
+    rules = (fixable("SCALE-DEAD"),)
+
+    scale: float
+    zero_point: int
+    parts: tuple[DeadPart, ...]
+    whole: bool
+
+    @property
+    def reach(self) -> float | None:
+        """Largest magnitude of the whole tensor; None if it does not determine a scale."""
+        reach = max(abs(self.parts[0].low), abs(self.parts[0].high))
+        return reach if self.whole and 0 < reach < float("inf") else None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        first = self.parts[0]
+        values = f"every value of '{first.tensor}'"
+        if len(self.parts) > 1:
+            values += f" (and of {len(self.parts) - 1} more parts)"
+        bounds = f"{first.op} gives {format_number(first.low)} to {format_number(first.high)}"
+        shift = f" and zero point {self.zero_point}" if self.zero_point else ""
+        text = (
+            f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {values} "
+            f"{format_number(first.value)}: {bounds}."
+        )
+        if not self.whole:
+            return text, (
+                "Keep the Concat in float, or quantize its inputs separately: no common scale "
+                "fits all of them."
+            )
+        if self.reach is None:
+            return text, ("Calibrate again: the scale and zero point belong to another tensor.")
+        return text, (
+            f"Scale {format_number(self.reach / 127)} covers all values of {first.op}; calibration "
+            "may find a smaller one."
+        )
+
+
+class ScaleRank(Reason):
+    """A scale of several dimensions, which TensorRT reads as blocks if ``blocked``."""
+
+    rules = (FindingRule("SCALE-RANK"),)
+
+    shape: tuple[int, ...]
+    blocked: bool
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} has {'blocked ' if self.blocked else ''}scales of shape "
+            f"{list(self.shape)}; TensorRT requires a scalar or a vector."
+        )
+
+
+class ScaleCount(Reason):
+    """The number of scales differs from the length of the tensor's axis."""
+
+    rules = (FindingRule("SCALE-COUNT"),)
+
+    count: int
+    axis: int
+    shape: tuple[int | None, ...]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        text = f"{self.node} has {self.count} scales for axis {self.axis} of weights "
+        text += str(list(self.shape))
+        if -len(self.shape) <= self.axis < len(self.shape):
+            text += f", which has size {self.shape[self.axis]}"
+        return f"{text}."
+
+
+class ScaleComputed(Reason, key="scale-computed"):
+    """A scale is computed at run time; ``tensor`` is the scale."""
+
+    rules = (FindingRule("SCALE-DYNAMIC"),)
+
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
+
+    quantizer: str
+    tensor: str = ""
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.quantizer}: its scale "
+            + (f"'{self.tensor}' " if self.tensor else "")
+            + "is computed at run time."
+        )
+
+
+class ActivationPerChannel(Reason, key="activation-per-channel"):
+    """The data input has one scale per channel."""
+
+    rules = (fixable("ACT-PER-CHANNEL"),)
+
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
+
+    dq: str
+    scales: Scale
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        count = (
+            self.scales.count
+            if isinstance(self.scales, PerChannel)
+            else int(self.scales is not None)
+        )
+        scales = (
+            f"{count} scales, {format_scale(self.scales)}" if count else "one scale per channel"
+        )
+        return f"{self.dq} quantizes an activation per channel ({scales})."
+
+
+@record
+class ActivationFit:
+    """Fit of a Q to the values that were measured before it.
+
+    Attributes:
+        quantizer: The Q.
+        scale: Its scale, in units of the tensor per integer step.
+        clipped: Share of the values that it clips.
+        lost: Share of the tensor's power (sum of squares) beyond the range of the scale.
+        used: Largest magnitude over the largest one in range, which is the share of the integer
+            steps in use.
+    """
+
+    quantizer: str
+    scale: float
+    clipped: float
+    lost: float
+    used: float
+
+
+class ActivationScales(Reason):
+    """Activation scales that do not fit the data; the node is the Q with the worst fit.
+
+    Attributes:
+        worst: Qs with the worst fit, the worst first.
+        bad: Number of such scales.
+        total: Number of scales that were checked.
+        samples: Number of samples.
+        factor: Largest magnitude over the range of the scale, if this ratio is about equal for all
+            Qs; otherwise 0.
+    """
+
+    rules = (FindingRule("ACT-SCALE"),)
+
+    worst: tuple[ActivationFit, ...]
+    bad: int
+    total: int
+    samples: int
+    factor: float = 0.0
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        def fit(f: ActivationFit) -> str:
+            clips = f"clips {f.clipped:.1%} of its values, which reach {f.used:.1f} times its range"
+            effect = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
+            return f"{f.quantizer} (scale {format_number(f.scale)}) {effect}"
+
+        off = (
+            f"{self.factor:.2g} times too small"
+            if self.factor > 1
+            else f"{1 / (self.factor or 1):.2g} times too large"
+        )
+        factor = f", all by about the same factor ({off})" if self.factor else ""
+        return (
+            f"{self.bad} of {self.total} activation scales do not fit "
+            f"{format_count(self.samples, 'sample')}{factor}: "
+            f"{'; '.join(map(fit, self.worst))}{_more(self.bad, len(self.worst))}."
+        )
+
+
+class OutlierScales(Reason):
+    """Scales whose range covers a few values that are far larger than all other values.
+
+    The node is the worst Q.
+
+    Attributes:
+        worst: The worst Qs, the worst first: name, scale, and ratio of the largest value in range
+            to the typical value.
+        bad: Number of such scales.
+        total: Number of scales that were checked.
+        samples: Number of samples; 0 if the outliers were found from the gains of the
+            normalizations upstream.
+        linear: Whether a matrix product reads one of the tensors, so that ``--smooth`` can help.
+    """
+
+    rules = (FindingRule("ACT-OUTLIER"),)
+
+    worst: tuple[tuple[str, float, float], ...]
+    bad: int
+    total: int
+    samples: int
+    linear: bool
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        listed = "; ".join(
+            f"{q} (scale {format_number(scale)}) {ratio:.0f} times"
+            for q, scale, ratio in self.worst
+        )
+        where = (
+            f"On {format_count(self.samples, 'sample')}"
+            if self.samples
+            else "By the gains of the normalizations before them"
+        )
+        message = (
+            f"{self.bad} of {self.total} activation scales cover outliers, so other values "
+            f"have only one or two of 127 steps. {where}, the largest value is many times the "
+            f"typical one: {listed}{_more(self.bad, len(self.worst))}."
+        )
+        if self.linear:
+            return message
+        return message, (
+            "Keep the consumers of these tensors float (--exclude), and compare the accuracy. A "
+            "method that clips (--method-for TENSOR=percentile) helps if the outliers do not "
+            "matter."
+        )

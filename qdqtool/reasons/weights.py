@@ -1,0 +1,346 @@
+"""Reasons about weights and biases: their quantizers, scales and storage."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from qdqtool.reasons.tensors import PathStep, TensorSize
+from qdqtool.reasons.text import Message, list_names
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
+
+
+class OperatorsOnWeights(Reason):
+    """Operators are between a constant and its first quantizer.
+
+    Attributes:
+        steps: The operators, the nearest to the constant first.
+        quantizer: The quantizer.
+        stored: Whether the quantizer is a DQ of stored integers.
+        more: Number of operators that ``steps`` does not list.
+    """
+
+    rules = (fixable("W-NONCONST", lambda r: not r.stored), fixable("WEIGHT-INDIRECT"))
+
+    steps: tuple[PathStep, ...]
+    quantizer: str
+    stored: bool
+    more: int = 0
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node}: "
+            f"{list_names((f'{s.node} ({s.op})' for s in self.steps), more=self.more)} "
+            f"{'is' if len(self.steps) == 1 else 'are'} between the weights and {self.quantizer}."
+        )
+
+
+class MisreadConstant(Reason):
+    """A node other than a DQ reads stored integers.
+
+    Attributes:
+        op: Operator of the node.
+        tensor: The integers.
+        quantizer: Quantizer whose zero point the node computes; empty for other nodes.
+    """
+
+    rules = (fixable("WEIGHT-INDIRECT"),)
+
+    op: str
+    tensor: str
+    quantizer: str
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        if not self.quantizer:
+            return f"{self.node} ({self.op}) reads the stored integers '{self.tensor}'.", ""
+        return (
+            f"{self.node} ({self.op}) is between the stored zero point '{self.tensor}' and "
+            f"{self.quantizer}.",
+            "Fold the node, so that the zero point is a stored constant.",
+        )
+
+
+class WeightsStored(Reason):
+    """Weights stored as integers, with a DQ but no Q."""
+
+    rules = (fixable("WEIGHT-PREQUANT"),)
+
+    convolution: str
+    weight: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.convolution}: weights '{self.weight}' are stored as integers, with only "
+            f"{self.node}."
+        )
+
+
+class WeightsNotDequantized(Reason, key="weights-not-dequantized"):
+    """The weights do not come from a DQ, although the data does."""
+
+    rules = (fixable("W-NO-DQ"),)
+
+    weight: str
+    dq: str = ""
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node}: its input is quantized{f' ({self.dq})' if self.dq else ''}, but its "
+            f"weights '{self.weight}' are not, so it runs in float."
+        )
+
+
+class WeightsNotConstant(Reason, key="weights-not-constant"):
+    """The weights are computed at run time, or stored as a sparse tensor."""
+
+    rules = (FindingRule("W-NONCONST"),)
+
+    weight: str
+    sparse: bool = False
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        state = "computed at run time"
+        if self.sparse:
+            state = "stored as a sparse tensor (store them in full)"
+        return f"{self.node}: its weights '{self.weight}' are {state}, so it runs in float."
+
+    def skip_reason(self) -> str:
+        if self.sparse:
+            return "its weights are stored as a sparse tensor: store them in full"
+        return "its weights are computed, not constant"
+
+
+class WeightsAxis(Reason, key="weights-axis"):
+    """The weights are quantized along an axis other than that of the output channels.
+
+    Attributes:
+        dq: Q or DQ of the weights.
+        axis: Axis of the scales.
+        expected: Axis of the output channels.
+        transposed: Whether they are weights of a ConvTranspose.
+        written: Whether the node has the attribute.
+        shape: Shape of the weights; empty if unknown.
+    """
+
+    rules = (fixable("CT-AXIS", lambda r: r.transposed), FindingRule("W-AXIS"))
+
+    dq: str
+    axis: int
+    expected: int
+    transposed: bool = False
+    written: bool = True
+    shape: tuple[int, ...] = ()
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        shape = f" {list(self.shape)}" if self.shape else ""
+        if self.transposed:
+            return (
+                (
+                    f"{self.node}: {self.dq} has several scales along axis {self.axis} of the "
+                    f"weights{shape}: no TensorRT version is known to compute a ConvTranspose "
+                    "with per-channel scales correctly."
+                ),
+                ("Use one scale, the largest, for all weights of the ConvTranspose."),
+            )
+        written = (
+            ""
+            if self.written
+            else (" (not stated: the default is 1 in ONNX, but 0 in TensorRT 8 and 9)")
+        )
+        return (
+            f"{self.node}: {self.dq} uses axis {self.axis}{written} of the weights{shape}; the "
+            f"output channels are axis {self.expected}."
+        )
+
+
+class WeightsShared(Reason, key="weights-shared"):
+    """Several convolutions read one quantized constant, which only one of them can fold.
+
+    Attributes:
+        weight: The constant.
+        convolutions: The convolutions.
+        more: Number of convolutions that are not listed.
+    """
+
+    rules = (fixable("W-SHARED"),)
+
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
+
+    weight: str
+    convolutions: tuple[str, ...]
+    more: int = 0
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"weights '{self.weight}' are shared by "
+            f"{list_names(self.convolutions, more=self.more)}; TensorRT folds the weights into "
+            "only one of these layers."
+        )
+
+
+class WeightScalesCause(StrEnum):
+    """Cause of scales that do not fit their weights."""
+
+    AXIS = "axis"
+    FACTOR = "factor"
+    OTHER_WEIGHTS = "other-weights"
+    TENSOR = "tensor"
+    TOO_LARGE = "too-large"
+    SATURATED = "saturated"
+    EXCEPTION = "exception"
+
+
+_WEIGHT_SCALE_ADVICE = {
+    WeightScalesCause.AXIS: (
+        ("the scales fit along the other axis of the weights"),
+        "Compute the scales along the output channels, and set that axis.",
+    ),
+    WeightScalesCause.FACTOR: (
+        "all by the same factor, {factor:.4g}",
+        "Use scale = max|w| / 127 for each channel. A factor of 1.008 comes from 128 instead of "
+        "127, a factor of 2 from a wrong range.",
+    ),
+    WeightScalesCause.OTHER_WEIGHTS: (
+        (
+            "the scales were probably computed before BatchNormalization was folded into the "
+            "weights, or from another checkpoint"
+        ),
+        "Compute the scales from the weights in this file: fold BatchNormalization first, then "
+        "quantize.",
+    ),
+    WeightScalesCause.TENSOR: (
+        "each layer has one scale for all channels, computed from some of them or from other "
+        "weights",
+        ("Use max|w| / 127 of the whole tensor, or better a scale for each output channel."),
+    ),
+    WeightScalesCause.TOO_LARGE: (
+        (
+            "the scales were probably computed from other weights, or from the range of a whole "
+            "network"
+        ),
+        "Use scale = max|w| / 127 for each channel of the weights in this file.",
+    ),
+    WeightScalesCause.SATURATED: (
+        "most weights are beyond the range of their scale, so the quantizer was not calibrated, "
+        "or its range belongs to other weights",
+        "Use scale = max|w| / 127 for each channel of the weights in this file.",
+    ),
+    WeightScalesCause.EXCEPTION: (
+        "only {channels} channels do not fit",
+        (
+            "Use scale = max|w| / 127 for these channels as well, unless their weights are "
+            "clipped on purpose."
+        ),
+    ),
+}
+
+
+class WeightScales(Reason):
+    """Weight scales that do not fit the weights; the node is the layer with the worst fit.
+
+    Attributes:
+        cause: The likely cause.
+        layers: Layers where they do not fit.
+        total: Number of layers that were checked.
+        clipped: Share of the channels whose largest weight is more than half beyond the range of
+            their scale.
+        wasted: Share of the channels whose range is four times their largest weight or more.
+        worst: Ratio of the largest weight to the largest weight in range, in the worst layer.
+        factor: Factor between scales and weights, if it is the same for all channels.
+        channels: Number of channels whose scales do not fit, if all other channels fit.
+    """
+
+    rules = (fixable("W-SCALE"),)
+
+    cause: WeightScalesCause
+    layers: tuple[str, ...]
+    total: int
+    clipped: float
+    wasted: float
+    worst: float
+    factor: float
+    channels: int = 0
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        why, fix = _WEIGHT_SCALE_ADVICE[self.cause]
+        shares = (
+            f"{self.clipped:.0%} of the channels are clipped, {self.wasted:.0%} use a quarter of "
+            f"the steps or less"
+        )
+        off = f"{self.worst:.3g} {'times' if self.worst >= 1 else 'of'} the range of its scale"
+        return (
+            f"the scales of the weights do not fit the weights in {len(self.layers)} of "
+            f"{self.total} checked layers: "
+            f"{why.format(factor=self.factor, channels=self.channels)} ({shares}; the largest "
+            f"weight of {self.node} is {off}).",
+            fix,
+        )
+
+
+class WeightsPerTensor(Reason):
+    """Weights with a single scale although the ranges of the output channels differ.
+
+    The node is the worst layer.
+
+    Attributes:
+        layers: The layers.
+        total: Number of layers with quantized weights that were checked.
+        spread: Range of the widest channel over that of the narrowest, in the worst layer.
+        lost: Share of the channels of the worst layer that lose two bits or more.
+        lossy: Number of layers where at least a quarter of the channels lose two bits or more.
+        rounded: Number of layers whose exact weights the file lacks.
+    """
+
+    rules = (fixable("W-PER-TENSOR"),)
+
+    layers: tuple[str, ...]
+    total: int
+    spread: float
+    lost: float
+    lossy: int
+    rounded: int
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text = (
+            f"{len(self.layers)} of {self.total} layers have one scale for all output channels of "
+            f"their weights; ranges of the channels of {self.node} differ {self.spread:.3g}-fold, "
+            f"and {self.lost:.0%} of them lose two bits or more"
+        )
+        text += (
+            f" ({self.lossy} layers with such a loss in a quarter of the channels)."
+            if self.lossy
+            else "."
+        )
+        if not self.rounded:
+            return text, "Give each output channel a scale of its own: max|w| / 127."
+        some = "" if self.rounded == len(self.layers) else f" of {self.rounded} of these layers"
+        return text, (
+            f"The file has no float weights{some}, so quantize again from the float model: qdqtool "
+            "insert FLOAT.onnx --calib images/, or quantize_static(..., per_channel=True)."
+        )
+
+
+class WeightsOutput(Reason):
+    """Quantized weights that are also an output of the network."""
+
+    rules = (FindingRule("W-Q-OUTPUT"),)
+
+    convolution: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node}: the quantized weights of {self.convolution} are a network output."
+
+
+class BiasQuantized(Reason):
+    """A bias that comes from a DQ."""
+
+    rules = (fixable("BIAS-DQ"),)
+
+    convolution: str
+    precision: Precision
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{f'{self.convolution}: its bias' if self.convolution else 'a bias'} is "
+            f"{str(self.precision).lower()} and goes through {self.node}."
+        )

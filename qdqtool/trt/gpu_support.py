@@ -1,0 +1,89 @@
+"""Range of TensorRT versions that build for each compute capability.
+
+Sources: release notes of TensorRT 8.5 (Ada, Hopper), 10.5 (Volta removed) and 10.8 (Blackwell);
+NVIDIA/TensorRT issues 3589 (Maxwell removed in 8.6) and 3826 (10.0.1 rejects Pascal). The last
+JetPack for Xavier (7.2) is 5, with TensorRT 8.5.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.trt.targets import LAST_MINOR, Target, version_numbers
+
+Version = tuple[int, int]
+
+
+class GpuSupport(StrEnum):
+    """Whether a TensorRT target builds for a GPU."""
+
+    FULL = "supported"
+    PARTIAL = "supported by some versions of the target"
+    TOO_NEW = "newer than the target"
+    DROPPED = "no longer supported by the target"
+
+
+class _Support(NamedTuple):
+    """First TensorRT with a range of compute capabilities, and first TensorRT without it."""
+
+    lowest: float
+    highest: float
+    since: Version = (0, 0)
+    dropped: Version = (99, 0)
+
+
+_SUPPORT = (
+    _Support(0.0, 5.3, dropped=(8, 6)),
+    _Support(6.0, 6.2, dropped=(10, 0)),
+    _Support(7.0, 7.0, dropped=(10, 5)),
+    _Support(7.2, 7.2, dropped=(8, 6)),
+    _Support(8.9, 9.0, since=(8, 5)),
+    _Support(10.0, 99.0, since=(10, 8)),
+)
+
+
+def find_gpu_support(capability: str, target: Target) -> tuple[GpuSupport, str]:
+    """Return whether a target builds for a compute capability, and the versions that do.
+
+    A target without a minor version (``trt10``) stands for all its minor versions. TensorRT-RTX has
+    its own list (:meth:`Target.with_capability`).
+    """
+    number = float(capability)
+    entry = next((s for s in _SUPPORT if s.lowest <= number <= s.highest), None)
+    if entry is None or target.is_rtx:
+        return GpuSupport.FULL, ""
+    first, last = _version_range(target)
+    since, dropped = (".".join(map(str, version)) for version in (entry.since, entry.dropped))
+    if last < entry.since:
+        return GpuSupport.TOO_NEW, f"{since} or later"
+    if last < entry.dropped:
+        return GpuSupport.FULL, ""
+    support = GpuSupport.DROPPED if entry.dropped <= first else GpuSupport.PARTIAL
+    return support, f"earlier than {dropped}"
+
+
+def require_gpu_support(target: Target, capability: str, name: str) -> None:
+    """Check that a target builds for a GPU.
+
+    Raises:
+        QdqtoolError: No version of the target builds for it.
+    """
+    support, versions = find_gpu_support(capability, target)
+    if support in (GpuSupport.TOO_NEW, GpuSupport.DROPPED):
+        raise QdqtoolError(
+            f"`gpu` {name}: {target.title} does not support compute capability {capability}; the "
+            f"GPU needs TensorRT {versions} (`target`)",
+            code="unsupported",
+            parameter="gpu",
+        )
+
+
+def _version_range(target: Target) -> tuple[Version, Version]:
+    """Return the first and the last TensorRT that a target stands for."""
+    requested = version_numbers(target.requested_version)
+    if requested is not None:
+        return requested, requested
+    has_minor = "." in target.name
+    return target.version, target.version if has_minor else (target.version[0], LAST_MINOR)
