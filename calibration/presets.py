@@ -139,7 +139,10 @@ ALIASES: Mapping[str, str] = {
     "rf-detr": "detr",
     "d-fine": "rtdetr",
 }
-_TASKS = {"classify": "ultralytics-classify"}
+_TASKS = {  # preset by task of Ultralytics
+    "classify": "ultralytics-classify",
+    **dict.fromkeys(("detect", "segment", "pose", "obb"), DEFAULT),
+}
 
 
 @dataclass(frozen=True)
@@ -222,12 +225,12 @@ def _read_recorded(text: str) -> PreprocessChoice | None:
 
 
 def _read_ultralytics(metadata: Mapping[str, str]) -> Preprocess | None:
-    if "task" not in metadata:
+    if metadata.get("task") not in _TASKS:
         return None
     is_rtdetr = metadata.get("head") == "RTDETRDecoder" or "RT-DETR" in metadata.get(
         "description", ""
     )
-    name = "ultralytics-rtdetr" if is_rtdetr else _TASKS.get(metadata["task"], DEFAULT)
+    name = "ultralytics-rtdetr" if is_rtdetr else _TASKS[metadata["task"]]
     return PRESETS[name].preprocess
 
 

@@ -10,7 +10,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load, load_full
-from qdqtool.ir.qdq import float_tensor
+from qdqtool.ir.qdq import float_tensor, uses_fp8
 from qdqtool.trt.outcome import apply_assumptions, simulate, simulate_without_alternatives
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
@@ -65,23 +65,30 @@ def _predict(
     assume: Mapping[str, str] | None,
     way: str | None,
 ) -> Prediction:
-    assumed = apply_assumptions(target, assume)
+    requested = target
     if way is not None:
         from qdqtool.findings.ways import find_build_method
 
         way = find_build_method(way).name
     with pause_gc():
         index = load(model)
+        target = choose_typing(index, target)
+        assumed = apply_assumptions(target, assume)
         if assumed.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
 
             prediction = predict_rtx(index, assumed)
         else:
             prediction = simulate(index, target, assume)
-        prediction.requested_target = target.display_name
+        prediction.requested_target = requested.display_name
         if advice:
             prediction.findings = advise(index, prediction, way, target)
     return prediction
+
+
+def choose_typing(model: Model, target: Target) -> Target:
+    """Return the target that a model is predicted for: strongly typed if the model has FP8."""
+    return target.for_fp8() if not target.strongly_typed and uses_fp8(model) else target
 
 
 def check_activations(
@@ -153,9 +160,7 @@ def check_activations(
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
     # Measured scales replace the finding that guesses from the scales alone.
-    findings = [
-        f for f in prediction.findings if not isinstance(f.causes[0].refusal, OutlierScales)
-    ]
+    findings = [f for f in prediction.findings if not isinstance(f.causes[0].reason, OutlierScales)]
     prediction.findings = _sort_findings([*findings, *report.findings])
     _number_findings(prediction.findings, prediction, index)
 
@@ -262,8 +267,8 @@ def _number_findings(findings: list[Finding], prediction: Prediction, model: Mod
         finding.id = number
         names = {finding.node: None}
         for cause in finding.causes:
-            for refusal in (cause.refusal, *cause.also):
-                names.update(dict.fromkeys(refusal.names()))
+            for reason in (cause.reason, *cause.also):
+                names.update(dict.fromkeys(reason.names()))
         finding.nodes = tuple([name for name in names if name in node_names])
         if finding.node in convolutions and finding.node not in finding.convolutions:
             finding.convolutions.append(finding.node)

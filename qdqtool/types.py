@@ -295,7 +295,7 @@ class FindingRule(NamedTuple):
     is_attempted: bool = False
     is_promised: bool = False
 
-    def applies(self, reason: Refusal) -> bool:
+    def applies(self, reason: Reason) -> bool:
         """Return whether the rule's condition holds for a reason."""
         return self.when is None or bool(self.when(reason))
 
@@ -312,14 +312,14 @@ def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) ->
 
 @dataclass_transform(frozen_default=True)
 @record
-class Refusal:
+class Reason:
     """Reason of a finding: why a pass, a check or a placement rejected a node.
 
     Each kind of reason is a record class in `qdqtool.reasons`. Its fields are the nodes and values
     that led to the rejection. The class declares finding codes, and writes the message.
 
     Attributes:
-        reason: Short, stable code of the class that tests refer to.
+        key: Short, stable code of the class that tests refer to.
         quotes: Whether its message quotes TensorRT.
         identity_excludes: Fields that are ignored when findings are compared, such as the size of
             a tensor.
@@ -330,7 +330,7 @@ class Refusal:
         node: ONNX node that was rejected.
     """
 
-    reason: ClassVar[str] = ""
+    key: ClassVar[str] = ""
     quotes: ClassVar[bool] = False
     identity_excludes: ClassVar[tuple[str, ...]] = ("pass_name", "elements")
     unnamed_fields: ClassVar[tuple[str, ...]] = ("pass_name", "op")
@@ -339,8 +339,8 @@ class Refusal:
     pass_name: str
     node: str
 
-    def __init_subclass__(cls, reason: str = "") -> None:
-        cls.reason = reason
+    def __init_subclass__(cls, key: str = "") -> None:
+        cls.key = key
         record(cls)
 
     def message(self, finding: Finding, cause: Cause) -> str | tuple[str, str]:
@@ -369,17 +369,17 @@ _EVIDENCE = tuple(Evidence)
 
 @record
 class Cause:
-    """The refusal (reason) that a finding reports, and further facts for its message.
+    """The reason that a finding reports, and further facts for its message.
 
     Attributes:
-        refusal: The refusal.
-        also: Further refusals that explain the finding.
+        reason: The reason.
+        also: Further reasons that explain the finding.
         see: Other findings that explain this one, by code and node.
         fused: Whether the node of the finding is fused into the layer of a convolution.
     """
 
-    refusal: Refusal
-    also: tuple[Refusal, ...] = ()
+    reason: Reason
+    also: tuple[Reason, ...] = ()
     see: tuple[tuple[FindingCode, str], ...] = ()
     fused: bool = False
 
@@ -392,7 +392,7 @@ class Finding:
         code: Kind of the finding, such as ``SKIP-FLOAT``.
         severity: Error, warning or note.
         node: ONNX node of the finding.
-        causes: The refusals that the finding reports. All have the same code and node.
+        causes: The reasons that the finding reports. All have the same code and node.
         evidence: Evidence of the rule that the finding rests on.
         words: Function that returns the message and the fix of a finding.
         id: Number of the finding in its prediction.
@@ -676,7 +676,7 @@ class Prediction:
     layers: list[EngineLayer] = field(default_factory=list)
     trace: list[Event] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[Reason] = field(default_factory=list)
     conversions: int | None = None
     conversion_nodes: list[str] = field(default_factory=list)
     target_evidence: str = ""

@@ -45,7 +45,7 @@ from qdqtool.types import (
     Finding,
     Precision,
     Prediction,
-    Refusal,
+    Reason,
     Severity,
 )
 from qdqtool.verification.result import Verification
@@ -57,7 +57,7 @@ thorough = settings(  # no shrinking: minutes for a failure that is expected; ad
     derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
 
-# The refusals of an output, as they decide: the first of them that was recorded.
+# The reasons of an output, as they decide: the first of them that was recorded.
 DECIDE = (
     BatchNormNotConstant,
     ConvTransposeBatchNorm,
@@ -70,8 +70,8 @@ DECIDE = (
 )
 
 
-def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Refusal]]]:
-    """Yield the INT8 convolutions that write float, with the class of the refusal that decided."""
+def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Reason]]]:
+    """Yield the INT8 convolutions that write float, with the class of the reason that decided."""
     for conv in prediction.convolutions:
         if conv.is_int8 and conv.output.is_float:
             recorded = {type(r) for r in prediction.refusals if r.node == conv.name}
@@ -81,11 +81,11 @@ def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Re
 
 
 def disagreements(prediction: Prediction) -> list[str]:
-    """Return INT8 convolutions that write float without a finding of the refusal that decided."""
+    """Return INT8 convolutions that write float without a finding of the reason that decided."""
     lines = []
     for conv, decisive in written_float(prediction):
         findings = [f for f in prediction.findings if f.id in conv.findings]
-        if not any(isinstance(c.refusal, decisive) for f in findings for c in f.causes):
+        if not any(isinstance(c.reason, decisive) for f in findings for c in f.causes):
             lines.append(
                 f"{conv.name}: {decisive.__name__}, found {[(f.code, f.message) for f in findings]}"
             )
@@ -99,7 +99,7 @@ def claimed_float(finding: Finding) -> set[str]:
     """Return the nodes that read or run in float according to a finding."""
     nodes: set[str] = set()
     for cause in finding.causes:
-        r = cause.refusal
+        r = cause.reason
         if isinstance(
             r,
             (
@@ -166,7 +166,7 @@ def reads_int8(layer: EngineLayer) -> bool:
 
 @thorough
 @given(models(max_steps=6, steps=FORKS), st.sampled_from(CLASSIC))
-def test_findings_agree_with_refusals_and_layers(model: onnx.ModelProto, target: str) -> None:
+def test_findings_agree_with_reasons_and_layers(model: onnx.ModelProto, target: str) -> None:
     assert disagreements(qdqtool.predict(model, target)) == []
     assert false_claims(qdqtool.predict(model, target), model) == []
 

@@ -20,7 +20,7 @@ from qdqtool.reasons.convolutions import DepthwiseAdd, LargeKernel
 from qdqtool.reasons.gpus import GpuFact, GpuLacks
 from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales
 from qdqtool.reasons.weights import WeightsNotConstant
-from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
+from qdqtool.types import Cause, Evidence, Finding, Reason, Severity
 from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
 from tests.findings.graphs import GRAPHS, attention, ones, weighted
@@ -34,7 +34,7 @@ from tests.findings.lint.test_quantizers import (
     with_weights,
 )
 from tests.findings.test_causes import residual
-from tests.findings.test_refusals import TARGETS
+from tests.findings.test_reasons import TARGETS
 from tests.fixing import test_quantizers as constants
 from tests.fixing.test_places import detector
 from tests.ir import test_branches as branches
@@ -63,11 +63,13 @@ def padded() -> onnx.ModelProto:
 
 
 def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
-    """Yield networks of FP8 quantizers that are not in the graphs of refusals."""
+    """Yield networks of FP8 quantizers that are not in the graphs of reasons."""
     for name, channels, options in (("depthwise", 32, {"groups": 32}), ("channels", 8, {})):
         g = Graph(opset=19, fp8=True)
         model = g.model(g.conv(g.input(1, 32, 8, 8), "c", channels, **options))
         yield f"FP8 {name}", model, "trt10"
+        if name == "depthwise":
+            yield "FP8 for Hopper", model, "10.2"
     for name, channels, height in (("column", 4, 8), ("kernel", 8, 16)):
         g = Graph(opset=19, fp8=True)
         k = 1 if name == "column" else 7
@@ -257,9 +259,9 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield "scales of siblings", g.model(*consumers), "trt8.5"
 
 
-def records() -> list[Refusal]:
+def records() -> list[Reason]:
     """Return what data or a GPU show, one for each wording, and the forms of a decomposed LayerNorm."""
-    listed: list[Refusal] = [
+    listed: list[Reason] = [
         GpuLacks("GPU", "", fact, "a GPU", 2, "c", ("trt10", "10.0")) for fact in GpuFact
     ]
     fits = (ActivationFit("a.Q", 0.1, 0.25, 0.1, 2.0), ActivationFit("b.Q", 0.2, 0.0, 0.0, 0.125))
@@ -299,9 +301,9 @@ def findings() -> tuple[tuple[str, list[Finding]], ...]:
     return (*predicted, ("records", recorded))
 
 
-def kinds_worded() -> set[type[Refusal]]:
+def kinds_worded() -> set[type[Reason]]:
     """Return the classes of the causes of these findings."""
-    return {type(cause.refusal) for _, listed in findings() for f in listed for cause in f.causes}
+    return {type(cause.reason) for _, listed in findings() for f in listed for cause in f.causes}
 
 
 def headlines() -> list[str]:
@@ -356,22 +358,22 @@ def comparisons(folder: Path) -> dict[str, list[str]]:
     return lines
 
 
-def skip_classes() -> list[type[Refusal]]:
+def skip_classes() -> list[type[Reason]]:
     """Return the classes of reasons that a placement records, in the order of their names."""
     modules = (placement_reasons, *REASON_MODULES)
     classes = {
         value
         for module in modules
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Refusal)
+        if isinstance(value, type) and issubclass(value, Reason)
     }
-    kinds = [kind for kind in classes if kind.skip_reason is not Refusal.skip_reason]
+    kinds = [kind for kind in classes if kind.skip_reason is not Reason.skip_reason]
     return sorted(kinds, key=lambda kind: kind.__name__)
 
 
 def left_float_reasons() -> dict[str, list[str]]:
     """Return the reasons of each kind of node that a placement leaves float, one for each of its values."""
-    kinds: dict[type[Refusal], list[tuple[object, ...]]] = {
+    kinds: dict[type[Reason], list[tuple[object, ...]]] = {
         kind: [()] for kind in skip_classes()
     } | {
         placement_reasons.ExcludedNode: [("exclude_op", "Add")],

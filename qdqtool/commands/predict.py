@@ -329,13 +329,13 @@ def _render_text(
         prediction = result.prediction
         if prediction is None:
             continue
+        built = choose_typing(prediction, target)
         page.add_gap()
         page.add_page(
-            render(prediction, width, times=result.times, half=half, target=target, **settings)
+            render(prediction, width, times=result.times, half=half, target=built, **settings)
         )
         if settings["way"] is None and not target.is_rtx and builds_quantized(prediction):
             page.add_gap()
-            built = choose_typing(prediction, target)
             page.add_page(
                 build_commands(built, result.path, width, prediction.model, half=half, batch=batch)
             )

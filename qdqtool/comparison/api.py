@@ -283,7 +283,7 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
         return
     for side in (a, b):
         findings = side.prediction.findings if side.prediction is not None else []
-        if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
+        if any(isinstance(f.causes[0].reason, IntegerOperator) for f in findings):
             raise QdqtoolError(
                 f"{side.title} has {describe_obstacles(findings)}, so the comparison is impossible",
                 code="unsupported",

@@ -23,11 +23,11 @@ from qdqtool.types import (
     FindingCode,
     MyelinRegion,
     Prediction,
-    Refusal,
+    Reason,
 )
 from qdqtool.util.records import nearest
 
-MODEL_FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
+MODEL_FAULTS: dict[type[Reason], tuple[FindingCode, ...]] = {
     FloatTypesDiffer: (),
     Deconvolution3D: (),
     ScaleComputed: (),

@@ -21,9 +21,9 @@ from qdqtool.reasons.operators import IntegerOperator
 from qdqtool.reasons.quantizers import NonzeroZeroPoint, ZeroPointCount
 from qdqtool.reasons.scales import ScaleCount, ScaleNotPositive, ScaleRank
 from qdqtool.reasons.weights import BiasQuantized, MisreadConstant, WeightsNotDequantized
-from qdqtool.types import Prediction, Refusal
+from qdqtool.types import Prediction, Reason
 
-REASONS: tuple[type[Refusal], ...] = (
+REASONS: tuple[type[Reason], ...] = (
     IntegersLost,
     ScalesJoined,
     CompilerFault,

@@ -8,7 +8,12 @@ from qdqtool.findings.report import Diagnosis, FindingReference, RecordedReasons
 from qdqtool.ir.operators import CUTS, JOINS, SUMS
 from qdqtool.reasons import fp8
 from qdqtool.reasons.attention import InMyelin
-from qdqtool.reasons.conversions import RemainingConversion, ScalesAround, quantizers_with_own
+from qdqtool.reasons.conversions import (
+    COVERED_TYPES,
+    RemainingConversion,
+    ScalesAround,
+    quantizers_with_own,
+)
 from qdqtool.reasons.different_scales import ConcatScales
 from qdqtool.reasons.fusions import (
     ActivationBeforeAdd,
@@ -41,12 +46,13 @@ from qdqtool.reasons.tensors import (
 )
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.surroundings import have_different_scales
-from qdqtool.types import Cause, Precision, Refusal
+from qdqtool.types import Cause, Reason
 from qdqtool.util.records import replace_fields
 
 _FLOAT_INPUT_REASONS = (
     InMyelin,
     WeightsNotDequantized,
+    fp8.MixedOperands,
     fp8.LargeFp8Kernel,
     fp8.FloatFp8Deconvolution,
     fp8.EarlyFp8Convolution,
@@ -55,7 +61,7 @@ _FLOAT_INPUT_REASONS = (
 # Float inputs ---------------------------------------------------------------------------------
 
 
-def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Diagnosis | None:
+def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
     """Return why a convolution runs in float, from the reasons of its node."""
     for r in reasons:
         if isinstance(r, InputNotDequantized):
@@ -93,7 +99,7 @@ def diagnose_scales(
 
 # In order of precedence: reasons that prevent a layer's own fusions (BatchNormalization, Add,
 # activation) come before reasons in the consumers.
-OUTPUT_REASONS: tuple[type[Refusal], ...] = (
+OUTPUT_REASONS: tuple[type[Reason], ...] = (
     BatchNormNotConstant,
     ConvTransposeBatchNorm,
     ResidualFloat,
@@ -108,7 +114,7 @@ OUTPUT_REASONS: tuple[type[Refusal], ...] = (
 )
 
 
-def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Diagnosis | None:
+def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
     """Return why a layer writes float, from the reasons of its node."""
     r = next((r for kind in OUTPUT_REASONS for r in reasons if isinstance(r, kind)), None)
     if r is None:
@@ -233,7 +239,7 @@ def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
 
 def report_conversion(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
     """Report a remaining conversion, and its cause unless another finding reports it."""
-    is_integer = conversion.precision in (Precision.INT8, Precision.FP8, Precision.INT32)
+    is_integer = conversion.precision in COVERED_TYPES
     if not is_integer and conversion.origin.node:
         _add_conversion(recorded, conversion)
     elif conversion.requantizes:
@@ -252,7 +258,7 @@ def _add_conversion(
     recorded: RecordedReasons,
     conversion: RemainingConversion,
     references: tuple[FindingReference, ...] = (),
-    related: Refusal | None = None,
+    related: Reason | None = None,
     convolutions: tuple[str, ...] | None = None,
 ) -> None:
     cause = Cause(conversion, () if related is None else (related,), references)
@@ -285,7 +291,7 @@ def _report_sibling_scales(
 
 def _explain_quantization(
     recorded: RecordedReasons, conversion: RemainingConversion
-) -> tuple[tuple[FindingReference, ...], Refusal | None]:
+) -> tuple[tuple[FindingReference, ...], Reason | None]:
     """Return the findings that explain a remaining Q, and the reason that explains it.
 
     Findings about its cause are added if necessary. The findings may be empty, the reason None.
@@ -304,7 +310,7 @@ def _explain_quantization(
     average = diagnose_average(recorded, origin.node)
     if average is not None:
         recorded.add(average, (average.node,))
-        return recorded.explanation(average.node), average.cause.refusal
+        return recorded.explanation(average.node), average.cause.reason
     scale = recorded.first(OutputScale, origin.node)
     if scale is not None:
         return (), scale
@@ -313,7 +319,7 @@ def _explain_quantization(
     return (recorded.explanation(origin.quantizer) if origin.quantizer else ()), None
 
 
-def _blocks_visibly(blocked: Refusal | None) -> bool:
+def _blocks_visibly(blocked: Reason | None) -> bool:
     """Return whether a message about the reason that stopped a Q can name the obstacle.
 
     It can for an operator that a Q cannot pass, and for a known float consumer.

@@ -4,7 +4,7 @@ Two findings with equal keys report the same problem. A key contains the values 
 the message shows. Some values change when a part is cut out of a model, although the cause stays
 the same. Keys leave these out: sizes, nodes after the consumers of a tensor, names of outputs, the
 producer of a tensor whose name is in the key, and values of a conversion that another finding or
-refusal explains.
+reason explains.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qdqtool.reasons.compiler import IntegersLost, LossCause, ScalesJoined
-from qdqtool.reasons.conversions import RemainingConversion, ScalesAround, quantizers_with_own
+from qdqtool.reasons.conversions import (
+    COVERED_TYPES,
+    RemainingConversion,
+    ScalesAround,
+    quantizers_with_own,
+)
 from qdqtool.reasons.convolutions import ChannelNumbers
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers
@@ -41,7 +46,7 @@ from qdqtool.reasons.tensors import (
     operator_between_quantizers,
     quantizer_consumers,
 )
-from qdqtool.types import Cause, Finding, Precision, Refusal
+from qdqtool.types import Cause, Finding, Reason
 from qdqtool.util.records import field_values, nearest
 
 IdentityKey = tuple[Any, ...]
@@ -70,18 +75,18 @@ def iterate_consumer_names(key: IdentityKey) -> Iterator[str]:
 
 
 def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
-    r = cause.refusal
+    r = cause.reason
     key = nearest(_KEYS_BY_CLASS, type(r))
     if key is not None:
         return type(r), *map(_comparable, key(finding, cause, r))
     return _reason_key(r)
 
 
-def _reason_key(refusal: Refusal) -> IdentityKey:
+def _reason_key(reason: Reason) -> IdentityKey:
     """Return the class of a reason, and its field values that are equal in an extract."""
-    named = zip(refusal._fields, field_values(refusal), strict=True)  # type: ignore[attr-defined]
-    return type(refusal), *(
-        _comparable(v) for name, v in named if name not in refusal.identity_excludes
+    named = zip(reason._fields, field_values(reason), strict=True)  # type: ignore[attr-defined]
+    return type(reason), *(
+        _comparable(v) for name, v in named if name not in reason.identity_excludes
     )
 
 
@@ -143,14 +148,14 @@ def _output_key(finding: Finding, cause: Cause, r: OutputNotQuantized) -> Identi
     return r.node, _consumers_key(r.consumers), is_left_float(r)
 
 
-def _average_key(refusal: Refusal) -> IdentityKey:
+def _average_key(reason: Reason) -> IdentityKey:
     """Return the key of a pooling after a result: the first Q after it.
 
-    The key of any other refusal has its values.
+    The key of any other reason has its values.
     """
-    if not isinstance(refusal, PoolingOneSide):
-        return _reason_key(refusal)
-    return tuple(q.node for q in quantizer_consumers(refusal.consumers)[:1])
+    if not isinstance(reason, PoolingOneSide):
+        return _reason_key(reason)
+    return tuple(q.node for q in quantizer_consumers(reason.consumers)[:1])
 
 
 def _pooling_key(finding: Finding, cause: Cause, r: PoolingOneSide) -> IdentityKey:
@@ -258,23 +263,23 @@ def _scales_around_key(finding: Finding, cause: Cause, r: ScalesAround) -> Ident
 
 def _conversion_cause_key(cause: Cause, r: RemainingConversion) -> IdentityKey:
     origin = r.origin
-    if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
+    if r.precision not in COVERED_TYPES and origin.node:
         return (r.precision,)
     if cause.see:
         return cause.see
     if not r.quantize:
         return _consumers_key(r.consumers)
-    for refusal in cause.also:
-        if isinstance(refusal, OutputScale):
-            return type(refusal), origin.node
+    for reason in cause.also:
+        if isinstance(reason, OutputScale):
+            return type(reason), origin.node
         consumers: Sequence[TensorConsumer] = ()
-        if isinstance(refusal, ManyConsumers | ConcatReadElsewhere):
-            consumers = float_consumers(refusal.consumers)
-        return type(refusal), refusal.node, _consumers_key(consumers)
+        if isinstance(reason, ManyConsumers | ConcatReadElsewhere):
+            consumers = float_consumers(reason.consumers)
+        return type(reason), reason.node, _consumers_key(consumers)
     return origin.node, origin.op, origin.int8
 
 
-_KEYS_BY_CLASS: dict[type[Refusal], Callable[[Finding, Cause, Any], IdentityKey]] = {
+_KEYS_BY_CLASS: dict[type[Reason], Callable[[Finding, Cause, Any], IdentityKey]] = {
     InputNotDequantized: _input_key,
     OutputNotQuantized: _output_key,
     OutputManyConsumers: _many_consumers_key,

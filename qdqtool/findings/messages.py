@@ -12,7 +12,7 @@ def describe_finding(finding: Finding) -> Message:
     entry = codes.get(finding.code)
     message = fix = ""
     for cause in finding.causes:
-        reason = cause.refusal
+        reason = cause.reason
         description = reason.message(finding, cause)
         text, advice = (description, "") if isinstance(description, str) else description
         if not message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from qdqtool.types import Finding, FindingCode, Refusal
+from qdqtool.types import Finding, FindingCode, Reason
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
@@ -32,10 +32,10 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:
     """Describe quantization formats in a model that TensorRT rejects; empty if none."""
-    reasons: dict[FindingCode, list[Refusal]] = defaultdict(list)
+    reasons: dict[FindingCode, list[Reason]] = defaultdict(list)
     for finding in findings:
         if finding.code in _REJECTED_FORMS:
-            reasons[finding.code] += [cause.refusal for cause in finding.causes]
+            reasons[finding.code] += [cause.reason for cause in finding.causes]
     if not reasons:
         return ""
     forms = " and ".join(_describe_form(code, group) for code, group in reasons.items())
@@ -52,11 +52,11 @@ def suggest_recipe(findings: Sequence[Finding]) -> str:
     for finding in findings:
         if finding.code == "HEAD-QUANT":
             # onnxruntime would quantize the anchors that these Adds read.
-            head += [finding.node, *getattr(finding.causes[0].refusal, "sums", ())]
+            head += [finding.node, *getattr(finding.causes[0].reason, "sums", ())]
     return onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
 
 
-def _describe_form(code: FindingCode, reasons: Sequence[Refusal]) -> str:
+def _describe_form(code: FindingCode, reasons: Sequence[Reason]) -> str:
     if code == "QOPERATOR":
         counts = Counter(getattr(reason, "op", "") for reason in reasons).most_common()
         operators = ", ".join(f"{count} {op}" for op, count in counts[:3])

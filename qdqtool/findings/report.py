@@ -18,7 +18,7 @@ from qdqtool.types import (
     Finding,
     FindingCode,
     Prediction,
-    Refusal,
+    Reason,
     Severity,
 )
 from qdqtool.util.records import record
@@ -65,7 +65,7 @@ class FindingReport:
 
     def add(
         self,
-        cause: Cause | Refusal,
+        cause: Cause | Reason,
         node: str | None = None,
         convolutions: Iterable[str] = (),
         values: int | None = None,
@@ -93,13 +93,13 @@ class FindingReport:
         Returns:
             Whether the code applies to the target.
         """
-        if isinstance(cause, Refusal):
+        if isinstance(cause, Reason):
             cause = Cause(cause)
-        code = finding_code(cause.refusal)
+        code = finding_code(cause.reason)
         scope, severity = self._scope(code)
         if scope is None or code in self.ignored_codes:
             return False
-        place = cause.refusal.node if node is None else node
+        place = cause.reason.node if node is None else node
         first = self._by_place.get((code, place))
         if first is not None:
             first.convolutions.extend(self._new_convolutions(code, place, convolutions))
@@ -169,7 +169,7 @@ class FindingReport:
         return new
 
 
-R = TypeVar("R", bound=Refusal)
+R = TypeVar("R", bound=Reason)
 FindingReference = tuple[FindingCode, str]
 """Code and node of another finding."""
 
@@ -199,7 +199,7 @@ class Diagnosis:
     @property
     def code(self) -> FindingCode:
         """The finding code."""
-        return finding_code(self.cause.refusal)
+        return finding_code(self.cause.reason)
 
 
 class RecordedReasons:
@@ -218,7 +218,7 @@ class RecordedReasons:
         self.report = report
         self.outcomes: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
         self._explanations: dict[str, FindingReference] = {}  # first explanation of each node
-        self._by_node: dict[str, list[Refusal]] = defaultdict(list)
+        self._by_node: dict[str, list[Reason]] = defaultdict(list)
         for reason in prediction.refusals:
             self._by_node[reason.node].append(reason)
         self.sums: dict[str, str] = {}
@@ -228,7 +228,7 @@ class RecordedReasons:
         for residual in self.reasons_of_kind(ResidualFloat):
             self.residuals.setdefault(residual.add, residual)
 
-    def at(self, node: str) -> list[Refusal]:
+    def at(self, node: str) -> list[Reason]:
         """Return the reasons of a node, in the order of the passes."""
         return self._by_node.get(node, [])
 
@@ -254,7 +254,7 @@ class RecordedReasons:
         Returns:
             Whether the code applies to the target.
         """
-        reason = diagnosis.cause.refusal
+        reason = diagnosis.cause.reason
         source = (
             reason if isinstance(reason, RemainingConversion) else self.outcomes.get(reason.node)
         )

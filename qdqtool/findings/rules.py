@@ -26,7 +26,7 @@ from qdqtool.reasons import (
     scales,
     weights,
 )
-from qdqtool.types import Finding, FindingCode, FindingRule, Refusal
+from qdqtool.types import Finding, FindingCode, FindingRule, Reason
 
 REASON_MODULES = (
     attention,
@@ -52,16 +52,16 @@ REASON_MODULES = (
 )
 
 
-def reason_classes() -> Iterator[type[Refusal]]:
+def reason_classes() -> Iterator[type[Reason]]:
     """Yield the classes of reasons that become findings and declare their rules themselves."""
     for module in REASON_MODULES:
         for value in vars(module).values():
-            is_reason = isinstance(value, type) and issubclass(value, Refusal)
+            is_reason = isinstance(value, type) and issubclass(value, Reason)
             if is_reason and value.__module__ == module.__name__ and vars(value).get("rules"):
                 yield value
 
 
-def finding_code(reason: Refusal) -> FindingCode:
+def finding_code(reason: Reason) -> FindingCode:
     """Return the code of the finding that a reason becomes.
 
     Raises:
@@ -73,24 +73,24 @@ def finding_code(reason: Refusal) -> FindingCode:
     raise KeyError(type(reason))
 
 
-def finding_codes(kind: type[Refusal]) -> tuple[FindingCode, ...]:
+def finding_codes(kind: type[Reason]) -> tuple[FindingCode, ...]:
     """Return all codes of a class of reasons; empty if its reasons become no findings."""
     return tuple(rule.code for rule in kind.rules)
 
 
-def attempted_codes(kinds: Sequence[type[Refusal]]) -> tuple[FindingCode, ...]:
+def attempted_codes(kinds: Sequence[type[Reason]]) -> tuple[FindingCode, ...]:
     """Return the codes of some classes that ``fix`` tries to remove, in class order."""
     return tuple(dict.fromkeys(r.code for kind in kinds for r in kind.rules if r.is_attempted))
 
 
-def attempted_reasons(finding: Finding) -> list[Refusal]:
+def attempted_reasons(finding: Finding) -> list[Reason]:
     """Return the reasons of a finding that ``fix`` tries to remove."""
     if finding.code not in ATTEMPTED_CODES:
         return []
     return [
         reason
         for cause in finding.causes
-        for reason in (cause.refusal, *cause.also)
+        for reason in (cause.reason, *cause.also)
         if any(
             rule.is_attempted and rule.code == finding.code and rule.applies(reason)
             for rule in reason.rules

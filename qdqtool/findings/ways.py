@@ -13,7 +13,7 @@ from pathlib import Path
 from qdqtool.errors import QdqtoolError
 from qdqtool.reasons.text import Message
 from qdqtool.trt.targets import Target, target_named, version_numbers
-from qdqtool.types import Cause, Finding, FindingRule, Json, Refusal
+from qdqtool.types import Cause, Finding, FindingRule, Json, Reason
 from qdqtool.util.records import record
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
@@ -192,7 +192,7 @@ def describe_float_flag(way: str | None, bfloat16: bool = False) -> tuple[str, s
     )
 
 
-class FloatFlag(Refusal):
+class FloatFlag(Reason):
     """A network whose unquantized part needs the builder's permission to run in FP16 or BF16."""
 
     rules = (FindingRule("FLAG-FP16"),)

@@ -16,7 +16,7 @@ from qdqtool.fixing.site import (
     find_refused_nodes,
     list_sites,
     map_refused_nodes,
-    select_refusals,
+    select_reasons,
 )
 from qdqtool.fixing.weights import make_dequantizer
 from qdqtool.insertion.number_formats import LEVELS
@@ -35,7 +35,7 @@ from qdqtool.reasons.residuals import ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.scales import ScaleDead
 from qdqtool.reasons.text import MIN_SCALE_RATIO, format_number, list_names
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Reason
 from qdqtool.util.notes import Note
 
 _NAMES_SHOWN = 4  # maximum number of quantizers of a group that a description names
@@ -46,7 +46,7 @@ def _dequantizers(view: View, q: Node) -> list[Node]:
 
 
 def find_pairs_inside_activations(
-    view: View, target: Target, refusals: Sequence[Refusal]
+    view: View, target: Target, reasons: Sequence[Reason]
 ) -> list[FixSite]:
     """Return sites that move a pair from before an activation to after it, or remove it.
 
@@ -54,8 +54,8 @@ def find_pairs_inside_activations(
     between Sigmoid and Mul.
     """
     sites: list[FixSite] = []
-    inside = {r.node: r for r in select_refusals(InsideActivation, refusals)}
-    for q in find_refused_nodes(view, refusals):
+    inside = {r.node: r for r in select_reasons(InsideActivation, reasons)}
+    for q in find_refused_nodes(view, reasons):
         r = inside[q.name]
         site = None if r.gate else _activation_input_site(view, q, view.model.node(r.activation))
         if site is not None:
@@ -156,24 +156,22 @@ def _make_pair_removal(view: View, q: Node) -> Callable[[Editor], None]:
     return apply
 
 
-def find_pairs_before_adds(
-    view: View, target: Target, refusals: Sequence[Refusal]
-) -> list[FixSite]:
+def find_pairs_before_adds(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that remove the pair between a convolution and a residual Add."""
     sites: list[FixSite] = []
-    for r in select_refusals(ResidualBothQuantized, refusals):
+    for r in select_reasons(ResidualBothQuantized, reasons):
         q = view.model.node(r.quantizer)
         description = f"{q.name} and its DequantizeLinear removed between {r.node} and {r.add}"
         sites.append(FixSite(r.add, description, _make_pair_removal(view, q)))
     return sites
 
 
-def find_float_residuals(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+def find_float_residuals(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites where an Add can read its residual through the tensor's existing pair."""
     residuals: dict[str, str] = {}  # residual tensor by Add, if a convolution could absorb the Add
-    for r in select_refusals(ResidualFloat, refusals):
+    for r in select_reasons(ResidualFloat, reasons):
         residuals.setdefault(r.add, r.tensor)
-    adds = find_nodes(view, collect_names(refusals))
+    adds = find_nodes(view, collect_names(reasons))
     return list_sites(_float_residual_site(view, add, residuals.get(add.name)) for add in adds)
 
 
@@ -265,7 +263,7 @@ def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | No
     return FixSite(conv.name, f"{conv.name} reads floats", apply)
 
 
-def find_pairs_after_head(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that remove pairs after a head whose boxes and scores share a scale.
 
     Pairs between the last convolutions and the Concat are removed too, because a step of boxes in
@@ -274,9 +272,9 @@ def find_pairs_after_head(view: View, target: Target, refusals: Sequence[Refusal
     """
     sites: list[FixSite] = []
     visited: set[int] = set()
-    dfl = find_dfl(view.model) if refusals else set()
-    parts = [r for r in select_refusals(ScaleDead, refusals) if not r.whole]
-    joined = select_refusals(ConcatAfterHead, refusals)
+    dfl = find_dfl(view.model) if reasons else set()
+    parts = [r for r in select_reasons(ScaleDead, reasons) if not r.whole]
+    joined = select_reasons(ConcatAfterHead, reasons)
     for start in find_refused_nodes(view, [*joined, *parts]):
         if start.index in visited or _reaches_weights(view, start):
             continue
@@ -327,13 +325,13 @@ def _reaches_weights(view: View, q: Node) -> bool:
     return any(operator_of(n).weights is not None for n in consumers)
 
 
-def find_different_scales(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+def find_different_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that give connected quantizers one scale, the largest.
 
     Quantizers are connected if only operators that a Q can pass, and Q/DQ pairs, are between them.
     TensorRT may merge such quantizers. A chain of Concats is one group.
     """
-    names = collect_names(refusals)
+    names = collect_names(reasons)
     sites = []
     activations = {q.index: q for q in view.activation_qs}
     tensors = [

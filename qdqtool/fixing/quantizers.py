@@ -15,7 +15,7 @@ from qdqtool.fixing.site import (
     collect_names,
     find_refused_nodes,
     list_sites,
-    select_refusals,
+    select_reasons,
 )
 from qdqtool.fixing.weights import find_computed_weights, make_float_constant_site
 from qdqtool.insertion import fp16
@@ -27,17 +27,19 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.patterns.view import View
-from qdqtool.reasons.scales import ScaleDead, ScaleNotPositive
+from qdqtool.reasons.scales import ScaleDead, ScaleImplausible, ScaleNotPositive
 from qdqtool.reasons.text import format_number
+from qdqtool.reasons.weights import WeightScales, WeightScalesCause
+from qdqtool.trt.fault_checks import channel_maxima, find_extreme_scales
 from qdqtool.trt.targets import Target
-from qdqtool.types import BYTES, Precision, Refusal
+from qdqtool.types import BYTES, Precision, Reason
 
 _LEVELS = 127.0
 FloatArray = npt.NDArray[np.float64]
 
 
 def find_asymmetric_quantizers(
-    view: View, target: Target, refusals: Sequence[Refusal]
+    view: View, target: Target, reasons: Sequence[Reason]
 ) -> list[FixSite]:
     """Return sites that make quantizers symmetric: int8 with zero points of 0.
 
@@ -47,7 +49,7 @@ def find_asymmetric_quantizers(
     sites: list[FixSite | None] = []
     scales: dict[object, FloatArray] = {}  # computed once for scales that many nodes share
     weights = _weight_dqs(view)
-    for q, dqs in _find_quantizer_groups(view, refusals):
+    for q, dqs in _find_quantizer_groups(view, reasons):
         site = None
         if q is None and dqs[0].index not in weights:
             site = _asymmetric_constant_site(view, dqs[0])
@@ -81,10 +83,10 @@ def find_rounded_constants(view: View) -> list[tuple[float, str]]:
 
 
 def _find_quantizer_groups(
-    view: View, refusals: Sequence[Refusal]
+    view: View, reasons: Sequence[Reason]
 ) -> list[tuple[Node | None, list[Node]]]:
     """Return each refused Q with its DQs, and each refused DQ of stored integers without Q."""
-    places = {r.node for r in refusals}
+    places = {r.node for r in reasons}
     groups: list[tuple[Node | None, list[Node]]] = []
     for node in view.quantizers:
         if qdq.is_q(node):
@@ -174,19 +176,15 @@ def _requantize_constant(
     editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_int8", integers))
 
 
-def find_nonpositive_scales(
-    view: View, target: Target, refusals: Sequence[Refusal]
-) -> list[FixSite]:
+def find_nonpositive_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that make scales positive.
 
     The scale of weights follows from their largest value. A negative scale becomes its absolute
     value. Other scales of activations need data.
     """
     sites = []
-    recomputable = {
-        r.node for r in select_refusals(ScaleNotPositive, refusals) if r.is_recomputable
-    }
-    for q, dqs in _find_quantizer_groups(view, refusals):
+    recomputable = {r.node for r in select_reasons(ScaleNotPositive, reasons) if r.is_recomputable}
+    for q, dqs in _find_quantizer_groups(view, reasons):
         head = q or dqs[0]
         old = view.params(head).scale
         names = [n.name for n in dqs]
@@ -194,6 +192,50 @@ def find_nonpositive_scales(
             apply = _make_scale_change(view, q, dqs, old)
             sites.append(FixSite(head.name, f"{head.name}: scales made positive", apply, names))
     return sites
+
+
+def find_weight_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
+    """Return sites that compute scales of float weights from the weights: max|w| over 127.
+
+    Of extreme scales, only these are computed, of scales that do not fit their weights, all of the
+    layer. Scales of activations are never computed.
+    """
+    extreme = {r.node for r in select_reasons(ScaleImplausible, reasons)}
+    misfits = {
+        name
+        for r in select_reasons(WeightScales, reasons)
+        if r.cause != WeightScalesCause.AXIS  # the axis is wrong, not the scales
+        for name in r.layers
+    }
+    layers = {q.index: node.name for node in view.nodes_with_weights if (q := view.weights(node).q)}
+    sites = []
+    for q in filter(qdq.is_q, view.quantizers):
+        dqs = [n for n in view.model.consumers(q.output) if qdq.is_dq(n)]
+        places = [q.name, *(dq.name for dq in dqs)]
+        layer = layers.get(q.index, "")
+        if layer in misfits or not extreme.isdisjoint(places):
+            sites.append(_weight_scale_site(view, q, dqs, layer, everything=layer in misfits))
+    return list_sites(sites)
+
+
+def _weight_scale_site(
+    view: View, q: Node, dqs: list[Node], layer: str, *, everything: bool
+) -> FixSite | None:
+    old, value = view.params(q).scale, view.model.constant(q.input(0))
+    if old is None or value is None or not np.isfinite(value).all():
+        return None
+    largest = channel_maxima(value, view.axis(q))
+    if largest.size != old.size:
+        return None
+    is_bad = ~(old > 0) | ~np.isfinite(old) | find_extreme_scales(old, largest) | everything
+    scale = np.where(is_bad & (largest > 0), largest / _LEVELS, old)
+
+    def apply(editor: Editor) -> None:
+        for node in (q, *dqs):
+            _set_scale(view, editor, node, scale)
+
+    places = [layer, *(dq.name for dq in dqs)]
+    return FixSite(q.name, f"{q.name}: scale computed from the weights", apply, places)
 
 
 def _make_scale_change(
@@ -204,7 +246,7 @@ def _make_scale_change(
     replacement = np.where(np.isfinite(old) & (old != 0), np.abs(old), 1.0)
     value = view.model.constant(q.input(0)) if q is not None else None
     if q is not None and value is not None:
-        magnitude = _channel_maximum(value, view.axis(q)) / _LEVELS
+        magnitude = channel_maxima(value, view.axis(q)) / _LEVELS
         replacement = np.where(magnitude > 0, magnitude, 1.0)
     scale = np.asarray(np.where(is_bad, replacement, old), np.float64)
 
@@ -228,13 +270,11 @@ def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> N
     editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_positive", integers))
 
 
-def find_computed_constants(
-    view: View, target: Target, refusals: Sequence[Refusal]
-) -> list[FixSite]:
+def find_computed_constants(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that store weights, scales and zero points that constants compute."""
-    names = collect_names(refusals)
+    names = collect_names(reasons)
     evaluator = constants.ConstantEvaluator(view.model)
-    sites = find_computed_weights(view, target, refusals)
+    sites = find_computed_weights(view, target, reasons)
     for tensor, consumers in constants.find_computed_parameters(view.model).items():
         chain = evaluator.find_nodes(tensor)
         places = [node.name for node in (*consumers, *chain)]
@@ -261,26 +301,26 @@ def make_constant_change(
     return apply
 
 
-def find_dead_scales(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+def find_dead_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites for dead scales: those that round all values of a tensor to one integer.
 
     The new scale covers all values that the tensor's operator can return; the data may need less.
     If only a part of a Q's input becomes constant, no scale fits the whole input. The pair is then
     removed if no layer with weights is downstream.
     """
-    dead = select_refusals(ScaleDead, refusals)
+    dead = select_reasons(ScaleDead, reasons)
     sites = find_pairs_after_head(view, target, [r for r in dead if not r.whole])
     by_node = {r.node: r for r in dead}
     candidates = [
-        _dead_scale_site(view, q, by_node[q.name]) for q in find_refused_nodes(view, refusals)
+        _dead_scale_site(view, q, by_node[q.name]) for q in find_refused_nodes(view, reasons)
     ]
     return [*sites, *list_sites(candidates)]
 
 
-def _dead_scale_site(view: View, q: Node, refusal: ScaleDead) -> FixSite | None:
-    if refusal.reach is None:
+def _dead_scale_site(view: View, q: Node, reason: ScaleDead) -> FixSite | None:
+    if reason.reach is None:
         return None
-    scale = np.asarray([refusal.reach / _LEVELS], np.float64)
+    scale = np.asarray([reason.reach / _LEVELS], np.float64)
     nodes = [q, *(n for n in view.model.consumers(q.output) if qdq.is_dq(n))]
 
     def apply(editor: Editor) -> None:
@@ -288,22 +328,15 @@ def _dead_scale_site(view: View, q: Node, refusal: ScaleDead) -> FixSite | None:
             _set_scale(view, editor, node, scale)
 
     description = (
-        f"{q.name}: scale {format_number(refusal.scale)} -> {format_number(float(scale[0]))}, "
-        f"which holds all that {refusal.parts[0].op} can give"
+        f"{q.name}: scale {format_number(reason.scale)} -> {format_number(float(scale[0]))}, "
+        f"which holds all that {reason.parts[0].op} can give"
     )
     return FixSite(q.name, description, apply, [n.name for n in nodes])
 
 
-def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> FloatArray:
-    if axis is None:
-        return np.asarray([np.abs(value).max(initial=0.0)], np.float64)
-    others = tuple(i for i in range(value.ndim) if i != axis % value.ndim)
-    return np.asarray(np.abs(value).max(axis=others, initial=0.0), np.float64)
-
-
-def find_scale_vectors(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+def find_scale_vectors(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that give an activation one scalar scale."""
-    names = collect_names(refusals)
+    names = collect_names(reasons)
     pairs = [(q, dqs) for q, dqs in view.pairs() if not names.isdisjoint(_pair_names(q, dqs))]
     return list_sites(_scalar_scale_site(view, target, q, dqs) for q, dqs in pairs)
 

@@ -95,8 +95,8 @@ class FixSession:
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
         self._refused_steps: list[tuple[FixStep, set[str]]] = []
-        # Step, places and prediction of the last attempt of the first refused step, unless the
-        # model was changed since.
+        # Step, places and prediction of the attempt of the first refused step with the most places,
+        # unless the model was changed since.
         self._first_attempt: tuple[FixStep, list[Place], Prediction] | None = None
         self._attempt_places: dict[Place, Place] = {}  # by the place of the finding
 
@@ -110,7 +110,7 @@ class FixSession:
         )
 
     def try_step(self, step: FixStep, codes: set[str]) -> None:
-        """Try all places of a step together; after a refusal, without the places that caused it.
+        """Try all places of a step together; after an objection, without the places that caused it.
 
         If the prediction gets worse near a place, this place is the cause. If no cause is visible,
         for example because outputs would differ, halves of the places are tried. So the number of
@@ -179,7 +179,8 @@ class FixSession:
         except ModelError as error:
             return Note(str(error), code=error.code), {}
         prediction = predict(candidate, self.target)
-        if not self._refused_steps:
+        first = self._first_attempt
+        if not self._refused_steps and (first is None or len(sites) >= len(first[1])):
             self._first_attempt = step, [s.place for s in sites], prediction
         objection = gains.find_objection(self.prediction, prediction, step)
         if objection is None:
@@ -221,7 +222,7 @@ class FixSession:
         if not attempts:
             return
         criteria = FixCriteria(
-            tuple(kind for step in steps for kind in step.refusal_types),
+            tuple(kind for step in steps for kind in step.reason_types),
             max(step.noise_factor for step in steps),
             costs_speed=any(step.costs_speed for step in steps),
         )
@@ -370,5 +371,5 @@ def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
 
 
 def _has_lossy_weights(prediction: Prediction) -> bool:
-    refusals = [c.refusal for f in prediction.findings for c in f.causes]
-    return any(isinstance(r, WeightsPerTensor) and r.lossy for r in refusals)
+    reasons = [c.reason for f in prediction.findings for c in f.causes]
+    return any(isinstance(r, WeightsPerTensor) and r.lossy for r in reasons)

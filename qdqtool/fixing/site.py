@@ -17,9 +17,9 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
 from qdqtool.trt.targets import Target
-from qdqtool.types import Finding, FindingCode, Prediction, Refusal
+from qdqtool.types import Finding, FindingCode, Prediction, Reason
 
-R = TypeVar("R", bound=Refusal)
+R = TypeVar("R", bound=Reason)
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class FixSite:
         return self.code, self.node
 
 
-def collect_names(refusals: Iterable[Refusal]) -> set[str]:
-    """Return the names of all nodes and tensors in refusals (reasons of missed optimizations)."""
-    return {name for refusal in refusals for name in refusal.names()}
+def collect_names(reasons: Iterable[Reason]) -> set[str]:
+    """Return the names of all nodes and tensors in reasons."""
+    return {name for reason in reasons for name in reason.names()}
 
 
 def find_nodes(view: View, names: Iterable[str]) -> list[Node]:
@@ -61,24 +61,24 @@ def find_nodes(view: View, names: Iterable[str]) -> list[Node]:
     return [n for n in view.model.nodes if n.name in places]
 
 
-def find_refused_nodes(view: View, refusals: Iterable[Refusal]) -> list[Node]:
-    """Return the nodes that refusals are about, each once, in the order of the graph."""
-    return find_nodes(view, (r.node for r in refusals))
+def find_refused_nodes(view: View, reasons: Iterable[Reason]) -> list[Node]:
+    """Return the nodes that reasons are about, each once, in the order of the graph."""
+    return find_nodes(view, (r.node for r in reasons))
 
 
-def select_refusals(kind: type[R] | tuple[type[R], ...], refusals: Iterable[Refusal]) -> list[R]:
-    """Return the refusals of a class, or of several."""
-    return [r for r in refusals if isinstance(r, kind)]
+def select_reasons(kind: type[R] | tuple[type[R], ...], reasons: Iterable[Reason]) -> list[R]:
+    """Return the reasons of a class, or of several."""
+    return [r for r in reasons if isinstance(r, kind)]
 
 
 def map_refused_nodes(
     make_site: Callable[[View, Target, Node], FixSite | None],
-) -> Callable[[View, Target, Sequence[Refusal]], list[FixSite]]:
+) -> Callable[[View, Target, Sequence[Reason]], list[FixSite]]:
     """Turn a function that returns the site for one node into one for all refused nodes."""
 
     @functools.wraps(make_site)
-    def find(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
-        return list_sites(make_site(view, target, n) for n in find_refused_nodes(view, refusals))
+    def find(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
+        return list_sites(make_site(view, target, n) for n in find_refused_nodes(view, reasons))
 
     return find
 
@@ -93,7 +93,7 @@ class FixCriteria:
     """Purpose and permitted cost of changes that are judged together.
 
     Attributes:
-        refusal_types: Classes of the refusals that the changes can remove.
+        reason_types: Classes of the reasons that the changes can remove.
         noise_factor: Permitted growth factor of the outputs' error against the float network.
         costs_speed: Whether the changes give up speed for accuracy.
         changes_types: Whether the changes improve data types. Then more conversions are permitted,
@@ -103,7 +103,7 @@ class FixCriteria:
             with the float weights.
     """
 
-    refusal_types: tuple[type[Refusal], ...]
+    reason_types: tuple[type[Reason], ...]
     noise_factor: float
     costs_speed: bool = False
     changes_types: bool = False
@@ -113,13 +113,13 @@ class FixCriteria:
     @functools.cached_property
     def codes(self) -> tuple[FindingCode, ...]:
         """Codes of the findings that the changes can remove."""
-        return attempted_codes(self.refusal_types)
+        return attempted_codes(self.reason_types)
 
-    def select_causes(self, finding: Finding) -> tuple[Refusal, ...]:
-        """Return the refusals of a finding that the changes can remove."""
+    def select_causes(self, finding: Finding) -> tuple[Reason, ...]:
+        """Return the reasons of a finding that the changes can remove."""
         if finding.code not in self.codes:
             return ()
-        return tuple(select_refusals(self.refusal_types, attempted_reasons(finding)))
+        return tuple(select_reasons(self.reason_types, attempted_reasons(finding)))
 
 
 # A name in more reports than this does not identify a report (a weight that all layers share).
@@ -127,20 +127,20 @@ MAX_REPORTS_OF_NAME = 100
 
 
 @dataclass(frozen=True)
-class _RefusalReport:
-    """A finding with its refusals, or a single refusal without a finding.
+class _ReasonReport:
+    """A finding with its reasons, or a single reason without a finding.
 
     Attributes:
         code: Code of the finding.
         node: Node of the finding.
-        refusals: Refusals of the finding, or the single refusal.
+        reasons: Reasons of the finding, or the single reason.
         rank: Priority for naming a change, lowest first: findings with an automatic fix, other
-            findings, refusals without a finding.
+            findings, reasons without a finding.
     """
 
     code: FindingCode
     node: str
-    refusals: tuple[Refusal, ...]
+    reasons: tuple[Reason, ...]
     rank: int
 
 
@@ -149,53 +149,53 @@ class FixStep(FixCriteria):
     """Fixes that are tried together.
 
     Attributes:
-        find: Function that lists the places for a model, a target and the refusals in it.
+        find: Function that lists the places for a model, a target and the reasons in it.
     """
 
-    find: Callable[[View, Target, Sequence[Refusal]], list[FixSite]]
+    find: Callable[[View, Target, Sequence[Reason]], list[FixSite]]
 
     def find_sites(
         self, view: View, target: Target, prediction: Prediction, codes: Collection[str]
     ) -> list[FixSite]:
         """Return the sites in a predicted model that can remove findings of some codes.
 
-        A refusal may have no finding because another one costs more at its node. Then the first
-        code of the refusal's class counts.
+        A reason may have no finding because another one costs more at its node. Then the first
+        code of the reason's class counts.
         """
         reports = self._collect_reports(prediction)
-        refusals = list(dict.fromkeys(r for report in reports for r in report.refusals))
-        if not refusals:
+        reasons = list(dict.fromkeys(r for report in reports for r in report.reasons))
+        if not reasons:
             return []
         numbers_by_name: dict[str, list[int]] = defaultdict(list)
         for number, report in enumerate(reports):
             if report.code in codes:
-                for name in collect_names(report.refusals):
+                for name in collect_names(report.reasons):
                     numbers_by_name[name].append(number)
         sites = []
-        for site in self.find(view, target, refusals):
+        for site in self.find(view, target, reasons):
             numbers = _find_answered(site, numbers_by_name)
             if numbers:
                 sites.append(self._attach_reports(site, [reports[n] for n in sorted(numbers)]))
         return sites
 
-    def _collect_reports(self, prediction: Prediction) -> list[_RefusalReport]:
+    def _collect_reports(self, prediction: Prediction) -> list[_ReasonReport]:
         reports = []
         for f in prediction.findings:
-            refusals = self.select_causes(f)
-            if refusals:
-                reports.append(_RefusalReport(f.code, f.node, refusals, not f.automatic))
-        reported = {r for report in reports for r in report.refusals}
-        for r in select_refusals(self.refusal_types, prediction.refusals):
+            reasons = self.select_causes(f)
+            if reasons:
+                reports.append(_ReasonReport(f.code, f.node, reasons, not f.automatic))
+        reported = {r for report in reports for r in report.reasons}
+        for r in select_reasons(self.reason_types, prediction.refusals):
             codes = [code for code in self.codes if code in attempted_codes((type(r),))]
             if codes and r not in reported:
-                reports.append(_RefusalReport(codes[0], r.node, (r,), 2))
+                reports.append(_ReasonReport(codes[0], r.node, (r,), 2))
         return reports
 
-    def _attach_reports(self, site: FixSite, reports: Sequence[_RefusalReport]) -> FixSite:
+    def _attach_reports(self, site: FixSite, reports: Sequence[_ReasonReport]) -> FixSite:
         """Return the site with code and node of the report of highest priority."""
         places = {site.node, *site.names}
 
-        def rank(report: _RefusalReport) -> tuple[int, bool, int, bool]:
+        def rank(report: _ReasonReport) -> tuple[int, bool, int, bool]:
             position = self.codes.index(report.code)
             return report.rank, report.node not in places, position, report.node != site.node
 

@@ -20,7 +20,7 @@ from qdqtool.fixing.site import (
     find_nodes,
     list_sites,
     map_refused_nodes,
-    select_refusals,
+    select_reasons,
 )
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
@@ -36,7 +36,7 @@ from qdqtool.reasons.tensors import STEPS
 from qdqtool.reasons.text import list_names
 from qdqtool.reasons.weights import WeightsPerTensor, WeightsShared, WeightsStored
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Reason
 
 Array = npt.NDArray[Any]
 
@@ -88,9 +88,9 @@ def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
     )
 
 
-def find_stored_integers(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+def find_stored_integers(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that store weights as floats, with a Q that gives the same integers."""
-    stored = select_refusals(WeightsStored, refusals)
+    stored = select_reasons(WeightsStored, reasons)
     convolutions = find_nodes(view, (r.convolution for r in stored))
     return list_sites(_integer_weights_site(view, conv) for conv in convolutions)
 
@@ -111,10 +111,10 @@ def _integer_weights_site(view: View, conv: Node) -> FixSite | None:
     return FixSite(dq.name, f"{dq.name}: weights stored as float, with a Q", apply)
 
 
-def find_shared_weights(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+def find_shared_weights(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that copy constant, Q and DQ for every convolution but the first."""
     users: dict[str, list[tuple[Node, WeightSource]]] = defaultdict(list)
-    shared = select_refusals(WeightsShared, refusals)
+    shared = select_reasons(WeightsShared, reasons)
     sources = {r.weight for r in shared}
     for conv in find_nodes(view, (name for r in shared for name in r.convolutions)):
         weights = view.weights(conv)
@@ -138,10 +138,10 @@ def _shared_weights_site(
     return FixSite(source, f"'{source}': weights copied for each of {consumers}", apply)
 
 
-def find_computed_weights(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+def find_computed_weights(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that replace the nodes between a constant and its quantizer by their value."""
     constants = ConstantEvaluator(view.model)
-    names = collect_names(refusals)
+    names = collect_names(reasons)
     return list_sites(
         _fold_weights_site(view, c, constants, names) for c in view.nodes_with_weights
     )
@@ -283,12 +283,10 @@ def _requantize(
     editor.set_input(conv, 1, tensor)
 
 
-def find_per_tensor_weights(
-    view: View, target: Target, refusals: Sequence[Refusal]
-) -> list[FixSite]:
+def find_per_tensor_weights(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that give float weights with one scale a scale for each output channel."""
     granularities, _ = find_scales_per_tensor(view, target.name)
-    lossy = [r for r in select_refusals(WeightsPerTensor, refusals) if r.lossy]
+    lossy = [r for r in select_reasons(WeightsPerTensor, reasons) if r.lossy]
     layers = {name for r in lossy for name in r.layers}
     convolutions = [g.node for g in granularities if not g.rounded and g.node.name in layers]
     return list_sites(_channel_scales_site(view, target, conv) for conv in convolutions)
@@ -311,11 +309,11 @@ def _channel_scales_site(view: View, target: Target, conv: Node) -> FixSite | No
 
 
 def find_batchnorm_parameters(
-    view: View, target: Target, refusals: Sequence[Refusal]
+    view: View, target: Target, reasons: Sequence[Reason]
 ) -> list[FixSite]:
     """Return sites that store computed parameters of a BatchNormalization as constants."""
     constants = ConstantEvaluator(view.model)
-    computed = select_refusals(BatchNormNotConstant, refusals)
+    computed = select_reasons(BatchNormNotConstant, reasons)
     norms = find_nodes(view, (r.batchnorm for r in computed))
     return list_sites(_batchnorm_parameters_site(view, norm, constants) for norm in norms)
 

@@ -46,19 +46,15 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     float_type = Precision.FP16
     if insertion.prediction is not None:
         float_type = name_float_type(insertion.prediction)
+    if insertion.choice is not None and insertion.choice.is_float:
+        return _render_float(page, insertion)
     _add_counts(page, insertion)
     _add_skipped(page, insertion.skipped, float_type)
     _add_groups(page, insertion.groups)
     _add_formats(page, insertion)
     _add_losses(page, insertion)
-    agreement = insertion.agreement
-    if agreement is not None:
-        change = "the outputs become values that are not numbers"
-        if math.isfinite(agreement.error):
-            change = f"{agreement.error:.1%} of the outputs' standard deviation"
-        samples = format_count(agreement.samples, "image")
-        together = f"{_title(insertion)} and FP16 together"
-        page.add_row("Total error", f"{change} on {samples}, {together}")
+    if insertion.choice is None or not insertion.choice.errors:  # else part of the choice
+        _add_agreement(page, insertion, f"{_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
         page.add_row("Prediction", verdict(insertion.prediction))
         nodes = insertion.prediction.conversion_nodes
@@ -72,6 +68,32 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
             group = "" if row.group is None else f"  group {row.group}"
             page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
     return page
+
+
+def _render_float(page: TextPage, insertion: Insertion) -> TextPage:
+    """Return the text if the float model was chosen."""
+    assert insertion.choice is not None
+    page.fill("Nothing was quantized: the float model was chosen", style=Style.BOLD)
+    page.add_gap()
+    reason = as_options(insertion.choice.reason)
+    page.add_row("Chosen", f"FP16: {reason}")
+    _add_images(page, insertion)
+    _add_fits(page, insertion)
+    _add_agreement(page, insertion, "FP16")
+    _add_remarks(page, insertion.notes, insertion.warnings)
+    return page
+
+
+def _add_agreement(page: TextPage, insertion: Insertion, origin: str) -> None:
+    """Add the difference of the finished model from the float model."""
+    agreement = insertion.agreement
+    if agreement is None:
+        return
+    change = "the outputs become values that are not numbers"
+    if math.isfinite(agreement.error):
+        change = f"{agreement.error:.1%} of the outputs' standard deviation"
+    samples = format_count(agreement.samples, "image")
+    page.add_row("Total error", f"{change} on {samples}, {origin}")
 
 
 def _title(insertion: Insertion) -> str:
@@ -97,6 +119,10 @@ def _add_counts(page: TextPage, insertion: Insertion) -> None:
         origin = format_count(images, "image")
     scales = format_count(len(activations), "scale")
     page.add_row("Activations", f"{scales} from {origin}{f' (method {named})' if named else ''}")
+    _add_images(page, insertion)
+
+
+def _add_images(page: TextPage, insertion: Insertion) -> None:
     if used := insertion.calibration.get("preprocess"):
         page.add_row("Images", describe_use(used).removeprefix("images "))
 
@@ -139,9 +165,14 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
 
 
 def _add_formats(page: TextPage, insertion: Insertion) -> None:
-    """Add the choice between INT8 and FP8, and which activations suit which format."""
+    """Add the choice of a format, and which activations suit which format."""
     if insertion.choice is not None:
         page.add_row("Chosen", f"{_title(insertion)}: {as_options(insertion.choice.reason)}")
+    _add_fits(page, insertion)
+
+
+def _add_fits(page: TextPage, insertion: Insertion) -> None:
+    """Add the number of activations that suit FP8."""
     fits = insertion.fits
     if not fits:
         return
@@ -173,7 +204,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     page.add_row(
         "Output error",
         f"{losses.error:.1%} of the outputs' standard deviation on "
-        f"{format_count(losses.samples, 'image')} ({rating}){advice}",
+        f"{format_count(losses.samples, 'image')}, activations alone ({rating}){advice}",
     )
     if not losses.tried:
         text = f"single activations were not tried (--losses {losses.samples} tries them)"

@@ -220,10 +220,8 @@ def builds_quantized(prediction: Prediction) -> bool:
 
 
 def choose_typing(prediction: Prediction, target: Target) -> Target:
-    """Return `target`, made strongly typed if the network has FP8."""
-    if not target.has_fp8 or not prediction.summary()["fp8"]:
-        return target
-    return strongly_typed(target)
+    """Return `target`, made strongly typed if the prediction is for a strongly typed network."""
+    return strongly_typed(target) if target_named(prediction.target).strongly_typed else target
 
 
 def build_commands(

@@ -314,7 +314,7 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
 def has_model_errors(prediction: Prediction) -> bool:
     """Return whether an error comes from the model, not from the GPU or its TensorRT."""
     return any(
-        f.severity == Severity.ERROR and not isinstance(f.causes[0].refusal, GpuLacks)
+        f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLacks)
         for f in prediction.findings
     )
 

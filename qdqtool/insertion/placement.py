@@ -81,13 +81,13 @@ from qdqtool.reasons.placement import (
 )
 from qdqtool.trt import fault_checks
 from qdqtool.trt.float_fusions import find_float_fusions
-from qdqtool.types import Refusal
+from qdqtool.types import Reason
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.notes import Note
 
 _MIN_DETECTOR_OUTPUTS = 2  # a network without a DFL but this many last convolutions is a detector
 _MIN_CHANNELS = 16  # with fewer channels, only some convolution shapes have a fast INT8 kernel
-_Choice = tuple[list[int], Refusal | None]
+_Choice = tuple[list[int], Reason | None]
 """Input positions to quantize; or none, with a reason if it is worth reporting."""
 
 
@@ -134,7 +134,7 @@ class PlacementRules:
     max_head: int = 0
     number_format: NumberFormat = INT8
     product_per_channel: bool = True
-    failing: Collection[type[Refusal]] = ()
+    failing: Collection[type[Reason]] = ()
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,9 @@ class Placement:
         """Quantize a tensor for one of its consumers."""
         self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
 
-    def skip(self, refusal: Refusal) -> None:
+    def skip(self, reason: Reason) -> None:
         """Record a node that remains float."""
-        self.skipped.append(SkippedNode(refusal))
+        self.skipped.append(SkippedNode(reason))
 
 
 def place(model: Model, rules: PlacementRules) -> Placement:
@@ -341,9 +341,9 @@ class _Placer:
         converter = EinsumConverter(self._model)
         for node in self._model.ordered:
             if node.op in WEIGHTED:
-                refusal = self._refuse_weighted(node)
-                if refusal is not None:
-                    self.placement.skip(refusal)
+                reason = self._refuse_weighted(node)
+                if reason is not None:
+                    self.placement.skip(reason)
                 elif node.index in self._attention:
                     self._quantize(node, range(len(node.inputs)), "input")
                 else:
@@ -375,25 +375,25 @@ class _Placer:
             for n in reversed(self._model.ordered)
             if operator_of(n).weights is None and can_be_quantized(self._model, n)
         ]
-        refusals: dict[int, Refusal | None] = {}
+        reasons: dict[int, Reason | None] = {}
         changed = True
         while changed:
             changed = False
             for node in list(pending):
                 if is_sum(node):
-                    role, (positions, refusal) = "residual", self._choose_add_inputs(node)
+                    role, (positions, reason) = "residual", self._choose_add_inputs(node)
                 else:
-                    role, (positions, refusal) = "input", self._choose_pool_input(node)
+                    role, (positions, reason) = "input", self._choose_pool_input(node)
                 excluded = self._refuse_by_user(node) if positions else None
-                refusals[node.index] = excluded or refusal
+                reasons[node.index] = excluded or reason
                 if positions and excluded is None:
                     self._quantize(node, positions, role)
                     pending.remove(node)
                     changed = True
         for node in reversed(pending):
-            refusal = refusals[node.index]
-            if refusal is not None:
-                self.placement.skip(refusal)
+            reason = reasons[node.index]
+            if reason is not None:
+                self.placement.skip(reason)
 
     def note_unused_options(self) -> None:
         notes, rules = self.placement.notes, self._rules
@@ -439,27 +439,27 @@ class _Placer:
             axis = None
         self.placement.weights.append(WeightSite(node, name, axis))
 
-    def _refuse_by_user(self, node: Node) -> Refusal | None:
+    def _refuse_by_user(self, node: Node) -> Reason | None:
         if node.index in self._excluded:
             return ExcludedNode(PLACEMENT, node.name, "exclude", self._excluded[node.index])
         if node.op.lower() in self._excluded_ops:
             return ExcludedNode(PLACEMENT, node.name, "exclude_op", node.op)
         return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
 
-    def _refuse_weighted(self, node: Node) -> Refusal | None:
-        refusal = self._refuse_by_user(node)
-        if refusal is None and node.index not in self._attention:
-            refusal = self._refuse_inputs(node) or self._refuse_weights(node)
+    def _refuse_weighted(self, node: Node) -> Reason | None:
+        reason = self._refuse_by_user(node)
+        if reason is None and node.index not in self._attention:
+            reason = self._refuse_inputs(node) or self._refuse_weights(node)
         is_included = node.index in self._included or node.name in self._rules.quantized
-        if refusal is not None or is_included:
-            return refusal
+        if reason is not None or is_included:
+            return reason
         if node.index in self._preset:
             return PresetExclusion(PLACEMENT, node.name, self._preset[node.index])
         if self._is_fp8:
             return find_fp8_obstacle(self._model, node)
         return self._refuse_few_channels(node) or self._refuse_failing_form(node)
 
-    def _refuse_inputs(self, node: Node) -> Refusal | None:
+    def _refuse_inputs(self, node: Node) -> Reason | None:
         model, name, weights = self._model, node.name, node.input(1)
         if node.domain not in DOMAINS:
             return CustomDomain(PLACEMENT, name, node.domain)
@@ -475,7 +475,7 @@ class _Placer:
             return UnsuitableInput(PLACEMENT, name, InputFault.UNREADABLE)
         return None
 
-    def _refuse_weights(self, node: Node) -> Refusal | None:
+    def _refuse_weights(self, node: Node) -> Reason | None:
         """Return why TensorRT cannot run a node with constant weights in INT8; None if it can."""
         name, weights = node.name, node.input(1)
         element_type = self._model.elem_type(weights)
@@ -493,8 +493,8 @@ class _Placer:
                 return UnsuitableInput(PLACEMENT, name, InputFault.TRANSPOSED)
         return None if self._rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
 
-    def _refuse_few_channels(self, node: Node) -> Refusal | None:
-        """Return a refusal for convolutions with few channels and no fast INT8 kernel, else None.
+    def _refuse_few_channels(self, node: Node) -> Reason | None:
+        """Return a reason for convolutions with few channels and no fast INT8 kernel, else None.
 
         The rule is ModelOpt's (``find_nodes_from_convs_to_exclude``).
         """
@@ -514,13 +514,13 @@ class _Placer:
             is_fast = groups > 1 and outputs % 8 == 0 and all(k >= 3 for k in kernel)
         return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
-    def _refuse_failing_form(self, node: Node) -> Refusal | None:
-        """Return a refusal for a form of convolutions (kernel, groups) whose builds failed."""
+    def _refuse_failing_form(self, node: Node) -> Reason | None:
+        """Return a reason for a form of convolutions (kernel, groups) whose builds failed."""
         if operator_of(node).kind != LayerKind.CONVOLUTION:
             return None
         model = self._model
         shape = model.constant_shape(node.input(1)) or ()
-        forms: list[Refusal | None] = [find_large_kernel(PLACEMENT, node, shape[2:])]
+        forms: list[Reason | None] = [find_large_kernel(PLACEMENT, node, shape[2:])]
         is_depthwise = shape[1:2] == (1,) and node.integer("group", 1) > 1
         layer = find_float_fusions(model).layers.get(node.name) if is_depthwise else None
         if layer is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.insertion.number_formats import find_number_format
+from qdqtool.insertion.number_formats import FP8, find_number_format
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, PlacementRules, QuantizedInput, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
@@ -17,7 +17,8 @@ from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons.convolutions import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target, strongly_typed
-from qdqtool.types import Prediction, Refusal, Severity
+from qdqtool.types import Prediction, Reason, Severity
+from qdqtool.util.notes import Note
 from qdqtool.util.records import replace_fields
 
 OPTIONS = ("both", "skip")
@@ -87,8 +88,33 @@ def choose_fp8_target(target: Target) -> Target:
     return strongly_typed(target.for_fp8())
 
 
-def _is_warning(form: type[Refusal], target: Target) -> bool:
-    """Return whether a refusal of a convolution's form is a warning or error for the target."""
+def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
+    """Return a warning if the target may not compute the quantized convolutions in FP8.
+
+    Empty for a placement without convolutions, and for INT8.
+    """
+    nodes = (entry.node for entries in placement.inputs.values() for entry in entries)
+    if placement.number_format != FP8 or not any(node.op == "Conv" for node in nodes):
+        return []
+    version, capability = target.version_name, target.named_capability
+    if not target.fp8_convolutions:
+        place = f" on compute capability {capability}" if target.needs_hopper_for_fp8 else ""
+        text = (
+            f"TensorRT {version} has no FP8 convolutions{place}: they run in float, and each Q and "
+            "DQ costs time. Use TensorRT 10.3 or newer, or INT8"
+        )
+    elif target.needs_hopper_for_fp8 and not capability:
+        text = (
+            f"TensorRT {version} has FP8 convolutions on Hopper (compute capability 9.0) only; "
+            "on other GPUs they run in float. Use TensorRT 10.3 or newer, or set `gpu`"
+        )
+    else:
+        return []
+    return [Note(text, code="fp8-version", version=version)]
+
+
+def _is_warning(form: type[Reason], target: Target) -> bool:
+    """Return whether a reason of a convolution's form is a warning or error for the target."""
     code = codes.get(form.rules[0].code).on(target.name)
     return code is not None and code.severity != Severity.INFO
 

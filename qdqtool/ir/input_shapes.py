@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import onnx
 
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Model
@@ -77,6 +79,21 @@ def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
             for d, default in zip(shape, defaults, strict=True)
         )
     return shapes
+
+
+def set_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Set the shapes of inputs in place, and remove the shapes that depend on them."""
+    del proto.graph.value_info[:]
+    for value in proto.graph.input:
+        if value.name in shapes:
+            # Replace the whole shape: an output of that name may have declared another rank.
+            tensor_shape = value.type.tensor_type.shape
+            del tensor_shape.dim[:]
+            tensor_shape.dim.extend(
+                onnx.TensorShapeProto.Dimension(dim_value=d) for d in shapes[value.name]
+            )
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
 
 
 def describe_model(model: Model) -> ModelInfo:

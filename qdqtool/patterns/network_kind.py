@@ -2,57 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from qdqtool.ir import qdq
-from qdqtool.ir.graph import Model
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes
+from qdqtool.ir.operators import CONVOLUTIONS
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.input_values import find_normalized_inputs, warn_own_normalization
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.notes import Note
+from qdqtool.util.records import record
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
 _MIN_NORMS = 2  # one normalization may be part of any head
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "EfficientNMSX_TRT")
 _POOLINGS = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceMean")
+_UPSCALING = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace")
 _HEAD = (
     *("Softmax", "LogSoftmax", "Sigmoid", "Gemm", "MatMul", "Add", "Flatten", "Reshape", "Squeeze"),
     *("Conv", "Relu", "HardSwish", "Dropout", "Identity", "Cast", "ArgMax", "TopK"),
 )
+_MOVES = ("Identity", "Cast", "Transpose", "Softmax", "Sigmoid", "ArgMax", "Squeeze")
+_HEAD_ENDS = (*CONVOLUTIONS, *_UPSCALING, "Concat")  # last operators of heads, not of backbones
 _MAX_HEAD = 24
 _DENSE_STRIDE = 4  # maximum stride of a dense output; heads of detectors have strides of 8 and more
+_MAP_STRIDE = 16  # maximum stride of a single map; YOLOv2 has a single map of stride 32
+_MIN_PATCH = 4  # smallest patch of a transformer's first convolution
+_MIN_FEATURES = 64  # channels of a feature map; they are a multiple of 16
+_MIN_LINE = 2.5  # ratio of width and height of an image of a line of text
 _ULTRALYTICS = ("names", "stride", "imgsz")  # metadata keys of its exports, next to `task`
+_DETECTING = ("detect", "segment", "pose", "obb")  # tasks of Ultralytics with YOLO's preprocessing
 _ROWS = 2  # rank of boxes without a batch
+_TOKENS = 3  # rank of sequences and boxes
 _MAPS = 4  # rank of images and feature maps
 
+_Shape = tuple[int | None, ...]
 
-def describe_other_kind(model: Model) -> str | None:
+
+class NetworkKind(StrEnum):
+    """Kind of a network, with the presets that such networks often use."""
+
+    CLASSIFIER = "`preprocess='imagenet'` (resize, center crop, mean and std)"
+    MAP = "`preprocess='imagenet-stretch'` (whole image, mean and std)"
+    IMAGE = "`preprocess='rtdetr'` (whole image, 0 to 1) or `preprocess='none'` (0 to 255)"
+    TRANSFORMER = "`preprocess='imagenet'`, `'vit'`, `'clip'` or `'imagenet-stretch'`"
+    DETR = "`preprocess='detr'` (mean and std) or `preprocess='rtdetr'` (0 to 1)"
+    ROWS = "`preprocess='scrfd'`"
+    TEXT = "`preprocess='inception'` (-1 to 1), or npz files"
+    CHANNELS = "npz files with inputs of the deployment"
+
+
+@record
+class OtherKind:
+    """Reason why a network is probably not a YOLO-like detector."""
+
+    kind: NetworkKind
+    reason: str
+
+
+def find_other_kind(model: Model) -> OtherKind | None:
     """Return why a network is probably not a YOLO-like detector; None if it may be one."""
     task = model.metadata.get("task", "")
     if task == "classify":
-        return "the model's metadata has task=classify"
-    if "task" in model.metadata or find_dfl(model):
+        return OtherKind(NetworkKind.CLASSIFIER, "the model's metadata has task=classify")
+    if task in _DETECTING or find_dfl(model):
         return None
-    ops = {node.op for node in model.nodes}
-    if not ops.isdisjoint(_SUPPRESSION):
+    if not {node.op for node in model.nodes}.isdisjoint(_SUPPRESSION):
         return None
-    first = f"the network's output '{model.outputs[0]}'" if model.outputs else ""
+    resolved = _resolve_shapes(model)
+    checks = (_find_channels, _find_classifier, _find_map, _find_transformer, _find_tokens)
+    kinds = (check(resolved) for check in checks)
+    return next((kind for kind in kinds if kind is not None), None)
+
+
+def _resolve_shapes(model: Model) -> Model:
+    """Return a copy with complete input shapes if the shape of an output is unknown."""
+    shapes = complete_shapes(model)
+    if not shapes or all(None not in (model.shape(name) or (None,)) for name in model.outputs):
+        return model
+    proto = strip_large_weights(model.proto)
+    proto.metadata_props.extend(model.proto.metadata_props)
+    set_input_shapes(proto, shapes)
+    return Model(proto, model.path, sha256=model.sha256)
+
+
+def _images(model: Model) -> dict[str, _Shape]:
+    """Return the shapes of the inputs that can be images."""
+    shapes = {name: model.shape(name) for name in model.inputs}
+    return {name: s for name, s in shapes.items() if s is not None and len(s) == _MAPS}
+
+
+def _outputs(model: Model) -> list[_Shape] | None:
+    """Return the shapes of the outputs; None if one is unknown."""
+    shapes = [model.shape(name) for name in model.outputs]
+    known = [shape for shape in shapes if shape is not None]
+    return known if known and len(known) == len(shapes) else None
+
+
+def _channels(shape: _Shape) -> int | None:
+    return shape[3] if shape[3] in (1, 3) and shape[1] not in (1, 3) else shape[1]
+
+
+def _sides(shape: _Shape) -> tuple[int, int] | None:
+    """Return height and width of an image; None if one is unknown."""
+    is_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
+    height, width = shape[1:3] if is_last else shape[2:]
+    return (height, width) if height and width else None
+
+
+def _find_channels(model: Model) -> OtherKind | None:
+    for name, shape in _images(model).items():
+        channels = _channels(shape)
+        if channels == 1:
+            reason = f"input '{name}' has one channel, as a gray image or a spectrogram"
+            return OtherKind(NetworkKind.CHANNELS, reason)
+    return None
+
+
+# Classifiers and rows -------------------------------------------------------------------------
+
+
+def _find_classifier(model: Model) -> OtherKind | None:
     for name in model.outputs:
         if _ends_in_pooling(model, name):
-            return f"output '{name}' comes from a global pooling, as in a classifier"
-    shapes = [model.shape(name) for name in model.outputs]
-    if any(shape is None for shape in shapes):
-        return _describe_transformer(model)
-    known = [shape for shape in shapes if shape is not None]
-    if known and all(_has_no_batch(model, shape) for shape in known):
-        return f"{first} has rows without a batch, as in SCRFD"
-    if known and all(_has_no_positions(shape) for shape in known):
-        shape = ", ".join("?" if size is None else str(size) for size in known[0])
-        return f"{first} [{shape}] has no positions, as in a classifier"
-    if known and all(_is_dense(model, shape) for shape in known):
-        return f"{first} is a dense map, as in segmentation"
-    return _describe_transformer(model)
+            reason = f"output '{name}' comes from a global pooling, as in a classifier"
+            return OtherKind(NetworkKind.CLASSIFIER, reason)
+    shapes = _outputs(model)
+    if shapes is None:
+        return None
+    first = f"the network's output '{model.outputs[0]}'"
+    if all(_has_no_batch(model, shape) for shape in shapes):
+        return OtherKind(NetworkKind.ROWS, f"{first} has rows without a batch, as in SCRFD")
+    if all(_has_no_positions(shape) for shape in shapes):
+        text = ", ".join("?" if size is None else str(size) for size in shapes[0])
+        reason = f"{first} [{text}] has no positions, as in a classifier"
+        return OtherKind(NetworkKind.CLASSIFIER, reason)
+    return None
 
 
 def _ends_in_pooling(model: Model, tensor: str) -> bool:
@@ -69,7 +159,7 @@ def _ends_in_pooling(model: Model, tensor: str) -> bool:
     return False
 
 
-def _has_no_batch(model: Model, shape: tuple[int | None, ...]) -> bool:
+def _has_no_batch(model: Model, shape: _Shape) -> bool:
     """Return whether an output has rows of anchors, such as [12800, 4]."""
     batches = {s[0] for s in map(model.shape, model.inputs) if s}
     return (
@@ -80,27 +170,147 @@ def _has_no_batch(model: Model, shape: tuple[int | None, ...]) -> bool:
     )
 
 
-def _has_no_positions(shape: tuple[int | None, ...]) -> bool:
+def _has_no_positions(shape: _Shape) -> bool:
     """Return whether an output is one vector per image: [1, 1000] or [1, 512, 1, 1]."""
     return len(shape) <= 2 or (len(shape) == _MAPS and shape[2:] == (1, 1))
 
 
-def _is_dense(model: Model, shape: tuple[int | None, ...]) -> bool:
-    """Return whether an output has a value for each block of 4 x 4 pixels, or finer."""
-    inputs = [model.shape(name) for name in model.inputs]
-    sides = [s[2] for s in inputs if s is not None and len(s) == _MAPS and s[2]]
-    if not sides or len(shape) not in (3, _MAPS) or not shape[-2] or not shape[-1]:
+# Maps -----------------------------------------------------------------------------------------
+
+
+def _find_map(model: Model) -> OtherKind | None:
+    """Return the kind if all outputs are images or maps of features, scores or depths."""
+    shapes, images = _outputs(model), list(_images(model).values())
+    if shapes is None or not images or any(len(shape) != _MAPS for shape in shapes):
+        return None
+    first, sides = f"the network's output '{model.outputs[0]}'", _sides(images[0])
+    strides = [_stride(sides, shape) for shape in shapes]
+    if None in strides:
+        return _find_upscaled(model) if len(shapes) == 1 else None
+    numbers = [stride for stride in strides if stride is not None]
+    if max(numbers) <= 1 and all(_channels(s) == _channels(images[0]) for s in shapes):
+        reason = f"{first} is an image, as in super-resolution or restoration"
+        return OtherKind(NetworkKind.IMAGE, reason)
+    if _are_features(model, shapes, numbers):
+        reason = f"{first} is a feature map, as in a backbone"
+        return OtherKind(NetworkKind.CLASSIFIER, reason)
+    is_single = len(shapes) == 1 and _last_operator(model) != "Concat"
+    if max(numbers) <= (_MAP_STRIDE if is_single else _DENSE_STRIDE):
+        return OtherKind(NetworkKind.MAP, f"{first} is a map, as in segmentation, depth or pose")
+    return None
+
+
+def _stride(sides: tuple[int, int] | None, shape: Sequence[int | None]) -> float | None:
+    """Return the ratio of the sides of an image and a map; None unless both are about equal.
+
+    Maps with the channels at the end have their sides at the axes before it.
+    """
+    if sides is None:
+        return None
+    for height, width in (shape[-2:], shape[-3:-1]):
+        if height and width and len(shape) > 2:
+            ratio = sides[0] / height
+            # Convolutions without padding and odd sizes round the sides of a map.
+            if abs(sides[1] / ratio - width) <= max(1.0, width / 16):
+                return ratio
+    return None
+
+
+def _last_operator(model: Model) -> str:
+    """Return the operator that computes the values of the first output."""
+    return node.op if (node := _last_node(model, model.outputs[0])) is not None else ""
+
+
+def _last_node(model: Model, tensor: str) -> Node | None:
+    node = model.producer(tensor)
+    for _ in range(_MAX_HEAD):
+        if node is None or not (node.op in _MOVES or qdq.is_q(node) or qdq.is_dq(node)):
+            break
+        node = model.producer(node.input(0))
+    return node
+
+
+def _find_upscaled(model: Model) -> OtherKind | None:
+    """Return the kind of a network of unknown size whose single output is upscaled."""
+    if _last_operator(model) not in _UPSCALING:
+        return None
+    reason = f"the network's output '{model.outputs[0]}' is an upscaled map, as in segmentation"
+    return OtherKind(NetworkKind.MAP, reason)
+
+
+def _are_features(model: Model, shapes: Sequence[_Shape], strides: Sequence[float]) -> bool:
+    """Return whether outputs are those of a backbone, not the grids of a detector.
+
+    The channels of a backbone grow with the stride. A single feature map has a usual number of
+    channels and does not come from a convolution without an activation.
+    """
+    channels = [shape[1] for _, shape in sorted(zip(strides, shapes, strict=True))]
+    if None in channels:
         return False
-    is_map = len(shape) == _MAPS or shape[-1] > sides[0] // _DENSE_STRIDE
-    return is_map and sides[0] // _DENSE_STRIDE <= shape[-2] <= 4 * sides[0]
+    numbers = [channel for channel in channels if channel is not None]
+    if len(shapes) == 1:
+        is_usual = numbers[0] >= _MIN_FEATURES and numbers[0] % 16 == 0
+        return is_usual and _last_operator(model) not in _HEAD_ENDS
+    return len(set(strides)) == len(shapes) and all(
+        low < high for low, high in itertools.pairwise(numbers)
+    )
 
 
-def _describe_transformer(model: Model) -> str | None:
+# Transformers and tokens ----------------------------------------------------------------------
+
+
+def _find_transformer(model: Model) -> OtherKind | None:
     norms = [node for node in model.nodes if node.op in _NORMS]
     count = len(norms) or len(find_decomposed_layer_norms(model))
-    if count < _MIN_NORMS:
+    if count >= _MIN_NORMS:
+        reason = f"the network has {count} layer normalizations, as in a transformer"
+    elif _embeds_patches(model) and any(node.op == "Softmax" for node in model.nodes):
+        reason = "the network splits the image into patches, as in a transformer"
+    else:
         return None
-    return f"the network has {count} layer normalizations, as in a transformer"
+    shapes = _outputs(model) or []
+    has_boxes = any(len(s) == _TOKENS and s[-1] in (4, 6) for s in shapes)
+    return OtherKind(NetworkKind.DETR if has_boxes else NetworkKind.TRANSFORMER, reason)
+
+
+def _embeds_patches(model: Model) -> bool:
+    """Return whether a convolution of an image has patches that do not overlap."""
+    for node in model.nodes:
+        kernel = (model.shape(node.input(1)) or ())[2:]
+        if node.op == "Conv" and kernel and (model.shape(node.input(0)) or (0, 0))[1] in (1, 3):
+            strides = tuple(node.attributes.get("strides", ()))
+            if strides == tuple(kernel) and min(strides) >= _MIN_PATCH:
+                return True
+    return False
+
+
+def _find_tokens(model: Model) -> OtherKind | None:
+    """Return the kind if all outputs are maps without channels, or positions along the sides."""
+    shapes, images = _outputs(model), list(_images(model).values())
+    sides = _sides(images[0]) if images else None
+    if shapes is None or sides is None or any(len(shape) != _TOKENS for shape in shapes):
+        return None
+    first, (height, width) = f"the network's output '{model.outputs[0]}'", sides
+    if all(_is_plain_map(sides, shape) for shape in shapes):
+        return OtherKind(NetworkKind.MAP, f"{first} is a map, as in segmentation or depth")
+    lengths = {shape[-1] for shape in shapes}
+    if len(shapes) == 2 and any(lengths == {k * width, k * height} for k in (1, 2, 3, 4)):
+        reason = f"{first} has scores along one side of the image, as in pose networks (SimCC)"
+        return OtherKind(NetworkKind.MAP, reason)
+    steps = {width // stride for stride in (2, 4, 8, 16)}
+    if width >= _MIN_LINE * height and len(shapes) == 1 and not steps.isdisjoint(shapes[0]):
+        reason = f"{first} is a sequence along the width, as in text recognition"
+        return OtherKind(NetworkKind.TEXT, reason)
+    return None
+
+
+def _is_plain_map(sides: tuple[int, int], shape: _Shape) -> bool:
+    height, width = shape[-2:]
+    ratio = sides[0] / height if height else 0
+    return 0 < ratio <= _DENSE_STRIDE and width == sides[1] / ratio
+
+
+# Warnings -------------------------------------------------------------------------------------
 
 
 def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
@@ -122,24 +332,27 @@ def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
         origin: Who chose the preprocessing, see :class:`calibration.presets.PreprocessChoice`.
     """
     metadata = model.metadata
-    kind = describe_other_kind(model)
-    if origin == "function":
-        kind = "the model was calibrated with a preprocessing function"
     is_ultralytics = origin == "metadata" and not metadata.keys().isdisjoint(_ULTRALYTICS)
-    if origin in ("option", "model") or is_ultralytics or kind is None:
+    if origin in ("option", "model") or is_ultralytics:
+        return []
+    other = find_other_kind(model)
+    if origin == "function":
+        kind = other.kind if other is not None else NetworkKind.CLASSIFIER
+        other = OtherKind(kind, "the model was calibrated with a preprocessing function")
+    if other is None:
         return []
     used = "`preprocess='yolo'` (letterbox, RGB, divided by 255) is the default"
     if origin == "metadata":
         used = "`preprocess='ultralytics-classify'` (center crop, divided by 255) was assumed"
-    example = "`preprocess='imagenet'` (resize, center crop, mean and std)"
-    if find_normalized_inputs(model):
+    example = other.kind.value
+    if find_normalized_inputs(model) and other.kind == NetworkKind.CLASSIFIER:
         example = "`preprocess='ultralytics-classify'` (center crop, without mean and std)"
     return [
         Note(
-            f"preprocessing: {used}, but {kind}. The ranges fit only images that are prepared as "
-            f"in the deployment: give the preprocessing of the deployment, such as {example} "
-            "(docs/insert.md lists all presets)",
+            f"preprocessing: {used}, but {other.reason}. The ranges fit only images that are "
+            "prepared as in the deployment: give the preprocessing of the deployment, such as "
+            f"{example} (docs/insert.md lists all presets)",
             code="default-preprocess",
-            kind=kind,
+            kind=other.reason,
         )
     ]

@@ -41,7 +41,7 @@ from qdqtool.reasons.placement import (
 )
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Refusal
+from qdqtool.types import Reason
 from qdqtool.util.checks import compile_pattern
 
 
@@ -249,7 +249,7 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
     _add_activations(plan, traced, graph, placement, groups)
     _add_weights(plan, traced, placement)
     for skipped in placement.skipped:
-        left_float = SkippedNode(reasons.get(skipped.node, skipped.refusal))
+        left_float = SkippedNode(reasons.get(skipped.node, skipped.record))
         name = names.get(left_float.node) or left_float.node
         plan.skipped.append((name, left_float.reason))
     _check_call_counts(plan, traced, network)
@@ -276,7 +276,7 @@ def _choose_placement(
     names: dict[str, str],
     target: Target,
     options: QatOptions,
-) -> tuple[Placement, dict[str, Refusal]]:
+) -> tuple[Placement, dict[str, Reason]]:
     """Choose the quantized inputs.
 
     Returns:
@@ -370,7 +370,7 @@ def _exact_patterns(names: Iterable[str]) -> list[str]:
     return [f"^{re.escape(n)}$" for n in names]
 
 
-def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, Refusal]:
+def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, Reason]:
     """Return a reason for each node whose name or module name matches a pattern, by node name.
 
     Args:
@@ -381,7 +381,7 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
     Raises:
         QdqtoolError: A pattern is invalid or matches nothing.
     """
-    reasons: dict[str, Refusal] = {}
+    reasons: dict[str, Reason] = {}
     for pattern in patterns:
         search = compile_pattern(pattern, f"{option} '{pattern}'").search
         nodes = [node for node, module in names.items() if search(module) or search(node)]
@@ -400,9 +400,9 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
 
 def _find_unreachable(
     traced: NetworkTrace, placement: Placement, modules: Mapping[str, nn.Module]
-) -> dict[str, Refusal]:
+) -> dict[str, Reason]:
     """Return a reason for each chosen node whose quantizers cannot be inserted into a module."""
-    reasons: dict[str, Refusal] = {}
+    reasons: dict[str, Reason] = {}
     hidden: dict[str, QuantizerObstacle] = {}
     placed: dict[QuantizerSite, set[str]] = defaultdict(set)
     for consumer in itertools.chain(*placement.inputs.values()):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message, format_step, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.util.text import format_count
 
 
-class ProductOfActivations(Refusal):
+class ProductOfActivations(Reason):
     """A product of two quantized tensors that are computed at run time."""
 
     rules = (FindingRule("MATMUL-COMPUTED"),)
@@ -17,7 +17,7 @@ class ProductOfActivations(Refusal):
         return f"{self.node} multiplies two quantized activations."
 
 
-class AttentionHead(Refusal):
+class AttentionHead(Reason):
     """A quantized matrix product of an attention whose head size has no INT8 kernel.
 
     Attributes:
@@ -32,7 +32,7 @@ class AttentionHead(Refusal):
         return f"{self.node} computes scores of an attention in INT8; the head size is {self.size}."
 
 
-class FloatEinsum(Refusal):
+class FloatEinsum(Reason):
     """A matrix product that an Einsum computes.
 
     Attributes:
@@ -52,7 +52,7 @@ class FloatEinsum(Refusal):
         )
 
 
-class FloatNormalization(Refusal):
+class FloatNormalization(Reason):
     """A normalization or Softmax after a DQ."""
 
     rules = (FindingRule("NORM-FLOAT"),)
@@ -63,7 +63,7 @@ class FloatNormalization(Refusal):
         return f"{self.node} ({self.op}) reads the output of a DQ and is computed in float."
 
 
-class DecomposedNorm(Refusal):
+class DecomposedNorm(Reason):
     """A decomposed LayerNorm whose squares may exceed FP16; the node computes the squares.
 
     Attributes:
@@ -104,7 +104,7 @@ class DecomposedNorm(Refusal):
         return text
 
 
-class FusedByMyelin(Refusal):
+class FusedByMyelin(Reason):
     """Attention and normalizations that Myelin compiles; the node is the first one.
 
     Attributes:
@@ -161,7 +161,7 @@ class FusedByMyelin(Refusal):
         return f"{text}."
 
 
-class InMyelin(Refusal, reason="in-myelin"):
+class InMyelin(Reason, key="in-myelin"):
     """A layer with weights runs in float in Myelin, together with connected layers.
 
     Attributes:
@@ -186,7 +186,7 @@ class InMyelin(Refusal, reason="in-myelin"):
         return f"{self.node} {where}, has {missing} and runs in float."
 
 
-class QuantizedStream(Refusal):
+class QuantizedStream(Reason):
     """An Add in the residual stream of a transformer whose inputs come from DQs.
 
     Attributes:

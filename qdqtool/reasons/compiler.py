@@ -15,9 +15,9 @@ from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message
 from qdqtool.reasons.weights import WeightsNotDequantized
-from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 
-COMPILER = "TensorRT-RTX"  # pass name in the refusals of TensorRT-RTX
+COMPILER = "TensorRT-RTX"  # pass name in the reasons of TensorRT-RTX
 
 
 class LossCause(StrEnum):
@@ -176,7 +176,7 @@ _FAULTS: dict[FaultKind, Message] = {
     FaultKind.CONSTANT_TYPE: (
         '{node}: TensorRT-RTX rejects a constant of type {0}: "Failed to import initializer: '
         '{node}".',
-        "Quantize to int8.",
+        "Quantize to FP8 E4M3FN or to int8.",
     ),
     FaultKind.OPERATOR: (
         '{node}: TensorRT-RTX does not support {form}; the parser stops with "{error}".',
@@ -320,7 +320,7 @@ _PLUGINS = {
 }
 
 
-class IntegersLost(Refusal):
+class IntegersLost(Reason):
     """A convolution cannot use the integers before a DQ, and computes in float.
 
     Attributes:
@@ -375,7 +375,7 @@ class ScalesJoined(IntegersLost):
     rules = (fixable("CONCAT-SCALE"),)
 
 
-class CompilerFault(Refusal):
+class CompilerFault(Reason):
     """A fault of the model because of which the compiler builds no engine.
 
     Attributes:
@@ -417,9 +417,9 @@ class CompilerFault(Refusal):
         return message.format(*self.values, **filled), fix.format(*self.values, **filled)
 
 
-def ends_build(refusal: Refusal) -> bool:
-    """Return whether a refusal makes the build fail; otherwise a layer runs in float."""
-    return not isinstance(refusal, _FLOAT_REASONS)
+def ends_build(reason: Reason) -> bool:
+    """Return whether a reason makes the build fail; otherwise a layer runs in float."""
+    return not isinstance(reason, _FLOAT_REASONS)
 
 
 _FLOAT_REASONS = (

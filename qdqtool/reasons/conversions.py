@@ -36,7 +36,7 @@ from qdqtool.types import (
     Finding,
     FindingRule,
     Precision,
-    Refusal,
+    Reason,
     attempted,
     fixable,
 )
@@ -49,10 +49,14 @@ def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
     return [*quantizer_consumers(r.siblings), own]
 
 
+# UNKNOWN is a type that TensorRT lacks (FP8 E5M2), which another finding reports.
+COVERED_TYPES = (Precision.INT8, Precision.FP8, Precision.INT32, Precision.UNKNOWN)
+
+
 def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
-    """Return the reason for a remaining conversion as text, by finding, refusal or node."""
+    """Return the reason for a remaining conversion as text, by finding, reason or node."""
     origin = r.origin
-    if r.precision not in (Precision.INT8, Precision.FP8, Precision.INT32) and origin.node:
+    if r.precision not in COVERED_TYPES and origin.node:
         return f"{r.precision} is not covered by the prediction"
     if cause.see:
         return "see " + ", and ".join(
@@ -72,31 +76,31 @@ def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
     return f"{origin.node} ({origin.op}){joined} runs in float"
 
 
-def _describe_obstacle(r: RemainingConversion, refusal: Refusal) -> str:
-    if isinstance(refusal, OutputScale):
+def _describe_obstacle(r: RemainingConversion, reason: Reason) -> str:
+    if isinstance(reason, OutputScale):
         return f"{r.origin.node} cannot use its scale"
-    if isinstance(refusal, NotCommuting):
-        return f"a Q cannot move up past {format_node(refusal.node, refusal.op)}"
-    if isinstance(refusal, ManyConsumers):
-        floats = float_consumers(refusal.consumers)
+    if isinstance(reason, NotCommuting):
+        return f"a Q cannot move up past {format_node(reason.node, reason.op)}"
+    if isinstance(reason, ManyConsumers):
+        floats = float_consumers(reason.consumers)
         plain = all(x.kind != ConsumerKind.OUTPUT for x in floats)
-        others = describe_unread_consumers(refusal.consumers)
+        others = describe_unread_consumers(reason.consumers)
         who = (
             f", which {describe_consumers(floats, it='')}{others}"
             if plain
             else (f", which is also read by {list_names(consumer_names(floats))}{others}")
         )
-        return f"it cannot move up past {format_node(refusal.node, refusal.op)}{who}"
-    if isinstance(refusal, ConcatReadElsewhere):
+        return f"it cannot move up past {format_node(reason.node, reason.op)}{who}"
+    if isinstance(reason, ConcatReadElsewhere):
         return (
-            f"{refusal.node} (Concat) is also read as float by "
-            f"{list_names(consumer_names(float_consumers(refusal.consumers)))}"
-            f"{describe_unread_consumers(refusal.consumers)}"
+            f"{reason.node} (Concat) is also read as float by "
+            f"{list_names(consumer_names(float_consumers(reason.consumers)))}"
+            f"{describe_unread_consumers(reason.consumers)}"
         )
-    return f"{refusal.node} runs in float"
+    return f"{reason.node} runs in float"
 
 
-class RemainingConversion(Refusal, reason="stays"):
+class RemainingConversion(Reason, key="stays"):
     """A Q or DQ that no layer absorbed, so that it is a conversion of the engine.
 
     Attributes:
@@ -109,7 +113,7 @@ class RemainingConversion(Refusal, reason="stays"):
         siblings: Consumers of the tensor before the conversion.
         consumers: Consumers of the converted tensor.
         path: Operators that the Q or DQ moved past, the last one first.
-        blocked: Refusal that kept the Q or DQ from moving on; None if unknown.
+        blocked: Reason that kept the Q or DQ from moving on; None if unknown.
         elements: Values converted in each run; None if shapes are unknown.
         convolutions: Layers with weights that have the converted tensor as their data.
         pair: For a DQ, the Q before it. For a conversion from INT8 to INT8, the Q of the first
@@ -135,7 +139,7 @@ class RemainingConversion(Refusal, reason="stays"):
     siblings: tuple[TensorConsumer, ...]
     consumers: tuple[TensorConsumer, ...]
     path: tuple[PathStep, ...] = ()
-    blocked: Refusal | None = None
+    blocked: Reason | None = None
     elements: TensorSize | None = None
     convolutions: tuple[str, ...] = ()
     pair: str = ""
@@ -148,9 +152,11 @@ class RemainingConversion(Refusal, reason="stays"):
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         scale = format_scale(self.scale)
         if finding.code == "INPUT-CONVERSION":
+            is_unknown = self.precision == Precision.UNKNOWN
+            kind = "a type that TensorRT does not support" if is_unknown else self.precision
             return (
-                f"{self.name} converts the network's input '{self.origin.tensor}' to "
-                f"{self.precision} (scale {scale})."
+                f"{self.name} converts the network's input '{self.origin.tensor}' to {kind} "
+                f"(scale {scale})."
             )
         assumed = (
             (
@@ -196,8 +202,8 @@ class ScalesAround(RemainingConversion):
         before, scale = format_scale(self.first_scale), format_scale(self.scale)
         if finding.code == "DOUBLE-QDQ":
             return (
-                f"scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted to "
-                f"INT8."
+                f"scales {before} ({self.pair}) and {scale} ({self.node}): "
+                f"{self.precision} is converted to {self.precision}."
             )
         own = quantizers_with_own(self)
         if finding.code == "CONCAT-SCALE" and (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.reasons.text import Message, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Refusal
+from qdqtool.types import Cause, Finding, FindingRule, Reason
 
 _FAILED_BUILDS = (
     ": TensorRT builds with such a quantized layer failed (`include` quantizes it anyway)"
 )
 
 
-class Convolution3D(Refusal):
+class Convolution3D(Reason):
     """A quantized convolution of three spatial dimensions."""
 
     rules = (FindingRule("CONV3D-INT8"),)
@@ -23,7 +23,7 @@ class Convolution3D(Refusal):
         )
 
 
-class Deconvolution3D(Refusal, reason="convtranspose-3d"):
+class Deconvolution3D(Reason, key="convtranspose-3d"):
     """A ConvTranspose of three spatial dimensions that runs in float.
 
     Attributes:
@@ -49,7 +49,7 @@ class Deconvolution3D(Refusal, reason="convtranspose-3d"):
         return (f"{text}INT8 is predicted only if an activation and a Q follow the node."), ""
 
 
-class FloatDeconvolution(Refusal):
+class FloatDeconvolution(Reason):
     """A quantized ConvTranspose on a target that computes it in float."""
 
     rules = (FindingRule("CT-FLOAT"),)
@@ -61,7 +61,7 @@ class FloatDeconvolution(Refusal):
         return "TensorRT-RTX 1.7 never runs ConvTranspose in INT8"
 
 
-class LargeKernel(Refusal):
+class LargeKernel(Reason):
     """A quantized convolution with a kernel size for which builds failed."""
 
     rules = (FindingRule("KERNEL-LARGE"),)
@@ -78,7 +78,7 @@ class LargeKernel(Refusal):
         return f"kernel {'x'.join(map(str, self.kernel))}{_FAILED_BUILDS}"
 
 
-class GroupedConvolution(Refusal):
+class GroupedConvolution(Reason):
     """A grouped convolution that is not depthwise."""
 
     rules = (
@@ -93,7 +93,7 @@ class GroupedConvolution(Refusal):
         return f"{self.node} has {self.groups} groups of {self.channels} channels."
 
 
-class ChannelNumbers(Refusal):
+class ChannelNumbers(Reason):
     """Numbers of channels for which INT8 kernels are slow.
 
     Attributes:
@@ -120,7 +120,7 @@ class ChannelNumbers(Refusal):
         )
 
 
-class DepthwiseSilu(Refusal):
+class DepthwiseSilu(Reason):
     """A depthwise convolution with SiLU.
 
     Attributes:
@@ -141,7 +141,7 @@ class DepthwiseSilu(Refusal):
         return f"depthwise convolution with SiLU{_FAILED_BUILDS}"
 
 
-class DepthwiseAdd(Refusal):
+class DepthwiseAdd(Reason):
     """A depthwise convolution before an Add."""
 
     rules = (FindingRule("DW-ADD"),)

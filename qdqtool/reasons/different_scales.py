@@ -23,7 +23,7 @@ from qdqtool.reasons.text import (
     format_scale,
     list_names,
 )
-from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 
 
 def list_scale_rules(steps: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
@@ -79,7 +79,7 @@ def describe_different_scales(
     return f"{where}; {consequence}.", advise_common_scale(own)
 
 
-class ConcatScales(Refusal, reason="concat-scales"):
+class ConcatScales(Reason, key="concat-scales"):
     """The inputs of a Concat are quantized with other scales than its result.
 
     Attributes:
@@ -99,7 +99,7 @@ class ConcatScales(Refusal, reason="concat-scales"):
         return describe_concat_scales(self, "each input with another scale is converted", ())
 
 
-class ScalesDiffer(Refusal, reason="scales-differ"):
+class ScalesDiffer(Reason, key="scales-differ"):
     """Quantizers in a row, or on one tensor, have different scales."""
 
     rules = (fixable("DOUBLE-QDQ"),)
@@ -109,7 +109,7 @@ class ScalesDiffer(Refusal, reason="scales-differ"):
     scales: tuple[Scale, ...]
 
 
-class PairScalesDiffer(Refusal):
+class PairScalesDiffer(Reason):
     """A Q and its DQ with different scales; the node is the DQ.
 
     Attributes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from qdqtool.reasons.text import format_number
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
 from qdqtool.util.text import format_layer_counts
 
 
-class UnreadBfloat16(Refusal):
+class UnreadBfloat16(Reason):
     """bfloat16 tensors, which the target's parser does not read; the node is the first one.
 
     Attributes:
@@ -22,7 +22,7 @@ class UnreadBfloat16(Refusal):
         return f"'{self.tensor}' is bfloat16, which TensorRT before 9.0 cannot import."
 
 
-class ConstantsInHalf(Refusal):
+class ConstantsInHalf(Reason):
     """Arithmetic constants that FP16 cannot hold; the node reads the first constant.
 
     Attributes:
@@ -51,7 +51,7 @@ class ConstantsInHalf(Refusal):
         return f"constants that FP16 {verb}: {kinds}; {listed}."
 
 
-class RemainingFloat(Refusal):
+class RemainingFloat(Reason):
     """Layers that read or write FP32, which a strongly typed network keeps.
 
     Attributes:
@@ -76,7 +76,7 @@ class RemainingFloat(Refusal):
         )
 
 
-class FloatTypesDiffer(Refusal, reason="float-types"):
+class FloatTypesDiffer(Reason, key="float-types"):
     """Data and weights are dequantized to float types that differ.
 
     Attributes:

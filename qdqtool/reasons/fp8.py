@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.reasons.text import Message
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Refusal
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason
 from qdqtool.util.text import format_count
 
 
-class LargeFp8Kernel(Refusal, reason="fp8-kernel"):
+class LargeFp8Kernel(Reason, key="fp8-kernel"):
     """A convolution of FP8 data and weights whose kernel is too large for FP8.
 
     Attributes:
@@ -26,7 +26,7 @@ class LargeFp8Kernel(Refusal, reason="fp8-kernel"):
         return f"{self.node} has an FP8 kernel of {size} and runs in float."
 
 
-class FloatFp8Column(Refusal, reason="fp8-column"):
+class FloatFp8Column(Reason, key="fp8-column"):
     """A Conv of one column with few channels, which TensorRT-RTX computes in float."""
 
     rules = (FindingRule("FP8-COLUMN"),)
@@ -38,7 +38,7 @@ class FloatFp8Column(Refusal, reason="fp8-column"):
         return f"{self.node} is a 1x1 convolution of one column of {channels}, and runs in float."
 
 
-class FloatFp8Deconvolution(Refusal, reason="fp8-deconvolution"):
+class FloatFp8Deconvolution(Reason, key="fp8-deconvolution"):
     """A ConvTranspose of FP8 data and weights."""
 
     rules = (FindingRule("FP8-DECONV"),)
@@ -49,19 +49,73 @@ class FloatFp8Deconvolution(Refusal, reason="fp8-deconvolution"):
         return f"{self.node} is a deconvolution of FP8 data and weights and runs in float."
 
 
-class EarlyFp8Convolution(Refusal, reason="fp8-version"):
-    """A convolution of FP8 data and weights on a TensorRT without FP8 convolutions."""
+class EarlyFp8Convolution(Reason, key="fp8-version"):
+    """A convolution of FP8 data and weights on a TensorRT without FP8 convolutions.
+
+    Attributes:
+        version: Version of TensorRT.
+        elements: Size of the convolution's output.
+        capability: Compute capability that lacks them; empty if all GPUs do.
+    """
 
     rules = (FindingRule("FP8-VERSION"),)
 
     version: str
     elements: TensorSize | None = None
+    capability: str = ""
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} runs in float: TensorRT {self.version} has no FP8 convolutions."
+        place = f" on compute capability {self.capability}" if self.capability else ""
+        return f"{self.node} runs in float: TensorRT {self.version} has no FP8 convolutions{place}."
 
 
-class OutputTypeDiffers(Refusal, reason="output-type"):
+class HopperOnlyFp8(Reason):
+    """Convolutions of FP8 on a TensorRT that has them on Hopper only; no GPU was named.
+
+    Attributes:
+        version: Version of TensorRT.
+        count: Number of the convolutions; the node is the first one.
+    """
+
+    rules = (FindingRule("FP8-VERSION"),)
+
+    version: str
+    count: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        convolutions = format_count(self.count, "convolution")
+        return (
+            f"{convolutions} ({self.node} first): TensorRT {self.version} computes convolutions "
+            "in FP8 on Hopper (compute capability 9.0) only, which this prediction assumes. Name "
+            "the GPU to predict others."
+        )
+
+
+class MixedOperands(Reason, key="mixed-operands"):
+    """A layer that reads data of INT8 and weights of FP8, or the other way round.
+
+    Attributes:
+        dqs: Names of the DQs of data and weights.
+        types: Type of the data, and of the weights.
+        elements: Size of the layer's output.
+    """
+
+    rules = (FindingRule("BUILD-FAILS"),)
+
+    dqs: tuple[str, str]
+    types: tuple[Precision, Precision]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        first, second = self.types
+        return (
+            f"{self.node}: one input is {first} ({self.dqs[0]}), the other {second} "
+            f"({self.dqs[1]}). No layer multiplies both types.",
+            "Quantize both inputs to one type.",
+        )
+
+
+class OutputTypeDiffers(Reason, key="output-type"):
     """The Q after a layer is of another 8-bit type than the layer computes in.
 
     Attributes:
@@ -83,7 +137,7 @@ class OutputTypeDiffers(Refusal, reason="output-type"):
         )
 
 
-class Fp8Unsupported(Refusal):
+class Fp8Unsupported(Reason):
     """Quantizers of FP8 on a TensorRT that has no such type; the node is the first one."""
 
     rules = (FindingRule("FP8-TARGET"),)
@@ -96,19 +150,28 @@ class Fp8Unsupported(Refusal):
         return f"{nodes} of FP8 ({self.node} first): {self.target} has no FP8."
 
 
-class WeaklyTypedFp8(Refusal):
-    """Quantizers of FP8 in a weakly typed network; the node is the first one."""
+class WeaklyTypedFp8(Reason):
+    """Quantizers of FP8 on a target whose networks are weakly typed by default.
+
+    Attributes:
+        count: Number of quantizers; the node is the first one.
+        is_predicted_typed: Whether the prediction is for a strongly typed build.
+    """
 
     rules = (FindingRule("FP8-WEAK"),)
 
     count: int
+    is_predicted_typed: bool = False
 
     def message(self, finding: Finding, cause: Cause) -> str:
         nodes = format_count(self.count, "Q/DQ node")
-        return f"{nodes} of FP8 ({self.node} first): a weakly typed build may run them in FP16."
+        build = "this prediction is for --stronglyTyped; " if self.is_predicted_typed else ""
+        return (
+            f"{nodes} of FP8 ({self.node} first): {build}a weakly typed build may run them in FP16."
+        )
 
 
-class NonzeroFp8ZeroPoint(Refusal):
+class NonzeroFp8ZeroPoint(Reason):
     """An FP8 quantizer with a zero point other than 0.
 
     Attributes:
@@ -125,7 +188,7 @@ class NonzeroFp8ZeroPoint(Refusal):
         return f"{self.node}: its FP8 zero point is {text}, not 0."
 
 
-class SlowFp8Convolution(Refusal):
+class SlowFp8Convolution(Reason):
     """A convolution of FP8 data and weights that is slow in FP8.
 
     Attributes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.reasons.text import Message, describe_origin, float_result, format_size, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Refusal, attempted, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Reason, attempted, fixable
 
 
-class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
+class ActivationBeforeAdd(Reason, key="activation-before-add"):
     """An activation is between the convolution and the Add.
 
     Attributes:
@@ -20,7 +20,7 @@ class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
 
     rules = (attempted("ADD-ACT"),)
 
-    identity_excludes = (*Refusal.identity_excludes, "consumers")
+    identity_excludes = (*Reason.identity_excludes, "consumers")
 
     add: str
     activation: str
@@ -36,7 +36,7 @@ class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
         return f"{float_result(self)}: {self.activation} is between it and {self.add}{other}."
 
 
-class ActivationJoined(Refusal, reason="activation-joined"):
+class ActivationJoined(Reason, key="activation-joined"):
     """The pointwise kernel after the convolution has further inputs.
 
     Attributes:
@@ -59,7 +59,7 @@ class ActivationJoined(Refusal, reason="activation-joined"):
         )
 
 
-class InsideActivation(Refusal, reason="inside-activation"):
+class InsideActivation(Reason, key="inside-activation"):
     """A Q separates a convolution from its activation, or a SiLU's Sigmoid from its Mul.
 
     Both remain separate layers.
@@ -74,7 +74,7 @@ class InsideActivation(Refusal, reason="inside-activation"):
 
     rules = (fixable("SILU-INNER-Q", lambda r: r.silu), fixable("ACT-INNER-Q"))
 
-    identity_excludes = (*Refusal.identity_excludes, "second")
+    identity_excludes = (*Reason.identity_excludes, "second")
 
     convolution: str
     activation: str
@@ -92,7 +92,7 @@ class InsideActivation(Refusal, reason="inside-activation"):
         )
 
 
-class PadBeforeConvolution(Refusal, reason="behind-pad"):
+class PadBeforeConvolution(Reason, key="behind-pad"):
     """A Q/DQ pair is between a Pad of zeros and its convolution.
 
     The Pad becomes a separate layer in INT8.
@@ -106,7 +106,7 @@ class PadBeforeConvolution(Refusal, reason="behind-pad"):
         return f"a Q/DQ pair is between {self.pad} and {self.node}."
 
 
-class StemBeforePool(Refusal, reason="stem-before-pool"):
+class StemBeforePool(Reason, key="stem-before-pool"):
     """A stem fuses a Relu with Q/DQ on both sides and the MaxPool after it.
 
     Attributes:
@@ -123,7 +123,7 @@ class StemBeforePool(Refusal, reason="stem-before-pool"):
         return f"{self.node}, {self.relu} and {self.pool} become one INT8 layer."
 
 
-class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
+class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):
     """A BatchNormalization was decomposed: its parameters are not plain constants."""
 
     rules = (fixable("BN-UNFOLDED"),)
@@ -138,7 +138,7 @@ class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
         )
 
 
-class ConvTransposeBatchNorm(Refusal, reason="convtranspose-batchnorm"):
+class ConvTransposeBatchNorm(Reason, key="convtranspose-batchnorm"):
     """A BatchNormalization after a quantized ConvTranspose is not folded."""
 
     rules = (fixable("CT-BN"),)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from qdqtool.types import Cause, Finding, FindingRule, Refusal
+from qdqtool.types import Cause, Finding, FindingRule, Reason
 
 
 class GpuFact(StrEnum):
@@ -54,7 +54,7 @@ _TEXTS: dict[GpuFact, str] = {
 }
 
 
-class GpuLacks(Refusal):
+class GpuLacks(Reason):
     """A limit of the GPU that affects a layer of the prediction.
 
     Attributes:

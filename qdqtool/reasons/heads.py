@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqtool.reasons.text import format_number
-from qdqtool.types import Cause, Finding, FindingRule, Refusal, Severity, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Reason, Severity, fixable
 
 
 def describe_lost_scores(r: ConcatAfterHead) -> str:
@@ -18,7 +18,7 @@ def describe_lost_scores(r: ConcatAfterHead) -> str:
 def describe_harm(findings: Sequence[Finding]) -> str:
     """Describe the scores that a wrong Concat scale destroys; empty if none are destroyed."""
     for finding in findings:
-        r = finding.causes[0].refusal
+        r = finding.causes[0].reason
         if finding.severity == Severity.ERROR and isinstance(r, ConcatAfterHead) and r.scores:
             return f"{describe_lost_scores(r)} (the scale is {format_number(r.scale or 0.0)})"
     return ""
@@ -30,7 +30,7 @@ _HEADS = {
 }
 
 
-class ConcatAfterHead(Refusal):
+class ConcatAfterHead(Reason):
     """One scale for all inputs of a Concat after the head of a detector.
 
     Attributes:
@@ -64,7 +64,7 @@ class ConcatAfterHead(Refusal):
         return f"{text}: {describe_lost_scores(self)} (scores are '{self.scores}', at most 1{own})."
 
 
-class HeadQuantized(Refusal):
+class HeadQuantized(Reason):
     """A quantized layer at the end of a detection head, which is better left float.
 
     Attributes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from qdqtool.reasons.motion import ManyConsumers
 from qdqtool.reasons.tensors import PathStep, TensorSize
 from qdqtool.reasons.text import Message, format_node
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Refusal
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason
 
 
-class InputNotDequantized(Refusal, reason="input-not-dequantized"):
+class InputNotDequantized(Reason, key="input-not-dequantized"):
     """The data input does not come from a DQ.
 
     Attributes:
@@ -69,7 +69,7 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
         )
 
 
-class TypesDiffer(Refusal, reason="types"):
+class TypesDiffer(Reason, key="types"):
     """Data and weights are quantized to types that cannot be multiplied."""
 
     dq: str

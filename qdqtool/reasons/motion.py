@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from qdqtool.reasons.tensors import TensorConsumer
-from qdqtool.types import Refusal
+from qdqtool.types import Reason
 
 
-class NotCommuting(Refusal, reason="not-commuting"):
+class NotCommuting(Reason, key="not-commuting"):
     """A Q cannot move up past the operator."""
 
     op: str
     quantizer: str
 
 
-class ManyConsumers(Refusal, reason="many-consumers"):
+class ManyConsumers(Reason, key="many-consumers"):
     """A Q or DQ cannot pass an operator because of other consumers.
 
     The operator's result has consumers other than the Q, or the DQ's result has consumers other
@@ -25,7 +25,7 @@ class ManyConsumers(Refusal, reason="many-consumers"):
     consumers: tuple[TensorConsumer, ...]
 
 
-class ConcatReadElsewhere(Refusal, reason="output-not-only-quantized"):
+class ConcatReadElsewhere(Reason, key="output-not-only-quantized"):
     """A Q cannot pass a Concat whose result has consumers other than the Q."""
 
     consumers: tuple[TensorConsumer, ...]

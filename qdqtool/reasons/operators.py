@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from qdqtool.reasons.text import Message, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.util.text import format_count
 
 
-class IntegerOperator(Refusal):
+class IntegerOperator(Reason):
     """An operator of onnxruntime's integer formats."""
 
     rules = (FindingRule("QOPERATOR"),)
@@ -18,7 +18,7 @@ class IntegerOperator(Refusal):
         return f"{self.node} is a {self.op}, which TensorRT cannot import."
 
 
-class AtenNodes(Refusal):
+class AtenNodes(Reason):
     """Nodes with operators of ATen other than quantizers; the node is the first one.
 
     Attributes:
@@ -40,7 +40,7 @@ class AtenNodes(Refusal):
         )
 
 
-class UnanalyzedSubgraphs(Refusal):
+class UnanalyzedSubgraphs(Reason):
     """Convolutions and quantizers in the branches of an If, or in the body of a Loop or Scan.
 
     Attributes:
@@ -73,7 +73,7 @@ class UnanalyzedSubgraphs(Refusal):
         return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
 
 
-class RuntimeOperators(Refusal):
+class RuntimeOperators(Reason):
     """Operators that onnxruntime's optimizer or quantizer writes; the node is the first one.
 
     Attributes:
@@ -114,7 +114,7 @@ class RuntimeOperators(Refusal):
         )
 
 
-class FloatOperator(Refusal):
+class FloatOperator(Reason):
     """An operator without INT8 kernels whose inputs are quantized."""
 
     rules = (FindingRule("OP-FLOAT"),)
@@ -128,7 +128,7 @@ class FloatOperator(Refusal):
         )
 
 
-class LocalFunctions(Refusal):
+class LocalFunctions(Reason):
     """Functions of the model that the parser does not inline."""
 
     rules = (fixable("FUNC-LOCAL"),)
@@ -144,7 +144,7 @@ class LocalFunctions(Refusal):
         )
 
 
-class UnknownOperator(Refusal):
+class UnknownOperator(Reason):
     """A plugin or unknown operator; ``more`` is the number of further nodes with it."""
 
     rules = (FindingRule("PLUGIN-OUTSIDE"),)

@@ -31,7 +31,7 @@ from qdqtool.reasons.text import (
     format_step,
     list_names,
 )
-from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.util.records import replace_fields
 
 
@@ -81,7 +81,7 @@ def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
     return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
 
 
-class OutputNotQuantized(Refusal, reason="output-not-quantized"):
+class OutputNotQuantized(Reason, key="output-not-quantized"):
     """No Q reads the result.
 
     Attributes:
@@ -146,7 +146,7 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
         return f"{float_result(self)}: {clause}."
 
 
-class OutputDifferentScales(Refusal, reason="output-different-scales"):
+class OutputDifferentScales(Reason, key="output-different-scales"):
     """Several Qs with different scales are the only consumers of the result."""
 
     rules = list_scale_rules(lambda r: operator_between_quantizers(r.consumers))
@@ -164,7 +164,7 @@ class OutputDifferentScales(Refusal, reason="output-different-scales"):
         return describe_different_scales(cause, self.tensor, self.consumers, writes)
 
 
-class OutputManyConsumers(Refusal, reason="output-many-consumers"):
+class OutputManyConsumers(Reason, key="output-many-consumers"):
     """The result has a Q and a float consumer."""
 
     rules = (
@@ -210,7 +210,7 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
         )
 
 
-class OutputScale(Refusal, reason="output-scale"):
+class OutputScale(Reason, key="output-scale"):
     """The Q after a layer cannot be fused: its scale is computed, or varies by channel."""
 
     rules = (FindingRule("OUT-FLOAT"),)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from qdqtool.errors import ModelError
-from qdqtool.types import Json, Refusal
+from qdqtool.types import Json, Reason
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.text import format_count
 
@@ -18,7 +18,7 @@ _HEAD_OPTION = "(`head='none'` quantizes it)"
 # Nodes that an option leaves float ------------------------------------------------------------
 
 
-class ExcludedNode(Refusal):
+class ExcludedNode(Reason):
     """A node that an option names; ``value`` is the pattern or the operator."""
 
     option: str
@@ -28,7 +28,7 @@ class ExcludedNode(Refusal):
         return f"excluded by `{self.option}` {self.value}"
 
 
-class FloatForAccuracy(Refusal):
+class FloatForAccuracy(Reason):
     """A node that a search chose to leave float."""
 
     def skip_reason(self) -> str:
@@ -65,7 +65,7 @@ _PRESET_REASONS = {
 }
 
 
-class PresetExclusion(Refusal):
+class PresetExclusion(Reason):
     """A node that a preset leaves float."""
 
     part: PresetPart
@@ -77,7 +77,7 @@ class PresetExclusion(Refusal):
 # Nodes that TensorRT cannot run in INT8 -------------------------------------------------------
 
 
-class CustomDomain(Refusal):
+class CustomDomain(Reason):
     """An operator that is not in ONNX's own domain."""
 
     domain: str
@@ -95,7 +95,7 @@ class InputFault(StrEnum):
     TRANSPOSED = "its data input is transposed (transA)"
 
 
-class UnsuitableInput(Refusal):
+class UnsuitableInput(Reason):
     """A node with an input on which Q/DQ have no use."""
 
     fault: InputFault
@@ -104,7 +104,7 @@ class UnsuitableInput(Refusal):
         return str(self.fault)
 
 
-class WeightsType(Refusal):
+class WeightsType(Reason):
     """Weights that are not float; ``kind`` names their type."""
 
     kind: str
@@ -113,7 +113,7 @@ class WeightsType(Refusal):
         return f"its weights are {self.kind}, not float"
 
 
-class WeightsRank(Refusal):
+class WeightsRank(Reason):
     """Weights of a matrix product with a number of dimensions other than two."""
 
     dimensions: int
@@ -134,7 +134,7 @@ class EinsumObstacle(StrEnum):
     SIZES = "a Reshape would have more than one unknown size"
 
 
-class EinsumProduct(Refusal):
+class EinsumProduct(Reason):
     """A matrix product that an Einsum computes and that no MatMul is known to compute."""
 
     obstacle: EinsumObstacle
@@ -143,7 +143,7 @@ class EinsumProduct(Refusal):
         return f"product in an Einsum, which cannot be written as MatMul: {self.obstacle}"
 
 
-class SmallConvolution(Refusal):
+class SmallConvolution(Reason):
     """A convolution of so few channels that no fast INT8 kernel is expected.
 
     Attributes:
@@ -174,7 +174,7 @@ class Fp8Obstacle(StrEnum):
     DECONVOLUTION = "no build shows an FP8 ConvTranspose"
 
 
-class NoFastFp8(Refusal):
+class NoFastFp8(Reason):
     """A node that remains float in an FP8 placement."""
 
     obstacle: Fp8Obstacle
@@ -183,7 +183,7 @@ class NoFastFp8(Refusal):
         return f"{self.obstacle} (`include` quantizes it anyway)"
 
 
-class SubgraphLayers(Refusal):
+class SubgraphLayers(Reason):
     """Layers with weights in the body of an If, Loop or Scan; ``count`` is their number."""
 
     count: int
@@ -195,7 +195,7 @@ class SubgraphLayers(Refusal):
 # Nodes for which INT8 gains nothing -----------------------------------------------------------
 
 
-class FloatResult(Refusal):
+class FloatResult(Reason):
     """A residual Add whose result is float.
 
     Attributes:
@@ -210,7 +210,7 @@ class FloatResult(Refusal):
         return "its result has no quantized consumer"
 
 
-class FloatResidual(Refusal):
+class FloatResidual(Reason):
     """A residual Add that is not quantized.
 
     Attributes:
@@ -229,14 +229,14 @@ class FloatResidual(Refusal):
         )
 
 
-class NoQuantizedProducer(Refusal):
+class NoQuantizedProducer(Reason):
     """An averaging pooling without a quantized node before it."""
 
     def skip_reason(self) -> str:
         return "its input does not come from a quantized node"
 
 
-class FloatInput(Refusal):
+class FloatInput(Reason):
     """An averaging pooling whose input has a float consumer as well."""
 
     def skip_reason(self) -> str:
@@ -258,7 +258,7 @@ class QuantizerObstacle(StrEnum):
     OTHER_RUN = "another run of the same module has to run in float"
 
 
-class UnreachableNode(Refusal):
+class UnreachableNode(Reason):
     """A node whose quantizer no module or call of the network can hold."""
 
     obstacle: QuantizerObstacle
@@ -274,7 +274,7 @@ class UnreachableNode(Refusal):
 class SkippedNode:
     """A node that could have been quantized and was left float."""
 
-    refusal: Refusal
+    record: Reason
 
     def __repr__(self) -> str:
         return f"<SkippedNode {self.node}: {self.reason}>"
@@ -282,12 +282,12 @@ class SkippedNode:
     @property
     def node(self) -> str:
         """Name of the node."""
-        return self.refusal.node
+        return self.record.node
 
     @property
     def reason(self) -> str:
         """Reason as text."""
-        return self.refusal.skip_reason()
+        return self.record.skip_reason()
 
     def as_json(self) -> Json:
         return {"node": self.node, "reason": self.reason}
@@ -297,11 +297,11 @@ class NothingToQuantize(ModelError):
     """Error for a network in which no node can be quantized.
 
     Attributes:
-        refusal: Most frequent reason, without a node. None if the network has nothing to quantize.
+        record: Most frequent reason, without a node. None if the network has nothing to quantize.
         count: Number of nodes with this reason.
     """
 
-    refusal: Refusal | None = None
+    record: Reason | None = None
     count = 0
 
 
@@ -317,7 +317,7 @@ def nothing_to_quantize(
         hidden: Text on where the layers are hidden (such as subgraphs) and what to do; empty if
             unknown.
     """
-    reasons = Counter(_remove_names(s.refusal) for s in skipped).most_common(1)
+    reasons = Counter(_remove_names(s.record) for s in skipped).most_common(1)
     text = "nothing to quantize"
     if not has_weights:
         text += ": no Conv, ConvTranspose, Gemm or MatMul in the main graph"
@@ -326,10 +326,10 @@ def nothing_to_quantize(
         text += f"; {format_count(count, 'node')}: {reason.skip_reason()}"
     error = NothingToQuantize(text, source, code="nothing-to-quantize")
     if reasons:
-        error.refusal, error.count = reasons[0]
+        error.record, error.count = reasons[0]
     return error
 
 
-def _remove_names(reason: Refusal) -> Refusal:
+def _remove_names(reason: Reason) -> Reason:
     names = {name: "" for name in ("node", "weight", "add") if hasattr(reason, name)}
     return replace_fields(reason, **names)

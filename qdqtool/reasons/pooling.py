@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize, quantizer_consumers
 from qdqtool.reasons.text import Message, consumer_names, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Refusal
+from qdqtool.types import Cause, Finding, FindingRule, Reason
 
 REDUCTION_ADVICE = (
     "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ before and after it, "
@@ -20,7 +20,7 @@ def describe_reduction(r: ReduceNotPooling) -> str:
     )
 
 
-class PoolingOneSide(Refusal, reason="pooling-one-side"):
+class PoolingOneSide(Reason, key="pooling-one-side"):
     """An averaging pooling is quantized on one side only.
 
     Attributes:
@@ -52,7 +52,7 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
         )
 
 
-class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
+class ReduceNotPooling(Reason, key="reduce-not-pooling"):
     """An average that does not become a pooling, and runs in float.
 
     The node does not average over height and width with keepdims=1.
@@ -65,7 +65,7 @@ class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
 
     rules = (FindingRule("POOL-FLOAT"),)
 
-    identity_excludes = (*Refusal.identity_excludes, "dq", "consumers")
+    identity_excludes = (*Reason.identity_excludes, "dq", "consumers")
 
     dq: str
     consumers: tuple[TensorConsumer, ...]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from qdqtool.reasons.tensors import Scale
 from qdqtool.reasons.text import Message, format_scale
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
 from qdqtool.util.text import format_count
 
 
-class NothingQuantized(Refusal):
+class NothingQuantized(Reason):
     """A model without any Q/DQ or integer operator.
 
     Attributes:
@@ -34,18 +34,21 @@ class NothingQuantized(Refusal):
         )
 
 
-class TypeUnknown(Refusal):
+class TypeUnknown(Reason):
     """A quantizer to a type that TensorRT lacks; ``kind`` names the type."""
 
     rules = (FindingRule("QTYPE"),)
 
     kind: str
 
-    def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        text = f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
+        if not self.kind.startswith("FP8"):
+            return text
+        return text, "Quantize to FP8 E4M3FN (TensorRT 10.3 or later), or to INT8."
 
 
-class UnsignedZeroPoint(Refusal):
+class UnsignedZeroPoint(Reason):
     """A quantizer to uint8 with zero point 0.
 
     Attributes:
@@ -66,7 +69,7 @@ class UnsignedZeroPoint(Refusal):
         )
 
 
-class ZeroPointMissing(Refusal):
+class ZeroPointMissing(Reason):
     """A quantizer without a zero point (third input)."""
 
     rules = (fixable("DQ-3-INPUTS"),)
@@ -77,7 +80,7 @@ class ZeroPointMissing(Refusal):
         return f"{self.node} ({self.op}) has no zero-point input."
 
 
-class ZeroPointCount(Refusal):
+class ZeroPointCount(Reason):
     """Different numbers of scales and zero points."""
 
     rules = (fixable("ZP-VOLUME"),)
@@ -89,12 +92,12 @@ class ZeroPointCount(Refusal):
         return f"{self.node} has {self.scales} scales and {self.zero_points} zero points."
 
 
-class NonzeroZeroPoint(Refusal, reason="zero-point"):
+class NonzeroZeroPoint(Reason, key="zero-point"):
     """A zero point is not 0; ``zero_points`` has the smallest and the largest one."""
 
     rules = (fixable("ZP-NONZERO"),)
 
-    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
 
     dq: str
     zero_points: tuple[int, int]
@@ -107,7 +110,7 @@ class NonzeroZeroPoint(Refusal, reason="zero-point"):
         )
 
 
-class AxisOpset(Refusal):
+class AxisOpset(Reason):
     """Scales for each channel in an opset without an axis.
 
     Attributes:
@@ -127,7 +130,7 @@ class AxisOpset(Refusal):
         return f"{self.node} is per-channel in opset {self.opset}, {axis}."
 
 
-class ParameterIndirect(Refusal):
+class ParameterIndirect(Reason):
     """A scale or zero point that operators compute from constants.
 
     Attributes:
@@ -154,7 +157,7 @@ class ParameterIndirect(Refusal):
         )
 
 
-class OtherTypes(Refusal):
+class OtherTypes(Reason):
     """Quantizers of other types than 8-bit integers.
 
     Attributes:
@@ -173,7 +176,7 @@ class OtherTypes(Refusal):
         )
 
 
-class OutsideRules(Refusal, reason="outside-rules"):
+class OutsideRules(Reason, key="outside-rules"):
     """Data or weights are quantized to FP8 or INT4.
 
     The Q/DQ passes of INT8 do not cover these types.
@@ -218,7 +221,7 @@ _FORMS = {  # by form of simulated quantizers: its operators, and how to export 
 }
 
 
-class FakeQuantizers(Refusal):
+class FakeQuantizers(Reason):
     """Simulated quantizers that are not Q and DQ; the node is the first one.
 
     Attributes:

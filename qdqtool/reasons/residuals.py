@@ -20,7 +20,7 @@ from qdqtool.reasons.text import (
     format_scale,
     format_size,
 )
-from qdqtool.types import Cause, Finding, Refusal, attempted, fixable
+from qdqtool.types import Cause, Finding, Reason, attempted, fixable
 
 
 def advise_residual_pair(add: str, residual: str, quantizers: Sequence[TensorConsumer]) -> str:
@@ -34,7 +34,7 @@ def advise_residual_pair(add: str, residual: str, quantizers: Sequence[TensorCon
     )
 
 
-class ResidualFloat(Refusal, reason="residual-float"):
+class ResidualFloat(Reason, key="residual-float"):
     """The Add's other input is float.
 
     Attributes:
@@ -73,7 +73,7 @@ class ResidualFloat(Refusal, reason="residual-float"):
         return f"{float_result(self)} because {how}.", fix
 
 
-class ResidualBothQuantized(Refusal, reason="residual-both-quantized"):
+class ResidualBothQuantized(Reason, key="residual-both-quantized"):
     """A Q is between the convolution and the Add, whose other input is quantized as well."""
 
     rules = (fixable("ADD-BOTH"),)
@@ -92,7 +92,7 @@ class ResidualBothQuantized(Refusal, reason="residual-both-quantized"):
         )
 
 
-class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
+class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
     """The residual is quantized, but not all consumers of the Add are."""
 
     rules = (attempted("ADD-OUT-FLOAT"),)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from qdqtool.ir.qdq import PerChannel
 from qdqtool.reasons.tensors import Scale
 from qdqtool.reasons.text import Message, format_number, format_scale
-from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.util.records import record
 from qdqtool.util.text import format_count
 
@@ -16,7 +16,7 @@ def _more(bad: int, listed: int) -> str:
     return f"; and {bad - listed} more" if bad > listed else ""
 
 
-class ScaleHalf(Refusal):
+class ScaleHalf(Reason):
     """float16 scales, all read as float32."""
 
     rules = (fixable("SCALE-FP16"),)
@@ -59,7 +59,7 @@ _RECALIBRATE = (
 _SMALLEST_HALF = 6e-8  # the smallest number that FP16 can hold
 
 
-class ScaleNotPositive(Refusal):
+class ScaleNotPositive(Reason):
     """A scale that is zero, negative or not a number.
 
     Attributes:
@@ -150,34 +150,52 @@ class ScaleNotPositive(Refusal):
         return where
 
 
-class ScaleImplausible(Refusal):
+class ScaleImplausible(Reason):
     """A positive scale that is too large or too small to come from a calibration.
 
     Attributes:
         value: The first such scale.
         bad: Number of such scales.
         count: Number of all scales.
+        owner: The values that it quantizes.
+        largest: Largest weight that such a scale quantizes; None if the weights are unknown.
     """
 
-    rules = (FindingRule("SCALE-EXTREME"),)
+    rules = (
+        fixable("SCALE-EXTREME", lambda r: r.owner == ScaleOwner.WEIGHTS),
+        FindingRule("SCALE-EXTREME"),
+    )
 
     value: float
     bad: int
     count: int
+    owner: ScaleOwner = ScaleOwner.ACTIVATION
+    largest: float | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         where = f" in {self.bad} of {self.count} channels" if self.count > 1 else ""
-        limit = format_number(127 * self.value)
+        text = (
+            f"{self.node} has scale {format_number(self.value)}{where}, a range of "
+            f"+-{format_number(127 * self.value)}: "
+        )
+        reason = f"{_UNCALIBRATED[0].upper()}{_UNCALIBRATED[1:]}, or training diverged."
+        if self.largest is not None:
+            effect = "clipped to it" if 127 * self.value < self.largest else "rounded to 0"
+            return (
+                f"{text}the weights, up to {format_number(self.largest)}, are {effect}. {reason}",
+                "Compute the scale from the weights in the file: max|w| over 127.",
+            )
+        if self.owner != ScaleOwner.ACTIVATION:
+            return (
+                f"{text}no weights have such a range. {reason}",
+                "Quantize the float weights again: max|w| of each output channel over 127.",
+            )
         effect = (
             f"every value below {format_number(self.value / 2)} becomes 0"
             if self.value > 1
-            else f"every value beyond +-{limit} is clipped to it"
+            else f"every value beyond +-{format_number(127 * self.value)} is clipped to it"
         )
-        return (
-            f"{self.node} has scale {format_number(self.value)}{where}, a range of +-{limit}: "
-            f"{effect}. {_UNCALIBRATED[0].upper()}{_UNCALIBRATED[1:]}, or training diverged.",
-            _RECALIBRATE,
-        )
+        return f"{text}{effect}. {reason}", _RECALIBRATE
 
 
 @record
@@ -201,7 +219,7 @@ class DeadPart:
     value: float
 
 
-class ScaleDead(Refusal):
+class ScaleDead(Reason):
     """A scale with which a quantizer maps every possible value of a tensor to one value.
 
     Attributes:
@@ -249,7 +267,7 @@ class ScaleDead(Refusal):
         )
 
 
-class ScaleRank(Refusal):
+class ScaleRank(Reason):
     """A scale of several dimensions, which TensorRT reads as blocks if ``blocked``."""
 
     rules = (FindingRule("SCALE-RANK"),)
@@ -264,7 +282,7 @@ class ScaleRank(Refusal):
         )
 
 
-class ScaleCount(Refusal):
+class ScaleCount(Reason):
     """The number of scales differs from the length of the tensor's axis."""
 
     rules = (FindingRule("SCALE-COUNT"),)
@@ -281,12 +299,12 @@ class ScaleCount(Refusal):
         return f"{text}."
 
 
-class ScaleComputed(Refusal, reason="scale-computed"):
+class ScaleComputed(Reason, key="scale-computed"):
     """A scale is computed at run time; ``tensor`` is the scale."""
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 
-    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
 
     quantizer: str
     tensor: str = ""
@@ -299,12 +317,12 @@ class ScaleComputed(Refusal, reason="scale-computed"):
         )
 
 
-class ActivationPerChannel(Refusal, reason="activation-per-channel"):
+class ActivationPerChannel(Reason, key="activation-per-channel"):
     """The data input has one scale per channel."""
 
     rules = (fixable("ACT-PER-CHANNEL"),)
 
-    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
 
     dq: str
     scales: Scale
@@ -341,7 +359,7 @@ class ActivationFit:
     used: float
 
 
-class ActivationScales(Refusal):
+class ActivationScales(Reason):
     """Activation scales that do not fit the data; the node is the Q with the worst fit.
 
     Attributes:
@@ -380,7 +398,7 @@ class ActivationScales(Refusal):
         )
 
 
-class OutlierScales(Refusal):
+class OutlierScales(Reason):
     """Scales whose range covers a few values that are far larger than all other values.
 
     The node is the worst Q.

@@ -146,6 +146,6 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
     return f"Give them one scale, {format_number(largest)}{cost}."
 
 
-def float_result(refusal: Any) -> str:
+def float_result(reason: Any) -> str:
     """Return ``node writes float`` with the size of the result, for a reason with both."""
-    return f"{refusal.node} writes float{format_size(refusal.elements)}"
+    return f"{reason.node} writes float{format_size(reason.elements)}"

@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from qdqtool.reasons.tensors import PathStep, TensorSize
 from qdqtool.reasons.text import Message, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
 
 
-class OperatorsOnWeights(Refusal):
+class OperatorsOnWeights(Reason):
     """Operators are between a constant and its first quantizer.
 
     Attributes:
@@ -34,7 +34,7 @@ class OperatorsOnWeights(Refusal):
         )
 
 
-class MisreadConstant(Refusal):
+class MisreadConstant(Reason):
     """A node other than a DQ reads stored integers.
 
     Attributes:
@@ -59,7 +59,7 @@ class MisreadConstant(Refusal):
         )
 
 
-class WeightsStored(Refusal):
+class WeightsStored(Reason):
     """Weights stored as integers, with a DQ but no Q."""
 
     rules = (fixable("WEIGHT-PREQUANT"),)
@@ -74,7 +74,7 @@ class WeightsStored(Refusal):
         )
 
 
-class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
+class WeightsNotDequantized(Reason, key="weights-not-dequantized"):
     """The weights do not come from a DQ, although the data does."""
 
     rules = (fixable("W-NO-DQ"),)
@@ -90,7 +90,7 @@ class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
         )
 
 
-class WeightsNotConstant(Refusal, reason="weights-not-constant"):
+class WeightsNotConstant(Reason, key="weights-not-constant"):
     """The weights are computed at run time, or stored as a sparse tensor."""
 
     rules = (FindingRule("W-NONCONST"),)
@@ -110,7 +110,7 @@ class WeightsNotConstant(Refusal, reason="weights-not-constant"):
         return "its weights are computed, not constant"
 
 
-class WeightsAxis(Refusal, reason="weights-axis"):
+class WeightsAxis(Reason, key="weights-axis"):
     """The weights are quantized along an axis other than that of the output channels.
 
     Attributes:
@@ -153,7 +153,7 @@ class WeightsAxis(Refusal, reason="weights-axis"):
         )
 
 
-class WeightsShared(Refusal, reason="weights-shared"):
+class WeightsShared(Reason, key="weights-shared"):
     """Several convolutions read one quantized constant, which only one of them can fold.
 
     Attributes:
@@ -164,7 +164,7 @@ class WeightsShared(Refusal, reason="weights-shared"):
 
     rules = (fixable("W-SHARED"),)
 
-    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
 
     weight: str
     convolutions: tuple[str, ...]
@@ -186,6 +186,7 @@ class WeightScalesCause(StrEnum):
     OTHER_WEIGHTS = "other-weights"
     TENSOR = "tensor"
     TOO_LARGE = "too-large"
+    SATURATED = "saturated"
     EXCEPTION = "exception"
 
 
@@ -219,6 +220,11 @@ _WEIGHT_SCALE_ADVICE = {
         ),
         "Use scale = max|w| / 127 for each channel of the weights in this file.",
     ),
+    WeightScalesCause.SATURATED: (
+        "most weights are beyond the range of their scale, so the quantizer was not calibrated, "
+        "or its range belongs to other weights",
+        "Use scale = max|w| / 127 for each channel of the weights in this file.",
+    ),
     WeightScalesCause.EXCEPTION: (
         "only {channels} channels do not fit",
         (
@@ -229,7 +235,7 @@ _WEIGHT_SCALE_ADVICE = {
 }
 
 
-class WeightScales(Refusal):
+class WeightScales(Reason):
     """Weight scales that do not fit the weights; the node is the layer with the worst fit.
 
     Attributes:
@@ -244,7 +250,7 @@ class WeightScales(Refusal):
         channels: Number of channels whose scales do not fit, if all other channels fit.
     """
 
-    rules = (FindingRule("W-SCALE"),)
+    rules = (fixable("W-SCALE"),)
 
     cause: WeightScalesCause
     layers: tuple[str, ...]
@@ -271,7 +277,7 @@ class WeightScales(Refusal):
         )
 
 
-class WeightsPerTensor(Refusal):
+class WeightsPerTensor(Reason):
     """Weights with a single scale although the ranges of the output channels differ.
 
     The node is the worst layer.
@@ -314,7 +320,7 @@ class WeightsPerTensor(Refusal):
         )
 
 
-class WeightsOutput(Refusal):
+class WeightsOutput(Reason):
     """Quantized weights that are also an output of the network."""
 
     rules = (FindingRule("W-Q-OUTPUT"),)
@@ -325,7 +331,7 @@ class WeightsOutput(Refusal):
         return f"{self.node}: the quantized weights of {self.convolution} are a network output."
 
 
-class BiasQuantized(Refusal):
+class BiasQuantized(Reason):
     """A bias that comes from a DQ."""
 
     rules = (fixable("BIAS-DQ"),)

@@ -17,7 +17,8 @@ from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.prediction import predict
+from qdqtool.ir.qdq import uses_fp8
+from qdqtool.prediction import choose_typing, predict
 from qdqtool.timing import gpus, model_variants, work
 from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
 from qdqtool.timing.gpus import Gpu
@@ -334,7 +335,8 @@ def estimate(
                 code="in-myelin",
             )
         )
-    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1:
+    uses_int8 = is_float or simulated.summary()["int8"] > 0
+    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1 and uses_int8:
         notes.append(_slow_int8_note(gpu))
     if count_subgraphs(resolved_model):
         notes.append(
@@ -349,8 +351,7 @@ def estimate(
     result.batch, result.requested_batch, result.notes = factor, batch, notes
     result.float_type, result.is_float = float_type, is_float
     result.is_cuda_graph = cuda_graph
-    counts = simulated.summary()
-    result.quantized = Precision.FP8 if counts["fp8"] > counts["int8"] else Precision.INT8
+    result.quantized = _main_precision(resolved_model, simulated)
     idle_ms = engine.running_ms(correction, has_gaps=not cuda_graph, kernel_ms=engine.idle_ms(gpu))
     result.launch_ms = float(idle_ms.sum())
     _set_range(result, float(engine.counts.sum()))
@@ -366,16 +367,29 @@ def estimate(
     return result
 
 
+def _main_precision(model: Model, simulated: Prediction) -> Precision:
+    """Return the type of most quantized layers; of the quantizers if all layers are float."""
+    counts = simulated.summary()
+    if counts["fp8"] == counts["int8"] == 0:
+        return Precision.FP8 if uses_fp8(model) else Precision.INT8
+    return Precision.FP8 if counts["fp8"] > counts["int8"] else Precision.INT8
+
+
 def _slow_int8_note(gpu: Gpu) -> Note:
     """Return the note about a GPU that computes INT8 no faster than its float type."""
-    int8, half = (2e-12 * gpu.mac_rate(p) for p in (Precision.INT8, gpu.float_type))
-    return Note(
-        f"{gpu.name} computes INT8 no faster than {gpu.float_type} ({int8:.0f} and {half:.0f} "
-        "TOPS): INT8 saves only memory traffic",
-        code="int8-not-faster",
-        int8_tops=int8,
-        float_tops=half,
+    types = (Precision.INT8, gpu.float_type, Precision.FP8)
+    int8, half, fp8 = (2e-12 * gpu.mac_rate(p) for p in types)
+    if gpu.int8_rate_over_fp16 < 1:
+        comparison, effect = "slower", "INT8 slows down all layers that computation limits"
+    else:
+        comparison, effect = "no faster", "INT8 saves only memory traffic"
+    text = (
+        f"{gpu.name} computes INT8 {comparison} than {gpu.float_type} ({int8:.0f} and {half:.0f} "
+        f"TOPS): {effect}"
     )
+    if gpu.has_fp8 and fp8 > half:
+        text += f". Its faster 8-bit type is FP8 ({fp8:.0f} TOPS): qdqtool insert --precision fp8"
+    return Note(text, code="int8-not-faster", int8_tops=int8, float_tops=half, fp8_tops=fp8)
 
 
 # Parts ----------------------------------------------------------------------------------------
@@ -789,7 +803,9 @@ def predict_on_gpu(
     _check_options(options, named)
     index, gpu = load(model), named or gpu_from_capability(options.sm or "")
     gpu_target = target_named(target).with_capability(gpu.cc, named.name if named else "")
+    gpu_target, requested = choose_typing(index, gpu_target), gpu_target
     prediction = predict(index, gpu_target, assume=assume, way=way)
+    prediction.requested_target = requested.display_name
     prediction.compute_capabilities = gpu_target.capability_names or [gpu.cc]
     time = None
     if named is not None:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.input_shapes import complete_shapes
+from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes
 from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
@@ -159,17 +159,7 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
     if not shapes:
         return model, notes
     proto = strip_large_constants(model)
-    del proto.graph.value_info[:]
-    for value in proto.graph.input:
-        if value.name in shapes:
-            # Replace the whole shape: an output of that name may have declared another rank.
-            tensor_shape = value.type.tensor_type.shape
-            del tensor_shape.dim[:]
-            tensor_shape.dim.extend(
-                onnx.TensorShapeProto.Dimension(dim_value=d) for d in shapes[value.name]
-            )
-    for value in proto.graph.output:
-        value.type.tensor_type.ClearField("shape")
+    set_input_shapes(proto, shapes)
     return Model(proto, model.path, sha256=model.sha256), notes
 
 

@@ -9,7 +9,7 @@ from qdqtool.evidence import Case
 from qdqtool.ir.operators import CONVOLVE, INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
 from qdqtool.ir.qdq import QuantParams, precision_of
 from qdqtool.reasons.tensors import EMPTY_PATH, OperatorPath, PathStep, Scale
-from qdqtool.types import MyelinRegion, Precision, Refusal
+from qdqtool.types import MyelinRegion, Precision, Reason
 
 Dims = tuple[int | None, ...]
 
@@ -384,7 +384,7 @@ class Layer:
         self.paired_q = ""
         self.path: OperatorPath = EMPTY_PATH
         self.merged_quantizers: tuple[tuple[str, OperatorPath], ...] = ()
-        self.blocked_by: Refusal | None = None
+        self.blocked_by: Reason | None = None
         self.stationary_cases: tuple[Case, ...] = ()
         self.acts_as = ""
         self.activation_and_add: tuple[str, str] | None = None

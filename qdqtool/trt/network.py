@@ -35,7 +35,7 @@ class Network:
         regions: Regions of Myelin, on targets where they decide about Q and DQ.
         focus: Tensors that the current round of a loop of passes visits: those that the previous
             round edited. None for all tensors.
-        reports_refusals: Whether passes report refusals. In a loop, only the last round reports
+        reports_reasons: Whether passes report reasons. In a loop, only the last round reports
             them; it visits all tensors.
         edited_tensors: Tensors whose producer or consumers were edited in this round.
         q_copies: Number of Qs copied to the inputs of a layer so far. SplitQAcrossPrecedingFanIn
@@ -52,7 +52,7 @@ class Network:
         self.adds_after_activation: dict[str, None] = {}
         self.regions: list[MyelinRegion] = []
         self.focus: dict[Tensor, None] | None = None
-        self.reports_refusals = True
+        self.reports_reasons = True
         self.edited_tensors: dict[Tensor, None] = {}
         self._by_kind: defaultdict[LayerKind, dict[int, Layer]] = defaultdict(dict)
         self._ids = itertools.count()

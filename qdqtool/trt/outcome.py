@@ -133,7 +133,7 @@ def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]
         convolutions=outcome.convolutions,
         layers=outcome.layers,
         trace=run.trace,
-        refusals=run.refusals,
+        refusals=run.reasons,
         conversions=len(outcome.conversion_nodes),
         conversion_nodes=outcome.conversion_nodes,
         target_evidence="; ".join(filter(None, (f"{target.evidence}: {target.proof}", rules))),

@@ -51,7 +51,7 @@ from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from qdqtool.trt.targets import Target
-from qdqtool.types import Event, Refusal
+from qdqtool.types import Event, Reason
 
 
 class RankLayers:
@@ -132,17 +132,17 @@ class PipelineRun:
 
     Attributes:
         trace: Lines that TensorRT logs for the run.
-        refusals: Reasons for which passes did not fire.
+        reasons: Reasons for which passes did not fire.
     """
 
     def __init__(self, network: Network) -> None:
         self.trace: list[Event] = []
-        self.refusals: list[Refusal] = []
+        self.reasons: list[Reason] = []
         self._network = network
         self._completed: list[str] = []
 
-    def run_pass(self, step: Pass) -> list[Refusal]:
-        """Run one pass and return its refusals.
+    def run_pass(self, step: Pass) -> list[Reason]:
+        """Run one pass and return its reasons.
 
         Raises:
             PassError: The pass failed.
@@ -159,41 +159,41 @@ class PipelineRun:
             ) from error
         self._completed.append(step.name)
         self.trace += step.events
-        return step.refusals
+        return step.reasons
 
-    def run_loop(self, steps: list[Pass]) -> list[Refusal]:
-        """Run passes in rounds until no pass changes anything; return the last refusals.
+    def run_loop(self, steps: list[Pass]) -> list[Reason]:
+        """Run passes in rounds until no pass changes anything; return the last reasons.
 
         The first round visits all tensors, later rounds only tensors that the previous round
-        edited. When such a round changes nothing, a last round visits all tensors again. Refusals
+        edited. When such a round changes nothing, a last round visits all tensors again. Reasons
         come from the last round, because those of earlier rounds may no longer hold.
         """
         network = self._network
-        network.focus, network.reports_refusals = None, False
+        network.focus, network.reports_reasons = None, False
         while True:
             network.edited_tensors = {}
             start = len(self.trace)
-            refusals = self._run_round(steps)
+            reasons = self._run_round(steps)
             if len(self.trace) > start:
-                network.focus, network.reports_refusals = network.edited_tensors, False
-            elif network.reports_refusals:
-                return refusals
+                network.focus, network.reports_reasons = network.edited_tensors, False
+            elif network.reports_reasons:
+                return reasons
             else:
-                network.focus, network.reports_refusals = None, True
+                network.focus, network.reports_reasons = None, True
 
-    def _run_round(self, steps: list[Pass]) -> list[Refusal]:
+    def _run_round(self, steps: list[Pass]) -> list[Reason]:
         """Run passes in turn until one, other than the first, changes something.
 
         Returns:
-            Refusals of the passes that ran.
+            Reasons of the passes that ran.
         """
-        refusals: list[Refusal] = []
+        reasons: list[Reason] = []
         for step in steps:
             before = len(self.trace)
-            refusals += self.run_pass(step)
+            reasons += self.run_pass(step)
             if len(self.trace) > before and step is not steps[0]:
                 break
-        return refusals
+        return reasons
 
 
 def run(network: Network, target: Target, last: type[Pass] | None = None) -> PipelineRun:
@@ -210,9 +210,9 @@ def run(network: Network, target: Target, last: type[Pass] | None = None) -> Pip
     result = PipelineRun(network)
     for stage in PIPELINE:
         if isinstance(stage, tuple):
-            result.refusals += result.run_loop([pass_type(target) for pass_type in stage])
+            result.reasons += result.run_loop([pass_type(target) for pass_type in stage])
         elif issubclass(stage, Pass):
-            result.refusals += result.run_pass(stage(target))
+            result.reasons += result.run_pass(stage(target))
         else:
             network.rank_layers()
         if stage is last:

@@ -38,7 +38,7 @@ from qdqtool.trt.layers import (
     weights_position,
 )
 from qdqtool.trt.targets import Target
-from qdqtool.types import BYTES, Precision, Refusal
+from qdqtool.types import BYTES, Precision, Reason
 from qdqtool.util.records import SharedTuple
 
 # Limits of the search for the consumers of one tensor.
@@ -355,7 +355,7 @@ def explain_float_output(
 def check_output_scales(
     by: str, node: str, tensor: str, consumers: tuple[TensorConsumer, ...], size: TensorSize | None
 ) -> OutputDifferentScales | None:
-    """Return a refusal if Qs with different scales are the only consumers of a result."""
+    """Return a reason if Qs with different scales are the only consumers of a result."""
     if not have_different_scales(consumers):
         return None
     if any(consumer.kind != ConsumerKind.Q for consumer in consumers):
@@ -366,11 +366,11 @@ def check_output_scales(
 def check_equal_scales(
     by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
 ) -> ScalesDiffer | None:
-    """Return a refusal if quantizers may differ in scale, zero point or type.
+    """Return a reason if quantizers may differ in scale, zero point or type.
 
     Args:
         by: Name of the calling pass.
-        node: Node that the refusal is about.
+        node: Node that the reason is about.
         tensor: Tensor at which the quantizers are.
         quantizers: Q and DQ in a row, or Qs that read one tensor.
     """
@@ -432,7 +432,7 @@ def _has_one_origin(layer: Layer) -> bool:
 # Layers with weights --------------------------------------------------------------------------
 
 
-def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
+def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
     """Return the reason for which a layer with weights cannot run in INT8; None if it can.
 
     Args:
@@ -481,7 +481,7 @@ def _explain_float_data(layer: Layer, by: str, weights_quantized: bool) -> Input
 
 def _type_obstacles(
     layer: Layer, by: str, target: Target, dqs: tuple[Layer, Layer]
-) -> Iterator[Refusal | None]:
+) -> Iterator[Reason | None]:
     """Yield reasons why data and weights cannot be multiplied; None for each passed check."""
     node = node_name(layer)
     for dq in dqs:
@@ -492,6 +492,9 @@ def _type_obstacles(
         int4 = data if types[0] == Precision.INT4 else weights
         yield OutsideRules(by, node, node_name(int4), Precision.INT4)
     computed_type = _product_type(data)
+    if {computed_type, _product_type(weights)} == {"INT8", "FP8"}:
+        dq_names = node_name(data), node_name(weights)
+        yield fp8.MixedOperands(by, node, dq_names, types, tensor_size(layer.out))
     if computed_type is None or computed_type != _product_type(weights):
         yield TypesDiffer(by, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
@@ -501,7 +504,7 @@ def _type_obstacles(
         yield _find_fp8_obstacle(layer, by, target)
 
 
-def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
+def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
     """Return why a layer of FP8 data and weights runs in float; None if it computes in FP8."""
     node, size = node_name(layer), tensor_size(layer.out)
     if not target.has_fp8:
@@ -510,14 +513,15 @@ def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
         return fp8.FloatFp8Deconvolution(by, node, size)
     if layer.kind == LayerKind.CONVOLUTION and layer.op == "Conv":
         if not target.fp8_convolutions:
-            return fp8.EarlyFp8Convolution(by, node, target.display_name, size)
+            capability = target.named_capability if target.needs_hopper_for_fp8 else ""
+            return fp8.EarlyFp8Convolution(by, node, target.version_name, size, capability)
         return fault_checks.large_fp8_kernel(by, node, layer.weights.kernel, size)
     return None
 
 
 def _quantizer_obstacles(
     layer: Layer, by: str, dqs: tuple[Layer, Layer]
-) -> Iterator[Refusal | None]:
+) -> Iterator[Reason | None]:
     """Yield faults of the DQs of data and weights; None for each passed check."""
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs

@@ -23,6 +23,8 @@ DEFAULT_FP8_SM = (89,)  # default for models with FP8, which older GPUs lack
 _FIRST_FP8 = (10, 0)
 # NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
 _FIRST_FP8_CONVOLUTIONS = (10, 2)
+_FIRST_FP8_BEYOND_HOPPER = (10, 3)
+_HOPPER = 90
 # Release notes of 10.6: attention, and scales for each column of products
 _FIRST_FP8_ATTENTION = (10, 6)
 
@@ -92,8 +94,12 @@ class Target:
         layer_normalization: Its parser accepts LayerNormalization (INormalizationLayer), whose sums
             are FP32.
         capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6. A type that one
-            of them lacks is not available.
+            of them lacks is not available. For classic TensorRT, they count only if named.
         has_named_capability: Whether the user or a build named ``capabilities``.
+        has_built_typing: Whether a build shows ``strongly_typed``, which then does not depend on
+            the model.
+        typed_for_fp8: Whether it is strongly typed because of the FP8 in the model, not because
+            the user requested it.
         buildable: All compute capabilities that it can build for. Empty if the builder decides it,
             on the GPU that it runs on.
     """
@@ -130,6 +136,8 @@ class Target:
     layer_normalization: bool = False
     capabilities: tuple[int, ...] = DEFAULT_SM
     has_named_capability: bool = False
+    has_built_typing: bool = False
+    typed_for_fp8: bool = False
     buildable: tuple[int, ...] = ()
 
     @property
@@ -202,10 +210,15 @@ class Target:
     @property
     def title(self) -> str:
         """Product and version in words: ``TensorRT 10``, ``TensorRT-RTX 1.7``."""
-        base, suffix = self.name.removesuffix(STRONGLY_TYPED), ", strongly typed"
-        version = self.requested_version or base.removeprefix("rtx").removeprefix("trt")
+        suffix = ", strongly typed" if self.name.endswith(STRONGLY_TYPED) else ""
         product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
-        return f"{product} {version}{suffix if base != self.name else ''}"
+        return f"{product} {self.version_name}{suffix}"
+
+    @property
+    def version_name(self) -> str:
+        """Version without the product: ``10``, ``10.3``, ``1.7``."""
+        base = self.name.removesuffix(STRONGLY_TYPED)
+        return self.requested_version or base.removeprefix("rtx").removeprefix("trt")
 
     @property
     def assumes_8x_cases(self) -> bool:
@@ -229,8 +242,25 @@ class Target:
 
     @property
     def fp8_convolutions(self) -> bool:
-        """Whether it computes convolutions in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`)."""
+        """Whether it computes convolutions in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`).
+
+        TensorRT 10.2 does so on Hopper only, which is assumed if no compute capability is named.
+        """
+        if self.needs_hopper_for_fp8 and self.has_named_capability:
+            return _HOPPER in self.capabilities
         return self.is_rtx or self._minor_version >= _FIRST_FP8_CONVOLUTIONS
+
+    @property
+    def needs_hopper_for_fp8(self) -> bool:
+        """Whether it computes convolutions in FP8 on compute capability 9.0 only: 10.2."""
+        version = self._minor_version
+        is_between = _FIRST_FP8_CONVOLUTIONS <= version < _FIRST_FP8_BEYOND_HOPPER
+        return is_between and not self.is_rtx
+
+    @property
+    def named_capability(self) -> str:
+        """Compute capability that the user or a build named, such as ``8.9``; empty otherwise."""
+        return format_capability(self.capabilities[0]) if self.has_named_capability else ""
 
     @property
     def fp8_product_channels(self) -> bool:
@@ -259,7 +289,7 @@ class Target:
         return [format_capability(c) for c in self.capabilities] if self.is_rtx else []
 
     def with_capability(self, capability: str, gpu: str = "", *, seen: bool = False) -> Target:
-        """Return the target for one compute capability; the same target if not TensorRT-RTX.
+        """Return the target for one compute capability.
 
         Args:
             capability: Compute capability, such as ``8.6``.
@@ -270,8 +300,6 @@ class Target:
             QdqtoolError: TensorRT-RTX cannot build for it.
         """
         number = int(capability.replace(".", ""))
-        if not self.is_rtx:
-            return self
         if self.buildable and number not in self.buildable and not seen:
             name = f" ({gpu})" if gpu else ""
             buildable = ", ".join(format_capability(c) for c in self.buildable)
@@ -287,11 +315,16 @@ class Target:
     def for_fp8(self) -> Target:
         """Return the target for a model with FP8.
 
-        For TensorRT-RTX the default compute capability becomes 8.9, unless one was named.
+        For TensorRT-RTX the default compute capability becomes 8.9, unless one was named. A weakly
+        typed target becomes strongly typed, as NVIDIA advises for FP8 (NVIDIA/TensorRT issue 3987),
+        unless a build shows its typing.
         """
-        if not self.is_rtx or self.has_named_capability:
+        if self.is_rtx:
+            is_named = self.has_named_capability
+            return self if is_named else replace_fields(self, capabilities=DEFAULT_FP8_SM)
+        if self.strongly_typed or self.has_built_typing or not self.has_fp8:
             return self
-        return replace_fields(self, capabilities=DEFAULT_FP8_SM)
+        return replace_fields(strongly_typed(self), typed_for_fp8=True)
 
 
 _TRT10 = Target(
@@ -457,7 +490,8 @@ def _find_by_version(text: str) -> Target | None:
         return None
     if int(version.partition(".")[0]) > max(t.version[0] for t in TARGETS.values()):
         return None  # a typing error (85), or a version that does not exist yet
-    if version_numbers(version) == target.version and version.count(".") < 2:
+    is_range = "." not in target.name and "." in version  # 10.0 is one version of trt10
+    if version_numbers(version) == target.version and version.count(".") < 2 and not is_range:
         return target
     proof = f"{version} is answered by the nearest rules, those of {target.name}; {target.proof}"
     return replace_fields(target, requested_version=version, proof=proof)

@@ -171,7 +171,9 @@ def choose_target_for_gpu(
         QdqtoolError: The GPU is unknown, or the target or the build is not for it.
     """
     resolved, notes = choose_target(build, target)
-    if not resolved.is_rtx and options.gpu is None:
+    resolved = replace_fields(resolved, has_built_typing=True)
+    depends_on_gpu = resolved.is_rtx or resolved.needs_hopper_for_fp8
+    if not depends_on_gpu and options.gpu is None:
         return resolved, notes
     from qdqtool.timing import gpus
     from qdqtool.timing.built_engine import find_build_gpu, parse_device

@@ -21,7 +21,7 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.qdq import is_qdq
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.trt.trace import FUSING_INTO
-from qdqtool.types import ConvOutcome, Json, Precision, Prediction, Refusal
+from qdqtool.types import ConvOutcome, Json, Precision, Prediction, Reason
 from qdqtool.util.records import to_json_fields
 from qdqtool.verification.kernels import (
     ABBREVIATED,
@@ -213,8 +213,8 @@ def compare_convolutions(
     skipped = set(uncertain)
     unknown: list[str] = []
     mismatches: list[Mismatch] = []
-    # Keeps the first refusal of each node.
-    refusals = {r.node: r for r in reversed(prediction.refusals)}
+    # Keeps the first reason of each node.
+    reasons = {r.node: r for r in reversed(prediction.refusals)}
     passes = _fusing_passes(prediction)
     for conv in prediction.convolutions:
         built = read_built_convolution(model.node(conv.name), conv, build, mapper, lines)
@@ -230,7 +230,7 @@ def compare_convolutions(
                     built.as_json(),
                     *difference,
                     built.line or None,
-                    _describe_rule(conv, refusals.get(conv.name), passes.get(conv.name)),
+                    _describe_rule(conv, reasons.get(conv.name), passes.get(conv.name)),
                 )
             )
         elif conv.name in skipped or built.precision is None or built.output is None:
@@ -382,7 +382,7 @@ def _fusing_passes(prediction: Prediction) -> dict[str, str]:
     return passes
 
 
-def _describe_rule(conv: ConvOutcome, refusal: Refusal | None, pass_name: str | None) -> str:
-    if refusal is not None:
-        return f"by {refusal.pass_name}: {refusal.reason}"
+def _describe_rule(conv: ConvOutcome, reason: Reason | None, pass_name: str | None) -> str:
+    if reason is not None:
+        return f"by {reason.pass_name}: {reason.key}"
     return f"by {pass_name}" if pass_name is not None else f"as layer {conv.layer or conv.name}"

@@ -40,9 +40,9 @@ YOLO = HOME / "yolo-resnet18-orin-trt8502" / "model.onnx.gz"
 
 
 def reports(prediction: qdqtool.Prediction, code: str) -> list[tuple[str, str, list[str]]]:
-    """Return node, severity and kinds of refusals of each finding with a code."""
+    """Return node, severity and kinds of reasons of each finding with a code."""
     return [
-        (f.node, str(f.severity), [type(c.refusal).__name__ for c in f.causes])
+        (f.node, str(f.severity), [type(c.reason).__name__ for c in f.causes])
         for f in prediction.findings
         if f.code == code
     ]
@@ -600,8 +600,8 @@ def test_private_concat_scales_differ_in_the_same_order() -> None:
 
     def scales(prediction: qdqtool.Prediction) -> list[float]:
         (finding,) = (f for f in prediction.findings if f.code == "CONCAT-SCALE")
-        refusals = [r for c in finding.causes for r in c.also if isinstance(r, ConcatScales)]
-        return [scale for r in refusals for scale in (*r.parts, r.output_scale)]
+        reasons = [r for c in finding.causes for r in c.also if isinstance(r, ConcatScales)]
+        return [scale for r in reasons for scale in (*r.parts, r.output_scale)]
 
     new, old = scales(result.prediction), scales(result.whole)
     assert len(new) == len(old) == 4 and not set(new) & set(old)

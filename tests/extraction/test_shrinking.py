@@ -26,7 +26,7 @@ from tests.findings.test_producers import models, prediction
 
 
 def test_part_grows_from_nodes_that_the_finding_names() -> None:
-    """The node of the finding, its convolutions and the nodes of its refusals name nodes."""
+    """The node of the finding, its convolutions and the nodes of its reasons name nodes."""
     decisive = Counter[int]()
     for place, proto in enumerate(models()[: len(REFUSAL_GRAPHS)]):
         model, whole = Model(proto), prediction(place, "trt8.5")

@@ -24,23 +24,23 @@ R = TypeVar("R")
 
 
 def cause(finding: Finding) -> Any:
-    """Return the refusal that decided."""
-    return finding.causes[0].refusal
+    """Return the reason that decided."""
+    return finding.causes[0].reason
 
 
-def refusals(finding: Finding) -> list[Any]:
-    """Return the refusals that decided and those that explain them."""
-    return [refusal for c in finding.causes for refusal in (c.refusal, *c.also)]
+def reasons(finding: Finding) -> list[Any]:
+    """Return the reasons that decided and those that explain them."""
+    return [reason for c in finding.causes for reason in (c.reason, *c.also)]
 
 
 def cause_of(kind: type[R], finding: Finding) -> R:
-    """Return the first refusal of a kind."""
-    return next(refusal for refusal in refusals(finding) if isinstance(refusal, kind))
+    """Return the first reason of a kind."""
+    return next(reason for reason in reasons(finding) if isinstance(reason, kind))
 
 
 def names(finding: Finding) -> set[str]:
-    """Return the names in the refusals."""
-    return {name for refusal in refusals(finding) for name in refusal.names()}
+    """Return the names in the reasons."""
+    return {name for reason in reasons(finding) for name in reason.names()}
 
 
 def quantized_reader(g: Graph, x: str, name: str = "next", scale: float = 0.05) -> str:
@@ -73,10 +73,10 @@ def residual(
 def test_float_residual_is_reported_with_its_conversions() -> None:
     prediction, findings = outcome(residual("float"))
     finding = findings["SKIP-FLOAT"]
-    refusal = cause_of(ResidualFloat, finding)
+    reason = cause_of(ResidualFloat, finding)
     assert finding.node == "sum" and "c2" in finding.convolutions
-    assert (refusal.node, refusal.add, refusal.elements.shape) == ("c2", "sum", "16x16x16")
-    assert [(q.node, round(q.scale, 6)) for q in refusal.quantizers] == [("c1.in.Q", 0.07)]
+    assert (reason.node, reason.add, reason.elements.shape) == ("c2", "sum", "16x16x16")
+    assert [(q.node, round(q.scale, 6)) for q in reason.quantizers] == [("c1.in.Q", 0.07)]
     assert prediction.convolution("c2").findings[0] == finding.id
     conversions = {f.node: f for f in prediction.findings if f.code == "CONVERSION"}
     assert conversions.keys() == {"c1.in.Q", "next.in.Q"}
@@ -158,9 +158,9 @@ def test_pair_inside_silu_is_reported(g: Graph, gate: bool) -> None:
 def test_convolution_of_a_float_input_is_reported(g: Graph, weights: str, code: str) -> None:
     x = g.conv(g.input(1, 16, 16, 16), "c", 16, scale=None, weights=weights)
     prediction, findings = outcome(g.model(x))
-    refusal = cause(findings[code])
-    assert refusal.weights_quantized == (weights == "qdq")
-    assert weights == "float" or refusal.dq == ""
+    reason = cause(findings[code])
+    assert reason.weights_quantized == (weights == "qdq")
+    assert weights == "float" or reason.dq == ""
     assert findings[code].id in prediction.convolution("c").findings
 
 
@@ -456,11 +456,11 @@ def test_pooling_with_two_scales_is_reported(g: Graph, outer: float, reported: b
 
 def test_concat_with_different_scales_is_reported() -> None:
     finding = outcome(concat((0.0213, 0.0213, 0.048), 0.048))[1]["CONCAT-SCALE"]
-    refusal = cause_of(ConcatScales, finding)
+    reason = cause_of(ConcatScales, finding)
     assert finding.node == "join" and {"c0", "c1"} <= set(finding.convolutions)
     assert "c2" not in finding.convolutions
-    assert refusal.parts == pytest.approx((0.0213, 0.0213, 0.048))
-    assert refusal.output_scale == pytest.approx(0.048)
+    assert reason.parts == pytest.approx((0.0213, 0.0213, 0.048))
+    assert reason.output_scale == pytest.approx(0.048)
 
 
 def test_concat_with_one_scale_has_no_finding() -> None:
@@ -488,10 +488,10 @@ def test_concat_of_pairs_names_the_scale_after_it(g: Graph) -> None:
     a = g.pair(g.pool(g.conv(g.input(1, 16, 8, 8), "c0", 16), "p", k=3, stride=1), "a", 0.05)
     b = g.pair(g.conv("x", "c1", 16), "b", 0.1)
     model = g.model(g.conv(g.concat([a, b], "cat"), "c2", 16, scale=0.2))
-    refusal = cause_of(ConcatScales, outcome(model)[1]["CONCAT-SCALE"])
-    assert min(refusal.parts) == pytest.approx(0.05) and refusal.output_scale == pytest.approx(0.2)
+    reason = cause_of(ConcatScales, outcome(model)[1]["CONCAT-SCALE"])
+    assert min(reason.parts) == pytest.approx(0.05) and reason.output_scale == pytest.approx(0.2)
     assert "loses 2.0 bits" in advise_common_scale(
-        [*refusal.parts, refusal.output_scale]
+        [*reason.parts, reason.output_scale]
     )  # log2(0.2 / 0.05)
 
 

@@ -162,7 +162,7 @@ def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction
 
 
 def test_each_code_comes_out_of_a_network() -> None:
-    """Of those above, the graphs of refusals and cases, and the networks whose words are held (test_wording)."""
+    """Of those above, the graphs of reasons and cases, and the networks whose words are held (test_wording)."""
     found = {f.code for _, listed in findings() for f in listed}
     found |= {f.code for prediction in predictions("trt8.5") for f in prediction.findings}
     assert found | NETWORKS.keys() | PREDICTIONS.keys() == CODES.keys()

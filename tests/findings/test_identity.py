@@ -16,31 +16,31 @@ from qdqtool.findings.messages import describe_finding
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost, LossCause
-from qdqtool.reasons.conversions import RemainingConversion
+from qdqtool.reasons.conversions import COVERED_TYPES, RemainingConversion
 from qdqtool.reasons.outputs import OutputNotQuantized
 from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
-from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
+from qdqtool.types import Cause, Evidence, Finding, Prediction, Severity
 from qdqtool.util.records import replace_fields
 from tests.findings.graphs import GRAPHS
 from tests.findings.test_producers import prediction
-from tests.findings.test_refusals import TARGETS
+from tests.findings.test_reasons import TARGETS
 from tests.slow import slow_after
 from tools.fuzz.grammar import network
 
 
-def finding(refusal: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Finding:
+def finding(reason: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Finding:
     """Return a finding whose words must not be asked for."""
 
     def words(_: Finding) -> tuple[str, str]:
         raise AssertionError("a key needs no words")
 
-    return Finding(code, Severity.WARNING, "n", (Cause(refusal, **cause),), Evidence.SEEN, words)
+    return Finding(code, Severity.WARNING, "n", (Cause(reason, **cause),), Evidence.SEEN, words)
 
 
-def key_of(refusal: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Any:
-    return finding_key(finding(refusal, code, **cause))
+def key_of(reason: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Any:
+    return finding_key(finding(reason, code, **cause))
 
 
 CONV = TensorConsumer(ConsumerKind.OP, "c", "Conv", feeds_weighted=True)
@@ -161,21 +161,21 @@ def test_key_of_lost_integers_has_the_convolution(why: LossCause, equal: bool) -
 def test_key_of_conversion_has_the_producer_unless_another_finding_explains_it(
     target: str,
 ) -> None:
-    refusals = [
-        cause.refusal
+    reasons = [
+        cause.reason
         for place in range(len(GRAPHS))
         for conversion in prediction(place, target).findings
         if conversion.code == "CONVERSION"
         for cause in conversion.causes
     ]
-    assert len(refusals) > 10
-    for stays in refusals:
+    assert len(reasons) > 10
+    for stays in reasons:
         assert isinstance(stays, RemainingConversion)
         origin = replace_fields(
             stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8
         )
         moved = replace_fields(stays, origin=origin)
-        plain = stays.quantize and stays.precision in (Precision.INT8, Precision.INT32)
+        plain = stays.quantize and stays.precision in COVERED_TYPES
         assert (key_of(stays, "CONVERSION") == key_of(moved, "CONVERSION")) is not plain
         see, other = (("OUT-FLOAT", "c"),), (("OUT-FLOAT", "d"),)
         explained = key_of(stays, "CONVERSION", see=see)
@@ -195,8 +195,8 @@ def test_keys_of_a_network_are_unique_and_repeatable(place: int, reason: str) ->
 
 def words_without_sizes(finding: Finding) -> tuple[str, ...]:
     causes = [
-        replace_fields(c, refusal=replace_fields(c.refusal, elements=None))
-        if hasattr(c.refusal, "elements")
+        replace_fields(c, reason=replace_fields(c.reason, elements=None))
+        if hasattr(c.reason, "elements")
         else c
         for c in finding.causes
     ]

@@ -34,8 +34,8 @@ from qdqtool.trt import fault_checks, surroundings
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.rtx import compiler_faults, fp8_kernels, operands
-from qdqtool.types import Evidence, Prediction, Refusal
-from tests.findings.graphs import GRAPHS as OF_REFUSALS
+from qdqtool.types import Evidence, Prediction, Reason
+from tests.findings.graphs import GRAPHS as OF_REASONS
 from tests.slow import slow_after
 from tests.sources import nodes_of, walked
 from tests.trt.builder import Graph
@@ -57,7 +57,7 @@ def last_name(node: ast.AST | None) -> str:
 
 
 def test_no_call_gives_a_finding_its_code() -> None:
-    """A refusal is reported: its class and values decide the code, declared by the class."""
+    """A reason is reported: its class and values decide the code, declared by the class."""
     texts = {
         p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8")
         for p in PACKAGE.rglob("*.py")
@@ -83,7 +83,7 @@ def test_no_call_gives_a_finding_its_code() -> None:
     assert callers <= {f"findings/{name}.py" for name in ("rules", "report", "compiler")}
 
 
-# Refusals that several modules make, in ways that have nothing in common.
+# Reasons that several modules make, in ways that have nothing in common.
 IN_SEVERAL_MODULES = {
     InputNotDequantized: "TensorRT's optimizer moves DQs, TensorRT-RTX's follows integers",
     WeightsNotDequantized: "like the input",
@@ -143,7 +143,7 @@ def test_callables_are_those_of_the_source(source: str) -> None:
     assert ("RemainingConversion" in names) is (source in CALLED)
 
 
-# Refusals that neither a finding nor a placement reports.
+# Reasons that neither a finding nor a placement reports.
 NOT_REPORTED = {
     TypesDiffer: "the fault of a quantizer (MODEL_FAULTS), which the checks report by its type",
     OutsideRules: "like TypesDiffer",
@@ -153,17 +153,17 @@ NOT_REPORTED = {
 }
 
 
-def test_refusals_are_reported_except_some() -> None:
-    kinds = {kind for kind in every(Refusal) if kind.__module__.startswith("qdqtool.")}
-    placed = {kind for kind in kinds if kind.skip_reason is not Refusal.skip_reason}
+def test_reasons_are_reported_except_some() -> None:
+    kinds = {kind for kind in every(Reason) if kind.__module__.startswith("qdqtool.")}
+    placed = {kind for kind in kinds if kind.skip_reason is not Reason.skip_reason}
     assert kinds - REPORTED - placed == NOT_REPORTED.keys()
     assert not any(kind.rules for kind in NOT_REPORTED)
     without_code = {kind for kind in MODEL_FAULTS if not finding_codes(kind)}
     assert without_code == {TypesDiffer, OutsideRules}
 
 
-def made_in(module: ModuleType, start: str = "") -> set[type[Refusal]]:
-    """Return the classes of refusals that a module makes, or asks `fault_checks` for.
+def made_in(module: ModuleType, start: str = "") -> set[type[Reason]]:
+    """Return the classes of reasons that a module makes, or asks `fault_checks` for.
 
     Args:
         start: Function to start at; only the functions that it calls count. Empty for all of the module.
@@ -177,13 +177,13 @@ def made_in(module: ModuleType, start: str = "") -> set[type[Refusal]]:
             function = getattr(fault_checks, name, None)
             annotation = str(getattr(function, "__annotations__", {}).get("return", name))
             names = set(re.findall(r"\w+", annotation))
-            kinds |= {kind for kind in every(Refusal) if kind.__name__ in names}
+            kinds |= {kind for kind in every(Reason) if kind.__name__ in names}
             if start and name in functions and functions[name] not in todo:
                 todo.append(functions[name])
     return kinds
 
 
-def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
+def test_reasons_of_a_layer_are_reported_or_faults_of_the_model() -> None:
     of_layers = made_in(surroundings, "find_int8_obstacle") | made_in(quantize_double_input_nodes)
     reported = {
         OutputScale,
@@ -192,6 +192,7 @@ def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
         fp8.FloatFp8Deconvolution,
         fp8.EarlyFp8Convolution,
         fp8.LargeFp8Kernel,
+        fp8.MixedOperands,
         fp8.OutputTypeDiffers,
     }
     assert of_layers == {*reported, *MODEL_FAULTS}
@@ -201,14 +202,14 @@ def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
     assert codes.issuperset(code for others in MODEL_FAULTS.values() for code in others)
 
 
-def test_refusals_of_tensorrt_rtx_are_left_to_its_simulation() -> None:
+def test_reasons_of_tensorrt_rtx_are_left_to_its_simulation() -> None:
     made = made_in(compiler_faults) | made_in(operands) | made_in(fp8_kernels)
     assert made == set(compiler.REASONS)
 
 
 def test_codes_have_refusals() -> None:
     assert {entry.code for kind in REPORTED for entry in kind.rules} == CODES
-    assert set(every(Refusal)) >= REPORTED
+    assert set(every(Reason)) >= REPORTED
 
 
 def test_last_code_of_a_refusal_has_no_condition() -> None:
@@ -221,7 +222,7 @@ def test_codes_of_the_compiler_apply_to_tensorrt_rtx() -> None:
     assert {"BUILD-FAILS", "IN-BLOCKED", "SCALE-SHAPE1"} <= compiler.CODES <= on_rtx
 
 
-def every(kind: type[Refusal]) -> Iterator[type[Refusal]]:
+def every(kind: type[Reason]) -> Iterator[type[Reason]]:
     for below in kind.__subclasses__():
         yield below
         yield from every(below)
@@ -319,8 +320,8 @@ def test_conversion_names_the_fault_of_its_convolution(code: str) -> None:
 
 @functools.cache
 def models() -> list[onnx.ModelProto]:
-    """Return the graphs of all refusals and cases. Callers do not change them."""
-    return [*(make() for make in OF_REFUSALS.values()), *map(model_of, OF_CASES)]
+    """Return the graphs of all reasons and cases. Callers do not change them."""
+    return [*(make() for make in OF_REASONS.values()), *map(model_of, OF_CASES)]
 
 
 @functools.cache
@@ -344,13 +345,13 @@ def test_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) -> Non
     kinds = set()
     for prediction in predictions(target):
         convolutions = {c.name: c for c in prediction.convolutions if not c.is_int8}
-        for refusal in prediction.refusals:
-            kind, convolution = type(refusal), convolutions.get(refusal.node)
+        for reason in prediction.refusals:
+            kind, convolution = type(reason), convolutions.get(reason.node)
             if convolution is None or kind not in MODEL_FAULTS:
                 continue
             kinds.add(kind)
             codes = {f.code for f in prediction.findings if f.id in convolution.findings}
-            assert codes.intersection((*finding_codes(kind), *MODEL_FAULTS[kind])), refusal
+            assert codes.intersection((*finding_codes(kind), *MODEL_FAULTS[kind])), reason
     assert len(kinds) >= len(MODEL_FAULTS) - 1  # types of floats differ from TensorRT 10 on
 
 

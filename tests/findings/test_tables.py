@@ -226,10 +226,10 @@ import pytest
 selection = "not contributing_page"
 assert pytest.main([*TESTS, "-n", "0", "-p", "no:hypothesispytest", "-k", selection]) == 0
 from qdqtool import predict
-from qdqtool.reasons.operators import ExampleFault
+from qdqtool.reasons.operators import ExampleReason
 from tests import wording
 (prediction,) = (predict(model, target) for label, model, target in wording.single_wordings() if label == "example")
-assert ExampleFault in {type(cause.refusal) for finding in prediction.findings for cause in finding.causes}
+assert ExampleReason in {type(cause.reason) for finding in prediction.findings for cause in finding.causes}
 """
 TESTS = [
     "tests/trt/test_cases.py",
@@ -257,7 +257,7 @@ g = Graph()
 model = g.model(g.op("Celu", g.input(1, 8), "n"))
 (finding,) = (f for f in predict(model, "trt8.6").findings if f.code == "EXAMPLE-CODE")
 assert (finding.node, finding.message, finding.fix) == ("n", "n is an example of 2.", "The change to make.")
-assert type(finding.causes[0].refusal).__name__ == "ExampleFault" and finding.causes[0].refusal.size == 2
+assert type(finding.causes[0].reason).__name__ == "ExampleReason" and finding.causes[0].reason.size == 2
 assert "EXAMPLE-CODE" not in predict(model, "trt10").findings_by_code()
 """,
     "method": """
@@ -348,7 +348,7 @@ def copy_with_examples(root: Path) -> Path:
         if name == "qdqtool/findings/lint/operators.py":  # the page leaves the import out
             mark = "from qdqtool.reasons.operators import (\n"
             assert mark in new
-            new = new.replace(mark, f"{mark}    ExampleFault,\n")
+            new = new.replace(mark, f"{mark}    ExampleReason,\n")
         path.write_text(new, "utf-8")
     pipeline = root / "qdqtool" / "trt" / "pipeline.py"
     mark = "from qdqtool.trt.passes.scale_activation_fusion"

@@ -8,9 +8,9 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import Refusal
+from qdqtool.types import Reason
 
-Find = Callable[[View, Target, Sequence[Refusal]], list[FixSite]]
+Find = Callable[[View, Target, Sequence[Reason]], list[FixSite]]
 
 
 def find_sites(find: Find, model: Model, target: Target | None = None) -> list[FixSite]:

@@ -20,7 +20,7 @@ from qdqtool.prediction import advise, predict
 from qdqtool.reasons.fusions import InsideActivation
 from qdqtool.reasons.outputs import OutputManyConsumers
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Prediction, Refusal
+from qdqtool.types import Prediction, Reason
 from qdqtool.util.records import field_values, replace_fields
 from tests.findings.lint.test_api import shared_model
 from tests.findings.test_producers import predictions, views
@@ -78,12 +78,12 @@ def others() -> list[View]:
     ]
 
 
-def reported_in(prediction: Prediction, step: FixStep) -> list[Refusal]:
-    """Return the refusals that a step answers."""
-    causes = [r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also)]
+def reported_in(prediction: Prediction, step: FixStep) -> list[Reason]:
+    """Return the reasons that a step answers."""
+    causes = [r for f in prediction.findings for c in f.causes for r in (c.reason, *c.also)]
     return list(
         dict.fromkeys(
-            r for r in (*causes, *prediction.refusals) if isinstance(r, step.refusal_types)
+            r for r in (*causes, *prediction.refusals) if isinstance(r, step.reason_types)
         )
     )
 
@@ -102,7 +102,7 @@ def reported_in(prediction: Prediction, step: FixStep) -> list[Refusal]:
     ),
 )
 def test_step_finds_only_reported_places(target: str, steps: int) -> None:
-    """Each refusal alone gives its places, and two copies of a network have those of both."""
+    """Each reason alone gives its places, and two copies of a network have those of both."""
     chosen = target_named(target)
     acted: dict[int, tuple[onnx.ModelProto, set[str]]] = {}
     read = zip(
@@ -129,11 +129,11 @@ def test_step_finds_only_reported_places(target: str, steps: int) -> None:
 
 
 @functools.cache
-def below(kind: type[Refusal]) -> type[Refusal]:
+def below(kind: type[Reason]) -> type[Reason]:
     return type(f"Own{kind.__name__}", (kind,), {})
 
 
-def derived(r: Refusal) -> Refusal:
+def derived(r: Reason) -> Reason:
     return r if type(r).__name__.startswith("Own") else below(type(r))(*field_values(r))
 
 
@@ -155,7 +155,7 @@ def told(prediction: Prediction) -> list[object]:
 
 def test_refusal_subclass_is_handled_like_base() -> None:
     """The findings, their messages and keys, and the places of fixes are the same."""
-    met: set[type[Refusal]] = set()
+    met: set[type[Reason]] = set()
     for target in ("trt8.5", "rtx1.7"):
         others = [
             (view, predict(view.model, target))
@@ -168,10 +168,10 @@ def test_refusal_subclass_is_handled_like_base() -> None:
             other.findings = advise(view.model, other)
             for f in other.findings:
                 f.causes = tuple(
-                    replace_fields(c, refusal=derived(c.refusal), also=tuple(map(derived, c.also)))
+                    replace_fields(c, reason=derived(c.reason), also=tuple(map(derived, c.also)))
                     for c in f.causes
                 )
-                met.update(type(c.refusal) for c in f.causes)
+                met.update(type(c.reason) for c in f.causes)
             assert told(plain) == told(other)
             for step in STEPS:
                 places = [
@@ -214,6 +214,6 @@ def test_sum_is_automatic_if_scales_of_float_inputs_are_known(
     total = g.add(first, g.pair(second, "o") if other == "pair" else second, "sum")
     model = Model(g.model(*ends, g.conv(g.relu(total, "rs"), "c4", 16)))
     (told,) = (f for f in predict(model, "trt8.5").findings if f.code == "SKIP-FLOAT")
-    assert told.node == "sum" and [type(c.refusal) for c in told.causes] == [OutputManyConsumers]
+    assert told.node == "sum" and [type(c.reason) for c in told.causes] == [OutputManyConsumers]
     assert told.automatic == (automatic and told.gains)
     assert [s.node for s in find_sites(pairs.find_float_residuals, model)] == ["sum"] * automatic

@@ -126,7 +126,7 @@ def test_zero_point_behind_a_node(
 ) -> None:
     """As TensorRT-RTX builds it (test_builds.py)."""
     prediction = qdqtool.predict(network("zero", chain), target)
-    reasons = [f.causes[0].refusal for f in prediction.findings if f.code == "WEIGHT-INDIRECT"]
+    reasons = [f.causes[0].reason for f in prediction.findings if f.code == "WEIGHT-INDIRECT"]
     expected = {("zero.node", "q")} if is_refused else set()
     assert {(r.node, r.quantizer) for r in reasons} == expected
 

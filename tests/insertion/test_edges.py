@@ -494,7 +494,7 @@ def test_insert_refuses_exclusion_of_every_node(
     with pytest.raises(placement_reasons.NothingToQuantize) as caught:
         qdqtool.insert(model, images(), exclude=["a", "b|c"])
     assert (caught.value.path, caught.value.count) == (label, 2)
-    assert caught.value.refusal == placement_reasons.ExcludedNode(
+    assert caught.value.record == placement_reasons.ExcludedNode(
         placement_reasons.PLACEMENT, "", "exclude", "b|c"
     )
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -25,6 +25,7 @@ from qdqtool.types import Precision
 from qdqtool.verification.local_build import build_model
 from tests.errors import has
 from tests.insertion.nets import Array, Net, check, nodes_of, run, value_of
+from tests.notes import note_codes
 
 FP8_RULES = PlacementRules(head="none", number_format=FP8)
 
@@ -126,8 +127,8 @@ def test_forms_of_convolutions_that_remain_float(
 ) -> None:
     model = conv_net(**form).index()
     placement = place(model, FP8_RULES)
-    refusals = [s.refusal for s in placement.skipped]
-    obstacles = [r.obstacle for r in refusals if isinstance(r, NoFastFp8)]
+    reasons = [s.record for s in placement.skipped]
+    obstacles = [r.obstacle for r in reasons if isinstance(r, NoFastFp8)]
     assert obstacles == ([] if obstacle is None else [obstacle])
     included = place(model, PlacementRules(head="none", number_format=FP8, include=["^c$"]))
     assert not included.skipped
@@ -149,8 +150,8 @@ def test_forms_of_products_that_remain_float(
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     weights = net.const("w", np.ones((shape[1], columns)))
     net.output(net.op("MatMul", "m", "x", weights))
-    refusals = [s.refusal for s in place(net.index(), FP8_RULES).skipped]
-    obstacles = [r.obstacle for r in refusals if isinstance(r, NoFastFp8)]
+    reasons = [s.record for s in place(net.index(), FP8_RULES).skipped]
+    obstacles = [r.obstacle for r in reasons if isinstance(r, NoFastFp8)]
     assert obstacles == ([] if obstacle is None else [obstacle])
 
 
@@ -215,3 +216,25 @@ def test_tensorrt_rtx_builds_fp8_convolutions(capability: int, tmp_path: Path) -
     build = build_model(tmp_path / "m.onnx", sm=[capability])
     assert build.status == "built"
     assert {n.name: n.precision for n in build.nodes} == {"a": Precision.FP8, "b": Precision.FP8}
+
+
+@pytest.mark.parametrize(
+    ("target", "gpu", "is_warned"),
+    [
+        ("10.1", None, True),
+        ("10.1", "H100 SXM", True),
+        ("10.2", None, True),
+        ("10.2", "L4", True),
+        ("10.2", "H100 SXM", False),
+        ("10.3", "L4", False),
+    ],
+)
+def test_version_without_fp8_convolutions_is_a_warning(
+    target: str, gpu: str | None, is_warned: bool
+) -> None:
+    """As ``predict`` reports FP8-VERSION."""
+    result = insert_fp8(relu_net().model(), target=target, gpu=gpu)
+    assert ("fp8-version" in note_codes(result.warnings)) == is_warned
+    assert result.prediction is not None
+    codes = {f.code for f in result.prediction.findings}
+    assert ("FP8-VERSION" in codes) == is_warned

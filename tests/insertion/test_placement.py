@@ -31,7 +31,7 @@ def inputs(placement: Placement) -> set[tuple[str, str, str]]:
 
 def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
     """Return why each node is left float: the class of the record and its values."""
-    return {s.node: (type(s.refusal), *field_values(s.refusal)[2:]) for s in placement.skipped}
+    return {s.node: (type(s.record), *field_values(s.record)[2:]) for s in placement.skipped}
 
 
 def place_net(net: Net, rules: PlacementRules | None = None) -> Placement:
@@ -70,7 +70,7 @@ def test_broadcast_add_is_no_residual(net: Net) -> None:
 def test_sparse_weights_are_left_float(net: Net) -> None:
     model = make_weights_sparse(net.output(net.conv("c", "x")).open_model(), "c.weight")
     (skipped,) = place(Model(model), PlacementRules(head="none")).skipped
-    assert skipped.refusal == WeightsNotConstant(skipped.refusal.pass_name, "c", "c.weight", True)
+    assert skipped.record == WeightsNotConstant(skipped.record.pass_name, "c", "c.weight", True)
 
 
 def make_weights_sparse(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
@@ -345,7 +345,7 @@ def test_weights_that_are_not_finite_are_refused(net: Net, path: str, label: str
 def test_network_without_weighted_node_is_refused(path: str, label: str) -> None:
     with pytest.raises(placement_reasons.NothingToQuantize) as caught:
         place(Model(relu_net().model(), path), PlacementRules())
-    assert (caught.value.path, caught.value.refusal) == (label, None)
+    assert (caught.value.path, caught.value.record) == (label, None)
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ def test_einsum_products_are_left_float_with_reason(
     net.output(net.op("Einsum", "e", "a", "b", equation=equation))
     with pytest.raises(placement_reasons.NothingToQuantize) as caught:
         place(Model(net.open_model()), PlacementRules())
-    assert caught.value.refusal == placement_reasons.EinsumProduct(
+    assert caught.value.record == placement_reasons.EinsumProduct(
         placement_reasons.PLACEMENT, "", why
     )
     assert caught.value.count == 1

@@ -421,7 +421,7 @@ def test_high_precision_fp32_can_be_fixed() -> None:
     result = qdqtool.insert(detector(), images(1, 3, 64, "images"), **options)
     assert result.float_type == "fp32" and result.agreement is None
     finding = next(f for f in require_prediction(result).findings if f.code == "FLOAT-FP32")
-    stays = finding.causes[0].refusal
+    stays = finding.causes[0].reason
     assert isinstance(stays, RemainingFloat) and (stays.convolutions, stays.total) == (30, 31)
     assert finding.automatic
     fixed = fix(result.model, "trt11", ["FLOAT-FP32"])

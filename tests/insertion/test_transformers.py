@@ -26,7 +26,7 @@ from qdqtool.timing.model_variants import quantized_variant
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.tuning.planner import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
-from qdqtool.types import Prediction, Refusal
+from qdqtool.types import Prediction, Reason
 from tests.insertion.nets import (
     Net,
     copy_model,
@@ -63,7 +63,7 @@ def quantize(**choices: Any) -> qdqtool.Insertion:
 
 def myelin_region(prediction: Prediction) -> FusedByMyelin:
     (region,) = (
-        c.refusal for f in prediction.findings if f.code == "MYELIN-REGION" for c in f.causes
+        c.reason for f in prediction.findings if f.code == "MYELIN-REGION" for c in f.causes
     )
     assert isinstance(region, FusedByMyelin)
     return region
@@ -149,16 +149,16 @@ def test_unused_and_constant_products_are_not_counted() -> None:
 # Attention in INT8 --------------------------------------------------------------------------------
 
 
-def is_left_by_attention(refusal: Refusal) -> bool:
+def is_left_by_attention(reason: Reason) -> bool:
     """Return whether the preset of attention leaves a node float."""
-    return getattr(refusal, "part", None) == PresetPart.ATTENTION
+    return getattr(reason, "part", None) == PresetPart.ATTENTION
 
 
 PRODUCTS = {f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")}
 
 
 def test_attention_is_float_by_default() -> None:
-    skipped = [s.refusal for s in quantize().skipped]
+    skipped = [s.record for s in quantize().skipped]
     assert {r.node for r in skipped} == PRODUCTS and all(map(is_left_by_attention, skipped))
     explicit = quantize(attention="float").model
     assert explicit.SerializeToString() == quantize().model.SerializeToString()
@@ -314,7 +314,7 @@ def test_per_channel_scales_of_linear_input_run_float(target: str) -> None:
     prediction = predict(model, target)
     assert not prediction.convolution("b0.fc1").is_int8
     (finding,) = [f for f in prediction.findings if f.code == "ACT-PER-CHANNEL"]
-    (cause,) = {type(c.refusal) for c in finding.causes}
+    (cause,) = {type(c.reason) for c in finding.causes}
     assert cause is (IntegersLost if target == "rtx1.7" else ActivationPerChannel)
 
 
@@ -367,7 +367,7 @@ def test_coordinates_stay_float(kind: str) -> None:
     }
     for head, nodes in expected.items():
         skipped = place(Model(detr(kind)), PlacementRules(head=head)).skipped
-        names = {s.node for s in skipped if not is_left_by_attention(s.refusal)}
+        names = {s.node for s in skipped if not is_left_by_attention(s.record)}
         assert names == nodes | vectors
 
 

@@ -153,7 +153,7 @@ def test_branch_that_passes_a_tensor_on() -> None:
 def test_branches_of_the_data_are_counted(target: str) -> None:
     prediction = qdqtool.predict(model_with(conditional("flag"), flag=True), target)
     (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
-    reason = finding.causes[0].refusal
+    reason = finding.causes[0].reason
     assert (reason.node, reason.convolutions, reason.quantizers) == ("if", 2, 8)
     assert reason.int8 == 2
 
@@ -161,7 +161,7 @@ def test_branches_of_the_data_are_counted(target: str) -> None:
 def test_body_of_a_loop_is_counted() -> None:
     prediction = qdqtool.predict(loop())
     (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
-    reason = finding.causes[0].refusal
+    reason = finding.causes[0].reason
     assert (reason.op, reason.convolutions, reason.int8) == ("Loop", 1, 1)
 
 
@@ -245,7 +245,7 @@ def test_quantizers_in_bodies_are_predicted_alone(make) -> None:
     proto = make()
     prediction = qdqtool.predict(proto)
     (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
-    reason = finding.causes[0].refusal
+    reason = finding.causes[0].reason
     assert (reason.convolutions, reason.quantizers, reason.int8) == (1, 4, 1)
     assert prediction.model.subgraphs == {
         "convolutions": 1,
@@ -269,7 +269,7 @@ def test_weights_with_quantizers_outside_of_the_branch() -> None:
     node = helper.make_node("If", ["flag"], ["y"], "if", then_branch=graph, else_branch=other)
     prediction = qdqtool.predict(model_with(node, *constants, before=(q, dq), flag=True))
     (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
-    assert finding.causes[0].refusal.int8 == 1
+    assert finding.causes[0].reason.int8 == 1
 
 
 @pytest.mark.parametrize("make", [loop, loop_with_if, scan])

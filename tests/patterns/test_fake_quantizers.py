@@ -227,7 +227,7 @@ def test_quantizer_without_exact_pair_is_named(name: str) -> None:
     (finding,) = (f for f in qdqtool.predict(before).findings if f.code == "FAKE-QUANT")
     assert finding.severity == ("warning" if name == "halves up" else "error")
     assert not finding.automatic
-    assert finding.causes[0].refusal.problem
+    assert finding.causes[0].reason.problem
     with pytest.raises(ModelError, check=has("not-quantized")):
         qdqtool.fix(before)
 
@@ -264,7 +264,7 @@ def fallback() -> onnx.ModelProto:
 
 def test_fallback_to_aten_is_an_error() -> None:
     (finding,) = (f for f in qdqtool.predict(fallback()).findings if f.code == "ATEN-FALLBACK")
-    assert (finding.severity, finding.causes[0].refusal.operator) == ("error", "_convolution")
+    assert (finding.severity, finding.causes[0].reason.operator) == ("error", "_convolution")
 
 
 def test_insert_names_operators_that_hide_layers() -> None:

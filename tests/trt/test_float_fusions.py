@@ -91,8 +91,8 @@ def quantized_add_inputs(net: Net) -> set[str]:
 def forms_skipped(net: Net) -> list[type]:
     """Return the forms for which placement keeps a convolution in float."""
     placement = place(net.index(), PlacementRules(head="none", failing=list(FORMS_KEPT_FLOAT)))
-    refusals = [skipped.refusal for skipped in placement.skipped]
-    return [type(r) for r in refusals if isinstance(r, FORMS_KEPT_FLOAT)]
+    reasons = [skipped.record for skipped in placement.skipped]
+    return [type(r) for r in reasons if isinstance(r, FORMS_KEPT_FLOAT)]
 
 
 def forms_reported(net: Net) -> list[type]:
@@ -104,8 +104,8 @@ def forms_reported(net: Net) -> list[type]:
         report,
         simulate_without_alternatives(model, target_named("trt8.6")).convolutions,
     )
-    refusals = [cause.refusal for finding in report.findings for cause in finding.causes]
-    return [type(r) for r in refusals if isinstance(r, FORMS_KEPT_FLOAT)]
+    reasons = [cause.reason for finding in report.findings for cause in finding.causes]
+    return [type(r) for r in reasons if isinstance(r, FORMS_KEPT_FLOAT)]
 
 
 def activate(net: Net, kind: str, x: str, name: str) -> str:

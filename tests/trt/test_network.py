@@ -21,7 +21,7 @@ from qdqtool.trt.layers import WEIGHTED, Layer, LayerWeights, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.pipeline import PIPELINE, Pass, PassError, PipelineRun
 from qdqtool.trt.targets import TARGETS, target_named
-from qdqtool.types import Refusal
+from qdqtool.types import Reason
 from tests.errors import has
 from tests.slow import slow_after
 from tests.trt.builder import Graph
@@ -217,10 +217,10 @@ class CheckedRun(PipelineRun):
         super().__init__(network)
         self.network = network
 
-    def run_pass(self, step: Pass) -> list[Refusal]:
-        refusals = super().run_pass(step)
+    def run_pass(self, step: Pass) -> list[Reason]:
+        reasons = super().run_pass(step)
         assert inconsistencies(self.network) == [], step.name
-        return refusals
+        return reasons
 
 
 def run_checked(model: onnx.ModelProto, target_name: str) -> None:

@@ -139,8 +139,8 @@ def test_onnxruntime_asymmetric_runs_in_float(tmp_path: Path) -> None:
     # TensorRT accepts only the zero point 0.
     prediction = predict(quantize_with_onnxruntime(tmp_path), advice=False)
     assert all(c.precision.is_float for c in prediction.convolutions)
-    refusals = [r for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"]
-    assert {type(r) for r in refusals} == {NonzeroZeroPoint}
+    reasons = [r for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"]
+    assert {type(r) for r in reasons} == {NonzeroZeroPoint}
 
 
 def test_onnxruntime_without_bias_quantizers(tmp_path: Path) -> None:

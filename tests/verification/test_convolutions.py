@@ -267,7 +267,7 @@ FUSED, OTHER = line("(d)", 0, "w + b + sum").event, line("(d)", 0, "bb").event
 
 
 @pytest.mark.parametrize(
-    ("refusals", "events", "rule"),
+    ("reasons", "events", "rule"),
     [
         ([A, B], BASE.trace, "by ThePass: weights-not-dequantized"),
         ([A], [], "as layer the layer"),
@@ -277,11 +277,11 @@ FUSED, OTHER = line("(d)", 0, "w + b + sum").event, line("(d)", 0, "bb").event
     ids=["missed optimization", "of another", "line", "line of another"],
 )
 def test_rule_of_a_mismatch(
-    refusals: list[WeightsNotDequantized], events: list[Event], rule: str
+    reasons: list[WeightsNotDequantized], events: list[Event], rule: str
 ) -> None:
     build = Build(layers=[layer("b", inputs="FP16", outputs="FP16")])
     outcome = replace(PLAIN, layer="the layer")
-    prediction = replace(BASE, convolutions=[outcome], refusals=refusals, trace=events)
+    prediction = replace(BASE, convolutions=[outcome], refusals=reasons, trace=events)
     _, (mismatch,) = compare_convolutions(MODEL, prediction, build, NodeMapper(MODEL, build.layers))
     assert mismatch.rule == rule
 

@@ -7,7 +7,6 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK, fp8
-from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
 # Fewer channels are slower in FP8 than in FP16 on some GPUs (ModelOpt pull request 1083).
@@ -20,16 +19,31 @@ def run(view: View, report: FindingReport) -> None:
     nodes = [node for node in view.quantizers if view.params(node).precision == Precision.FP8]
     if not nodes:
         return
-    target, first = target_named(report.target), nodes[0].name
+    target, first = report.tensorrt, nodes[0].name
     if not target.has_fp8:
         fault = fp8.Fp8Unsupported(MODEL_CHECK, first, target.display_name, len(nodes))
         report.add(fault, convolutions=_find_convolutions(view, nodes))
-    elif not target.strongly_typed:
-        report.add(fp8.WeaklyTypedFp8(MODEL_CHECK, first, len(nodes)), node="")
+        return
+    if not target.strongly_typed or target.typed_for_fp8:
+        report.add(
+            fp8.WeaklyTypedFp8(MODEL_CHECK, first, len(nodes), target.strongly_typed), node=""
+        )
+    convolutions = _find_fp8_convolutions(view)
+    if target.needs_hopper_for_fp8 and not target.has_named_capability and convolutions:
+        version = target.version_name
+        hopper = fp8.HopperOnlyFp8(MODEL_CHECK, convolutions[0], version, len(convolutions))
+        report.add(hopper, convolutions=convolutions)
 
 
 def _find_convolutions(view: View, nodes: Collection[Node]) -> list[str]:
     return list(dict.fromkeys(c for node in nodes for c in view.consuming_convolutions(node)))
+
+
+def _find_fp8_convolutions(view: View) -> list[str]:
+    """Return the names of the Conv nodes that read data and weights of FP8."""
+    quantized = view.fully_quantized_nodes
+    convolutions = (n for n in view.nodes_with_weights if n.index in quantized and n.op == "Conv")
+    return [conv.name for conv in convolutions if is_fp8(view, conv)]
 
 
 def is_fp8(view: View, conv: Node) -> bool:

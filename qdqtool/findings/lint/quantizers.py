@@ -24,7 +24,7 @@ from qdqtool.reasons.quantizers import (
 from qdqtool.reasons.scales import ScaleHalf
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
-from qdqtool.types import BYTES, Precision, Refusal
+from qdqtool.types import BYTES, Precision, Reason
 
 _SUPPORTED = (*BYTES, Precision.INT4, Precision.FP8)
 _UNSUPPORTED_FP8: dict[int, str] = {
@@ -147,9 +147,7 @@ def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | Non
     return first is not None and other is not None and first.digest == other.digest
 
 
-def _find_zero_point_faults(
-    view: View, node: Node, params: QuantParams
-) -> Iterator[Refusal | None]:
+def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iterator[Reason | None]:
     name = node.name
     kind = _find_type(view, node, params)
     supported = params.precision in _SUPPORTED or (
@@ -190,7 +188,7 @@ def _find_type(view: View, node: Node, params: QuantParams) -> int:
 
 def _find_scale_faults(
     view: View, target: str, node: Node, params: QuantParams
-) -> Iterator[Refusal | None]:
+) -> Iterator[Reason | None]:
     name = node.name
     computed_inputs = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
     computed = fault_checks.scale_computed(
@@ -215,7 +213,7 @@ def _find_scale_faults(
     )
 
 
-def _find_axis_faults(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
+def _find_axis_faults(view: View, node: Node, params: QuantParams) -> Iterator[Reason | None]:
     if not params.is_per_channel or (
         params.scale_shape is not None and len(params.scale_shape) > 1
     ):

@@ -14,7 +14,7 @@ from qdqtool.reasons.tensors import STEPS, PathStep
 from qdqtool.reasons.weights import OperatorsOnWeights, WeightsOutput, WeightsStored
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Reason
 
 
 def run(view: View, report: FindingReport) -> None:
@@ -46,7 +46,7 @@ def run(view: View, report: FindingReport) -> None:
     _report_misread_constants(view, report)
 
 
-def _add(report: FindingReport, fault: Refusal | None, *convolutions: Node) -> None:
+def _add(report: FindingReport, fault: Reason | None, *convolutions: Node) -> None:
     if fault is not None:
         report.add(fault, convolutions=[c.name for c in convolutions])
 

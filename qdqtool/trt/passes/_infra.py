@@ -18,7 +18,7 @@ from qdqtool.trt.layers import (
 from qdqtool.trt.network import Network, weakest_evidence
 from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, RUNNING, SWAP_TYPE, SWAPPING
-from qdqtool.types import Event, Refusal
+from qdqtool.types import Event, Reason
 
 __all__ = [
     "assumed",
@@ -54,7 +54,7 @@ MAX_NAME = 1000  # maximum characters of an extended name; limits the cost of ho
 class Pass(ABC):
     """One optimizer pass, named as in TensorRT's log.
 
-    A pass never raises for an unusual graph, but records a refusal. A line of the trace is only
+    A pass never raises for an unusual graph, but records a reason. A line of the trace is only
     emitted with :meth:`fire`, which records the case with the layer.
 
     Attributes:
@@ -65,7 +65,7 @@ class Pass(ABC):
             prepare the names of constants and shuffles are not compared, nor are passes whose name
             in TensorRT is unknown.
         events: Lines that TensorRT logs for the last run, as data.
-        refusals: Layers at which the pass did not fire in the last run, with the reasons.
+        reasons: Layers at which the pass did not fire in the last run, with the reasons.
     """
 
     cases: ClassVar[tuple[Case, ...]]
@@ -77,12 +77,12 @@ class Pass(ABC):
         self.target = target
         self.name = type(self).__name__
         self.events: list[Event] = []
-        self.refusals: list[Refusal] = []
+        self.reasons: list[Reason] = []
         self._case_ids: dict[Case, str] = {}
 
     def run(self, network: Network) -> Self:
         """Apply the pass once to the whole network."""
-        self.events, self.refusals = [], []
+        self.events, self.reasons = [], []
         self._apply(network)
         return self
 
@@ -137,9 +137,9 @@ class Pass(ABC):
         self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to {kind}")
         network.set_kind(layer, kind)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, reason: Reason) -> None:
         """Record why the pass did not fire."""
-        self.refusals.append(refusal)
+        self.reasons.append(reason)
 
 
 def join_names(layer: Layer, consumer: Layer) -> str:

@@ -42,16 +42,16 @@ class ConstWeightsFusion(Pass):
             conv.add_cases(*constant.cases)
 
     def _refuse_shared(self, constant: Layer, convolutions: list[Layer]) -> bool:
-        """Record a refusal for each convolution if weights are shared. Return whether they are."""
+        """Record a reason for each convolution if weights are shared. Return whether they are."""
         consumers = constant.out.consumers
         names = SharedTuple(map(node_name, itertools.islice(consumers, STEPS)))
         more = max(len(consumers) - STEPS, 0)
-        refusals = [
+        reasons = [
             fault_checks.weights_shared(
                 self.name, node_name(conv), constant.name, names, constant.out.is_output, more
             )
             for conv in convolutions
         ]
-        shared = [refusal for refusal in refusals if refusal is not None]
-        self.refusals.extend(shared)
+        shared = [reason for reason in reasons if reason is not None]
+        self.reasons.extend(shared)
         return bool(shared)

@@ -68,7 +68,7 @@ class PointWiseFusion(Pass):
     Add).
 
     Layers are not fused if a Q/DQ pair is between a quantized convolution and its activation, or
-    inside the activation. The pass records a refusal for such a pair.
+    inside the activation. The pass records a reason for such a pair.
     """
 
     cases = (CHAIN, CONSTANT, WITH_ADD)
@@ -99,7 +99,7 @@ class PointWiseFusion(Pass):
             self._refuse_after_gate(q, gate)
 
     def _refuse_before_activation(self, q: Layer, conv: Layer) -> None:
-        """Record a refusal for a Q between a convolution and its activation."""
+        """Record a reason for a Q between a convolution and its activation."""
         consumers = _consumers_past_dq(q)
         gates = [layer for layer in consumers if layer.kind == LayerKind.ACTIVATION]
         products = [layer for layer in consumers if layer.kind != LayerKind.ACTIVATION]
@@ -120,7 +120,7 @@ class PointWiseFusion(Pass):
         )
 
     def _refuse_after_gate(self, q: Layer, gate: Layer) -> None:
-        """Record a refusal for a Q between the gate of a SiLU and its Mul."""
+        """Record a reason for a Q between the gate of a SiLU and its Mul."""
         conv = _quantized_convolution(gate.data)
         if conv is None:
             return

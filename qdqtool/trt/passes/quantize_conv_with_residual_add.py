@@ -113,10 +113,10 @@ class QuantizeConvWithResidualAdd(Pass):
         elif len({quantized_type(each) for each in (dq_before(conv.data), dq, q)}) == 1:
             self._fuse(network, conv, add, dq, q)
 
-    # Refusals ---------------------------------------------------------------------------------
+    # Reasons ---------------------------------------------------------------------------------
 
     def _refuse_activation(self, conv: Layer, add: Layer, residual: Tensor) -> None:
-        """Record a refusal if the target does not fuse an Add after an activation."""
+        """Record a reason if the target does not fuse an Add after an activation."""
         self.refuse(
             ActivationBeforeAdd(
                 self.name,
@@ -131,7 +131,7 @@ class QuantizeConvWithResidualAdd(Pass):
         conv.add_cases(ACTIVATED)
 
     def _refuse_two_pairs(self, conv: Layer, q: Layer) -> None:
-        """Record a refusal if both inputs of an Add are quantized."""
+        """Record a reason if both inputs of an Add are quantized."""
         if conv.fusion.has_activation:
             return  # it is unknown whether the Add could be fused; with both pairs it runs in INT8
         dq = q.out.single_consumer(LayerKind.DEQUANTIZE)

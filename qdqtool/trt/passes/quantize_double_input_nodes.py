@@ -19,7 +19,7 @@ from qdqtool.trt.layers import (
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.surroundings import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Reason
 
 CONVOLUTION = find_case("Conv")
 DECONVOLUTION_80 = find_case("ConvTranspose")
@@ -120,6 +120,13 @@ FP8_MOVED = assumed(
     "as seen on TensorRT-RTX 1.7.1 for operators that only move values and for MaxPool; no log of "
     "an FP8 build of TensorRT 10 is available",
 )
+MIXED_TYPES = assumed(
+    "mixed-types",
+    "A build stops at a layer of which one input is INT8 and the other FP8.",
+    "TensorRT-RTX 1.7.1 refuses Conv, MatMul and Gemm (CHECK(dtype == W.type())); a TensorRT 10 "
+    "engine with such a layer would refute it",
+    about=("Conv", "MatMul", "Gemm"),
+)
 OTHER_TYPE = assumed(
     "other-type",
     "A layer does not absorb the Q after it if that quantizes to another 8-bit type.",
@@ -132,8 +139,9 @@ PRELU = assumed(
     about=("PRelu",),
 )
 # Cases of the reasons for which a layer with Q/DQ on both inputs runs in float
-_OBSTACLE_CASES: dict[type[Refusal], Case] = {
+_OBSTACLE_CASES: dict[type[Reason], Case] = {
     FloatTypesDiffer: MIXED_FLOATS,
+    fp8.MixedOperands: MIXED_TYPES,
     fp8.FloatFp8Deconvolution: FP8_DECONVOLUTION,
     fp8.LargeFp8Kernel: FP8_KERNEL,
     fp8.EarlyFp8Convolution: FP8_EARLY,
@@ -175,6 +183,7 @@ class QuantizeDoubleInputNodes(Pass):
         FP8_EARLY,
         FP8_POINTWISE,
         FP8_MOVED,
+        MIXED_TYPES,
         OTHER_TYPE,
         PRELU,
     )
@@ -209,7 +218,7 @@ class QuantizeDoubleInputNodes(Pass):
             layer.add_cases(PRELU)
 
     def _find_3d_obstacle(self, layer: Layer) -> Deconvolution3D | None:
-        """Return a refusal if a ConvTranspose of three spatial dimensions runs in float."""
+        """Return a reason if a ConvTranspose of three spatial dimensions runs in float."""
         if layer.kind != LayerKind.DECONVOLUTION:
             return None
         obstacle = fault_checks.deconvolution_3d(
@@ -275,7 +284,7 @@ class QuantizeDoubleInputNodes(Pass):
     def _absorbable_q(self, layer: Layer) -> Layer | None:
         """Return the Q after a layer if the layer can absorb it, else None.
 
-        A refusal is recorded for a Q of another type or without a single scale.
+        A reason is recorded for a Q of another type or without a single scale.
         """
         q = q_after(layer.out)
         if q is None:

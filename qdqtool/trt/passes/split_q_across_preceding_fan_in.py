@@ -34,7 +34,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
         while queue:
             concat = queue.popleft()
             q = q_after(concat.out)
-            if q is None and network.reports_refusals:
+            if q is None and network.reports_reasons:
                 self._refuse(concat)
             if q is None or not can_absorb(q):
                 continue
@@ -71,13 +71,13 @@ class SplitQAcrossPrecedingFanIn(Pass):
             self._compare_scales(concat)
             return
         consumers = find_consumers(concat.out)
-        refusal = ConcatReadElsewhere(self.name, node_name(concat), consumers)
-        self.refuse(refusal)
+        reason = ConcatReadElsewhere(self.name, node_name(concat), consumers)
+        self.refuse(reason)
         for q in quantizers:
-            q.blocked_by = refusal
+            q.blocked_by = reason
 
     def _compare_scales(self, concat: Layer) -> None:
-        """Record a refusal for a Concat that a Q has passed, if inputs have other scales."""
+        """Record a reason for a Concat that a Q has passed, if inputs have other scales."""
         quantizers = [t.producer_of_kind(LayerKind.QUANTIZE) for t in concat.inputs]
         clones = [q for q in quantizers if q is not None and q.is_clone]
         if not clones:

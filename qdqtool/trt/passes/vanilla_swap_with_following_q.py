@@ -66,7 +66,7 @@ class VanillaSwapWithFollowingQ(Pass):
             if op.passage is None or op.kind is _CONCATENATION or is_computed_in_float(op, q):
                 self._refuse_operator(op, q)
             elif q.data.single_consumer() is not q:
-                if network.reports_refusals:
+                if network.reports_reasons:
                     self._refuse_consumers(op, q)
             elif q.quant is None or not q.quant.is_per_channel:
                 self._swap(network, op, q, op.passage)
@@ -92,6 +92,6 @@ class VanillaSwapWithFollowingQ(Pass):
             self._consumers[source] = find_consumers(source)
         consumers = self._consumers[source]
         q.blocked_by = ManyConsumers(self.name, node_name(op), op.op, node_name(q), consumers)
-        if op.id not in self._refused:  # one refusal for all Qs after an operator
+        if op.id not in self._refused:  # one reason for all Qs after an operator
             self._refused.add(op.id)
             self.refuse(q.blocked_by)

@@ -22,7 +22,7 @@ from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.trt import fault_checks
 from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import WIDTH, IntegerState, resolve_precision
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Reason
 
 # Operators for which the parser searches a plugin of the operator's name.
 _PLUGINS = frozenset(
@@ -198,7 +198,7 @@ _TYPE_NAMES: dict[int, str] = {
 }
 
 
-def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> Iterator[Refusal]:
+def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> Iterator[Reason]:
     """Yield every reason for which the build fails, in graph order.
 
     Args:
@@ -225,7 +225,7 @@ def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> 
     yield from _check_hardware(model, capabilities)
 
 
-def _check_node(states: GraphStates, node: Node) -> Iterator[Refusal]:
+def _check_node(states: GraphStates, node: Node) -> Iterator[Reason]:
     if qdq.is_qdq(node):
         yield from _check_pair(states, node)
         return
@@ -244,35 +244,35 @@ def _fault(node: Node, fault: FaultKind, *values: str) -> CompilerFault:
     return CompilerFault(COMPILER, node.name, fault, values)
 
 
-def _check_constant(name: str, data_type: int) -> Iterator[Refusal]:
+def _check_constant(name: str, data_type: int) -> Iterator[Reason]:
     if data_type in _BAD_CONSTANTS:
         values = (_BAD_CONSTANTS[data_type],)
         yield CompilerFault(COMPILER, name, FaultKind.CONSTANT_TYPE, values)
 
 
-def _check_constant_node(states: GraphStates, node: Node) -> Iterator[Refusal]:
+def _check_constant_node(states: GraphStates, node: Node) -> Iterator[Reason]:
     proto = states.model.constant_proto(node.output)
     if proto is not None:
         yield from _check_constant(node.output, proto.data_type)
 
 
-def _check_nms(states: GraphStates, node: Node) -> Iterator[Refusal]:
+def _check_nms(states: GraphStates, node: Node) -> Iterator[Reason]:
     yield _fault(node, FaultKind.NMS)
 
 
-def _check_cast(states: GraphStates, node: Node) -> Iterator[Refusal]:
+def _check_cast(states: GraphStates, node: Node) -> Iterator[Reason]:
     is_uint8 = node.attributes.get("to") == onnx.TensorProto.UINT8
     if is_uint8 and not states.model.is_output(node.output):
         yield _fault(node, FaultKind.OPERATOR, UnsupportedForm.UINT8_BETWEEN, node.op)
 
 
-def _check_instance_norm(states: GraphStates, node: Node) -> Iterator[Refusal]:
+def _check_instance_norm(states: GraphStates, node: Node) -> Iterator[Reason]:
     shape = states.model.shape(node.input(0))
     if shape is not None and all(d == 1 for d in shape[2:]):
         yield _fault(node, FaultKind.ONE_VALUE)
 
 
-def _check_convolution(states: GraphStates, node: Node) -> Iterator[Refusal]:
+def _check_convolution(states: GraphStates, node: Node) -> Iterator[Reason]:
     data, weights = (states.types.get(tensor, 0) for tensor in (node.input(0), node.input(1)))
     is_computed_alike = data == weights or {data, weights} == {
         onnx.TensorProto.FLOAT,
@@ -293,7 +293,7 @@ def _check_convolution(states: GraphStates, node: Node) -> Iterator[Refusal]:
         yield _fault(node, FaultKind.INT4_WEIGHTS)
 
 
-_CHECKS: dict[str, Callable[[GraphStates, Node], Iterator[Refusal]]] = {
+_CHECKS: dict[str, Callable[[GraphStates, Node], Iterator[Reason]]] = {
     "NonMaxSuppression": _check_nms,
     "Cast": _check_cast,
     "InstanceNormalization": _check_instance_norm,
@@ -303,7 +303,7 @@ _CHECKS: dict[str, Callable[[GraphStates, Node], Iterator[Refusal]]] = {
 }
 
 
-def _check_pair(states: GraphStates, node: Node) -> list[Refusal]:
+def _check_pair(states: GraphStates, node: Node) -> list[Reason]:
     """Return the faults of a Q, or the faults of a DQ without those that its Q has too."""
     faults = list(filter(None, _check_quantizer(states, node, node.name)))
     q = states.model.producer(node.input(0)) if faults and qdq.is_dq(node) else None
@@ -314,13 +314,13 @@ def _check_pair(states: GraphStates, node: Node) -> list[Refusal]:
     return [fault for fault, same in zip(faults, renamed, strict=True) if same not in q_faults]
 
 
-def _check_output_type(node: Node, name: str) -> Iterator[Refusal]:
+def _check_output_type(node: Node, name: str) -> Iterator[Reason]:
     kind = _BAD_CONSTANTS.get(node.integer("output_dtype", 0))
     if kind is not None and not node.input(2):
         yield CompilerFault(COMPILER, name, FaultKind.OUTPUT_TYPE, (kind,))
 
 
-def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Refusal | None]:
+def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
     """Yield the faults of a quantizer under the node name ``name``; None if a check passes."""
     if qdq.is_dq(node):
         source = states.types.get(node.input(0), 0)
@@ -335,7 +335,7 @@ def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Ref
     yield from _check_zero_point(states, node, name)
 
 
-def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Refusal | None]:
+def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
     model, constants, scale = states.model, states.constants, node.input(1)
     if scale not in constants.plain:
         yield from _check_computed_scale(states, node, name)
@@ -365,7 +365,7 @@ def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Refusal
     yield fault_checks.scale_count(COMPILER, name, shape[0], axis, dims, strict=True)
 
 
-def _check_computed_scale(states: GraphStates, node: Node, name: str) -> Iterator[Refusal]:
+def _check_computed_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason]:
     if qdq.is_dq(node):
         producer = states.model.producer(node.input(0))
         q = producer if producer is not None and qdq.is_q(producer) else node
@@ -374,7 +374,7 @@ def _check_computed_scale(states: GraphStates, node: Node, name: str) -> Iterato
         yield CompilerFault(COMPILER, name, fault, (node.input(1),))
 
 
-def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Refusal | None]:
+def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
     constants, zero_point = states.constants, node.input(2)
     if not zero_point:
         return
@@ -411,16 +411,16 @@ def find_half_scale_fault(
     if right.scalar or right.axes or not is_half or shape is None or shape[0] == 1:
         return None
     verdict = resolve_precision(states.model, node, left, right, capabilities)
-    if isinstance(verdict, Refusal) and not isinstance(verdict, FloatFp8Column):
+    if isinstance(verdict, Reason) and not isinstance(verdict, FloatFp8Column):
         return None
     return _fault(node, FaultKind.HALF_SHAPE1, right.dq.name)
 
 
 def find_mixed_types_fault(
-    states: GraphStates, node: Node, refusal: Refusal | None
+    states: GraphStates, node: Node, reason: Reason | None
 ) -> CompilerFault | None:
-    """Return the fault of multiplying INT8 by FP8 if ``refusal`` shows it, else None."""
-    if not isinstance(refusal, IntegersLost) or refusal.why != LossCause.TYPES:
+    """Return the fault of multiplying INT8 by FP8 if ``reason`` shows it, else None."""
+    if not isinstance(reason, IntegersLost) or reason.why != LossCause.TYPES:
         return None
     types = {
         str(state.precision)
@@ -432,7 +432,7 @@ def find_mixed_types_fault(
     return _fault(node, FaultKind.MIXED_TYPES, *sorted(types))
 
 
-def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Refusal]:
+def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Reason]:
     """Yield a fault for each quantized type that one of the compute capabilities lacks."""
     for node in qdq.quantizers(model):
         precision = qdq.read_params(model, node).precision

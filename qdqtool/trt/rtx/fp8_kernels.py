@@ -15,7 +15,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.reasons.compiler import COMPILER
 from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.trt.fault_checks import large_fp8_kernel
-from qdqtool.types import Refusal
+from qdqtool.types import Reason
 
 _COLUMN_CHANNELS = 4
 _COLUMNS_IN_A_ROW = 8  # maximum columns that are followed
@@ -25,7 +25,7 @@ _SM12 = 120  # the first compute capability of 12.x
 
 def find_fp8_obstacle(
     model: Model, node: Node, dq: Node, has_one_scale: bool, capabilities: tuple[int, ...]
-) -> Refusal | None:
+) -> Reason | None:
     """Return why a Conv of FP8 data and weights runs in float; None if it is FP8.
 
     Args:

@@ -21,7 +21,7 @@ from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.fault_checks import deconvolution_float
 from qdqtool.trt.rtx.fp8_kernels import find_fp8_obstacle
-from qdqtool.types import BYTES, Precision, Refusal
+from qdqtool.types import BYTES, Precision, Reason
 from qdqtool.util.records import record
 
 # Bits of the float types.
@@ -96,7 +96,7 @@ NEVER_QUANTIZED = FloatState()
 
 def resolve_precision(
     model: Model, node: Node, left: State, right: State, capabilities: tuple[int, ...]
-) -> Precision | Refusal:
+) -> Precision | Reason:
     """Return the INT8 or FP8 that a node multiplies, or why it runs in its float type.
 
     Args:
@@ -130,7 +130,7 @@ def resolve_precision(
 def integer_loss(
     node: Node, reason: LossCause, place: Node | None, dq: Node | None, weights: bool = False
 ) -> IntegersLost:
-    """Return the refusal of a node whose integers are lost.
+    """Return the reason of a node whose integers are lost.
 
     Args:
         node: Conv, ConvTranspose, Gemm or MatMul.
@@ -144,7 +144,7 @@ def integer_loss(
     return ScalesJoined(*values) if reason is LossCause.JOIN_SCALE else IntegersLost(*values)
 
 
-def _explain_float_side(node: Node, left: State, right: State) -> Refusal:
+def _explain_float_side(node: Node, left: State, right: State) -> Reason:
     """Return the reason for which at least one side has no integers."""
     if isinstance(left, FloatState):
         if left.reason is not None:
@@ -157,7 +157,7 @@ def _explain_float_side(node: Node, left: State, right: State) -> Refusal:
     return WeightsNotDequantized(COMPILER, node.name, node.input(1), left.dq.name)
 
 
-def _convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Refusal | None:
+def _convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Reason | None:
     if left.axes:
         return integer_loss(node, LossCause.INPUT_AXIS, node, left.dq)
     if not left.scalar:
@@ -173,7 +173,7 @@ def _convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Re
 
 def _product_loss(
     model: Model, node: Node, left: IntegerState, right: IntegerState
-) -> Refusal | None:
+) -> Reason | None:
     """Return the loss of a Gemm, MatMul or Einsum because of varying scales, else None.
 
     A scale may vary along rows or columns of the result, but not along the sum or by batch.

@@ -19,13 +19,13 @@ from qdqtool.trt.rtx.compiler_faults import (
 from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import IntegerState, State, integer_loss, resolve_precision
 from qdqtool.trt.targets import RTX, Target
-from qdqtool.types import ConvOutcome, MyelinRegion, Precision, Prediction, Refusal
+from qdqtool.types import ConvOutcome, MyelinRegion, Precision, Prediction, Reason
 
 
 def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     """Predict the precision of each convolution on TensorRT-RTX 1.7.
 
-    Faults that the compiler rejects or crashes on are among the refusals (see
+    Faults that the compiler rejects or crashes on are among the reasons (see
     :func:`build_status`). The convolutions are listed as they would be without the fault. ``layer``
     and ``conversions`` are None: the compiler has no named layers. Source: builds with 1.7.1.116,
     SM80 to SM121 (the same result on all of them).
@@ -53,7 +53,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
                 prediction.refusals.append(fault)
         if not is_multiplication(model, node):
             continue
-        outcome, refusal = _predict_node(states, node, target)
+        outcome, reason = _predict_node(states, node, target)
         is_quantized = outcome is not None and outcome.is_quantized
         if not is_quantized and node.output not in view.varying:
             continue  # computed from constants and shapes alone while the engine is built
@@ -61,9 +61,9 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
             prediction.float_products.append(node.name)
             continue
         prediction.convolutions.append(outcome)
-        refusal = find_mixed_types_fault(states, node, refusal) or refusal
-        if refusal is not None:
-            prediction.refusals.append(refusal)
+        reason = find_mixed_types_fault(states, node, reason) or reason
+        if reason is not None:
+            prediction.refusals.append(reason)
     prediction.regions = _describe_regions(view, prediction)
     return prediction
 
@@ -98,19 +98,19 @@ def _describe_regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
 
 def build_status(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
     """Return whether the build succeeds, is refused by the parser, or crashes."""
-    faults = [refusal for refusal in prediction.refusals if ends_build(refusal)]
+    faults = [reason for reason in prediction.refusals if ends_build(reason)]
     if not faults:
         return "built"
     # The parser stops at the first fault; a crash needs a model that the parser accepts.
-    for refusal in faults:
-        if not isinstance(refusal, CompilerFault) or refusal.fault != FaultKind.SCALE:
+    for reason in faults:
+        if not isinstance(reason, CompilerFault) or reason.fault != FaultKind.SCALE:
             return "refused"
     return "crashed"
 
 
 def _predict_node(
     states: GraphStates, node: Node, target: Target
-) -> tuple[ConvOutcome | None, Refusal | None]:
+) -> tuple[ConvOutcome | None, Reason | None]:
     """Return the outcome of a multiplication, and why it runs in float.
 
     The outcome is None for a product of computed tensors without Q/DQ.
@@ -129,12 +129,12 @@ def _predict_node(
     if not float_type.is_float:
         float_type = Precision.FP32
     precision = output = float_type
-    refusal: Refusal | None = None
+    reason: Reason | None = None
     if isinstance(verdict, Precision):
         precision = verdict
         output = _output_type(states, node, precision, float_type)
     else:
-        refusal = verdict
+        reason = verdict
     outcome = ConvOutcome(
         node.index,
         node.name,
@@ -145,7 +145,7 @@ def _predict_node(
         output,
         evidence=target.evidence,
     )
-    return outcome, refusal
+    return outcome, reason
 
 
 def _has_quantizer(state: State) -> bool:

@@ -45,9 +45,9 @@ def finding(proto: onnx.ModelProto, code: str, target: str = "trt8.5") -> Findin
 
 
 def cause(finding: Finding) -> Any:
-    """Return the refusal of a finding that has one."""
+    """Return the reason of a finding that has one."""
     (cause,) = finding.causes
-    return cause.refusal
+    return cause.reason
 
 
 def predicted_codes(proto: onnx.ModelProto, target: str) -> dict[str, int]:
@@ -170,8 +170,8 @@ def too_few_zero_points() -> onnx.ModelProto:
 
 
 def test_wrong_number_of_scales_is_reported() -> None:
-    refusal = cause(finding(too_few_scales(), "SCALE-COUNT"))
-    assert (refusal.count, refusal.axis, refusal.shape) == (8, 0, (16, 8, 1, 1))
+    reason = cause(finding(too_few_scales(), "SCALE-COUNT"))
+    assert (reason.count, reason.axis, reason.shape) == (8, 0, (16, 8, 1, 1))
 
 
 def test_scales_of_wrong_rank_are_reported() -> None:
@@ -181,8 +181,8 @@ def test_scales_of_wrong_rank_are_reported() -> None:
 
 
 def test_wrong_number_of_zero_points_is_reported() -> None:
-    refusal = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
-    assert (refusal.scales, refusal.zero_points) == (16, 1)
+    reason = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
+    assert (reason.scales, reason.zero_points) == (16, 1)
 
 
 def test_int16_is_reported() -> None:
@@ -303,9 +303,9 @@ def test_weights_shared_by_two_pairs_are_reported(g: Graph) -> None:
 @pytest.mark.parametrize("op", ["Identity", "Transpose"])
 def test_operator_before_the_pair_of_weights_is_reported(g: Graph, op: str) -> None:
     model = g.model(weighted(g, g.pair(g.op(op, ones(g), "between"), "wq")))
-    refusal = cause(finding(model, "W-NONCONST"))
-    assert (refusal.steps, refusal.quantizer) == ((PathStep("between", op),), "wq.Q")
-    assert refusal.stored is False
+    reason = cause(finding(model, "W-NONCONST"))
+    assert (reason.steps, reason.quantizer) == ((PathStep("between", op),), "wq.Q")
+    assert reason.stored is False
 
 
 def stored(form: str, moved: str = "", **attributes: Any) -> onnx.ModelProto:

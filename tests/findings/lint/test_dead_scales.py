@@ -23,7 +23,7 @@ def test_scale_dead_is_an_error(g: Graph, op: str, target: str) -> None:
         Severity.ERROR,
         ["next"],
     )
-    r = found.causes[0].refusal
+    r = found.causes[0].reason
     assert (r.scale, r.whole) == (2.0, True)
     assert [(p.tensor, p.low, p.high, p.value) for p in r.parts] == [(gate, 0.0, 1.0, 0.0)]
 
@@ -58,7 +58,7 @@ def test_scale_dead_of_a_part(g: Graph) -> None:
     joined = g.concat([gate, g.relu(x, "r")], "cat")
     g.channels[joined] = 32
     (found,) = findings(g, g.conv(joined, "next", 16, scale=4.0), "SCALE-DEAD")
-    r = found.causes[0].refusal
+    r = found.causes[0].reason
     assert [p.tensor for p in r.parts] == [gate] and not r.whole and not found.automatic
 
 
@@ -86,7 +86,7 @@ def test_head_concat_severity_follows_the_scale(
 ) -> None:
     """A detector reports scores above 0.25: it finds nothing, or less, where those become 0."""
     (found,) = findings(g, head(g, scale, own=0.004), "HEAD-CONCAT")
-    r = found.causes[0].refusal
+    r = found.causes[0].reason
     assert (found.node, found.severity) == ("behind.Q", severity)
     assert r.zero_limit == pytest.approx(lost, rel=1e-6)
     assert r.scale == pytest.approx(scale) and r.own == pytest.approx(0.004)
@@ -122,8 +122,8 @@ def test_weights_per_tensor(g: Graph, spread: float, severity: Severity | None) 
     found = findings(g, per_tensor(g, spread), "W-PER-TENSOR")
     assert [f.severity for f in found] == [severity] * (severity is not None)
     for f in found:
-        assert f.causes[0].refusal.spread == pytest.approx(spread, rel=1e-5)
-        assert f.causes[0].refusal.layers == ("c",) and f.convolutions == ["c"]
+        assert f.causes[0].reason.spread == pytest.approx(spread, rel=1e-5)
+        assert f.causes[0].reason.layers == ("c",) and f.convolutions == ["c"]
 
 
 @pytest.mark.parametrize("kind", ["float", "rounded", "stored"])
@@ -132,7 +132,7 @@ def test_weights_per_tensor_are_fixed_from_float_weights_alone(g: Graph, kind: s
     (found,) = findings(g, out, "W-PER-TENSOR")
     assert found.severity == Severity.WARNING
     assert found.automatic == (kind == "float")
-    assert found.causes[0].refusal.rounded == (kind != "float")
+    assert found.causes[0].reason.rounded == (kind != "float")
 
 
 def test_weights_per_channel_are_no_finding(g: Graph) -> None:

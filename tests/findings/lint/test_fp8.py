@@ -1,5 +1,7 @@
 """Findings and texts about FP8 quantizers."""
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -8,6 +10,7 @@ from onnx import TensorProto, helper
 from qdqtool.formats.predict_text import choose_typing
 from qdqtool.formats.verdicts import verdict
 from qdqtool.prediction import predict
+from qdqtool.timing import work
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
@@ -101,3 +104,80 @@ def test_rtx_predicts_fp8_for_8_9_unless_a_gpu_is_named() -> None:
     named = target_named("rtx1.7").with_capability("8.6")
     findings = predict(chain("FP8"), named).findings
     assert any(f.severity == Severity.ERROR for f in findings)
+
+
+@pytest.mark.parametrize(
+    ("target", "capability", "is_computed"),
+    [
+        ("10.0", "9.0", False),
+        ("10.1", "9.0", False),
+        ("10.2", "9.0", True),
+        ("10.2", "8.9", False),
+        ("10.2.0", "12.0", False),
+        ("10.3", "8.9", True),
+        ("11.0", "8.9", True),
+    ],
+)
+def test_first_version_with_fp8_convolutions(
+    target: str, capability: str, is_computed: bool
+) -> None:
+    """NVIDIA in NVIDIA/TensorRT issue 3987: 10.2 on Hopper, 10.3 on Ada."""
+    prediction = predict_on_gpu(chain("FP8", "FP8"), target, TimingOptions(sm=capability))[0]
+    assert prediction.summary()["fp8"] == (2 if is_computed else 0)
+    assert ("FP8-VERSION" in severities(prediction)) != is_computed
+
+
+def test_10_2_without_a_gpu_is_predicted_for_hopper_with_a_warning() -> None:
+    prediction = predict(chain("FP8", "FP8"), "10.2")
+    assert prediction.summary()["fp8"] == 2
+    (finding,) = (f for f in prediction.findings if f.code == "FP8-VERSION")
+    assert finding.severity == Severity.WARNING
+    assert set(finding.convolutions) == {"c0", "c1"}
+
+
+@pytest.mark.parametrize("target", ["trt10", "10.1", "10.3"])
+def test_float_rest_of_fp8_is_predicted_as_the_printed_command_builds_it(target: str) -> None:
+    """``--stronglyTyped`` keeps the FP32 of the file."""
+    prediction = predict(chain("FP8", "FP8"), target)
+    assert choose_typing(prediction, target_named(target)).strongly_typed
+    assert "FLOAT-FP32" in {f.code for f in prediction.findings}
+    assert prediction.convolutions[-1].output == Precision.FP32
+    assert prediction.requested_target == target
+    timed, time = predict_on_gpu(chain("FP8"), target, TimingOptions(gpu="L4"))
+    assert timed.target == prediction.target
+    assert time is not None and time.workload is not None
+    assert {w.written_as for w in time.workload.layers if w.kind == work.CONV} == {Precision.FP32}
+    assert time.quantized == Precision.FP8
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11", "rtx1.7"])
+@pytest.mark.parametrize("op", ["Conv", "MatMul", "Gemm"])
+@pytest.mark.parametrize("data", ["INT8", "FP8"])
+def test_one_layer_of_both_types_is_an_error(data: str, op: str, target: str) -> None:
+    """TensorRT-RTX 1.7.1 refuses it for 8.9."""
+    g = Graph(opset=19)
+    x = g.input(1, 32, 8, 8) if op == "Conv" else g.input(8, 32)
+    operands = []
+    for tensor, is_fp8 in ((x, data == "FP8"), ("weights", data != "FP8")):
+        g.fp8 = is_fp8
+        shape = (32, 32, 1, 1) if op == "Conv" else (32, 32)
+        source = tensor if tensor == x else g.const(tensor, np.ones(shape))
+        operands.append(g.pair(source, f"{tensor}.pair"))
+    prediction = predict(g.model(g.op(op, operands, "layer")), target)
+    errors = [f for f in prediction.findings if f.severity == Severity.ERROR]
+    assert [f.code for f in errors] == ["BUILD-FAILS"]
+    assert "layer" in errors[0].convolutions
+    assert {"INT8", "FP8"} <= set(re.findall(r"\w+", errors[0].message))
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11"])
+def test_texts_about_e5m2_do_not_say_int8(target: str) -> None:
+    model = chain("FP8", "FP8")
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT8E4M3FN:
+            kind = TensorProto.FLOAT8E5M2
+            zeros = [0.0] * int(np.prod(tensor.dims))
+            tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, zeros))
+    findings = predict(model, target).findings
+    assert not any("INT8" in f.message for f in findings)
+    assert any("E5M2" in f.message and "E4M3FN" in f.fix for f in findings)

@@ -147,8 +147,8 @@ def quantized_vit(**choices: Any) -> onnx.ModelProto:
 
 
 def norms(model: onnx.ModelProto, target: str) -> list[DecomposedNorm]:
-    causes = [c.refusal for f in findings_of(model, "NORM-PIECES", target) for c in f.causes]
-    return [refusal for refusal in causes if isinstance(refusal, DecomposedNorm)]
+    causes = [c.reason for f in findings_of(model, "NORM-PIECES", target) for c in f.causes]
+    return [reason for reason in causes if isinstance(reason, DecomposedNorm)]
 
 
 # Forms of decomposed LayerNorms; a LayerNormalization computes the first ones exactly.
@@ -701,8 +701,8 @@ def test_constant_that_fp16_cannot_hold_is_reported(
     model = qdqtool.insert(net.model(), images(1), predict=False).model
     for target in ("trt8.5", "trt10"):
         findings = findings_of(model, "CONST-FP16", target)
-        refusals = [c.refusal for f in findings for c in f.causes]
-        pairs = [(r.large, r.small) for r in refusals if isinstance(r, ConstantsInHalf)]
+        reasons = [c.reason for f in findings for c in f.causes]
+        pairs = [(r.large, r.small) for r in reasons if isinstance(r, ConstantsInHalf)]
         assert pairs == ([] if counts is None else [counts])
         severity = Severity.WARNING if any(counts or ()) else Severity.INFO
         assert {f.severity for f in findings} <= {severity}

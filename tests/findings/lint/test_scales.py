@@ -48,19 +48,19 @@ def with_scale(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelPr
     return copy
 
 
-def refusals(
+def reasons(
     code: str, proto: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None
 ) -> list[Any]:
-    """Return the refusals behind the findings of a code, with data or without."""
+    """Return the reasons behind the findings of a code, with data or without."""
     prediction = qdqtool.predict(proto)
     if data is not None:
         check_activations(proto, prediction, data)
     assert all(f.id == i for i, f in enumerate(prediction.findings))
-    return [c.refusal for f in prediction.findings if f.code == code for c in f.causes]
+    return [c.reason for f in prediction.findings if f.code == code for c in f.causes]
 
 
 def activation_scales(proto: onnx.ModelProto) -> ActivationScales | None:
-    return next(iter(refusals("ACT-SCALE", proto, DATA)), None)
+    return next(iter(reasons("ACT-SCALE", proto, DATA)), None)
 
 
 def quantizer_of_input(proto: onnx.ModelProto) -> str:
@@ -95,17 +95,17 @@ def test_scale_that_a_concat_shares_fits(g: Graph) -> None:
 def test_small_scale_is_reported_with_its_clipping(factor: float) -> None:
     model = insert_max(float_network()).model
     name = quantizer_of_input(model)
-    refusal = activation_scales(with_scale(model, name, factor))
-    assert refusal is not None and [fit.quantizer for fit in refusal.worst] == [name]
-    (fit,) = refusal.worst
+    reason = activation_scales(with_scale(model, name, factor))
+    assert reason is not None and [fit.quantizer for fit in reason.worst] == [name]
+    (fit,) = reason.worst
     values = np.abs(np.concatenate([d["x"].ravel() for d in DATA]))
     assert fit.clipped == pytest.approx(float(np.mean(values > 127.5 * fit.scale)), abs=2e-3)
 
 
 def test_large_scale_is_reported_with_its_use() -> None:
     model = insert_max(float_network()).model
-    refusal = activation_scales(with_scale(model, quantizer_of_input(model), 8.0))
-    assert refusal is not None and refusal.worst[0].used == pytest.approx(1 / 8, rel=1e-3)
+    reason = activation_scales(with_scale(model, quantizer_of_input(model), 8.0))
+    assert reason is not None and reason.worst[0].used == pytest.approx(1 / 8, rel=1e-3)
 
 
 def test_percentile_leaves_no_outliers() -> None:
@@ -187,11 +187,11 @@ def test_outliers_are_reported_with_their_ratio(
     inserted = insert_max(float_network(), data)
     scales = outlier_scales(inserted.model, data)
     assert has_outliers(inserted) is bool(scales) is reported
-    for refusal in scales:
-        ratios = {q: ratio for q, _, ratio in refusal.worst}
+    for reason in scales:
+        ratios = {q: ratio for q, _, ratio in reason.worst}
         values = np.sort(np.abs(np.concatenate([d["x"].ravel() for d in data])))
         expected = pytest.approx(values[-1] / np.quantile(values, 2 / 3), rel=0.02)
-        assert not refusal.linear and ratios[quantizer_of_input(inserted.model)] == expected
+        assert not reason.linear and ratios[quantizer_of_input(inserted.model)] == expected
 
 
 @pytest.mark.parametrize(("factor", "reported"), [(100.0, True), (5.0, False)])
@@ -216,7 +216,7 @@ def norm_and_linear(g: Graph, gains: np.ndarray, shift: np.ndarray) -> onnx.Mode
 def outlier_scales(
     model: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None = None
 ) -> list[OutlierScales]:
-    return refusals("ACT-OUTLIER", model, data)
+    return reasons("ACT-OUTLIER", model, data)
 
 
 @pytest.mark.parametrize("by_gain", [True, False])
@@ -298,7 +298,7 @@ def test_insert_and_predict_report_the_same_outliers(name: str, rows: int) -> No
             value[:, :rows] *= 1000.0
             tensor.CopyFrom(numpy_helper.from_array(value, name))
     inserted = qdqtool.insert(model, data, method="max", attention="int8", predict=False)
-    by_insert = [c.refusal for f in inserted.findings for c in f.causes]
+    by_insert = [c.reason for f in inserted.findings for c in f.causes]
     by_predict = outlier_scales(inserted.model, data)
     assert len(by_insert) == len(by_predict) == bool(name)
     for left, right in zip(by_insert, by_predict, strict=True):
@@ -313,8 +313,8 @@ def test_outliers_before_a_matrix_product_are_of_a_linear(g: Graph) -> None:
     """Smoothing is the advice for these."""
     data = tokens(outliers(0.005, 300.0), 64, 32)
     inserted = insert_max(linear(g, 64, 32), data)
-    (refusal,) = outlier_scales(inserted.model, data)
-    assert refusal.linear and has_outliers(inserted)
+    (reason,) = outlier_scales(inserted.model, data)
+    assert reason.linear and has_outliers(inserted)
 
 
 # W-SCALE: no finding for what quantizers write, one if scales and weights are of different origin.
@@ -332,7 +332,7 @@ def placed() -> onnx.ModelProto:
 def weight_scales_of(proto: onnx.ModelProto) -> WeightScales | None:
     report = FindingReport("trt10")
     weight_scales.run(View(Model(proto)), report)
-    causes = [c.refusal for f in report.findings if f.code == "W-SCALE" for c in f.causes]
+    causes = [c.reason for f in report.findings if f.code == "W-SCALE" for c in f.causes]
     assert len(causes) <= 1
     return causes[0] if causes else None  # type: ignore[return-value]
 
@@ -383,16 +383,16 @@ def test_scales_of_insert_fit_the_weights(placed: onnx.ModelProto) -> None:
 
 
 def test_scales_that_are_too_large_are_reported(placed: onnx.ModelProto) -> None:
-    refusal = weight_scales_of(rescaled(placed, lambda s, w, n: np.full_like(s, 0.1)))
-    assert refusal is not None and refusal.wasted > 0.5
+    reason = weight_scales_of(rescaled(placed, lambda s, w, n: np.full_like(s, 0.1)))
+    assert reason is not None and reason.wasted > 0.5
 
 
 def test_scales_of_other_weights_are_reported(placed: onnx.ModelProto) -> None:
     rng = np.random.default_rng(1)
     model = rescaled(placed, lambda s, w, n: s / np.exp(rng.normal(0.3, 0.9, s.shape)))
-    refusal = weight_scales_of(model)
-    assert refusal is not None and refusal.cause == WeightScalesCause.OTHER_WEIGHTS
-    assert refusal.clipped > 0.2
+    reason = weight_scales_of(model)
+    assert reason is not None and reason.cause == WeightScalesCause.OTHER_WEIGHTS
+    assert reason.clipped > 0.2
 
 
 def test_scales_that_clip_some_channels_are_not_reported(placed: onnx.ModelProto) -> None:
@@ -432,10 +432,10 @@ def test_channels_of_one_layer_are_reported(
         changed[rng.permutation(scale.size)[:channels]] *= factor if number == 11 else 1.0
         return changed
 
-    refusal = weight_scales_of(rescaled(placed, change))
-    assert refusal is not None and refusal.cause == WeightScalesCause.EXCEPTION
-    assert len(refusal.layers) == 1 and 0 < refusal.channels <= channels
-    assert refusal.worst == pytest.approx(1 / factor, rel=1e-3)
+    reason = weight_scales_of(rescaled(placed, change))
+    assert reason is not None and reason.cause == WeightScalesCause.EXCEPTION
+    assert len(reason.layers) == 1 and 0 < reason.channels <= channels
+    assert reason.worst == pytest.approx(1 / factor, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -445,9 +445,9 @@ def test_layer_is_reported_amid_drift_of_training(placed: onnx.ModelProto, seed:
     def change(scale: Array, weights: Array, number: int) -> Array:
         return scale * np.exp(rng.normal(0, 0.05, scale.shape)) * (0.5 if number == 7 else 1)
 
-    refusal = weight_scales_of(rescaled(placed, change))
-    assert refusal is not None and refusal.cause == WeightScalesCause.EXCEPTION
-    assert len(refusal.layers) == 1
+    reason = weight_scales_of(rescaled(placed, change))
+    assert reason is not None and reason.cause == WeightScalesCause.EXCEPTION
+    assert len(reason.layers) == 1
 
 
 @pytest.mark.parametrize("per_channel", slow_after(1, [True, False]))
@@ -476,9 +476,9 @@ def test_scales_of_onnxruntime_are_not_reported(per_channel: bool, tmp_path: Pat
 
 @pytest.mark.parametrize("factor", [2.0, 0.5, 127 / 128])
 def test_factor_of_all_weight_scales_is_reported(placed: onnx.ModelProto, factor: float) -> None:
-    refusal = weight_scales_of(rescaled(placed, lambda s, w, n: s * factor))
-    assert refusal is not None and refusal.cause == WeightScalesCause.FACTOR
-    assert refusal.factor == pytest.approx(1 / factor, rel=1e-3)
+    reason = weight_scales_of(rescaled(placed, lambda s, w, n: s * factor))
+    assert reason is not None and reason.cause == WeightScalesCause.FACTOR
+    assert reason.factor == pytest.approx(1 / factor, rel=1e-3)
 
 
 def test_scales_of_other_tensors_are_reported(placed: onnx.ModelProto) -> None:
@@ -488,8 +488,8 @@ def test_scales_of_other_tensors_are_reported(placed: onnx.ModelProto) -> None:
         scales.append(scale)
         return np.resize(scales[(number * 7) // 11], scale.shape) * (0.4 if number % 3 else 1.6)
 
-    refusal = weight_scales_of(rescaled(placed, other))
-    assert refusal is not None and refusal.layers
+    reason = weight_scales_of(rescaled(placed, other))
+    assert reason is not None and reason.layers
 
 
 def test_scales_of_another_axis_are_reported(placed: onnx.ModelProto) -> None:
@@ -497,8 +497,8 @@ def test_scales_of_another_axis_are_reported(placed: onnx.ModelProto) -> None:
         square = weights.shape[0] == weights.shape[1]
         return largest(np.moveaxis(weights, 1, 0)) / 127 if square else scale
 
-    refusal = weight_scales_of(rescaled(placed, cross))
-    assert refusal is not None and refusal.cause == WeightScalesCause.AXIS
+    reason = weight_scales_of(rescaled(placed, cross))
+    assert reason is not None and reason.cause == WeightScalesCause.AXIS
 
 
 @pytest.fixture(scope="module")
@@ -515,16 +515,16 @@ def test_scale_per_channel_is_not_reported(uneven: onnx.ModelProto) -> None:
 def test_mean_scale_in_all_channels_is_reported(uneven: onnx.ModelProto) -> None:
     """It clips as few weights as clipping on purpose does, but is the same in all channels."""
     mean = lambda s, w, n: np.full_like(s, largest(w).mean() / 127)  # noqa: E731
-    refusal = weight_scales_of(rescaled(uneven, mean))
-    assert refusal is not None and refusal.cause == WeightScalesCause.TENSOR
+    reason = weight_scales_of(rescaled(uneven, mean))
+    assert reason is not None and reason.cause == WeightScalesCause.TENSOR
 
 
 def test_scale_of_the_tensor_in_all_channels_is_not_reported_as_clipping(
     uneven: onnx.ModelProto,
 ) -> None:
     whole = lambda s, w, n: np.full_like(s, largest(w).max() / 127)  # noqa: E731
-    refusal = weight_scales_of(rescaled(uneven, whole))
-    assert refusal is None or refusal.cause != WeightScalesCause.TENSOR
+    reason = weight_scales_of(rescaled(uneven, whole))
+    assert reason is None or reason.cause != WeightScalesCause.TENSOR
 
 
 def test_dead_channels_are_not_reported(placed: onnx.ModelProto) -> None:
@@ -543,3 +543,21 @@ def test_scales_that_contradict_the_weights_are_left_to_other_checks(
     for (scale, _), values in zip(pairs, bad, strict=False):
         scale.CopyFrom(numpy_helper.from_array(values.astype(np.float32), scale.name))
     assert weight_scales_of(copy) is None
+
+
+@pytest.mark.parametrize("factor", [1 / 20, 1 / 4, 20.0])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_one_layer_shows_that_all_its_scales_are_wrong(factor: float, layers: int) -> None:
+    g = Graph()
+    x = g.input(1, 8, 16, 16)
+    for i in range(layers):
+        x = g.relu(g.conv(x, f"c{i}", scale=None, weights="float"), f"r{i}")
+    model = insert_max(g.model(x)).model
+    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and "w" in n.name)
+    assert not reasons("W-SCALE", model, None)
+    damaged = with_scale(model, name, factor)
+    (reason,) = reasons("W-SCALE", damaged, None)
+    assert reason.cause == WeightScalesCause.FACTOR and len(reason.layers) == 1
+    fixed = qdqtool.fix(damaged)
+    assert [change.code for change in fixed.applied] == ["W-SCALE"]
+    assert not reasons("W-SCALE", fixed.proto, None)

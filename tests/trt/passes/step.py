@@ -11,7 +11,7 @@ from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.pipeline import PIPELINE, Pass
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Event, Evidence, Refusal
+from qdqtool.types import Event, Evidence, Reason
 
 Line = tuple[str, ...]
 
@@ -22,18 +22,18 @@ class PassResult:
 
     Attributes:
         lines: (event, subject[, object]) of its events. Events of another pass begin with ``<pass>: ``.
-        refusals: Missed optimizations that it recorded.
+        records: Missed optimizations that it recorded.
         network: The network after it.
     """
 
     lines: list[Line]
-    refusals: list[Refusal]
+    records: list[Reason]
     network: Network
 
     @property
     def reasons(self) -> list[tuple[str, str]]:
         """(node, reason) of every missed optimization."""
-        return [(r.node, r.reason) for r in self.refusals]
+        return [(r.node, r.key) for r in self.records]
 
     def layer(self, name: str) -> Layer:
         names = [layer.name for layer in self.network.layers.values()]
@@ -68,7 +68,7 @@ def run_pass(
                     continue
                 if turn == 0:
                     lines = [to_line(event, pass_type.__name__) for event in result.events]
-                    return PassResult(lines, result.refusals, network)
+                    return PassResult(lines, result.reasons, network)
                 turn -= 1
     raise AssertionError(f"{pass_type.__name__} has no such turn")
 

@@ -32,7 +32,7 @@ def test_shared_weights_are_reported(g: Graph) -> None:
     result = run_pass(g.model(first, second), ConstWeightsFusion)
     assert result.lines == []
     assert sorted(result.reasons) == [("c0", "weights-shared"), ("c1", "weights-shared")]
-    assert result.refusals[0].convolutions == ("c0", "c1")
+    assert result.records[0].convolutions == ("c0", "c1")
 
 
 def test_weights_of_float_convolution_are_not_fused(g: Graph) -> None:
@@ -47,4 +47,4 @@ def test_quantized_constant_of_int8_add_stays(g: Graph) -> None:
     out = g.op("Neg", g.pair(g.op("Add", [x, constant], "add"), "after"), "n")
     result = run_pass(g.model(out), ConstWeightsFusion)
     assert result.layer("add").int8
-    assert result.lines == [] and result.refusals == []
+    assert result.lines == [] and result.records == []

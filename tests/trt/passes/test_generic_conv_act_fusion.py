@@ -57,9 +57,9 @@ def test_silu_joined_with_residual_add_is_reported(g: Graph) -> None:
     out = g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")
     result = run_pass(g.model(out), GenericConvActFusion)
     assert (result.lines, result.reasons) == ([], [("Conv", "activation-before-add")])
-    (refusal,) = result.refusals
-    assert isinstance(refusal, ActivationBeforeAdd)
-    assert (refusal.add, refusal.activation) == ("Add", "act.m")
+    (record,) = result.records
+    assert isinstance(record, ActivationBeforeAdd)
+    assert (record.add, record.activation) == ("Add", "act.m")
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ def test_qs_of_different_scales_are_reported() -> None:
     g = two_quantizers(0.2)
     result = run_pass(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
     assert (result.lines, result.reasons) == ([], [("a.Q", "scales-differ")])
-    refusal = result.refusals[0]
-    assert refusal.tensor == "s:0"
-    assert refusal.quantizers == ("a.Q", "b.Q")
-    assert refusal.scales == (np.float32(0.1), np.float32(0.2))
+    record = result.records[0]
+    assert record.tensor == "s:0"
+    assert record.quantizers == ("a.Q", "b.Q")
+    assert record.scales == (np.float32(0.1), np.float32(0.2))
 
 
 def test_equal_pair_among_three_qs_is_merged(g: Graph) -> None:

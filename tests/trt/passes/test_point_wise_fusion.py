@@ -321,8 +321,8 @@ def test_pair_inside_activation_is_reported(
     y = g.pair(y, "gate", 0.01) if "gate" in place else y
     y = g.op("Mul", [x, y], "mul") if act in ("Sigmoid", "Tanh") else y
     y = g.pair(y, "p", 0.1) if place == "after" else y
-    refusals = run_pass(g.model(y), PointWiseFusion).refusals
-    reports = [r for r in refusals if isinstance(r, InsideActivation)]
+    records = run_pass(g.model(y), PointWiseFusion).records
+    reports = [r for r in records if isinstance(r, InsideActivation)]
     assert [(r.node, r.activation, r.silu, r.gate, r.second) for r in reports] == (
         [report] if report is not None and weights == "qdq" else []
     )

@@ -40,7 +40,7 @@ def test_batchnorm_with_computed_bias_is_reported(g: Graph) -> None:
     inputs = [conv, g.const("w", [1.0] * 4), bias, g.const("m", [0.0] * 4), g.const("v", [1.0] * 4)]
     result = run_pass(g.model(g.op("BatchNormalization", inputs, "bn")), QConvScaleFusion)
     assert (result.lines, result.reasons) == ([], [("c", "batchnorm-not-constant")])
-    assert result.refusals[0].batchnorm == "bn"
+    assert result.records[0].batchnorm == "bn"
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ def test_remaining_q_becomes_copy(g: Graph) -> None:
     ]
     assert result.layer("c.in.Q").kind == LayerKind.COPY
     assert result.reasons == [("c.in.Q", "stays")]
-    assert result.refusals[0].tensor == "x"
-    assert result.refusals[0].scale == pytest.approx(0.1)
+    assert result.records[0].tensor == "x"
+    assert result.records[0].scale == pytest.approx(0.1)
 
 
 def test_fused_q_does_not_become_copy(g: Graph) -> None:
@@ -32,4 +32,4 @@ def test_remaining_dq_becomes_copy(g: Graph) -> None:
     out = g.add(g.pair(x, "skip", 0.1), g.conv(x, "b", scale=0.1), "Add")
     result = run_pass(g.model(g.op("Softmax", out, "s")), QDQToCopy)
     assert ("Swap the layer type", "skip.DQ", "DEQUANTIZE to kQDQ") in result.lines
-    assert False in [r.quantize for r in result.refusals if isinstance(r, RemainingConversion)]
+    assert False in [r.quantize for r in result.records if isinstance(r, RemainingConversion)]

@@ -86,12 +86,12 @@ def test_unfused_residual_is_reported(arguments: dict[str, object], reason: str 
     result = run_pass(block(**arguments).model("end:0"), QuantizeConvWithResidualAdd)  # type: ignore[arg-type]
     assert (result.lines, result.reasons) == ([], [("Conv_34", reason)] if reason else [])
     if reason == "residual-float":
-        assert (result.refusals[0].add, result.refusals[0].residual.tensor) == (
+        assert (result.records[0].add, result.records[0].residual.tensor) == (
             "Add_42",
             "before:0",
         )
     elif reason == "add-output-not-quantized":
-        assert [(r.node, r.op) for r in result.refusals[0].consumers] == [("end", "Neg")]
+        assert [(r.node, r.op) for r in result.records[0].consumers] == [("end", "Neg")]
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])

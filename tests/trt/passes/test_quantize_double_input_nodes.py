@@ -38,7 +38,7 @@ def test_output_without_q_is_float(weights: str) -> None:
     g, out = conv(weights=weights)
     result = run_pass(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
     assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-not-quantized")])
-    assert [(r.node, r.op) for r in result.refusals[0].consumers] == [("s", "Softmax")]
+    assert [(r.node, r.op) for r in result.records[0].consumers] == [("s", "Softmax")]
     assert result.layer("c").int8 and not result.layer("c").int8_out
 
 
@@ -66,8 +66,8 @@ def test_float_consumer_keeps_output_float() -> None:
         QuantizeDoubleInputNodes,
     )
     assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
-    assert [r.node for r in result.refusals[0].consumers if r.kind == "q"] == ["p.Q"]
-    assert [r.node for r in result.refusals[0].consumers if r.kind != "q"] == ["t"]
+    assert [r.node for r in result.records[0].consumers if r.kind == "q"] == ["p.Q"]
+    assert [r.node for r in result.records[0].consumers if r.kind != "q"] == ["t"]
 
 
 def test_network_output_keeps_output_float() -> None:
@@ -83,7 +83,7 @@ def test_different_scales_keep_output_float() -> None:
     outputs = [g.op("Softmax", g.pair(out, n, s), f"s{n}") for n, s in (("p", 0.1), ("q", 0.2))]
     result = run_pass(g.model(*outputs), QuantizeDoubleInputNodes)
     assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-different-scales")])
-    assert [r.scale for r in result.refusals[0].consumers] == [np.float32(0.1), np.float32(0.2)]
+    assert [r.scale for r in result.records[0].consumers] == [np.float32(0.1), np.float32(0.2)]
     assert weakest_evidence(result.layer("c")) == Evidence.ASSUMED
 
 
@@ -169,8 +169,8 @@ def mixed(data: Any, after: Any = None) -> Graph:
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_fp8_weights_with_int8_data_are_reported(target: str) -> None:
     result = run_pass(mixed(np.int8).model("end:0"), QuantizeDoubleInputNodes, target=target)
-    assert result.reasons == [("c", "types")]
-    assert result.refusals[0].types == ("INT8", "FP8")
+    assert result.reasons == [("c", "mixed-operands")]
+    assert result.records[0].types == ("INT8", "FP8")
 
 
 @pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
@@ -206,7 +206,7 @@ def test_q_of_another_type_after_a_layer_remains() -> None:
     layer = result.layer("c")
     assert layer.quantized_type == Precision.FP8 and not layer.int8_out
     assert result.reasons == [("c", "output-type")]
-    assert result.refusals[0].types == (Precision.FP8, Precision.INT8)
+    assert result.records[0].types == (Precision.FP8, Precision.INT8)
 
 
 @pytest.mark.parametrize("types", [(None, None), (None, np.int8), (np.int8, np.int8)])
@@ -255,6 +255,7 @@ GRAPHS = {
     "QuantizeDoubleInputNodes/fp8-kernel": (_drawn(fp8(k=7)), "trt10"),
     "QuantizeDoubleInputNodes/fp8-early": (_drawn(fp8()), "10.1"),
     "QuantizeDoubleInputNodes/fp8-deconvolution": (_drawn(fp8(**_UP)), "trt10"),
+    "QuantizeDoubleInputNodes/mixed-types": (_drawn(mixed(np.int8)), "trt10"),
     "QuantizeDoubleInputNodes/other-type": (_drawn(mixed(None, np.int8)), "trt10"),
     "QuantizeDoubleInputNodes/fp8-product": (_product, "trt10"),
     "QuantizeDoubleInputNodes/fp8-pointwise": (_sum, "trt10"),
@@ -264,19 +265,19 @@ GRAPHS = {
 
 def test_report_names_producer_of_float_input() -> None:
     g, out = float_convolution("input-not-dequantized")
-    refusal = run_pass(g.model(out), QuantizeDoubleInputNodes).refusals[0]
-    assert (refusal.producer, refusal.op) == ("before", "Softmax")
+    record = run_pass(g.model(out), QuantizeDoubleInputNodes).records[0]
+    assert (record.producer, record.op) == ("before", "Softmax")
 
 
 def test_report_names_zero_points() -> None:
     g, out = float_convolution("zero-point")
-    assert run_pass(g.model(out), QuantizeDoubleInputNodes).refusals[0].zero_points == (3, 3)
+    assert run_pass(g.model(out), QuantizeDoubleInputNodes).records[0].zero_points == (3, 3)
 
 
 def test_report_names_axis_of_weights() -> None:
     g, out = float_convolution("weights-axis")
-    refusal = run_pass(g.model(out), QuantizeDoubleInputNodes).refusals[0]
-    assert (refusal.axis, refusal.expected) == (1, 0)
+    record = run_pass(g.model(out), QuantizeDoubleInputNodes).records[0]
+    assert (record.axis, record.expected) == (1, 0)
 
 
 def report_for(between: str) -> InputNotDequantized:
@@ -314,9 +315,9 @@ def report_for(between: str) -> InputNotDequantized:
         g.model(g.op("Softmax", g.conv(y, "c", scale=None), "end"), *outputs),
         QuantizeDoubleInputNodes,
     )
-    refusal = next(r for r in result.refusals if r.node == "c")
-    assert isinstance(refusal, InputNotDequantized) and refusal.weights_quantized
-    return refusal
+    record = next(r for r in result.records if r.node == "c")
+    assert isinstance(record, InputNotDequantized) and record.weights_quantized
+    return record
 
 
 @pytest.mark.parametrize(
@@ -341,8 +342,8 @@ def test_report_names_blocked_dq_and_blocker(between: str, dq: str, blocker: str
     # An operator blocks the nearest DQ upstream if no DQ moves past it, if it is a Concat, or if the
     # DQ has other consumers or a scale for each channel. The search ends at a convolution, where a Q
     # is missing, and after 40 tensors.
-    refusal = report_for(between)
-    assert (refusal.dq, refusal.blocker.node if refusal.blocker else None) == (dq, blocker)
+    record = report_for(between)
+    assert (record.dq, record.blocker.node if record.blocker else None) == (dq, blocker)
 
 
 def test_add_between_pairs_runs_in_int8(g: Graph) -> None:

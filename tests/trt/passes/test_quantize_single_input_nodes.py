@@ -44,7 +44,7 @@ def test_pooling_quantized_on_one_side_is_reported(
         pooled("GlobalAveragePool", before, after).model("end:0"), QuantizeSingleInputNodes
     )
     assert result.lines == []
-    assert [(r.node, r.reason, r.quantized_input) for r in result.refusals] == reasons
+    assert [(r.node, r.key, r.quantized_input) for r in result.records] == reasons
 
 
 def test_max_pool_is_left_to_q_motion() -> None:

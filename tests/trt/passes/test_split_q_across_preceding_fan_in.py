@@ -57,7 +57,7 @@ def test_float_consumer_is_reported(g: Graph) -> None:
         SplitQAcrossPrecedingFanIn,
     )
     assert (result.lines, result.reasons) == ([], [("Concat", "output-not-only-quantized")])
-    assert ("a", "Abs") in [(r.node, r.op) for r in result.refusals[0].consumers]
+    assert ("a", "Abs") in [(r.node, r.op) for r in result.records[0].consumers]
 
 
 def test_second_q_is_reported(g: Graph) -> None:
@@ -84,12 +84,12 @@ def test_report_names_scales_of_concat_inputs(g: Graph, form: str) -> None:
     out = g.op("Neg", g.pair(g.concat([first, second], "Concat"), "p", 0.1), "n")
     network = build(load(g.model(out, *outputs)))
     network.rank_layers()
-    refusals = []
+    reasons = []
     for _ in range(2):  # the Q moves up, then its scale is compared with those that the parts have
-        refusals += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).refusals
+        reasons += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).reasons
     scales = [
         [None if p is None else round(float(p), 6) for p in r.parts]
-        for r in refusals
+        for r in reasons
         if isinstance(r, ConcatScales)
     ]
     assert scales == ([[0.3, None]] if form in ("pair", "second q") else [])

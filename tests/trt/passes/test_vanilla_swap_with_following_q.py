@@ -75,7 +75,7 @@ def test_second_consumer_is_reported(g: Graph) -> None:
     outputs = [g.op("Neg", g.pair(pooled, "p"), "n"), g.add(pooled, pooled, "Add")]
     result = run_pass(g.model(*outputs), VanillaSwapWithFollowingQ)
     assert (result.lines, result.reasons) == ([], [("MaxPool", "many-consumers")])
-    assert ("Add", "Add") in [(r.node, r.op) for r in result.refusals[0].consumers]
+    assert ("Add", "Add") in [(r.node, r.op) for r in result.records[0].consumers]
 
 
 def test_pad_with_other_value_is_reported(g: Graph) -> None:

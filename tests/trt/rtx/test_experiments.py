@@ -111,8 +111,8 @@ def test_further_network_matches_build(seed: int) -> None:
 
 
 def test_compiler_faults_hold_names_and_numbers_only() -> None:
-    refusals = [r for question in models() for r in predicted(question).refusals]
-    faults = [r for r in refusals if isinstance(r, CompilerFault)]
+    reasons = [r for question in models() for r in predicted(question).refusals]
+    faults = [r for r in reasons if isinstance(r, CompilerFault)]
     assert any(r.fault == FaultKind.OPERATOR for r in faults)
     assert not [r for r in faults if any(" " in str(v) for v in r.values)]
 

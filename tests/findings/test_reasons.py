@@ -1,4 +1,4 @@
-"""Every class of refusal has a graph, and a finding that holds its nodes and values."""
+"""Every class of reason has a graph, and a finding that holds its nodes and values."""
 
 from collections.abc import Iterator
 
@@ -11,19 +11,19 @@ from qdqtool.reasons.conversions import ScalesAround
 from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.reasons.quantizers import OtherTypes, TypeUnknown
 from qdqtool.reasons.tensors import PathStep
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Reason
 from qdqtool.util.records import field_values
 from tests.findings.graphs import GRAPHS
 
 CLASSES = {
-    kind.reason: kind
+    kind.key: kind
     for module in REASON_MODULES
     if module is not compiler
     for kind in vars(module).values()
     if isinstance(kind, type)
-    and issubclass(kind, Refusal)
-    and kind.reason
-    and kind not in (Refusal, ScalesAround, FloatFp8Column)  # the last is TensorRT-RTX's
+    and issubclass(kind, Reason)
+    and kind.key
+    and kind not in (Reason, ScalesAround, FloatFp8Column)  # the last is TensorRT-RTX's
 }
 
 # Finding that each class becomes, and values in its causes.
@@ -67,6 +67,7 @@ FINDINGS: dict[str, tuple[str, set[object]]] = {
     "fp8-kernel": ("FP8-KERNEL", {"c", (7, 7)}),
     "fp8-deconvolution": ("FP8-DECONV", {"up"}),
     "fp8-version": ("FP8-VERSION", {"c", "10.1"}),
+    "mixed-operands": ("BUILD-FAILS", {"c", "in.DQ", "wq.DQ", ("INT8", "FP8")}),
     "stem-before-pool": ("STEM-POOL", {"stem", "r", "pool"}),
     "output-type": ("FP8-MIXED", {"c0", "end.in.Q", ("INT8", "FP8")}),
     "stays": ("CONVERSION", {"end.in.Q", 0.05, ("SKIP-FLOAT", "sum")}),
@@ -82,6 +83,7 @@ TARGETS = {
     "fp8-deconvolution": "trt10",
     "fp8-version": "10.1",
     "output-type": "trt10",
+    "mixed-operands": "trt10",
     "stem-before-pool": "trt10",
 }
 
@@ -103,7 +105,7 @@ def test_refusal_classes_have_graph_finding_and_node() -> None:
 @pytest.mark.parametrize("reason", GRAPHS)
 def test_refusal_becomes_finding_with_its_values(reason: str) -> None:
     prediction = predict(GRAPHS[reason](), TARGETS.get(reason, "trt8.5"))
-    assert reason in {r.reason for r in prediction.refusals}
+    assert reason in {r.key for r in prediction.refusals}
     code, expected = FINDINGS[reason]
     kind = OTHERS.get(reason, CLASSES[reason])
     causes = [list(values(f.causes)) for f in prediction.findings if f.code == code]
