@@ -62,7 +62,7 @@ def compile_pattern(pattern: str, argument: str, *, parameter: str = "") -> re.P
         return re.compile(pattern)
     except re.error as error:
         raise QdqtoolError(
-            f"{argument} is not a valid regular expression ({error})",
+            f"{argument}: not a regular expression ({error})",
             code="invalid-pattern",
             parameter=parameter,
         ) from None
