@@ -357,7 +357,7 @@ def _run_pieces(
         The last tensor of each piece: the input of each QuantizeLinear in `pairs`, then the outputs
         of the graph.
     """
-    feeds = _model_inputs(model.proto, call)
+    feeds = model_inputs(model.proto, call)
     inputs = []
     for q, number in pairs:
         after = reference.calls[number].after
@@ -380,7 +380,7 @@ def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequenc
         ModelError: onnxruntime fails, or an output has another shape.
     """
     worst = 0.0
-    results = _run_model(proto, None, _model_inputs(proto, call))
+    results = _run_model(proto, None, model_inputs(proto, call))
     for result, tensor in zip(results, expected, strict=False):
         shape = tuple(tensor.shape)
         if result.shape != shape:
@@ -393,7 +393,8 @@ def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequenc
     return worst
 
 
-def _model_inputs(proto: onnx.ModelProto, call: NetworkCall) -> dict[str, Array]:
+def model_inputs(proto: onnx.ModelProto, call: NetworkCall) -> dict[str, Array]:
+    """Return the tensors of a call by the names of the model's inputs."""
     constants = {t.name for t in proto.graph.initializer}
     names = [i.name for i in proto.graph.input if i.name not in constants]
     return {n: t.numpy() for n, t in zip(names, call.tensors, strict=False)}
