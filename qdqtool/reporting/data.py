@@ -128,6 +128,7 @@ class FindingEntry:
     values: int | None
     saves_ms: float | None
     automatic: bool
+    on_request: bool
 
 
 @dataclass(slots=True)
