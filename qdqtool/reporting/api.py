@@ -110,8 +110,8 @@ def report(
         calib_cache: Calibration cache of ``insert``. The page then shows histograms, and the range
             that each calibration method would choose.
         tuning: JSON of ``qdqtool tune``. The page then shows the Pareto front.
-        target: TensorRT version to predict for. Default: the build's version; without a build,
-            ``trt10``.
+        target: TensorRT version to predict for. Default: the version of the build. Default without
+            a build: ``trt10``.
         gpu: GPU to estimate times for; see ``qdqtool gpus``. Default: the GPU that the build names.
         clock: SM clock in MHz under load.
         assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
