@@ -532,8 +532,8 @@ def extract(
             code alone does not distinguish errors.
         check_timeout: Time limit of one run of the command in seconds. Default: 600. For smaller
             models, the limit is at most five times the time of the whole model plus a minute.
-        limit: Maximum number of models to try when shrinking. Default: 2000; with a builder or a
-            command, 400. Without builder, command and limit, shrinking also ends after a minute or
+        limit: Maximum number of models to try when shrinking. Default: 2000, or 400 with a builder
+            or a command. Without builder, command and limit, shrinking also ends after a minute or
             two.
         private: Whether to replace names, weights, scales and metadata; see
             :mod:`qdqtool.extraction.private`.
