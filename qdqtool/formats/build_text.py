@@ -30,6 +30,7 @@ _CHANGE_TITLES = {
     "gained-int8": "Gained INT8",
     "gained-int8-output": "With INT8 output",
     "gained-qdq": "Q/DQ added",
+    "format": "In another format",
     "residual": "Residual input of another type",
     "weights-scale": "Scales of weights differ",
     "scale": "Scales of activations differ",
@@ -147,7 +148,7 @@ def render_comparison(
     ``everything`` lists every node and layer.
     """
     from qdqtool.comparison.result import ChangeKind
-    from qdqtool.comparison.text import summarize
+    from qdqtool.comparison.text import name_formats, summarize
 
     page = TextPage(width, everything)
     losses = comparison.count(ChangeKind.LOST_INT8) or (comparison.times_as_long or 1.0) > 1.0
@@ -168,7 +169,7 @@ def render_comparison(
         nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in listed]
         listed.update(map(id, nodes))
         if nodes:
-            page.add_heading(f"{title} ({len(nodes)})")
+            page.add_heading(f"{name_formats(title, ChangeKind(change), nodes)} ({len(nodes)})")
             _add_nodes(page, nodes)
     if comparison.engines is not None:
         page.add_gap()
@@ -211,11 +212,7 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
     if not side.quantized and side.kind == "model" and not side.subgraphs.get("quantizers"):
         parts.append("no Q/DQ")
     elif side.int8 is not None:
-        output = ""
-        if side.int8_to_int8 is not None and side.int8:
-            output = f" ({side.int8_to_int8} with INT8 output)"
-        fp8 = f" and {side.fp8} in FP8" if side.fp8 else ""
-        parts.append(f"{side.int8} in INT8{output}{fp8}")
+        parts.append(_describe_formats(side))
     if side.conversions is not None and side.quantized:
         parts.append(format_count(side.conversions, "Q/DQ layer"))
     nested = describe_subgraphs(side.subgraphs)
@@ -226,6 +223,17 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
         parts.append(f"{format_ms(side.ms)}{source}")
     target = f", predicted for {side.target}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
+
+
+def _describe_formats(side: SideSummary) -> str:
+    """Return ``60 in INT8 (54 with INT8 output)``, with the FP8 ones if there are any."""
+    counts = (("INT8", side.int8, side.int8_to_int8), ("FP8", side.fp8, side.fp8_to_fp8))
+    texts = [
+        f"{count} in {name}" + (f" ({inside} with {name} output)" if inside is not None else "")
+        for name, count, inside in counts
+        if count
+    ]
+    return " and ".join(texts) or "0 in INT8"
 
 
 def _add_nodes(page: TextPage, nodes: list[NodeChange]) -> None:
