@@ -229,9 +229,7 @@ def totals() -> list[Measurement]:
         slow_host = (
             row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"
         )  # the call from Python takes milliseconds
-        doubtful = (
-            mode is not None or slow_host or row["how"] in ("validation", "blind")
-        )
+        doubtful = mode is not None or slow_host or row["how"] in ("validation", "blind")
         remote = (
             row["gpu"] == "A100 40GB" and not yolo
         )  # latency with the copies from and to the host

@@ -18,7 +18,6 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_n
 from qdqtool.types import (
     EIGHT_BITS,
     ConvOutcome,
-    EngineLayer,
     Finding,
     ModelInfo,
     Precision,
