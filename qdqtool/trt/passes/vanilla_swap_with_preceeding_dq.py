@@ -89,8 +89,8 @@ class VanillaSwapWithPreceedingDQ(Pass):
             if op is None:
                 if self.target.copies_moved_dq and dq.path.ops and _feeds_only_quantizers(dq):
                     is_seen = self.target.has_seen_merges
-                    case = REQUANTIZED if is_seen else REQUANTIZED_ELSEWHERE
-                    self._copy(network, case, dq, list(dq.out.consumers))
+                    copied = REQUANTIZED if is_seen else REQUANTIZED_ELSEWHERE
+                    self._copy(network, copied, dq, list(dq.out.consumers))
                 elif self.target.copies_dq:
                     operators = list(filter(_can_pass, dq.out.consumers))
                     queue.extend(self._copy(network, COPIED, dq, operators))
