@@ -300,7 +300,7 @@ def _suggest_next(
 ) -> TextPage:
     """Return the next commands: predict, compare with the float model, build, verify."""
     from qdqtool.formats.output import TextPage
-    from qdqtool.formats.predict_text import build_commands
+    from qdqtool.formats.predict_text import build_commands, target_option
     from qdqtool.ir.graph import Model
     from qdqtool.ir.input_shapes import describe_model
 
@@ -308,10 +308,11 @@ def _suggest_next(
     on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
     page.add_command(
         "Next:",
-        f"qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}",
+        f"qdqtool predict {shlex.quote(path)}{target_option(target.display_name)}{on_gpu}",
     )
     if compare is not None:
-        page.add_command("Compare:", shlex.join(compare))
+        prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
+        page.add_command("Compare:", f"{shlex.join(compare)}{prepared}")
     if not target.is_rtx:
         page.add_page(build_commands(target, path, width, describe_model(Model(model))))
     return page

@@ -67,7 +67,19 @@ def summarize(comparison: Comparison) -> str:
         parts = ["no difference" if is_equal else "data types are not known"]
         if not comparison.nodes and (comparison.a.subgraphs or comparison.b.subgraphs):
             parts = ["nothing to compare outside of branches and bodies"]
-    return "; ".join([*parts, *_describe_time(comparison)])
+    return "; ".join([*_describe_agreement(comparison), *parts, *_describe_time(comparison)])
+
+
+def _describe_agreement(comparison: Comparison) -> list[str]:
+    """Return the agreement of the outputs on images with its interval; empty without images."""
+    if comparison.agreement is None:
+        return []
+    measure = comparison.agreement.measure
+    images = format_count(comparison.agreement.images, "image")
+    if measure.value is None:
+        return [f"agreement unknown on {images}"]
+    interval = f"{measure.low:.3f} to {measure.high:.3f}"
+    return [f"agreement {measure.value:.3f} ({interval}) on {images}"]
 
 
 def describe_reference(comparison: Comparison) -> list[Note]:

@@ -70,7 +70,10 @@ def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
 
 
 def find_rounded_constants(view: View) -> list[tuple[float, str]]:
-    """Return scale and name of constants that are stored as integers, except weights, biases."""
+    """Return scale and name of constants whose exact values an integer type lost.
+
+    Weights, biases and single values are left out. Multiples of 0.5 are exact: anchors and strides.
+    """
     weights = _weight_dqs(view)
     constants: list[tuple[float, str]] = []
     for dq in view.quantizers:
@@ -78,8 +81,18 @@ def find_rounded_constants(view: View) -> list[tuple[float, str]]:
         if not qdq.is_dq(dq) or dq.index in weights or shape is None or int(np.prod(shape)) <= 1:
             continue
         if params.precision in BYTES and params.scale is not None and params.scale.size == 1:
-            constants.append((float(params.scale[0]), dq.input(0)))
+            step = float(params.scale[0])
+            stored = view.model.constant(dq.input(0))
+            if stored is None or not _has_exact_halves(stored, step, params.zero_point):
+                constants.append((step, dq.input(0)))
     return constants
+
+
+def _has_exact_halves(stored: npt.NDArray[Any], step: float, zero: npt.NDArray[Any] | None) -> bool:
+    """Return whether all values of a stored constant are multiples of 0.5."""
+    offset = 0 if zero is None or not zero.size else zero.reshape(-1)[0]
+    halves = 2 * (stored.astype(np.float64) - offset) * step
+    return bool(np.all(np.abs(halves - np.round(halves)) < 1e-4))
 
 
 def _find_quantizer_groups(

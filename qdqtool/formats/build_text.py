@@ -302,27 +302,36 @@ def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
 
 
 _STATUS = {
-    0: ("PASS", "prediction correct", Style.GOOD),
-    1: ("FAIL", "prediction differs", Style.BAD),
-    2: ("INCOMPLETE", "the build does not show everything", Style.UNCLEAR),
+    0: ("PASS", "built what was predicted", Style.GOOD),
+    1: ("FAIL", "did not build what was predicted", Style.BAD),
+    2: ("INCOMPLETE", "agrees as far as the build shows it", Style.UNCLEAR),
 }
 
 
 def verdict(result: Verification) -> str:
     """Return the agreement in one line."""
-    conv, trace, conversions = result.convolutions, result.trace, result.conversions
-    listed = result.prediction.convolutions if result.prediction is not None else []
-    products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
-    parts = [f"{conv.agree} of {format_layer_counts(conv.total - products, products)} as predicted"]
-    if conv.unknown:
-        parts[0] += f", {conv.unknown} unknown"
-    if conversions.built is not None and conversions.predicted is not None:
-        layers = format_count(conversions.predicted, "Q/DQ layer")
-        parts.append(f"{layers} predicted, {conversions.built} built")
+    trace, counts = result.trace, _list_counts(result)
+    parts = [text if label == "Layers" else f"{label} {text}" for label, text in counts.items()]
     if trace.built:
         parts.append(f"{trace.agree} of {trace.built} optimizer lines")
     mismatch = _describe_time_mismatch(result)
     return "; ".join([*parts, mismatch] if mismatch else parts)
+
+
+def _list_counts(result: Verification) -> dict[str, str]:
+    """Return the agreement of convolutions, and the numbers of Q/DQ layers, by label."""
+    conv, conversions = result.convolutions, result.conversions
+    listed = result.prediction.convolutions if result.prediction is not None else []
+    products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
+    counts = {
+        "Layers": f"{conv.agree} of {format_layer_counts(conv.total - products, products)} run as "
+        "predicted"
+    }
+    if conv.unknown:
+        counts["Layers"] += f", {conv.unknown} unknown"
+    if conversions.built is not None and conversions.predicted is not None:
+        counts["Q/DQ layers"] = f"{conversions.predicted} predicted, {conversions.built} built"
+    return counts
 
 
 def _describe_time_mismatch(result: Verification) -> str:
@@ -339,21 +348,34 @@ def _describe_time_mismatch(result: Verification) -> str:
 def render_verification(
     result: Verification, width: int = 80, *, allow_partial: bool = False
 ) -> TextPage:
-    """Return the text of ``verify``: the build, compared numbers, each mismatch, the verdict."""
+    """Return the text of ``verify``: the verdict, compared numbers, each mismatch."""
     from qdqtool.verification.api import exit_code
 
     page = TextPage(width)
     outcome, consequence, style = _STATUS[exit_code(result, allow_partial)]
-    page.fill(f"{_describe_build(result)}: {consequence}", style=style)
+    if not any((result.convolutions.agree, result.layers.agree, result.trace.agree)):
+        consequence = (
+            "shows nothing that can be compared" if outcome == "INCOMPLETE" else consequence
+        )
+    exceptions = _describe_exceptions(result)
+    page.fill(f"{outcome}: {_describe_build(result)} {consequence}{exceptions}", style=style)
     page.add_gap()
     _add_counts(page, result)
     _add_times(page, result)
     for note in result.notes:
         page.fill(f"note: {as_options(note)}.", style=Style.NOTE)
     _add_mismatches(page, result)
-    page.add_gap()
-    page.fill(f"{outcome}: {verdict(result)}", style=style)
     return page
+
+
+def _describe_exceptions(result: Verification) -> str:
+    """Describe what differs without being a mismatch: names of layers, and the time."""
+    layers, parts = result.layers, []
+    if layers.unmatched:
+        verb = "has" if len(layers.unmatched) == 1 else "have"
+        parts.append(f"{len(layers.unmatched)} of {layers.total} engine layers {verb} another name")
+    mismatch = _describe_time_mismatch(result)
+    return "".join(f"; {part}" for part in [*parts, *([mismatch] if mismatch else [])])
 
 
 def _add_mismatches(page: TextPage, result: Verification) -> None:
@@ -389,9 +411,13 @@ def _add_counts(page: TextPage, result: Verification) -> None:
     if not result.complete or build.missing:
         label = "Not given" if result.complete else "Incomplete"
         page.add_row(label, ", ".join(build.missing or ["not stated"]), 19)
+    for label, text in _list_counts(result).items():
+        page.add_row(label, text, 19)
     if result.layers.total:
         counts = f"{result.layers.agree} of {result.layers.total}"
         page.add_row("Engine layers", f"{counts} have the predicted name and types", 19)
+    for name in page.iterate_rows(result.layers.unmatched, _MAX_MISMATCHES, " " * 19, ""):
+        page.add_row("", f"other name: {cut_middle(name, page.width - 31)}", 19)
     _add_line_counts(page, "Optimizer lines", result.trace)
     _add_line_counts(page, "Copy lines", result.copies)
 

@@ -1,14 +1,12 @@
-"""Text of ``insert`` and ``fix``."""
+"""Text of ``insert``."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.presets import describe_use
@@ -23,14 +21,12 @@ from qdqtool.types import Precision, Severity
 from qdqtool.util.text import format_count, format_list
 
 if TYPE_CHECKING:
-    from qdqtool.fixing.api import Fixed
-    from qdqtool.fixing.session import FixAttempt
     from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
 
 # Maximum lengths of lists without --all.
-_MAX_NAMES, _MAX_GROUPS, _MAX_FIXES = 3, 3, 1
+_MAX_NAMES, _MAX_GROUPS = 3, 3
 _MIN_BITS_LOST = 1.5  # groups that lose fewer bits are not listed
 # Effect on detections of a relative error below each limit, measured (docs/accuracy.md).
 _ERROR_RATINGS = (
@@ -272,71 +268,3 @@ def add_cache(page: TextPage, cache: CacheReport) -> None:
         page.fill(as_options(line), len(indent) + 2, indent)
     page.add_lines("Build for DLA:")
     page.add_command("", cache.command)
-
-
-def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:
-    """Return the text of ``fix``: verdicts before and after, applied and refused changes."""
-    page = TextPage(width)
-    count = format_count(len(fixed.applied), "place")
-    style = SEVERITY_STYLES[Severity.WARNING] if fixed.ok else SEVERITY_STYLES[Severity.ERROR]
-    page.fill(
-        f"Fixed {count}" if fixed.applied else f"Nothing {'to fix' if fixed.after.ok else 'fixed'}",
-        style=Style.GOOD if fixed.after.ok else style,
-    )
-    page.add_gap()
-    page.add_row("Before", verdict(fixed.before))
-    page.add_row("After", verdict(fixed.after))
-    _add_errors(page, fixed)
-    for note in fixed.notes:
-        page.fill(f"note: {as_options(note)}", style=Style.NOTE)
-    _add_changes(page, "Applied", fixed.applied)
-    _add_changes(page, "Not applied", fixed.refused)
-    counts = fixed.after.findings_by_code()
-    serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
-    if serious:
-        page.add_heading(f"Left: {', '.join(f'{code} ({counts[code]})' for code in serious)}")
-        _add_opt_in(page, fixed, output)
-    page.add_gap()
-    page.fill(f"Wrote {output}" if fixed.applied else f"Wrote a copy to {output}", style=Style.BOLD)
-    page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}")
-    return page
-
-
-def _add_opt_in(page: TextPage, fixed: Fixed, output: str) -> None:
-    """Add the command for fixes that were not tried because they are applied on request only."""
-    tried = {change.code for change in (*fixed.applied, *fixed.refused)}
-    left = [f for f in fixed.after.findings if f.automatic and f.severity != Severity.INFO]
-    codes = dict.fromkeys(f.code for f in left if f.code not in tried)
-    if codes:
-        page.fill("Not tried (it costs speed, or --only left it out). On request:", 2, "  ")
-        other = str(Path(output).with_name(f"{Path(output).stem}_2.onnx"))
-        only = " ".join(f"--only {code}" for code in codes)
-        page.add_command("", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}")
-
-
-def _add_errors(page: TextPage, fixed: Fixed) -> None:
-    """Add the distance of each output from the float network's, before and after."""
-    if not fixed.errors:
-        return
-    inputs = f"{fixed.samples} images" if fixed.samples else "random inputs; --calib takes images"
-    page.add_row("Output error", f"before and after, against the float network ({inputs})")
-    for error in fixed.errors:
-        change = f"{error.before:>8.2%} -> {error.after:>7.2%}"
-        mark = "  lost" if error.lost else "  grew" if error.grew else ""
-        style = Style.BAD if error.lost else Style.UNCLEAR if error.grew else Style.PLAIN
-        page.fill(f"{change}{mark}  {error.title}", 19, " " * 17, style)
-
-
-def _add_changes(page: TextPage, title: str, changes: list[FixAttempt]) -> None:
-    def kind(change: FixAttempt) -> tuple[str, str]:
-        return change.code, change.why_not
-
-    if changes:
-        page.add_heading(title)
-    for (code, why_not), group in itertools.groupby(sorted(changes, key=kind), key=kind):
-        same = list(group)
-        page.fill(
-            f"{code} ({len(same)})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  "
-        )
-        for change in same[:_MAX_FIXES]:
-            page.fill(change.what, 6, f"    {'first: ' if len(same) > 1 else ''}")
