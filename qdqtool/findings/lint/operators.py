@@ -190,8 +190,11 @@ def _has_quantized_input(view: View, node: Node) -> bool:
     return any(qdq.find_pair(view.model, tensor) is not None for tensor in node.inputs if tensor)
 
 
-def check_attention(view: View, report: FindingReport) -> None:
-    """Add a finding for each attention with Q/DQ whose head size has no INT8 kernel."""
+def check_attention(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
+    """Add a finding for each attention with Q/DQ that is not one kernel.
+
+    In INT8, the head size decides. In FP8, the simulation shows the Softmax in the kernel.
+    """
     for node in view.model.nodes:
         if node.op != "MatMul" or not all(is_dq(view.model.producer(t)) for t in node.inputs):
             continue
@@ -199,9 +202,16 @@ def check_attention(view: View, report: FindingReport) -> None:
         consumers = view.model.consumers(node.output)
         if not shape or not any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers):
             continue
-        size = shape[-1]
-        if size and size not in INT8_HEAD_SIZES and is_computed_product(view.model, node):
-            report.add(AttentionHead(MODEL_CHECK, node.name, size), convolutions=[node.name])
+        outcome, size = outcomes.get(node.name), shape[-1]
+        if not size or not is_computed_product(view.model, node):
+            continue
+        if outcome is not None and outcome.is_fp8:
+            is_fused = any(view.model.node(name).op == "Softmax" for name in outcome.fused)
+        else:
+            is_fused = size in INT8_HEAD_SIZES
+        if not is_fused:
+            kind = Precision.FP8 if outcome is not None and outcome.is_fp8 else Precision.INT8
+            report.add(AttentionHead(MODEL_CHECK, node.name, size, kind), convolutions=[node.name])
 
 
 def _is_unknown(node: Node) -> bool:
