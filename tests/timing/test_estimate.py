@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
 from qdqtool.formats.time_text import add_speed
+from qdqtool.formats.verdicts import speed_verdict
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
@@ -453,8 +454,9 @@ def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str, gpu: 
 )
 def test_note_about_a_gpu_whose_int8_is_no_faster(name: str, is_slow: bool) -> None:
     gpu = find_gpu(name)
-    _, time = estimate_model(convolution_chain(), gpu, compare=False)
+    _, time = estimate_model(convolution_chain(), gpu)
     assert ("int8-not-faster" in note_codes(time.notes)) == is_slow
+    assert ("no faster than" in speed_verdict(time).text) == is_slow
     assert (gpu.int8_rate_over_fp16 <= 1) == is_slow
 
 
