@@ -18,7 +18,6 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_n
 from qdqtool.types import (
     EIGHT_BITS,
     ConvOutcome,
-    EngineLayer,
     Finding,
     ModelInfo,
     Precision,
@@ -101,7 +100,7 @@ def render(
     if times and (everything or layers) and not rejection:
         add_kernels(page, times[0])
     if layers:
-        _add_layers(page, prediction.layers, float_type)
+        _add_layers(page, prediction, float_type)
     if trace:
         from qdqtool.trt.trace import render as render_event
 
@@ -448,9 +447,12 @@ def _name_types(types: Iterable[Precision], float_type: Precision, between: str 
     return between.join(names) or "-"
 
 
-def _add_layers(page: TextPage, layers: list[EngineLayer], float_type: Precision) -> None:
-    page.add_heading(f"Engine layers ({len(layers)})")
-    for layer in layers:
+def _add_layers(page: TextPage, prediction: Prediction, float_type: Precision) -> None:
+    count = str(len(prediction.layers))
+    if prediction.engine_nodes != len(prediction.layers):
+        count += f"; {prediction.engine_nodes} if each region of Myelin is one layer"
+    page.add_heading(f"Engine layers ({count})")
+    for layer in prediction.layers:
         for c in layer.layouts:
             types = f"{c['from']} -> {c['to']}"
             page.add_lines(f"  Reformat: {types}  {c['tensor']}  {c['ms']:.4f} ms")
