@@ -460,6 +460,21 @@ def test_note_about_a_gpu_whose_int8_is_no_faster(name: str, is_slow: bool) -> N
     assert (gpu.int8_rate_over_fp16 <= 1) == is_slow
 
 
+@pytest.mark.parametrize(
+    ("name", "is_slower", "has_fp8"),
+    [("Thor", False, True), ("B300", True, True), ("V100", True, False)],
+)
+def test_note_about_slow_int8_depends_on_the_rates(
+    name: str, is_slower: bool, has_fp8: bool
+) -> None:
+    """INT8 saves memory traffic only at FP16's rate; the note names FP8 if that is faster."""
+    _, time = estimate_model(convolution_chain(), find_gpu(name), compare=False)
+    (note,) = [n for n in time.notes if getattr(n, "code", "") == "int8-not-faster"]
+    assert ("saves only memory traffic" in note) == (not is_slower)
+    assert ("slower than FP16" in note) == is_slower
+    assert ("--precision fp8" in note) == has_fp8
+
+
 def test_fix_of_numbers_saves_no_time() -> None:
     """A scale for each channel changes the results of a layer, not the layer."""
     g = Graph()
@@ -471,3 +486,15 @@ def test_fix_of_numbers_saves_no_time() -> None:
     savings = {f.code: f.saves_ms for f in prediction.findings}
     assert savings["W-PER-TENSOR"] is None
     assert any(saving for saving in savings.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["RTX 4060", "RTX 4090", "L4", "L40S", "RTX 5060", "RTX 5090", "GB10"]
+)
+def test_float_cnn_is_not_recommended_in_fp8(name: str) -> None:
+    """FP8 halves its rate on GeForce, and its convolutions are slower than INT8's on Ada."""
+    proto = convolution_chain(channels=128, size=80, quantized=False)
+    _, time = predict_on_gpu(proto, "trt10", TimingOptions(gpu=name))
+    assert time is not None and time.best is not None and time.best_fp8 is not None
+    assert time.best.total_ms < time.best_fp8.total_ms
+    assert time.fastest != Precision.FP8
