@@ -460,13 +460,13 @@ def _add_layers(page: TextPage, prediction: Prediction, float_type: Precision) -
     for layer in prediction.layers:
         for c in layer.layouts:
             types = f"{c['from']} -> {c['to']}"
-            page.add_lines(f"  Reformat: {types}  {c['tensor']}  {c['ms']:.4f} ms")
+            page.fill(f"Reformat: {types}, {c['ms']:.4f} ms, {c['tensor']}", 4, "  ")
         inputs, outputs = (
             _name_types((t.precision for t in ends), float_type)
             for ends in (layer.inputs, layer.outputs)
         )
-        time = "" if layer.ms is None else f"  {layer.ms:.4f} ms"
-        page.add_lines(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}{time}")
+        time = "" if layer.ms is None else f", {layer.ms:.4f} ms"
+        page.fill(f"{layer.type}: {inputs} -> {outputs}{time}, {layer.name}", 4, "  ")
 
 
 def _format_names(names: list[str], *, with_total: bool = False) -> str:

@@ -52,7 +52,7 @@ def next_command(text: str) -> list[str]:
 
 
 def test_insert_writes_a_valid_model_next_to_the_float_model(folder: Path, cli: Cli) -> None:
-    text = cli("insert", "m.onnx", "--calib", "images")
+    text = cli("insert", "m.onnx", "--calib", "images", "--all")
     assert cli.err == ""
     check(onnx.load("m_qdq.onnx"))
     assert "/model.22/dfl/conv/Conv" in text and "/model.0/conv/_input_quantizer" in text
