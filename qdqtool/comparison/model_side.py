@@ -86,8 +86,9 @@ def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
         # The axis of a matrix product only depends on whether its weights are stored transposed.
         with_axis = operator_of(node).kind != LayerKind.MATRIX_MULTIPLY
         side.weights_scale = read_scales(view, weights.first_quantizer, with_axis)
-    for position, tensor in enumerate(node.inputs):
-        if position == 0 or (position == 1 and has_constant_weights) or tensor in view.constants:
+    start = 2 if has_constant_weights else 1
+    for position, tensor in enumerate(node.inputs[start:], start):
+        if tensor in view.constants:
             continue
         scales = read_scales(view, _find_dequantizer(view, tensor))
         if scales is not None:

@@ -490,15 +490,15 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
 
 
 def _precision_changes(a: NodeSide, b: NodeSide) -> list[ChangeKind]:
-    unknown = (None, Precision.UNKNOWN)
-    if a.precision in unknown or b.precision in unknown:
+    unknown = {None, Precision.UNKNOWN}
+    if unknown & {a.precision, b.precision}:
         return []
     if a.is_quantized != b.is_quantized:
         return [ChangeKind.LOST_INT8 if a.is_quantized else ChangeKind.GAINED_INT8]
     if not a.is_quantized:
         return []
     kinds = [ChangeKind.FORMAT] if a.is_int8 != b.is_int8 else []
-    if a.output in unknown or b.output in unknown:
+    if unknown & {a.output, b.output}:
         return kinds
     wrote, writes = a.output in _OUTPUTS, b.output in _OUTPUTS
     if wrote != writes:
@@ -529,11 +529,17 @@ def _qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list[Chan
     return changes
 
 
-def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
-    """Return the kinds of scale changes, and store the largest one in `change`."""
+def _pair_input_scales(
+    a: NodeSide, b: NodeSide
+) -> list[tuple[QuantizerScales | None, QuantizerScales | None]]:
     pairs = [(a.scale, b.scale)] if a.data and b.data else []
     pairs += [(s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales]
-    different = [pair for pair in pairs if scales_differ(*pair)]
+    return pairs
+
+
+def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
+    """Return the kinds of scale changes, and store the largest one in `change`."""
+    different = [pair for pair in _pair_input_scales(a, b) if scales_differ(*pair)]
     kinds = []
     if different:
         change.scales = max(different, key=_scale_distance)

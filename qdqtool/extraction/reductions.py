@@ -6,7 +6,7 @@ first.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -194,6 +194,11 @@ def bypass_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
                 continue
             if types[source] == types.get(nodes[index].output[0]):
                 yield _bypass(proto, index, source)
+    yield from _bypass_pairs(proto, constants)
+
+
+def _bypass_pairs(proto: onnx.ModelProto, constants: Container[str]) -> Iterator[onnx.ModelProto]:
+    nodes = proto.graph.node
     quantizers = {n.output[0]: n for n in nodes if n.op_type == qdq.Q}
     for index in range(len(nodes) - 1, -1, -1):
         if nodes[index].op_type == qdq.DQ and nodes[index].input[0] in quantizers:

@@ -193,15 +193,17 @@ def _has_quantized_input(view: View, node: Node) -> bool:
 def check_attention(view: View, report: FindingReport) -> None:
     """Add a finding for each attention with Q/DQ whose head size has no INT8 kernel."""
     for node in view.model.nodes:
-        if node.op != "MatMul" or not all(is_dq(view.model.producer(t)) for t in node.inputs):
-            continue
-        shape = view.model.shape(node.input(0))
-        consumers = view.model.consumers(node.output)
-        if not shape or not any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers):
-            continue
-        size = shape[-1]
+        size = _head_size(view.model, node) if node.op == "MatMul" else None
         if size and size not in INT8_HEAD_SIZES and is_computed_product(view.model, node):
             report.add(AttentionHead(MODEL_CHECK, node.name, size), convolutions=[node.name])
+
+
+def _head_size(model: Model, product: Node) -> int | None:
+    """Return the head size of quantized attention scores; None for other products."""
+    shape, consumers = model.shape(product.input(0)), model.consumers(product.output)
+    is_quantized = all(is_dq(model.producer(tensor)) for tensor in product.inputs)
+    is_score = any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers)
+    return shape[-1] if shape and is_quantized and is_score else None
 
 
 def _is_unknown(node: Node) -> bool:

@@ -1,7 +1,7 @@
 """Check types, scales, zero points and axes of every QuantizeLinear and DequantizeLinear."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import numpy as np
 import onnx
@@ -104,7 +104,12 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
     for fault in misread:
         if fault.quantizer:
             report.add(fault, convolutions=_consumers_of(view, fault.quantizer))
-    reported = {fault.quantizer for fault in misread}
+    _check_computed_parameters(model, view, report, {fault.quantizer for fault in misread})
+
+
+def _check_computed_parameters(
+    model: Model, view: View, report: FindingReport, reported: Container[str]
+) -> None:
     for tensor, nodes in find_computed_parameters(model).items():
         is_scale = tensor == nodes[0].input(1)
         producer = model.producer(tensor)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
@@ -35,15 +36,21 @@ def run(view: View, report: FindingReport) -> None:
             report.add(ProductOfActivations(MODEL_CHECK, conv.name), convolutions=[conv.name])
         _check_bias(view, report, conv)
         _check_float_types(view, report, conv)
-    for source, users in sources.items():
-        convs = tuple(c.name for c, _ in users)
-        consumers = convs if len(users) > 1 else (*convs, *_other_consumers(view, *users[0]))
-        _add(
-            report,
-            fault_checks.weights_shared(MODEL_CHECK, source, source, consumers),
-            *(c for c, _ in users),
-        )
+    for users in sources.values():
+        _check_shared(view, report, users)
     _report_misread_constants(view, report)
+
+
+def _check_shared(
+    view: View, report: FindingReport, users: Sequence[tuple[Node, WeightSource]]
+) -> None:
+    source = users[0][1].source
+    convs = [conv for conv, _ in users]
+    consumers = [conv.name for conv in convs]
+    if len(users) == 1:
+        consumers += _other_consumers(view, *users[0])
+    fault = fault_checks.weights_shared(MODEL_CHECK, source, source, tuple(consumers))
+    _add(report, fault, *convs)
 
 
 def _add(report: FindingReport, fault: Reason | None, *convolutions: Node) -> None:
