@@ -38,6 +38,10 @@ class ModelSide:
         """The nodes with weights or with Q/DQ, by node index."""
         return _collect_nodes(self.view, self.prediction)
 
+    def find_node(self, node: Node) -> NodeSide:
+        """Return a node of the comparison; nodes without weights and Q/DQ have no values."""
+        return self.nodes.get(node.index) or NodeSide(node.name, node.op, data=False)
+
 
 def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeSide]:
     weighted = {n.index for n in view.nodes_with_weights}
@@ -52,12 +56,15 @@ def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeS
         _add_prediction(nodes, view, prediction)
         return nodes
     for index in weighted & nodes.keys():
-        node_side = nodes[index]
-        is_quantized = node_side.data and node_side.weights is not False
-        is_fp8 = node_side.scale is not None and node_side.scale.type == Precision.FP8
-        quantized = Precision.FP8 if is_fp8 else Precision.INT8
-        node_side.precision = quantized if is_quantized else Precision.FLOAT
+        nodes[index].precision = _requested_precision(nodes[index])
     return nodes
+
+
+def _requested_precision(node: NodeSide) -> Precision:
+    if not node.data or node.weights is False:
+        return Precision.FLOAT
+    is_fp8 = node.scale is not None and node.scale.type == Precision.FP8
+    return Precision.FP8 if is_fp8 else Precision.INT8
 
 
 def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Prediction) -> None:
@@ -113,8 +120,10 @@ def _find_dequantizer(view: View, tensor: str) -> Node | None:
 
 def read_scales(view: View, node: Node | None, with_axis: bool = True) -> QuantizerScales | None:
     """Return the scales of a Q or DQ; None if they are unknown."""
-    params = view.params(node) if node is not None else None
-    if node is None or params is None or params.scale is None or not params.scale.size:
+    if node is None:
+        return None
+    params = view.params(node)
+    if params.scale is None or not params.scale.size:
         return None
     axis = view.axis(node) if with_axis and params.scale.size > 1 else None
     if axis is not None and axis < 0:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.buildlog.types import Gap, GapKind, Section
-from qdqtool.types import BYTES, EIGHT_BITS, TOOL_VERSION, Json, Precision
+from qdqtool.types import BYTES, EIGHT_BITS, TOOL_VERSION, Json, Precision, Prediction
 from qdqtool.util.files import InputFiles
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import SavableResult
@@ -297,6 +297,12 @@ class SideSummary:
         self.fp8 = sum(node.precision == Precision.FP8 for node in nodes)
         self.int8 = len(int8)
         self.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
+
+    def count_layers(self, prediction: Prediction) -> None:
+        """Set the numbers of convolutions and matrix products."""
+        self.convolutions = len(prediction.convolutions)
+        self.products = sum(c.is_product for c in prediction.convolutions)
+        self.plain = self.convolutions - self.products
 
     @property
     def missing(self) -> list[str]:

@@ -380,6 +380,18 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from (a.t for a in node.attribute if a.HasField("t"))
 
 
+def _resize_attributes(
+    node: onnx.NodeProto,
+    resize: Callable[[onnx.TensorProto, str], onnx.TensorProto],
+    change: Callable[[int], int],
+) -> None:
+    for attribute in node.attribute:
+        if node.op_type == "Constant" and attribute.HasField("t"):
+            attribute.t.CopyFrom(resize(attribute.t, node.output[0]))
+        if attribute.name == "group" and attribute.i > 1:
+            attribute.i = change(attribute.i)
+
+
 def _resize(
     proto: onnx.ModelProto,
     change: Callable[[int], int],
@@ -402,11 +414,7 @@ def _resize(
 
     candidate = prune(proto, lambda tensor: resize(tensor, tensor.name))
     for node in candidate.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Constant" and attribute.HasField("t"):
-                attribute.t.CopyFrom(resize(attribute.t, node.output[0]))
-            if attribute.name == "group" and attribute.i > 1:
-                attribute.i = change(attribute.i)
+        _resize_attributes(node, resize, change)
     for value in candidate.graph.input:
         _change_dims(value.type.tensor_type.shape.dim[1:2], change)
     if change_contents:

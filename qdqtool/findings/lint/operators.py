@@ -313,6 +313,15 @@ def check_shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvO
             _check_shape(view, report, conv, outcomes.get(conv.name))
 
 
+def _check_depthwise(view: View, report: FindingReport, conv: Node, outcome: ConvOutcome) -> None:
+    consumers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
+    # Builds failed on SiLU only, not on other gates.
+    has_sigmoid = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
+    activation = outcome.activation if has_sigmoid else ""
+    for form in find_depthwise_faults(MODEL_CHECK, conv, activation, consumers, last):
+        report.add(form, convolutions=[conv.name])
+
+
 def _check_shape(
     view: View, report: FindingReport, conv: Node, outcome: ConvOutcome | None
 ) -> None:
@@ -325,13 +334,7 @@ def _check_shape(
             fp8.check_shape(report, conv, inputs, outputs, groups)
         return
     if groups > 1 and groups == inputs and outcome is not None:
-        consumers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
-        # Builds failed on SiLU only, not on other gates.
-        has_sigmoid = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
-        for form in find_depthwise_faults(
-            MODEL_CHECK, conv, outcome.activation if has_sigmoid else "", consumers, last
-        ):
-            report.add(form, convolutions=[conv.name])
+        _check_depthwise(view, report, conv, outcome)
     elif 1 < groups != inputs:
         report.add(
             GroupedConvolution(MODEL_CHECK, conv.name, groups, inputs // groups),

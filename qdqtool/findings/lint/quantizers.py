@@ -48,14 +48,7 @@ def run(view: View, report: FindingReport) -> None:
         ):
             continue  # checked with the convolution of the bias, or with the Q before the DQ
         params = view.params(node)
-        # A Q with one scale and no attributes has faults of scale and zero point only.
-        shared = (
-            node.inputs[1:]
-            if qdq.is_q(node)
-            and not (params.is_per_channel or node.attributes)
-            and params.has_zero_point
-            else None
-        )
+        shared = node.inputs[1:] if _depends_on_parameters(node, params) else None
         if shared in clean:
             continue
         faults_of_node = [
@@ -105,6 +98,12 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
         if fault.quantizer:
             report.add(fault, convolutions=_consumers_of(view, fault.quantizer))
     _check_computed_parameters(model, view, report, {fault.quantizer for fault in misread})
+
+
+def _depends_on_parameters(node: Node, params: QuantParams) -> bool:
+    """Return whether a Q, with one scale and no attributes, has faults of its parameters only."""
+    is_plain = not (params.is_per_channel or node.attributes)
+    return qdq.is_q(node) and is_plain and params.has_zero_point
 
 
 def _check_computed_parameters(
