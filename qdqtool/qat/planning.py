@@ -149,12 +149,7 @@ class Plan:
             *(f"  float     {name}: {reason}" for name, reason in self.skipped),
         ]
         if self.unseen:
-            names = ", ".join(self.unseen[:4]) + (", ..." if len(self.unseen) > 4 else "")
-            lines.append(
-                f"  float     {len(self.unseen)} that did not run with this sample in evaluation "
-                f"mode ({names}): branches for training only, or experts that the sample does not "
-                "reach; to quantize an expert, give a sample that reaches it"
-            )
+            lines.append(_describe_unseen(self.unseen))
         return "\n".join(lines)
 
 
@@ -210,6 +205,15 @@ def plan(
     """
     options = QatOptions(target, backend, head, residual, unify, exclude, include, merge)
     return make_plan(model, sample, options)
+
+
+def _describe_unseen(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return (
+        f"  float     {len(names)} that did not run with this sample in evaluation mode "
+        f"({listed}): branches for training only, or experts that the sample does not "
+        "reach; to quantize an expert, give a sample that reaches it"
+    )
 
 
 def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:

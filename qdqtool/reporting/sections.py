@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -33,7 +33,7 @@ from qdqtool.verification.times import is_timed, measured_time
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
-    from qdqtool.buildlog.agreement import BuildFacts
+    from qdqtool.buildlog.agreement import BuildFacts, Mismatch
     from qdqtool.buildlog.types import ProfileRow
     from qdqtool.patterns.view import View
     from qdqtool.verification.result import Verification
@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 
 _Container = TypeVar("_Container", dict[str, Any], list[Any])
 MAX_MISMATCHES = 500
+
+
+def _format_mismatch(mismatch: Mismatch) -> list[str]:
+    line = "" if mismatch.line is None else str(mismatch.line)
+    return [str(mismatch.kind), display_name(mismatch.name), line, display_message(mismatch.why)]
 
 
 def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
@@ -61,15 +66,7 @@ def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
         complete=result.complete,
         missing=[display_message(m) for m in build.missing],
         rows=_agreement_rows(result),
-        mismatches=[
-            [
-                str(m.kind),
-                display_name(m.name),
-                "" if m.line is None else str(m.line),
-                display_message(m.why),
-            ]
-            for m in mismatches
-        ],
+        mismatches=[_format_mismatch(m) for m in mismatches],
         mismatch_nodes=[collector.find_first_node([m.name]) for m in mismatches],
         notes=[display_message(n) for n in notes],
     )
@@ -176,6 +173,10 @@ def _require_tuning_of(model: Model, result: dict[str, Any], path: str) -> None:
         )
 
 
+def _have_numbers(points: Iterable[dict[str, Any]], name: str) -> bool:
+    return all(_as_optional_number(point.get(name)) is not None for point in points)
+
+
 def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     metric, goal = _as_object(result.get("metric")), _as_object(result.get("goal"))
     complete_front = [
@@ -188,20 +189,12 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     others = _as_objects(result.get("others"))[:MAX_POINTS]
     judged = [p for p in others if p.get("metric") is not None]
     unjudged = len(complete_front) - len(front) + len(others) - len(judged)
-    is_timed_front = all(_as_optional_number(p.get("ms")) is not None for p in front)
-    has_costs = all(_as_optional_number(p.get("cost")) is not None for p in front)
+    is_timed_front, has_costs = _have_numbers(front, "ms"), _have_numbers(front, "cost")
     points = [_parse_point(p, True, is_timed_front, has_costs) for p in front]
     points += [_parse_point(p, False, is_timed_front, has_costs) for p in judged]
     _mark_chosen(_as_object(result.get("chosen")), front, points)
     float_metric = _as_optional_number(metric.get("float"))
     keep = _as_optional_number(goal.get("keep"))
-    notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
-    texts = [display_message(str(note)) for note in notes]
-    if unjudged:
-        texts.insert(
-            0,
-            f"{unjudged} more were tried, but not measured on held-out images. They are not drawn.",
-        )
     return data.TuningPlot(
         metric=display_name(str(metric.get("name") or "metric"), 80),
         sentence=display_message(str(metric.get("sentence") or "")),
@@ -212,8 +205,19 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
         budget=_as_optional_number(goal.get("budget_ms")),
         reached=goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
         sites=[_format_site(site) for site in _as_objects(result.get("sites"))[:MAX_SITES]],
-        notes=texts,
+        notes=_list_tuning_notes(result, unjudged),
     )
+
+
+def _list_tuning_notes(result: dict[str, Any], unjudged: int) -> list[str]:
+    notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
+    texts = [display_message(str(note)) for note in notes]
+    if unjudged:
+        return [
+            f"{unjudged} more were tried, but not measured on held-out images. They are not drawn.",
+            *texts,
+        ]
+    return texts
 
 
 def _axis_label(result: dict[str, Any], is_timed_front: bool) -> str:
@@ -351,8 +355,7 @@ def read_histograms(
     histograms = []
     for tensor in track(calibrated, "Ranges of each method"):
         q = quantizers[tensor]
-        scale = view.params(q).scale
-        amax = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
+        amax = _stated_range(view, q)
         histogram = _collect_histogram(statistics[tensor], amax)
         histogram.tensor, histogram.quantizer = display_name(tensor), display_name(q.name)
         histogram.node = collector.find_first_node([q.name])
@@ -364,6 +367,11 @@ def read_histograms(
             f"; {missing} quantized tensors take their range from others of their scale group"
         )
     return histograms, sentence
+
+
+def _stated_range(view: View, q: Node) -> float | None:
+    scale = view.params(q).scale
+    return float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
 
 
 def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data.ValueHistogram:
@@ -426,6 +434,12 @@ def add_weights(collector: ModelCollector) -> None:
             model.weights.append(ranges)
 
 
+def _is_drawable(shape: Sequence[int], axis: int, scales: int) -> bool:
+    if not -len(shape) <= axis < len(shape):
+        return False
+    return math.prod(shape) <= MAX_VALUES and max(scales, shape[axis]) <= MAX_CHANNELS
+
+
 def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
     """Return the ranges of quantized weights; None if they cannot be shown by channel."""
     weights = view.weights(node)
@@ -435,11 +449,9 @@ def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
         return None
     scale = view.params(quantizer).scale
     axis = output_axis(node, len(shape))
-    if scale is None or not scale.size or not np.isfinite(scale).all():
+    if scale is None or not scale.size or not np.isfinite(scale).all() or axis is None:
         return None
-    if axis is None or not -len(shape) <= axis < len(shape):
-        return None
-    if math.prod(shape) > MAX_VALUES or max(scale.size, shape[axis]) > MAX_CHANNELS:
+    if not _is_drawable(shape, axis, scale.size):
         return None
     largest = _largest_magnitudes(view.model, weights.source, axis)
     if weights.q is None and largest.size:  # the weights are stored as integers
@@ -602,9 +614,8 @@ def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
     layouts_ms = sum(changes)
     if layouts_ms:
         sums["layout"], counts["layout"] = layouts_ms, len(changes)
-    listed = {layer.name for layer in layers}
-    nodes = {node.name for node in subject.model.nodes}
-    regions = [k.ms for k in time.kernels if k.name not in listed and k.name in nodes]
+    inside = {node.name for node in subject.model.nodes} - {layer.name for layer in layers}
+    regions = [kernel.ms for kernel in time.kernels if kernel.name in inside]
     if regions:
         sums["region"], counts["region"] = sum(regions), len(regions)
     total = sum(kernel.ms for kernel in time.kernels)
