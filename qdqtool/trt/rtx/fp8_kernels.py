@@ -134,24 +134,37 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
     An activation may follow the column. The column has a bias and has joined the Q before it. After
     a reduction that reads a DQ, it has four channels.
     """
-    while node.op in _ACTIVATIONS and len(model.consumers(node.input(0))) == 1:
-        producer = model.producer(node.input(0))
-        if producer is None:
-            return False
-        node = producer
-    weights = _weight_shape(model, node)
-    if not weights or not node.input(2) or not _is_column(model, node, weights):
+    column = _find_before_activation(model, node)
+    weights = _weight_shape(model, column) if column is not None else None
+    if column is None or not weights or not column.input(2):
         return False
-    dqs = [model.producer(tensor) for tensor in node.inputs[:2]]
-    data, scaled = (dq if qdq.is_dq(dq) else None for dq in dqs)
-    if data is None or scaled is None or not qdq.read_params(model, scaled).scale_shape:
+    data, scaled = (model.producer(tensor) for tensor in column.inputs[:2])
+    if data is None or scaled is None or not qdq.is_dq(data) or not qdq.is_dq(scaled):
         return False
-    q = model.producer(data.input(0))
+    if not _is_column(model, column, weights) or not qdq.read_params(model, scaled).scale_shape:
+        return False
+    is_narrow = weights[1] < _COLUMN_CHANNELS
+    if is_narrow and _follows_quantized_reduction(model, data):
+        return False
+    return _joins_quantizer(model, column, data, depth)
+
+
+def _find_before_activation(model: Model, node: Node) -> Node | None:
+    """Return the node before the activations that end with a node; None at an input."""
+    current: Node | None = node
+    while current is not None and current.op in _ACTIVATIONS:
+        if len(model.consumers(current.input(0))) != 1:
+            break
+        current = model.producer(current.input(0))
+    return current
+
+
+def _follows_quantized_reduction(model: Model, dq: Node) -> bool:
+    q = model.producer(dq.input(0))
     before = _find_producer(model, q) if q is not None and qdq.is_q(q) else None
-    if before is not None and _is_reduction(before) and weights[1] < _COLUMN_CHANNELS:
-        if qdq.is_dq(model.producer(before.input(0))):
-            return False
-    return _joins_quantizer(model, node, data, depth)
+    if before is None or not _is_reduction(before):
+        return False
+    return qdq.is_dq(model.producer(before.input(0)))
 
 
 def _has_depthwise_kernel(node: Node, weights: list[int]) -> bool:
