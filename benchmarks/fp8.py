@@ -87,7 +87,7 @@ def networks(given: list[list[str]]) -> str:
             value = f"{measure.value:.3f} ({measure.low:.3f} to {measure.high:.3f})"
             error = auto.choice.errors[precision]
             wide = sum(fit.suits_fp8 for fit in auto.fits) / len(auto.fits)
-            chosen = "chosen" if auto.precision == precision else ""
+            chosen = {precision: "chosen", "fp16": "FP16 chosen"}.get(auto.precision, "")
             lines.append(
                 (
                     name,

@@ -288,21 +288,26 @@ class FindingRule(NamedTuple):
         is_attempted: Whether ``fix`` tries to remove the finding.
         is_promised: Whether findings say that ``fix`` can remove them. Otherwise ``fix`` keeps
             its change only if the simulation shows a gain.
+        is_on_request: Whether ``fix`` changes it only if the user names the code, or if the
+            finding is an error: the change may cost speed or accuracy.
     """
 
     code: FindingCode
     when: Callable[[Any], object] | None = None
     is_attempted: bool = False
     is_promised: bool = False
+    is_on_request: bool = False
 
     def applies(self, reason: Reason) -> bool:
         """Return whether the rule's condition holds for a reason."""
         return self.when is None or bool(self.when(reason))
 
 
-def fixable(code: FindingCode, when: Callable[[Any], object] | None = None) -> FindingRule:
+def fixable(
+    code: FindingCode, when: Callable[[Any], object] | None = None, *, on_request: bool = False
+) -> FindingRule:
     """Return the rule of a code that ``fix`` can change without data."""
-    return FindingRule(code, when, is_attempted=True, is_promised=True)
+    return FindingRule(code, when, is_attempted=True, is_promised=True, is_on_request=on_request)
 
 
 def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) -> FindingRule:

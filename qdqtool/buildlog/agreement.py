@@ -120,10 +120,12 @@ class LayerCounts(_SubscriptableRecord):
     Attributes:
         total: Built layers.
         agree: Built layers that were predicted with the same name and types.
+        unmatched: Names of built layers for which no layer of that name was predicted.
     """
 
     total: int | None = None
     agree: int | None = None
+    unmatched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

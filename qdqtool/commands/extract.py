@@ -206,5 +206,6 @@ def _render(result: Extraction, output: str, report: str | None, width: int) -> 
         page.fill(f"note: {note}", style=Style.NOTE)
     if report:
         page.fill(f"Wrote the report {report}")
-    page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}")
+    repeated = options.repeat_options("target")
+    page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}{repeated}")
     return page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import click
@@ -70,6 +71,7 @@ def command(
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad
     input.
     """
+    started = perf_counter()
     if dla_cache is not None:
         release = options.choose_target(target, strongly_typed)
         if only or inputs is not None:
@@ -82,7 +84,7 @@ def command(
         return 0
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
-    from qdqtool.formats.insertion_text import render_fixed
+    from qdqtool.formats.fix_text import render
     from qdqtool.formats.output import use_option_names
     from qdqtool.util.files import reserve_output
 
@@ -98,9 +100,11 @@ def command(
         **images.as_keywords(),
     )
     fixed.save(output)
+    seconds = perf_counter() - started
+    repeated = options.repeat_options("target", "strongly_typed")
     answer.write(
         lambda: {**use_option_names(fixed.as_json()), "output": output},
-        lambda width: render_fixed(fixed, output, width),
+        lambda width: render(fixed, output, width, options=repeated, seconds=seconds),
     )
     return 0 if fixed.ok else 1
 

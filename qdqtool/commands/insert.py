@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx
 
     from qdqtool.formats.output import TextPage
+    from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.trt.targets import Target
@@ -106,18 +107,7 @@ def command(
     Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
     """
     started = perf_counter()
-    if calib is None and calib_table is None:
-        raise UsageError(
-            "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
-            code="missing-argument",
-            parameter="calib",
-        )
-    if calib is not None and calib_table is not None:
-        raise UsageError(
-            "--calib and --calib-table exclude each other: ranges come from images or from a table",
-            code="option-conflict",
-            parameter="calib_table",
-        )
+    _check_source(calib, calib_table)
     options.check_cluster(cluster, mixed_cpus)
     if calib is None:
         options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
@@ -140,8 +130,8 @@ def command(
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import add_cache, render
     from qdqtool.formats.output import Style, use_option_names
-    from qdqtool.formats.time_text import add_speed, describe_formats
-    from qdqtool.insertion.ranges import write_table as save_table
+    from qdqtool.formats.time_text import add_speed, describe_fastest
+    from qdqtool.insertion.format_choice import FLOAT
     from qdqtool.insertion.rules import choose_fp8_target
     from qdqtool.quantization.api import insert
 
@@ -159,26 +149,29 @@ def command(
         **settings,
     )
     result.save(path)
-    cache = None if write_table is None else save_table(result, write_table)
+    cache = _write_table(result, write_table)
     built = choose_fp8_target(release) if result.precision == "fp8" else release
-    time = _estimate_time(result.model, gpu, built) if gpu else None
-    formats = _estimate_formats(model, gpu, release, result)
+    time, formats = _estimate_times(model, result, gpu, release, built)
     seconds = perf_counter() - started
 
     def render_text(width: int) -> TextPage:
         page = render(result, width, everything=everything)
-        if time is not None:
+        if time is not None and result.precision != FLOAT:
             page.add_heading(f"Estimated on {time.gpu.name}")
             add_speed(page, [time])
-        if formats is not None:
-            page.fill(describe_formats(formats), 4, "  ")
+            if formats is not None:
+                page.fill(describe_fastest(formats, time.quantized), 4, "  ")
         page.add_gap()
-        page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
+        written = "the float model unchanged to " if result.unchanged else ""
+        page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)
         if cache is not None:
             add_cache(page, cache)
         can_compare = calib is not None and settings["input_type"] != "int8"
         compare = ["qdqtool", "compare", model, path, "--calib", calib] if can_compare else None
-        page.add_page(_suggest_next(built, path, gpu, width, result.model, compare))
+        if result.precision == FLOAT:
+            page.add_page(_suggest_tune(model, calib, gpu, width))
+        else:
+            page.add_page(_suggest_next(built, path, gpu, width, result.model, compare))
         return page
 
     answer.write(
@@ -193,15 +186,104 @@ def command(
     return 0
 
 
+def _check_source(calib: str | None, calib_table: str | None) -> None:
+    """Check that ranges come from either images or a table."""
+    if calib is None and calib_table is None:
+        raise UsageError(
+            "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
+            code="missing-argument",
+            parameter="calib",
+        )
+    if calib is not None and calib_table is not None:
+        raise UsageError(
+            "--calib and --calib-table exclude each other: ranges come from images or from a table",
+            code="option-conflict",
+            parameter="calib_table",
+        )
+
+
+def _write_table(result: Insertion, path: str | None) -> CacheReport | None:
+    """Write the calibration table if a path is given.
+
+    If the float model was chosen, a warning is added instead.
+    """
+    from qdqtool.insertion.format_choice import FLOAT
+    from qdqtool.insertion.ranges import write_table
+    from qdqtool.util.notes import Note
+
+    if path is None or result.precision != FLOAT:
+        return None if path is None else write_table(result, path)
+    text = f"{path} was not written, because the float model has no scales"
+    result.warnings.append(Note(text, code="no-table", path=path))
+    return None
+
+
+def _estimate_times(
+    model: str, result: Insertion, gpu: str | None, target: Target, built: Target
+) -> tuple[TimeEstimate | None, TimeEstimate | None]:
+    """Return the times of the result on the GPU, and those of the float model and all formats.
+
+    Args:
+        model: Path of the float model.
+        result: The insertion.
+        gpu: Name of the GPU; without one, both results are None.
+        target: Target of the command.
+        built: Target of the result: strongly typed for FP8.
+    """
+    if gpu is None:
+        return None, None
+    time = _estimate_time(result.model, gpu, built)
+    formats = _estimate_formats(model, gpu, target, result)
+    if time is not None:
+        _use_compared_times(time, result, formats)
+    return time, formats
+
+
+def _use_compared_times(
+    time: TimeEstimate, result: Insertion, formats: TimeEstimate | None
+) -> None:
+    """Give the estimate of the result the other times that the command compares it with.
+
+    Each time has one value then: those of the choice stand there, those of `formats` in the table.
+    """
+    from qdqtool.insertion.format_choice import FLOAT
+
+    base = time.float_time
+    compared = result.choice is not None and bool(result.choice.ms)
+    if base is None:
+        return
+    if result.choice is not None and compared:
+        base.total_ms = min(base.total_ms, result.choice.ms[FLOAT])
+        time.best = time.best_fp8 = None
+    elif formats is not None and formats.float_time is not None:
+        base.total_ms = formats.float_time.total_ms = min(
+            base.total_ms, formats.float_time.total_ms
+        )
+        for part in filter(None, (formats.best, formats.best_fp8)):
+            part.gain = base.total_ms / part.total_ms
+        time.best, time.best_fp8 = formats.best, formats.best_fp8
+
+
+def _suggest_tune(model: str, calib: str | None, gpu: str | None, width: int) -> TextPage:
+    """Return the next command after the choice of the float model."""
+    from qdqtool.formats.output import TextPage
+
+    page = TextPage(width)
+    words = ["qdqtool", "tune", model, "--calib", calib or "images/"]
+    page.add_command("Next:", shlex.join([*words, *(["--gpu", gpu] if gpu else [])]))
+    page.fill("tune searches a placement that is faster and accurate enough.", 9, " " * 9)
+    return page
+
+
 def _estimate_formats(
-    model: str, gpu: str | None, target: Target, result: Insertion
+    model: str, gpu: str, target: Target, result: Insertion
 ) -> TimeEstimate | None:
     """Return the times of INT8, FP8 and the float type on the GPU.
 
-    None without a GPU, if the GPU or the target has no FP8, or if the result already contains the
-    choice of a format.
+    None if the GPU or the target has no FP8, or if the result already contains the choice of a
+    format.
     """
-    if gpu is None or result.choice is not None or not target.has_fp8:
+    if result.choice is not None or not target.has_fp8:
         return None
     from qdqtool.timing.gpus import choose_gpu
 
@@ -218,7 +300,7 @@ def _suggest_next(
 ) -> TextPage:
     """Return the next commands: predict, compare with the float model, build, verify."""
     from qdqtool.formats.output import TextPage
-    from qdqtool.formats.predict_text import build_commands
+    from qdqtool.formats.predict_text import build_commands, target_option
     from qdqtool.ir.graph import Model
     from qdqtool.ir.input_shapes import describe_model
 
@@ -226,10 +308,11 @@ def _suggest_next(
     on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
     page.add_command(
         "Next:",
-        f"qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}",
+        f"qdqtool predict {shlex.quote(path)}{target_option(target.display_name)}{on_gpu}",
     )
     if compare is not None:
-        page.add_command("Compare:", shlex.join(compare))
+        prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
+        page.add_command("Compare:", f"{shlex.join(compare)}{prepared}")
     if not target.is_rtx:
         page.add_page(build_commands(target, path, width, describe_model(Model(model))))
     return page

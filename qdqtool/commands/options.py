@@ -8,6 +8,7 @@ does not import; ``tests/test_options.py`` compares them.
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,36 @@ def refuse_without(requirement: str, *names: str) -> None:
             code="option-without-effect",
             parameter=given[0],
         )
+
+
+def repeat_options(*names: str) -> str:
+    """Return the options among `names` that the user gave, as text for another command.
+
+    Empty, or with a space first: `` --target 10.3 --gpu L4``. ``--target`` with the default is left
+    out.
+    """
+    context = click.get_current_context()
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name not in names or source != click.core.ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        values = value if isinstance(parameter, click.Option) and parameter.multiple else [value]
+        for entry in values:
+            if entry is True:
+                words.append(parameter.opts[0])
+            elif not (name == "target" and entry == DEFAULT_TARGET):
+                words += [parameter.opts[0], _format_entry(name, entry)]
+    return "".join(f" {shlex.quote(word)}" for word in words)
+
+
+def _format_entry(name: str, value: Any) -> str:
+    """Return the text of a parsed option: ``640x480`` for a size, ``1,2,3`` for channels."""
+    if isinstance(value, tuple):
+        return ("x" if name == "size" else ",").join(f"{part:g}" for part in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class OptionalNumber(click.types.FloatParamType):
@@ -454,7 +485,7 @@ PREPROCESS_NAMES = (
 )
 
 
-_IMAGE_PARAMETERS = ("preprocess", "resize", "bgr", "scale", "mean", "std", "size")
+IMAGE_PARAMETERS = ("preprocess", "resize", "bgr", "scale", "mean", "std", "size")
 
 
 @dataclass(frozen=True)
@@ -505,7 +536,7 @@ def image_options(function: Command) -> Command:
     ) -> int:
         context = click.get_current_context()
         if arguments.get("calib", "") is None:
-            refuse_without("images (--calib)", *_IMAGE_PARAMETERS)
+            refuse_without("images (--calib)", *IMAGE_PARAMETERS)
         if context.get_parameter_source("resize") == click.core.ParameterSource.DEFAULT:
             resize = None
         images = ImageArguments(preprocess, resize, bgr, scale, mean, std, size)

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,6 +116,7 @@ def command(
     Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input (of
     several models, the others are predicted).
     """  # noqa: E501  (the summary is the help text)
+    started = perf_counter()
     paths = list(dict.fromkeys(model))
     patterns = [_compile_pattern(text) for text in required]
     codes = [_find_code(text) for text in fail_on]
@@ -160,6 +162,7 @@ def command(
                 width,
                 half=not request.no_fp16,
                 batch=request.batch,
+                seconds=perf_counter() - started,
                 everything=everything,
                 layers=layers,
                 trace=trace,
@@ -312,36 +315,43 @@ def _render_text(
     *,
     half: bool,
     batch: int | None,
+    seconds: float,
     **settings: Any,
 ) -> TextPage:
     """Return the text of all models, each with the commands that come next."""
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import (
+        NextOptions,
         build_commands,
         builds_quantized,
         choose_typing,
         render,
-        target_option,
     )
 
-    page, option = TextPage(width), target_option(target.display_name)
+    page = TextPage(width)
+    repeated = NextOptions(
+        options.repeat_options("target", "strongly_typed"),
+        options.repeat_options("gpu") if len(results[0].times) == 1 else "",
+        options.repeat_options("calib", *options.IMAGE_PARAMETERS),
+    )
     for result in results:
         prediction = result.prediction
         if prediction is None:
             continue
         built = choose_typing(prediction, target)
         page.add_gap()
-        page.add_page(
-            render(prediction, width, times=result.times, half=half, target=built, **settings)
-        )
+        settings |= {"times": result.times, "target": built, "options": repeated}
+        page.add_page(render(prediction, width, half=half, **settings))
         if settings["way"] is None and not target.is_rtx and builds_quantized(prediction):
             page.add_gap()
             page.add_page(
                 build_commands(built, result.path, width, prediction.model, half=half, batch=batch)
             )
             if not result.times:
-                command = f"qdqtool predict {shlex.quote(result.path)}{option} --gpu 'RTX 4090'"
+                command = f"qdqtool predict {shlex.quote(result.path)}{repeated.target} --gpu L4"
                 page.add_command("Times:", command)
+    page.add_gap()
+    page.add_lines(f"Took {seconds:.1f} s.")
     return page
 
 

@@ -29,7 +29,12 @@ from qdqtool.comparison.result import (
     SideSummary,
     compare_sides,
 )
-from qdqtool.comparison.text import FLOAT_BUILD, describe_changes, describe_images
+from qdqtool.comparison.text import (
+    FLOAT_BUILD,
+    describe_changes,
+    describe_images,
+    describe_reference,
+)
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.rules import finding_codes
@@ -113,7 +118,11 @@ def compare(
         if isinstance(first, Model) and isinstance(second, Model) and is_run:
             agreement = _measure_agreement(first, second, data, images, max_images, progress)
             comparison.agreement = agreement
-            comparison.notes += [*agreement.notes, *describe_images(agreement)]
+            comparison.notes += [
+                *agreement.notes,
+                *describe_images(agreement),
+                *describe_reference(comparison),
+            ]
     comparison.read = inputs
     return comparison
 

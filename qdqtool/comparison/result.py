@@ -28,6 +28,8 @@ COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
 _OUTPUTS = (Precision.INT8, Precision.FP8)
 _LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; others: 127
+# Tolerance for the ranges of INT8 and FP8: FP8 files store their scales in FP16.
+_MAX_FORMAT_ERROR = 0.01
 _MAX_RELATIVE_ERROR = 1e-5  # scales this close are equal: some exporters print float32 as text
 
 
@@ -259,6 +261,7 @@ class SideSummary:
         int8: How many of ``convolutions`` are INT8; None if unknown.
         int8_to_int8: How many of the INT8 ones write INT8.
         fp8: How many of ``convolutions`` are FP8; None if unknown.
+        fp8_to_fp8: How many of the FP8 ones write FP8.
         conversions: Remaining Q and DQ; None if the target does not count them.
         ms: Milliseconds of one execution; None without times.
         measured: Whether the time was measured.
@@ -289,12 +292,15 @@ class SideSummary:
     obstacle: str = ""
     compute_capabilities: list[str] = field(default_factory=list)
     fp8: int | None = None
+    fp8_to_fp8: int | None = None
     subgraphs: Mapping[str, int] = field(default_factory=dict)
 
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
         """Set the numbers of INT8 and FP8 convolutions."""
         int8 = [node for node in nodes if node.is_int8]
-        self.fp8 = sum(node.precision == Precision.FP8 for node in nodes)
+        fp8 = [node for node in nodes if node.precision == Precision.FP8]
+        self.fp8 = len(fp8)
+        self.fp8_to_fp8 = sum(node.output == Precision.FP8 for node in fp8)
         self.int8 = len(int8)
         self.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
 
@@ -320,6 +326,7 @@ class SideSummary:
             "int8",
             "int8_to_int8",
             "fp8",
+            "fp8_to_fp8",
             "conversions",
             "ms",
             "measured",
@@ -571,7 +578,7 @@ def scales_differ(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
     factor = scale_factor(a, b)
     if factor is None:
         return not np.array_equal(a.values, b.values, equal_nan=True)
-    return abs(factor - 1.0) > _MAX_RELATIVE_ERROR
+    return abs(factor - 1.0) > (_MAX_RELATIVE_ERROR if a.type == b.type else _MAX_FORMAT_ERROR)
 
 
 def scale_factor(a: QuantizerScales | None, b: QuantizerScales | None) -> float | None:

@@ -67,7 +67,32 @@ def summarize(comparison: Comparison) -> str:
         parts = ["no difference" if is_equal else "data types are not known"]
         if not comparison.nodes and (comparison.a.subgraphs or comparison.b.subgraphs):
             parts = ["nothing to compare outside of branches and bodies"]
-    return "; ".join([*parts, *_describe_time(comparison)])
+    return "; ".join([*_describe_agreement(comparison), *parts, *_describe_time(comparison)])
+
+
+def _describe_agreement(comparison: Comparison) -> list[str]:
+    """Return the agreement of the outputs on images with its interval; empty without images."""
+    if comparison.agreement is None:
+        return []
+    measure = comparison.agreement.measure
+    images = format_count(comparison.agreement.images, "image")
+    if measure.value is None:
+        return [f"agreement unknown on {images}"]
+    interval = f"{measure.low:.3f} to {measure.high:.3f}"
+    return [f"agreement {measure.value:.3f} ({interval}) on {images}"]
+
+
+def describe_reference(comparison: Comparison) -> list[Note]:
+    """Return a note if the agreement is that of two quantized models."""
+    if not (comparison.a.quantized and comparison.b.quantized):
+        return []
+    return [
+        Note(
+            "A is quantized too, so the agreement does not show which model is more accurate. "
+            "Compare each of them with the float model.",
+            code="reference-quantized",
+        )
+    ]
 
 
 def describe_images(agreement: NetworkAgreement) -> list[Note]:
@@ -123,6 +148,23 @@ def _describe_format(comparison: Comparison) -> str:
     return f"in {after} instead of {before}"
 
 
+def name_formats(title: str, kind: ChangeKind, nodes: Sequence[NodeChange]) -> str:
+    """Return the title of a change with the 8-bit formats of its nodes in place of INT8.
+
+    Args:
+        title: Title of the change.
+        kind: The change.
+        nodes: Nodes with the change.
+    """
+    is_loss = kind == ChangeKind.LOST_INT8
+    sides = [node.a if is_loss else node.b for node in nodes]
+    formats = " or ".join(sorted({_name_format(side) for side in sides}, reverse=True))
+    if kind == ChangeKind.FORMAT:
+        before = " or ".join(sorted({_name_format(node.a) for node in nodes}, reverse=True))
+        return f"{formats} instead of {before}" if formats != before else title
+    return title.replace("INT8", formats)
+
+
 def _name_format(side: NodeSide | None) -> str:
     return "FP8" if side is not None and side.precision == Precision.FP8 else "INT8"
 
@@ -163,7 +205,10 @@ def _describe_losses(comparison: Comparison) -> list[str]:
     nodes = comparison.where(ChangeKind.LOST_INT8)
     examples = {(n.lost, n.finding): n for n in nodes}
     counts = Counter((n.lost, n.finding) for n in nodes).most_common()
-    reasons = [(count, _loss_reason(examples[key], many=count > 1)) for key, count in counts]
+    grouped: Counter[str] = Counter()
+    for key, count in counts:
+        grouped[_loss_reason(examples[key], many=len(nodes) > 1)] += count
+    reasons = [(count, reason) for reason, count in grouped.most_common()]
     if not reasons:
         return []
     text = f": {reasons[0][1]}" if reasons[0][1] else ""
@@ -180,14 +225,24 @@ def _loss_reason(node: NodeChange, *, many: bool) -> str:
 
 
 def _output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
-    lost = "in INT8 as before, now with float output"
-    gained = "in INT8 as before, now with INT8 output"
+    lost = f"{_describe_kept(comparison, ChangeKind.LOST_INT8_OUTPUT)}now with float output"
+    kind = ChangeKind.GAINED_INT8_OUTPUT
+    formats = " or ".join(sorted({_name_format(n.b) for n in comparison.where(kind)}))
+    gained = f"{_describe_kept(comparison, kind)}now with {formats} output"
     if comparison.a.kind != comparison.b.kind:
         lost = "with float output where INT8 is predicted"
         gained = "with INT8 output where float is predicted"
     if (comparison.a.kind, comparison.b.kind) == ("build", "model"):
         lost, gained = gained, lost
     return {ChangeKind.LOST_INT8_OUTPUT: lost, ChangeKind.GAINED_INT8_OUTPUT: gained}
+
+
+def _describe_kept(comparison: Comparison, kind: ChangeKind) -> str:
+    """Return ``in INT8 as before, `` if all nodes with a change kept one format, else nothing."""
+    nodes = comparison.where(kind)
+    formats = {_name_format(n.a) for n in nodes}
+    is_kept = all(ChangeKind.FORMAT not in n.changes for n in nodes)
+    return f"in {formats.pop()} as before, " if is_kept and len(formats) == 1 else ""
 
 
 def _describe_conversions(comparison: Comparison) -> list[str]:
@@ -205,8 +260,9 @@ def _describe_all_scales(comparison: Comparison) -> list[str]:
         "activations": [n.factor for n in comparison.where(ChangeKind.SCALE)],
         "weights": [n.weights_factor for n in comparison.where(ChangeKind.WEIGHTS_SCALE)],
     }
+    name = "ranges" if comparison.count(ChangeKind.FORMAT) else "scales"
     return [
-        f"scales of {tensors} differ at "
+        f"{name} of {tensors} differ at "
         f"{format_count(len(values), 'node')}{_describe_factors(values)}"
         for tensors, values in factors.items()
         if values
@@ -302,6 +358,8 @@ def _describe_scales(
     if a is not None and b is not None:
         if changes and a.type != b.type:
             changes = [f"range {changes[0]}"]
+            if (a.count, a.axis, a.zero) == (b.count, b.axis, b.zero):  # scales of two formats
+                return f"{name.removesuffix('scale')}{changes[0]}"
         changes += _describe_parameters(a, b)
     changes.extend(
         f"{side} is not a valid scale"

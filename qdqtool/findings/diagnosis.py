@@ -8,7 +8,12 @@ from qdqtool.findings.report import Diagnosis, FindingReference, RecordedReasons
 from qdqtool.ir.operators import CUTS, JOINS, SUMS
 from qdqtool.reasons import fp8
 from qdqtool.reasons.attention import InMyelin
-from qdqtool.reasons.conversions import RemainingConversion, ScalesAround, quantizers_with_own
+from qdqtool.reasons.conversions import (
+    COVERED_TYPES,
+    RemainingConversion,
+    ScalesAround,
+    quantizers_with_own,
+)
 from qdqtool.reasons.different_scales import ConcatScales
 from qdqtool.reasons.fusions import (
     ActivationBeforeAdd,
@@ -41,12 +46,13 @@ from qdqtool.reasons.tensors import (
 )
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.surroundings import have_different_scales
-from qdqtool.types import Cause, Precision, Reason
+from qdqtool.types import Cause, Reason
 from qdqtool.util.records import replace_fields
 
 _FLOAT_INPUT_REASONS = (
     InMyelin,
     WeightsNotDequantized,
+    fp8.MixedOperands,
     fp8.LargeFp8Kernel,
     fp8.FloatFp8Deconvolution,
     fp8.EarlyFp8Convolution,
@@ -243,7 +249,7 @@ def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
 
 def report_conversion(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
     """Report a remaining conversion, and its cause unless another finding reports it."""
-    is_integer = conversion.precision in (Precision.INT8, Precision.FP8, Precision.INT32)
+    is_integer = conversion.precision in COVERED_TYPES
     if not is_integer and conversion.origin.node:
         _add_conversion(recorded, conversion)
     elif conversion.requantizes:

@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qdqtool.reasons.compiler import IntegersLost, LossCause, ScalesJoined
-from qdqtool.reasons.conversions import RemainingConversion, ScalesAround, quantizers_with_own
+from qdqtool.reasons.conversions import (
+    COVERED_TYPES,
+    RemainingConversion,
+    ScalesAround,
+    quantizers_with_own,
+)
 from qdqtool.reasons.convolutions import ChannelNumbers
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers
@@ -41,7 +46,7 @@ from qdqtool.reasons.tensors import (
     operator_between_quantizers,
     quantizer_consumers,
 )
-from qdqtool.types import Cause, Finding, Precision, Reason
+from qdqtool.types import Cause, Finding, Reason
 from qdqtool.util.records import field_values, nearest
 
 IdentityKey = tuple[Any, ...]
@@ -258,7 +263,7 @@ def _scales_around_key(finding: Finding, cause: Cause, r: ScalesAround) -> Ident
 
 def _conversion_cause_key(cause: Cause, r: RemainingConversion) -> IdentityKey:
     origin = r.origin
-    if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
+    if r.precision not in COVERED_TYPES and origin.node:
         return (r.precision,)
     if cause.see:
         return cause.see

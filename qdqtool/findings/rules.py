@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from qdqtool.findings import ways  # imported because it declares a class of reasons
 from qdqtool.reasons import (
@@ -26,7 +26,7 @@ from qdqtool.reasons import (
     scales,
     weights,
 )
-from qdqtool.types import Finding, FindingCode, FindingRule, Reason
+from qdqtool.types import Finding, FindingCode, FindingRule, Reason, Severity
 
 REASON_MODULES = (
     attention,
@@ -107,3 +107,21 @@ PROMISED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_promise
 """Codes of findings that ``qdqtool fix`` can change without data."""
 ATTEMPTED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_attempted)
 """Codes of findings that ``qdqtool fix`` tries to change."""
+ON_REQUEST_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_on_request)
+"""Codes that ``qdqtool fix`` changes only on request, unless they are errors."""
+
+
+def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings that ``fix`` changes by default, and those only with ``--only``.
+
+    An error is always changed, together with the warnings of its code.
+    """
+    listed = list(findings)
+    errors = {f.code for f in listed if f.severity == Severity.ERROR}
+    default: list[Finding] = []
+    on_request: list[Finding] = []
+    for finding in listed:
+        if finding.automatic:
+            is_default = finding.code not in ON_REQUEST_CODES or finding.code in errors
+            (default if is_default else on_request).append(finding)
+    return default, on_request

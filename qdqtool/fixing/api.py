@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import onnx
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.rules import ATTEMPTED_CODES
+from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
 from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
@@ -64,7 +65,8 @@ class Fixed:
         notes: Further notes for the user.
         read: Files that were read, none of which :meth:`save` overwrites.
         errors: Errors of all outputs. Boxes and scores that share an output are separate.
-        samples: Number of images on which outputs were compared; 0 for random inputs.
+        samples: Number of images or other given inputs on which outputs were compared; 0 for
+            random inputs.
     """
 
     proto: onnx.ModelProto
@@ -94,6 +96,16 @@ class Fixed:
     def model(self) -> onnx.ModelProto:
         """The fixed model (:attr:`proto`), under the name that other results use."""
         return self.proto
+
+    def fixed_places(self) -> Counter[str]:
+        """Return the number of places that were fixed by code: findings that no longer occur.
+
+        Only codes that ``fix`` can change count, as in the text of ``predict``. One change may fix
+        several places, and one place may need several changes.
+        """
+        before = Counter(f.code for f in self.before.findings if f.automatic)
+        before.subtract(f.code for f in self.after.findings if f.code in before)
+        return +before
 
     def summary(self) -> Json:
         """Return the counts of fixes, and the predictions before and after."""
@@ -139,6 +151,7 @@ class Fixed:
             "outputs": [e.as_json() for e in self.errors],
             "samples": self.samples,
             "notes": list(self.notes),
+            "fixed": dict(self.fixed_places()),
         }
 
 
@@ -212,7 +225,7 @@ def fix(
         session.notes,
         read,
         session.judge.list_errors(),
-        len(images),
+        len(samples or ()),
     )
 
 
@@ -327,7 +340,9 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
             session.try_step(step, set(step.codes))
     session.try_together()
     for model_step in MODEL_STEPS:
-        if not requested or requested.intersection(model_step.codes):
+        if requested.intersection(model_step.codes) or (
+            not requested and session.is_due(model_step)
+        ):
             session.try_model_step(model_step)
     session.report_unfixed(requested)
     session.report_losses()
@@ -359,4 +374,33 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
             time.fixes.append(
                 FixTime(sorted({s.code for s in sites}), [s.node for s in sites], saved_ms)
             )
+    _add_type_savings(model, prediction, time, target)
     time.fixes.sort(key=lambda f: -f.saves_ms)
+
+
+def _add_type_savings(
+    model: Model, prediction: Prediction, time: TimeEstimate, target: Target
+) -> None:
+    """Add the time that FP16 saves for the layers that are not quantized.
+
+    INT8 convolutions write FP32 but no FP16, so that each needs a reformat before an FP16 layer. If
+    few layers are FP32, these reformats cost more than FP16 saves. The finding is then a note.
+    """
+    for step in MODEL_STEPS:
+        findings = [f for f in prediction.findings if step.changes_types and step.select_causes(f)]
+        if not any(f.code in ON_REQUEST_CODES for f in findings):
+            continue
+        try:
+            candidate = step.convert(model, target)
+            if candidate is None:
+                continue
+            saved_ms = time.total_ms - estimate_variant(time, candidate, target)
+        except QdqtoolError:
+            continue
+        if saved_ms > 0:
+            nodes = [f.node for f in findings]
+            time.fixes.append(FixTime(sorted({f.code for f in findings}), nodes, saved_ms))
+        else:
+            for finding in findings:
+                finding.severity, finding.gains = Severity.INFO, False
+                finding.automatic, finding.saves_ms = False, None

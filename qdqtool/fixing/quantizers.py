@@ -27,8 +27,10 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.patterns.view import View
-from qdqtool.reasons.scales import ScaleDead, ScaleNotPositive
+from qdqtool.reasons.scales import ScaleDead, ScaleImplausible, ScaleNotPositive
 from qdqtool.reasons.text import format_number
+from qdqtool.reasons.weights import WeightScales, WeightScalesCause
+from qdqtool.trt.fault_checks import channel_maxima, find_extreme_scales
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Reason
 
@@ -68,7 +70,10 @@ def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
 
 
 def find_rounded_constants(view: View) -> list[tuple[float, str]]:
-    """Return scale and name of constants that are stored as integers, except weights, biases."""
+    """Return scale and name of constants whose exact values an integer type lost.
+
+    Weights, biases and single values are left out. Multiples of 0.5 are exact: anchors and strides.
+    """
     weights = _weight_dqs(view)
     constants: list[tuple[float, str]] = []
     for dq in view.quantizers:
@@ -76,8 +81,18 @@ def find_rounded_constants(view: View) -> list[tuple[float, str]]:
         if not qdq.is_dq(dq) or dq.index in weights or shape is None or int(np.prod(shape)) <= 1:
             continue
         if params.precision in BYTES and params.scale is not None and params.scale.size == 1:
-            constants.append((float(params.scale[0]), dq.input(0)))
+            step = float(params.scale[0])
+            stored = view.model.constant(dq.input(0))
+            if stored is None or not _has_exact_halves(stored, step, params.zero_point):
+                constants.append((step, dq.input(0)))
     return constants
+
+
+def _has_exact_halves(stored: npt.NDArray[Any], step: float, zero: npt.NDArray[Any] | None) -> bool:
+    """Return whether all values of a stored constant are multiples of 0.5."""
+    offset = 0 if zero is None or not zero.size else zero.reshape(-1)[0]
+    halves = 2 * (stored.astype(np.float64) - offset) * step
+    return bool(np.all(np.abs(halves - np.round(halves)) < 1e-4))
 
 
 def _find_quantizer_groups(
@@ -192,6 +207,50 @@ def find_nonpositive_scales(view: View, target: Target, reasons: Sequence[Reason
     return sites
 
 
+def find_weight_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
+    """Return sites that compute scales of float weights from the weights: max|w| over 127.
+
+    Of extreme scales, only these are computed, of scales that do not fit their weights, all of the
+    layer. Scales of activations are never computed.
+    """
+    extreme = {r.node for r in select_reasons(ScaleImplausible, reasons)}
+    misfits = {
+        name
+        for r in select_reasons(WeightScales, reasons)
+        if r.cause != WeightScalesCause.AXIS  # the axis is wrong, not the scales
+        for name in r.layers
+    }
+    layers = {q.index: node.name for node in view.nodes_with_weights if (q := view.weights(node).q)}
+    sites = []
+    for q in filter(qdq.is_q, view.quantizers):
+        dqs = [n for n in view.model.consumers(q.output) if qdq.is_dq(n)]
+        places = [q.name, *(dq.name for dq in dqs)]
+        layer = layers.get(q.index, "")
+        if layer in misfits or not extreme.isdisjoint(places):
+            sites.append(_weight_scale_site(view, q, dqs, layer, everything=layer in misfits))
+    return list_sites(sites)
+
+
+def _weight_scale_site(
+    view: View, q: Node, dqs: list[Node], layer: str, *, everything: bool
+) -> FixSite | None:
+    old, value = view.params(q).scale, view.model.constant(q.input(0))
+    if old is None or value is None or not np.isfinite(value).all():
+        return None
+    largest = channel_maxima(value, view.axis(q))
+    if largest.size != old.size:
+        return None
+    is_bad = ~(old > 0) | ~np.isfinite(old) | find_extreme_scales(old, largest) | everything
+    scale = np.where(is_bad & (largest > 0), largest / _LEVELS, old)
+
+    def apply(editor: Editor) -> None:
+        for node in (q, *dqs):
+            _set_scale(view, editor, node, scale)
+
+    places = [layer, *(dq.name for dq in dqs)]
+    return FixSite(q.name, f"{q.name}: scale computed from the weights", apply, places)
+
+
 def _make_scale_change(
     view: View, q: Node | None, dqs: list[Node], old: FloatArray
 ) -> Callable[[Editor], None]:
@@ -200,7 +259,7 @@ def _make_scale_change(
     replacement = np.where(np.isfinite(old) & (old != 0), np.abs(old), 1.0)
     value = view.model.constant(q.input(0)) if q is not None else None
     if q is not None and value is not None:
-        magnitude = _channel_maximum(value, view.axis(q)) / _LEVELS
+        magnitude = channel_maxima(value, view.axis(q)) / _LEVELS
         replacement = np.where(magnitude > 0, magnitude, 1.0)
     scale = np.asarray(np.where(is_bad, replacement, old), np.float64)
 
@@ -286,13 +345,6 @@ def _dead_scale_site(view: View, q: Node, reason: ScaleDead) -> FixSite | None:
         f"which holds all that {reason.parts[0].op} can give"
     )
     return FixSite(q.name, description, apply, [n.name for n in nodes])
-
-
-def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> FloatArray:
-    if axis is None:
-        return np.asarray([np.abs(value).max(initial=0.0)], np.float64)
-    others = tuple(i for i in range(value.ndim) if i != axis % value.ndim)
-    return np.asarray(np.abs(value).max(axis=others, initial=0.0), np.float64)
 
 
 def find_scale_vectors(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.rules import attempted_reasons
+from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons
 from qdqtool.fixing import gains, quantizers
 from qdqtool.fixing.compare import Arrays
 from qdqtool.fixing.judge import OutputJudge
@@ -87,7 +87,7 @@ class FixSession:
     def __init__(
         self, model: Model, target: Target, samples: Sequence[Arrays] | None, effort: float
     ) -> None:
-        self.model = model
+        self.model = self._original = model
         self.target = target
         self.before = self.prediction = predict(model, target)
         self.applied: list[FixAttempt] = []
@@ -95,17 +95,17 @@ class FixSession:
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
         self._refused_steps: list[tuple[FixStep, set[str]]] = []
-        # Step, places and prediction of the last attempt of the first refused step, unless the
-        # model was changed since.
+        # Step, places and prediction of the attempt of the first refused step with the most places,
+        # unless the model was changed since.
         self._first_attempt: tuple[FixStep, list[Place], Prediction] | None = None
         self._attempt_places: dict[Place, Place] = {}  # by the place of the finding
 
-    def is_due(self, step: FixStep) -> bool:
+    def is_due(self, step: FixStep | ModelStep) -> bool:
         """Return whether to try a step that was not requested.
 
-        A step that costs speed is due only if it can remove an error.
+        A step that is tried on request is due only if it can remove an error.
         """
-        return not step.costs_speed or any(
+        return not ON_REQUEST_CODES.issuperset(step.codes) or any(
             f.code in step.codes and f.severity == Severity.ERROR for f in self.prediction.findings
         )
 
@@ -179,7 +179,8 @@ class FixSession:
         except ModelError as error:
             return Note(str(error), code=error.code), {}
         prediction = predict(candidate, self.target)
-        if not self._refused_steps:
+        first = self._first_attempt
+        if not self._refused_steps and (first is None or len(sites) >= len(first[1])):
             self._first_attempt = step, [s.place for s in sites], prediction
         objection = gains.find_objection(self.prediction, prediction, step)
         if objection is None:
@@ -303,9 +304,10 @@ class FixSession:
             self.judge.run_reference()  # needed if no fix was tried
         errors = self.judge.list_errors()
         grown = [e for e in errors if e.grew]
+        inputs = "" if self.judge.has_samples else " on random inputs"
         self.notes += [
             Note(
-                f"the error of {e.title} grew from {e.before:.2%} to {e.after:.2%}",
+                f"the error of {e.title} grew from {e.before:.2%} to {e.after:.2%}{inputs}",
                 code="error-grew",
             )
             for e in grown
@@ -318,16 +320,17 @@ class FixSession:
             for e in errors
             if e.lost
         ]
-        rounded = quantizers.find_rounded_constants(View(self.model))
+        # Fixes may store them as floats, but their exact values were lost before.
+        rounded = quantizers.find_rounded_constants(View(self._original))
         if rounded:
             self.notes.append(_describe_rounded(rounded))
         halved = any(a.code in HALVING_CODES for a in self.applied)
-        if halved or grown or rounded or _has_lossy_weights(self.prediction):
+        is_worse = bool(grown) and self.judge.has_samples
+        if halved or is_worse or rounded or _has_lossy_weights(self.prediction):
             self.notes.append(
                 Note(
-                    "the scales come from another quantizer, and fixes do not calibrate: for full "
-                    "accuracy, quantize the float model (qdqtool insert FLOAT.onnx --calib "
-                    "images/)",
+                    "fixes keep the ranges of the file and do not calibrate: for full accuracy, "
+                    "quantize the float model (qdqtool insert FLOAT.onnx --calib images/)",
                     code="insert-is-better",
                 )
             )
@@ -360,8 +363,8 @@ def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     return Note(
         f"{format_count_were(len(constants), 'constant')} stored as INT8 in addition to the "
-        f"weights, so their exact values are lost ('{tensor}' has steps of {step:.4g}). If these "
-        "are the anchors of a detector, they are off by up to half a step",
+        f"weights, so their exact values are lost ('{tensor}' has steps of {step:.4g}). Anchors "
+        "and strides of a detector are then off by up to half a step, which moves boxes",
         code="constants-rounded",
         count=len(constants),
         tensor=tensor,

@@ -32,12 +32,19 @@ from qdqtool.reasons.quantizers import (
     ZeroPointMissing,
 )
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
-from qdqtool.reasons.scales import ActivationPerChannel, ScaleDead, ScaleHalf, ScaleNotPositive
+from qdqtool.reasons.scales import (
+    ActivationPerChannel,
+    ScaleDead,
+    ScaleHalf,
+    ScaleImplausible,
+    ScaleNotPositive,
+)
 from qdqtool.reasons.weights import (
     BiasQuantized,
     MisreadConstant,
     OperatorsOnWeights,
     WeightsAxis,
+    WeightScales,
     WeightsNotDequantized,
     WeightsPerTensor,
     WeightsShared,
@@ -72,6 +79,12 @@ STEPS = (
         _EXACT,
         requantizes_weights=True,
         find=quantizers.find_nonpositive_scales,
+    ),
+    FixStep(
+        (ScaleImplausible,),
+        _EXACT,
+        requantizes_weights=True,
+        find=quantizers.find_weight_scales,
     ),
     FixStep(
         (IntegersLost, ActivationPerChannel),
@@ -124,6 +137,12 @@ STEPS = (
         ),
         _SHARED,
         find=pairs.find_different_scales,
+    ),
+    FixStep(
+        (WeightScales,),
+        _EXACT,
+        requantizes_weights=True,
+        find=quantizers.find_weight_scales,
     ),
 )
 

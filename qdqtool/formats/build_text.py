@@ -30,6 +30,7 @@ _CHANGE_TITLES = {
     "gained-int8": "Gained INT8",
     "gained-int8-output": "With INT8 output",
     "gained-qdq": "Q/DQ added",
+    "format": "In another format",
     "residual": "Residual input of another type",
     "weights-scale": "Scales of weights differ",
     "scale": "Scales of activations differ",
@@ -147,7 +148,7 @@ def render_comparison(
     ``everything`` lists every node and layer.
     """
     from qdqtool.comparison.result import ChangeKind
-    from qdqtool.comparison.text import summarize
+    from qdqtool.comparison.text import name_formats, summarize
 
     page = TextPage(width, everything)
     losses = comparison.count(ChangeKind.LOST_INT8) or (comparison.times_as_long or 1.0) > 1.0
@@ -168,7 +169,7 @@ def render_comparison(
         nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in listed]
         listed.update(map(id, nodes))
         if nodes:
-            page.add_heading(f"{title} ({len(nodes)})")
+            page.add_heading(f"{name_formats(title, ChangeKind(change), nodes)} ({len(nodes)})")
             _add_nodes(page, nodes)
     if comparison.engines is not None:
         page.add_gap()
@@ -211,11 +212,7 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
     if not side.quantized and side.kind == "model" and not side.subgraphs.get("quantizers"):
         parts.append("no Q/DQ")
     elif side.int8 is not None:
-        output = ""
-        if side.int8_to_int8 is not None and side.int8:
-            output = f" ({side.int8_to_int8} with INT8 output)"
-        fp8 = f" and {side.fp8} in FP8" if side.fp8 else ""
-        parts.append(f"{side.int8} in INT8{output}{fp8}")
+        parts.append(_describe_formats(side))
     if side.conversions is not None and side.quantized:
         parts.append(format_count(side.conversions, "Q/DQ layer"))
     nested = describe_subgraphs(side.subgraphs)
@@ -226,6 +223,17 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
         parts.append(f"{format_ms(side.ms)}{source}")
     target = f", predicted for {side.target}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
+
+
+def _describe_formats(side: SideSummary) -> str:
+    """Return ``60 in INT8 (54 with INT8 output)``, with the FP8 ones if there are any."""
+    counts = (("INT8", side.int8, side.int8_to_int8), ("FP8", side.fp8, side.fp8_to_fp8))
+    texts = [
+        f"{count} in {name}" + (f" ({inside} with {name} output)" if inside is not None else "")
+        for name, count, inside in counts
+        if count
+    ]
+    return " and ".join(texts) or "0 in INT8"
 
 
 def _add_nodes(page: TextPage, nodes: list[NodeChange]) -> None:
@@ -294,27 +302,36 @@ def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
 
 
 _STATUS = {
-    0: ("PASS", "prediction correct", Style.GOOD),
-    1: ("FAIL", "prediction differs", Style.BAD),
-    2: ("INCOMPLETE", "the build does not show everything", Style.UNCLEAR),
+    0: ("PASS", "built what was predicted", Style.GOOD),
+    1: ("FAIL", "did not build what was predicted", Style.BAD),
+    2: ("INCOMPLETE", "agrees as far as the build shows it", Style.UNCLEAR),
 }
 
 
 def verdict(result: Verification) -> str:
     """Return the agreement in one line."""
-    conv, trace, conversions = result.convolutions, result.trace, result.conversions
-    listed = result.prediction.convolutions if result.prediction is not None else []
-    products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
-    parts = [f"{conv.agree} of {format_layer_counts(conv.total - products, products)} as predicted"]
-    if conv.unknown:
-        parts[0] += f", {conv.unknown} unknown"
-    if conversions.built is not None and conversions.predicted is not None:
-        layers = format_count(conversions.predicted, "Q/DQ layer")
-        parts.append(f"{layers} predicted, {conversions.built} built")
+    trace, counts = result.trace, _list_counts(result)
+    parts = [text if label == "Layers" else f"{label} {text}" for label, text in counts.items()]
     if trace.built:
         parts.append(f"{trace.agree} of {trace.built} optimizer lines")
     mismatch = _describe_time_mismatch(result)
     return "; ".join([*parts, mismatch] if mismatch else parts)
+
+
+def _list_counts(result: Verification) -> dict[str, str]:
+    """Return the agreement of convolutions, and the numbers of Q/DQ layers, by label."""
+    conv, conversions = result.convolutions, result.conversions
+    listed = result.prediction.convolutions if result.prediction is not None else []
+    products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
+    counts = {
+        "Layers": f"{conv.agree} of {format_layer_counts(conv.total - products, products)} run as "
+        "predicted"
+    }
+    if conv.unknown:
+        counts["Layers"] += f", {conv.unknown} unknown"
+    if conversions.built is not None and conversions.predicted is not None:
+        counts["Q/DQ layers"] = f"{conversions.predicted} predicted, {conversions.built} built"
+    return counts
 
 
 def _describe_time_mismatch(result: Verification) -> str:
@@ -331,21 +348,34 @@ def _describe_time_mismatch(result: Verification) -> str:
 def render_verification(
     result: Verification, width: int = 80, *, allow_partial: bool = False
 ) -> TextPage:
-    """Return the text of ``verify``: the build, compared numbers, each mismatch, the verdict."""
+    """Return the text of ``verify``: the verdict, compared numbers, each mismatch."""
     from qdqtool.verification.api import exit_code
 
     page = TextPage(width)
     outcome, consequence, style = _STATUS[exit_code(result, allow_partial)]
-    page.fill(f"{_describe_build(result)}: {consequence}", style=style)
+    if not any((result.convolutions.agree, result.layers.agree, result.trace.agree)):
+        consequence = (
+            "shows nothing that can be compared" if outcome == "INCOMPLETE" else consequence
+        )
+    exceptions = _describe_exceptions(result)
+    page.fill(f"{outcome}: {_describe_build(result)} {consequence}{exceptions}", style=style)
     page.add_gap()
     _add_counts(page, result)
     _add_times(page, result)
     for note in result.notes:
         page.fill(f"note: {as_options(note)}.", style=Style.NOTE)
     _add_mismatches(page, result)
-    page.add_gap()
-    page.fill(f"{outcome}: {verdict(result)}", style=style)
     return page
+
+
+def _describe_exceptions(result: Verification) -> str:
+    """Describe what differs without being a mismatch: names of layers, and the time."""
+    layers, parts = result.layers, []
+    if layers.unmatched:
+        verb = "has" if len(layers.unmatched) == 1 else "have"
+        parts.append(f"{len(layers.unmatched)} of {layers.total} engine layers {verb} another name")
+    mismatch = _describe_time_mismatch(result)
+    return "".join(f"; {part}" for part in [*parts, *([mismatch] if mismatch else [])])
 
 
 def _add_mismatches(page: TextPage, result: Verification) -> None:
@@ -381,9 +411,13 @@ def _add_counts(page: TextPage, result: Verification) -> None:
     if not result.complete or build.missing:
         label = "Not given" if result.complete else "Incomplete"
         page.add_row(label, ", ".join(build.missing or ["not stated"]), 19)
+    for label, text in _list_counts(result).items():
+        page.add_row(label, text, 19)
     if result.layers.total:
         counts = f"{result.layers.agree} of {result.layers.total}"
         page.add_row("Engine layers", f"{counts} have the predicted name and types", 19)
+    for name in page.iterate_rows(result.layers.unmatched, _MAX_MISMATCHES, " " * 19, ""):
+        page.add_row("", f"other name: {cut_middle(name, page.width - 31)}", 19)
     _add_line_counts(page, "Optimizer lines", result.trace)
     _add_line_counts(page, "Copy lines", result.copies)
 

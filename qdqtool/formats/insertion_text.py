@@ -1,14 +1,12 @@
-"""Text of ``insert`` and ``fix``."""
+"""Text of ``insert``."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.presets import describe_use
@@ -23,14 +21,12 @@ from qdqtool.types import Precision, Severity
 from qdqtool.util.text import format_count, format_list
 
 if TYPE_CHECKING:
-    from qdqtool.fixing.api import Fixed
-    from qdqtool.fixing.session import FixAttempt
     from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
 
 # Maximum lengths of lists without --all.
-_MAX_NAMES, _MAX_GROUPS, _MAX_FIXES = 3, 3, 1
+_MAX_NAMES, _MAX_GROUPS = 3, 3
 _MIN_BITS_LOST = 1.5  # groups that lose fewer bits are not listed
 # Effect on detections of a relative error below each limit, measured (docs/accuracy.md).
 _ERROR_RATINGS = (
@@ -46,19 +42,15 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     float_type = Precision.FP16
     if insertion.prediction is not None:
         float_type = name_float_type(insertion.prediction)
+    if insertion.choice is not None and insertion.choice.is_float:
+        return _render_float(page, insertion)
     _add_counts(page, insertion)
     _add_skipped(page, insertion.skipped, float_type)
     _add_groups(page, insertion.groups)
     _add_formats(page, insertion)
     _add_losses(page, insertion)
-    agreement = insertion.agreement
-    if agreement is not None:
-        change = "the outputs become values that are not numbers"
-        if math.isfinite(agreement.error):
-            change = f"{agreement.error:.1%} of the outputs' standard deviation"
-        samples = format_count(agreement.samples, "image")
-        together = f"{_title(insertion)} and FP16 together"
-        page.add_row("Total error", f"{change} on {samples}, {together}")
+    if insertion.choice is None or not insertion.choice.errors:  # else part of the choice
+        _add_agreement(page, insertion, f"{_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
         page.add_row("Prediction", verdict(insertion.prediction))
         nodes = insertion.prediction.conversion_nodes
@@ -72,6 +64,32 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
             group = "" if row.group is None else f"  group {row.group}"
             page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
     return page
+
+
+def _render_float(page: TextPage, insertion: Insertion) -> TextPage:
+    """Return the text if the float model was chosen."""
+    assert insertion.choice is not None
+    page.fill("Nothing was quantized: the float model was chosen", style=Style.BOLD)
+    page.add_gap()
+    reason = as_options(insertion.choice.reason)
+    page.add_row("Chosen", f"FP16: {reason}")
+    _add_images(page, insertion)
+    _add_fits(page, insertion)
+    _add_agreement(page, insertion, "FP16")
+    _add_remarks(page, insertion.notes, insertion.warnings)
+    return page
+
+
+def _add_agreement(page: TextPage, insertion: Insertion, origin: str) -> None:
+    """Add the difference of the finished model from the float model."""
+    agreement = insertion.agreement
+    if agreement is None:
+        return
+    change = "the outputs become values that are not numbers"
+    if math.isfinite(agreement.error):
+        change = f"{agreement.error:.1%} of the outputs' standard deviation"
+    samples = format_count(agreement.samples, "image")
+    page.add_row("Total error", f"{change} on {samples}, {origin}")
 
 
 def _title(insertion: Insertion) -> str:
@@ -97,6 +115,10 @@ def _add_counts(page: TextPage, insertion: Insertion) -> None:
         origin = format_count(images, "image")
     scales = format_count(len(activations), "scale")
     page.add_row("Activations", f"{scales} from {origin}{f' (method {named})' if named else ''}")
+    _add_images(page, insertion)
+
+
+def _add_images(page: TextPage, insertion: Insertion) -> None:
     if used := insertion.calibration.get("preprocess"):
         page.add_row("Images", describe_use(used).removeprefix("images "))
 
@@ -139,9 +161,14 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
 
 
 def _add_formats(page: TextPage, insertion: Insertion) -> None:
-    """Add the choice between INT8 and FP8, and which activations suit which format."""
+    """Add the choice of a format, and which activations suit which format."""
     if insertion.choice is not None:
         page.add_row("Chosen", f"{_title(insertion)}: {as_options(insertion.choice.reason)}")
+    _add_fits(page, insertion)
+
+
+def _add_fits(page: TextPage, insertion: Insertion) -> None:
+    """Add the number of activations that suit FP8."""
     fits = insertion.fits
     if not fits:
         return
@@ -173,7 +200,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     page.add_row(
         "Output error",
         f"{losses.error:.1%} of the outputs' standard deviation on "
-        f"{format_count(losses.samples, 'image')} ({rating}){advice}",
+        f"{format_count(losses.samples, 'image')}, activations alone ({rating}){advice}",
     )
     if not losses.tried:
         text = f"single activations were not tried (--losses {losses.samples} tries them)"
@@ -241,71 +268,3 @@ def add_cache(page: TextPage, cache: CacheReport) -> None:
         page.fill(as_options(line), len(indent) + 2, indent)
     page.add_lines("Build for DLA:")
     page.add_command("", cache.command)
-
-
-def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:
-    """Return the text of ``fix``: verdicts before and after, applied and refused changes."""
-    page = TextPage(width)
-    count = format_count(len(fixed.applied), "place")
-    style = SEVERITY_STYLES[Severity.WARNING] if fixed.ok else SEVERITY_STYLES[Severity.ERROR]
-    page.fill(
-        f"Fixed {count}" if fixed.applied else f"Nothing {'to fix' if fixed.after.ok else 'fixed'}",
-        style=Style.GOOD if fixed.after.ok else style,
-    )
-    page.add_gap()
-    page.add_row("Before", verdict(fixed.before))
-    page.add_row("After", verdict(fixed.after))
-    _add_errors(page, fixed)
-    for note in fixed.notes:
-        page.fill(f"note: {as_options(note)}", style=Style.NOTE)
-    _add_changes(page, "Applied", fixed.applied)
-    _add_changes(page, "Not applied", fixed.refused)
-    counts = fixed.after.findings_by_code()
-    serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
-    if serious:
-        page.add_heading(f"Left: {', '.join(f'{code} ({counts[code]})' for code in serious)}")
-        _add_opt_in(page, fixed, output)
-    page.add_gap()
-    page.fill(f"Wrote {output}" if fixed.applied else f"Wrote a copy to {output}", style=Style.BOLD)
-    page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}")
-    return page
-
-
-def _add_opt_in(page: TextPage, fixed: Fixed, output: str) -> None:
-    """Add the command for fixes that were not tried because they are applied on request only."""
-    tried = {change.code for change in (*fixed.applied, *fixed.refused)}
-    left = [f for f in fixed.after.findings if f.automatic and f.severity != Severity.INFO]
-    codes = dict.fromkeys(f.code for f in left if f.code not in tried)
-    if codes:
-        page.fill("Not tried (it costs speed, or --only left it out). On request:", 2, "  ")
-        other = str(Path(output).with_name(f"{Path(output).stem}_2.onnx"))
-        only = " ".join(f"--only {code}" for code in codes)
-        page.add_command("", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}")
-
-
-def _add_errors(page: TextPage, fixed: Fixed) -> None:
-    """Add the distance of each output from the float network's, before and after."""
-    if not fixed.errors:
-        return
-    inputs = f"{fixed.samples} images" if fixed.samples else "random inputs; --calib takes images"
-    page.add_row("Output error", f"before and after, against the float network ({inputs})")
-    for error in fixed.errors:
-        change = f"{error.before:>8.2%} -> {error.after:>7.2%}"
-        mark = "  lost" if error.lost else "  grew" if error.grew else ""
-        style = Style.BAD if error.lost else Style.UNCLEAR if error.grew else Style.PLAIN
-        page.fill(f"{change}{mark}  {error.title}", 19, " " * 17, style)
-
-
-def _add_changes(page: TextPage, title: str, changes: list[FixAttempt]) -> None:
-    def kind(change: FixAttempt) -> tuple[str, str]:
-        return change.code, change.why_not
-
-    if changes:
-        page.add_heading(title)
-    for (code, why_not), group in itertools.groupby(sorted(changes, key=kind), key=kind):
-        same = list(group)
-        page.fill(
-            f"{code} ({len(same)})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  "
-        )
-        for change in same[:_MAX_FIXES]:
-            page.fill(change.what, 6, f"    {'first: ' if len(same) > 1 else ''}")

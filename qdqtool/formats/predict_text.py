@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.findings.obstacles import suggest_recipe
 from qdqtool.findings.report import title_of
+from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage
 from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
@@ -35,7 +36,22 @@ if TYPE_CHECKING:
 _MAX_NAMES = 3  # names in one line
 _MAX_CONVERSIONS = 3
 _CONVERSION_CODES = ("CONVERSION", "INPUT-CONVERSION")
+_BY_FIX, _ON_REQUEST = "[*]", "[+]"  # marks of findings that `fix` changes
 _LABEL = 9  # width in columns of a label in a finding
+
+
+class NextOptions(NamedTuple):
+    """Options that the user gave and that the next commands take too, with a space before each.
+
+    Attributes:
+        target: ``--target`` and ``--strongly-typed``.
+        gpu: ``--gpu``, if there is one.
+        images: ``--calib`` and how images are prepared.
+    """
+
+    target: str = ""
+    gpu: str = ""
+    images: str = ""
 
 
 def render(
@@ -49,6 +65,7 @@ def render(
     way: BuildMethod | None = None,
     half: bool = True,
     target: Target | None = None,
+    options: NextOptions | None = None,
 ) -> TextPage:
     """Return the text of ``predict``.
 
@@ -62,6 +79,7 @@ def render(
         way: Build method to describe.
         half: Whether the builder may use FP16.
         target: Target as the user named it.
+        options: Options of the user that the next commands take too.
     """
     page = TextPage(width, everything)
     target = target or target_named(prediction.target)
@@ -89,7 +107,7 @@ def render(
 
         page.add_heading(f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
         page.add_lines(*map(render_event, prediction.trace))
-    _add_closing(page, prediction)
+    _add_closing(page, prediction, options or NextOptions(target_option(target.display_name)))
     return page
 
 
@@ -263,9 +281,12 @@ def build_commands(
 def _add_findings(page: TextPage, prediction: Prediction, time: TimeEstimate | None) -> None:
     """Add errors and warnings by code, and the notes if everything is printed."""
     products = {c.name for c in prediction.convolutions if c.is_product}
+    default, on_request = split_fixable(prediction.findings)
+    marks = {f.code: f" {_BY_FIX}" for f in default}
+    marks |= {f.code: f" {_ON_REQUEST}" for f in on_request}
     for same in _group_by_code(prediction.findings):
         if same[0].severity != Severity.INFO or page.everything:
-            _add_code(page, same, products, time)
+            _add_code(page, same, marks, products, time)
 
 
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -279,14 +300,18 @@ def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def _add_code(
-    page: TextPage, same: list[Finding], products: set[str], time: TimeEstimate | None
+    page: TextPage,
+    same: list[Finding],
+    marks: Mapping[str, str],
+    products: set[str],
+    time: TimeEstimate | None,
 ) -> None:
     """Add the findings of one code: title, first place (or all places), fix and saving."""
     from qdqtool.reasons.heads import describe_harm
 
     head = same[0]
     title = ": ".join(filter(None, (title_of(head.code), describe_harm(same))))
-    mark = " [*]" if any(f.automatic for f in same) else ""
+    mark = marks.get(head.code, "")
     extent = _describe_extent(same, products)
     page.add_gap()
     page.fill(
@@ -332,7 +357,7 @@ def _add_conversions(page: TextPage, prediction: Prediction) -> None:
         page.fill(f"{finding.message.rstrip('.')}{amount}", 4, "  - ")
 
 
-def _add_closing(page: TextPage, prediction: Prediction) -> None:
+def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
     """Add the numbers of findings, and the command that changes them."""
     groups = _group_by_code(prediction.findings)
     notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
@@ -348,7 +373,7 @@ def _add_closing(page: TextPage, prediction: Prediction) -> None:
     )
     if notes and not page.everything:
         page.fill(f"Notes (--all): {', '.join(notes)}")
-    _add_remedies(page, prediction)
+    _add_remedies(page, prediction, options)
 
 
 def target_option(name: str) -> str:
@@ -356,24 +381,41 @@ def target_option(name: str) -> str:
     return "" if name == DEFAULT_TARGET else f" --target {name}"
 
 
-def _add_remedies(page: TextPage, prediction: Prediction) -> None:
+def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
     """Add the commands that make a better model: ``fix``, or ``insert`` from the float model."""
-    path, option = prediction.model.path or "MODEL.onnx", target_option(prediction.target)
+    path = prediction.model.path or "MODEL.onnx"
+    insert = f"--calib images/{options.target}{options.gpu}"
     if verdicts.has_no_qdq(prediction):
         page.add_lines("Quantize it, with a few hundred of your images:")
-        page.add_command("", f"qdqtool insert {shlex.quote(path)} --calib images/{option}")
+        page.add_command("", f"qdqtool insert {shlex.quote(path)} {insert}")
         return
-    if any(f.automatic for f in prediction.findings):
-        count = sum(f.automatic for f in prediction.findings)
-        fixed = str(Path(path).with_name(f"{Path(path).stem}_fixed.onnx"))
-        page.fill(f"[*] {format_count(count, 'place')} can be fixed without new data:")
-        page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}{option}")
+    _add_fix_commands(page, prediction, path, f"{options.target}{options.images}")
     if verdicts.has_model_errors(prediction):
         page.fill("From the float model instead (recommended):")
-        page.add_command("", f"qdqtool insert FLOAT.onnx --calib images/{option}")
+        page.add_command("", f"qdqtool insert FLOAT.onnx {insert}")
         recipe = suggest_recipe(prediction.findings)
         if recipe:
             page.fill(f"Or with onnxruntime, and qdqtool fix afterwards: {recipe}")
+
+
+def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option: str) -> None:
+    """Add ``fix`` for the places that it changes by default, and for those on request."""
+    default, on_request = split_fixable(prediction.findings)
+    fixed = path
+    if default:
+        fixed = str(Path(path).with_name(f"{Path(path).stem}_fixed.onnx"))
+        page.fill(f"{_BY_FIX} {format_count(len(default), 'place')} can be fixed without new data:")
+        page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}{option}")
+    if on_request:
+        codes = " ".join(f"--only {code}" for code in dict.fromkeys(f.code for f in on_request))
+        other = str(Path(path).with_name(f"{Path(path).stem}_fixed{'2' if default else ''}.onnx"))
+        page.fill(
+            f"{_ON_REQUEST} {format_count(len(on_request), 'place')} only on request, because the "
+            f"change may cost speed{' (after the command above)' if default else ''}:"
+        )
+        page.add_command(
+            "", f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{option}"
+        )
 
 
 def _add_convolutions(

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import Style, TextPage, as_options
-from qdqtool.formats.verdicts import ratio_style, speed_verdict
+from qdqtool.formats.verdicts import describe_ratio, ratio_style, speed_verdict
 from qdqtool.timing.results import round_significant
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
     from qdqtool.timing.estimate import TimeEstimate
-    from qdqtool.timing.results import SpeedGain
-    from qdqtool.types import Finding
+    from qdqtool.timing.results import BestTime, SpeedGain
+    from qdqtool.types import Finding, Precision
 
 _MAX_LAYERS = 10
+_MAX_TYPES = 3  # columns of a table of GPUs: float, INT8 and FP8
 # Relative difference from which the time with the Q/DQ of `insert` is listed.
 _MIN_DIFFERENCE = 0.02
 _MIN_SAVING = 0.002  # share of the total time from which a saving is printed
@@ -47,6 +48,16 @@ def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
             is_warning = getattr(remark, "code", "") in _WARNING_NOTES
             word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
             page.fill(f"{word}{name}: {as_options(remark)}", 4, "  ", style)
+    supported = [time for time in times if time.is_supported]
+    if any(label.startswith("FP8") for time in supported for label in list_times(time)):
+        page.fill(f"note: {_describe_fp8_basis(supported)}", 4, "  ")
+
+
+def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:
+    text = "times of FP8 rest on rates of the GPU. No build in FP8 was measured for them."
+    if any(time.is_float for time in times):
+        text += " Accuracy decides as well: qdqtool insert --precision auto measures it."
+    return text
 
 
 def list_times(time: TimeEstimate) -> dict[str, float]:
@@ -61,9 +72,18 @@ def list_times(time: TimeEstimate) -> dict[str, float]:
     elif time.is_float:
         times[str(time.float_type)] = time.total_ms
     for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
-        if best is not None and abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE:
+        if best is not None and _is_listed(time, precision, best):
             times[f"{precision} by qdqtool insert"] = best.total_ms
     return times
+
+
+def _is_listed(time: TimeEstimate, precision: str, best: BestTime) -> bool:
+    """Return whether the time with the Q/DQ of ``insert`` is listed.
+
+    Next to the time of Q/DQ of the same format, it is listed only if it differs.
+    """
+    is_same = not time.is_float and time.quantized == precision
+    return not is_same or abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE
 
 
 def describe_times(time: TimeEstimate) -> str:
@@ -76,14 +96,14 @@ def describe_times(time: TimeEstimate) -> str:
     )
 
 
-def describe_formats(time: TimeEstimate) -> str:
-    """Describe which of INT8, FP8 and the float type is fastest for a float network."""
-    parts = {"INT8": time.best, "FP8": time.best_fp8}
-    listed = [f"{name} {format_ms(part.total_ms)}" for name, part in parts.items() if part]
-    if time.float_time is not None:
-        listed.append(f"{time.float_time.precision} {format_ms(time.float_time.total_ms)}")
-    fastest = f"{time.fastest} is the fastest" if time.fastest else "the fastest type is unknown"
-    return f"All formats: {', '.join(listed)}; {fastest} (estimated)"
+def describe_fastest(formats: TimeEstimate, own: Precision) -> str:
+    """Describe the fastest type for a float network, with its gain unless it is `own`."""
+    gain, fastest = formats.faster_range, formats.fastest
+    if gain is None or fastest is None:
+        return "The fastest type is unknown."
+    if fastest in (own, gain.precision):
+        return f"{fastest} is the fastest type (estimated)."
+    return f"{fastest} would be the fastest type (estimated), {describe_ratio(gain)}."
 
 
 def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
@@ -101,9 +121,10 @@ def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
 
 def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     """Add a row for each GPU: its times, and the ratio in the color of its verdict."""
-    labels = list(dict.fromkeys(label for time in times for label in list_times(time)))[:2]
+    labels = list(dict.fromkeys(label for time in times for label in list_times(time)))
+    labels = labels[: _MAX_TYPES if any(time.is_float for time in times) else 2]
     column = max(len(time.gpu.name) for time in times) + 2
-    heads = "".join(f"{label[:10]:>11}" for label in labels)
+    heads = "".join(f"{label.split()[0]:>11}" for label in labels)
     page.add_lines(f"  {'':<{column}}{heads}  speed (80 % range)")
     for time in times:
         listed = list_times(time) if time.is_supported else {}
@@ -114,6 +135,8 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
             ratio = "not supported by this TensorRT (GPU-VERSION)"
         elif gain is not None and time.gpu.has_int8:
             ratio, style = _format_ratio(gain), ratio_style(gain)
+            if time.is_float:
+                ratio = f"{gain.quantized} {ratio}"
         row = f"  {time.gpu.name:<{column}}{''.join(f'{cell:>11}' for cell in cells)}  "
         page.fill(ratio, len(row), row, style)
 
@@ -137,11 +160,6 @@ def _remarks(page: TextPage, time: TimeEstimate) -> list[str]:
         texts.append(
             f"{format_ms(time.launch_ms)} is the least that its {len(time.kernels)} kernels take, "
             "whatever their type: a larger batch or image gains more."
-        )
-    if time.best_fp8 is not None:
-        texts.append(
-            "The times of FP8 rest on rates of the GPU. No build in FP8 was measured for them. "
-            "Accuracy decides as well: qdqtool insert --precision auto measures both."
         )
     calibration = time.calibration
     if calibration:

@@ -1,4 +1,4 @@
-"""Choice between INT8 and FP8: precision of activations, output errors, estimated times."""
+"""Choice of INT8, FP8 or FP16: precision of activations, output errors, estimated times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.insertion.losses import SMALL_ERROR
-from qdqtool.insertion.number_formats import FP8, INT8
+from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.types import Json
 from qdqtool.util.text import format_count
@@ -23,8 +23,13 @@ FORMAT_SAMPLES = 8  # number of samples on which the output errors of both forma
 # Ratio of largest to root mean square magnitude from which FP8 is more precise than INT8, if both
 # ranges are the maximum. Measured on activations of trained detectors: 11 to 12.
 FP8_SPREAD = 12.0
+# Output error from which a format loses too much. Measured on four trained networks: errors up to
+# 14 % kept .92 to .98 of the results, errors of 19 % kept .62 and .77 (docs/fp8.md).
+LARGE_ERROR = 0.16
+FLOAT = "fp16"  # choice of the float network
 _MIN_RATIO = 1.15  # output errors with a smaller ratio count as equal
 _MIN_SPEEDUP = 1.02
+_MIN_WORTH = 1.1  # minimum speedup over FP16 that justifies an error that is not small
 
 
 @dataclass(frozen=True)
@@ -100,13 +105,13 @@ def _compare_tensor(
 
 @dataclass(frozen=True)
 class FormatChoice:
-    """Choice between INT8 and FP8.
+    """Choice of INT8, FP8 or FP16.
 
     Attributes:
-        precision: The chosen format, ``int8`` or ``fp8``.
+        precision: The chosen format: ``int8``, ``fp8``, or ``fp16`` for the float network.
         reason: Reason for the choice, as a sentence.
         errors: Output error of each format against the float model, as a part of the outputs'
-            standard deviation; empty if only one format is possible.
+            standard deviation; empty if not measured.
         samples: Number of samples on which the errors were measured.
         ms: Estimated milliseconds of each format and of FP16; empty without a GPU.
         gpu: Name of the GPU; empty without one.
@@ -120,11 +125,9 @@ class FormatChoice:
     gpu: str
 
     @property
-    def is_faster(self) -> bool | None:
-        """Whether the chosen format is faster than FP16; None without a GPU."""
-        if not self.ms:
-            return None
-        return self.ms["fp16"] > _MIN_SPEEDUP * self.ms[self.precision]
+    def is_float(self) -> bool:
+        """Whether the float network was chosen."""
+        return self.precision == FLOAT
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -142,55 +145,87 @@ class FormatChoice:
 
 
 def choose_number_format(
-    errors: npt.NDArray[np.float64], ms: Mapping[str, float], gpu: str
+    errors: npt.NDArray[np.float64],
+    ms: Mapping[str, float],
+    gpu: str,
+    formats: Sequence[NumberFormat] = (INT8, FP8),
 ) -> FormatChoice:
     """Choose a format by measured errors and estimated times.
 
-    The errors count as different if their mean ratio is above 1.15, and the mean logarithm of the
-    ratio is more than two standard errors from 0. If they are equal, the faster format is chosen.
-    If they differ, the more accurate format is chosen, unless the faster one has a small error too.
+    A format is out of the question if its mean error is 16 % or more, or if it is not faster than
+    FP16: by 2 %, or by 10 % if its error is 10 % or more. If none is left, FP16 is chosen.
+
+    If both are left, their errors count as different if the mean ratio is above 1.15, and the mean
+    logarithm of the ratio is more than two standard errors from 0. If they are equal, the faster
+    format is chosen. If they differ, the more accurate format is chosen, unless the faster one has
+    a small error too.
 
     Args:
-        errors: Output errors of shape [samples, 2], INT8 first.
-        ms: Estimated milliseconds of ``int8``, ``fp8`` and ``fp16``; empty if unknown.
-        gpu: Name of the GPU.
+        errors: Output errors of shape [samples, formats].
+        ms: Estimated milliseconds of the formats and of ``fp16``; empty if unknown.
+        gpu: Name of the GPU; empty without one.
+        formats: The formats that were measured, INT8 first.
     """
-    faster, speed = _find_faster(ms, gpu)
-    more_accurate = _find_more_accurate(errors)
-    means = dict(zip((INT8.name, FP8.name), errors.mean(axis=0).tolist(), strict=True))
+    means = dict(zip((f.name for f in formats), errors.mean(axis=0).tolist(), strict=True))
     percent = " and ".join(f"{_format_error(e)} in {n.upper()}" for n, e in means.items())
     measured = f"output error {percent} on {format_count(len(errors), 'image')}"
-    if more_accurate is None:
-        precision, reason = faster, f"{measured}, no clear difference; {speed}"
-    elif more_accurate == faster or not means[faster] < SMALL_ERROR:
-        precision, reason = more_accurate, measured
-        if more_accurate == faster or ms:
-            reason += f"; {speed}"
+    obstacles = {name: _find_obstacle(error, name, ms) for name, error in means.items()}
+    suitable = [name for name, obstacle in obstacles.items() if not obstacle]
+    if len(suitable) > 1:
+        precision, remark = _choose_suitable(errors, means, ms)
+        measured = ", ".join(filter(None, (measured, remark)))
     else:
-        precision, reason = faster, f"{measured}, both small; {speed}"
+        precision = suitable[0] if suitable else FLOAT
+    times = _describe_times(ms, gpu) if ms else ""
+    if len(suitable) > 1 and not ms:
+        advice = f"times on {gpu} are unknown" if gpu else "`gpu` names a GPU to compare them"
+        times = f"INT8 is assumed to be as fast as FP8 ({advice})"
+    obstacle = " and ".join(filter(None, obstacles.values()))
+    reason = "; ".join(filter(None, (obstacle, measured, times)))
+    if precision == FLOAT:
+        reason = f"the float model is the best choice: {reason}"
     return FormatChoice(precision, reason, means, len(errors), ms, gpu)
+
+
+def _find_obstacle(error: float, name: str, ms: Mapping[str, float]) -> str:
+    """Return why a format is out of the question; empty if it is suitable."""
+    title = name.upper()
+    if not error < LARGE_ERROR:
+        return f"{title} loses too much accuracy"
+    if not ms:
+        return ""
+    speedup = ms[FLOAT] / ms[name]
+    if speedup <= _MIN_SPEEDUP:
+        return f"{title} is not faster than FP16"
+    if error >= SMALL_ERROR and speedup < _MIN_WORTH:
+        return f"{title} is only {speedup - 1:.0%} faster than FP16"
+    return ""
+
+
+def _choose_suitable(
+    errors: npt.NDArray[np.float64], means: Mapping[str, float], ms: Mapping[str, float]
+) -> tuple[str, str]:
+    """Return INT8 or FP8, both of which are suitable, and a remark on the errors."""
+    faster = FP8.name if ms and ms[INT8.name] > _MIN_SPEEDUP * ms[FP8.name] else INT8.name
+    more_accurate = _find_more_accurate(errors)
+    if more_accurate is None:
+        return faster, "no clear difference"
+    if more_accurate != faster and means[faster] < SMALL_ERROR:
+        return faster, "both small"
+    return more_accurate, ""
 
 
 def _format_error(error: float) -> str:
     return f"{error:.1%}" if math.isfinite(error) else "not finite"
 
 
-def _find_faster(ms: Mapping[str, float], gpu: str) -> tuple[str, str]:
-    """Return FP8 if it is clearly faster, else INT8, and a sentence about the times."""
-    if not ms:
-        return INT8.name, "INT8 is assumed to be as fast as FP8 (`gpu` names a GPU to compare them)"
-    int8, fp8 = ms[INT8.name], ms[FP8.name]
-    times = f"estimated {int8:.3g} ms in INT8 and {fp8:.3g} ms in FP8 on {gpu}"
-    return (FP8.name if int8 > _MIN_SPEEDUP * fp8 else INT8.name), times
+def _describe_times(ms: Mapping[str, float], gpu: str) -> str:
+    times = [f"{value:.3g} ms in {name.upper()}" for name, value in ms.items()]
+    return f"estimated {', '.join(times[:-1])} and {times[-1]} on {gpu}"
 
 
 def _find_more_accurate(errors: npt.NDArray[np.float64]) -> str | None:
     """Return the format with the smaller error; None if the errors count as equal."""
-    int8_finite, fp8_finite = (bool(np.isfinite(column).all()) for column in errors.T)
-    if int8_finite != fp8_finite:
-        return INT8.name if int8_finite else FP8.name
-    if not int8_finite:
-        return None
     tiny = np.finfo(np.float64).tiny
     ratios = np.log(np.maximum(errors[:, 0], tiny) / np.maximum(errors[:, 1], tiny))
     mean = float(ratios.mean())

@@ -510,7 +510,7 @@ def compare_outputs(
     """Compare the outputs of Q/DQ models with those of their float model.
 
     The outputs are the last convolutions before any decoding if the models have the same names
-    there.
+    there, at the positions of objects if these are known.
 
     Returns:
         The agreement of each model. Empty if no sample can be read, or the data not a second time.
@@ -532,19 +532,23 @@ def sample_errors(
 ) -> npt.NDArray[np.float64]:
     """Return the output errors of Q/DQ models on samples, of shape [samples, models].
 
-    The outputs are those of :func:`compare_outputs`. NaN stands for outputs that are not finite.
-    No sample if none can be read, or the data not a second time.
+    The outputs and positions are those of :func:`compare_outputs`. NaN stands for outputs that are
+    not finite. No sample if none can be read, or the data not a second time.
 
     Raises:
         ModelError: onnxruntime cannot run one of the models.
     """
+    from calibration import Focus
+
     if isinstance(data, Iterator):
         return np.empty((0, len(models)))
     tensors = [t for t in comparison_tensors(models[0]) if t in float_model.producers]
     tensors = tensors or list(models[0].outputs)
+    scores = find_class_outputs(float_model)
+    focus = Focus(scores) if scores and set(scores) <= set(tensors) else None
     rows: list[list[float]] = []
     for floats, *others in run_samples([float_model, *models], tensors, data, images, samples):
-        reference = ReferenceOutputs(floats, None)
+        reference = ReferenceOutputs(floats, focus.find(floats) if focus else None)
         rows.append(
             [
                 reference.error(outputs)

@@ -46,7 +46,9 @@ class Insertion:
         read: Files that were read, none of which :meth:`save` overwrites.
         losses: Accuracy that quantized activations cost at the outputs; None if not measured.
         float_type: Type of the float remainder, ``fp32`` or ``fp16``.
-        precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``.
+        precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``; ``fp16`` if ``precision="auto"``
+            chose the float model.
+        unchanged: Whether the model is the float model, unchanged.
         fits: Precision of the activations in INT8 and FP8; empty without statistics.
         choice: Choice of ``precision="auto"``.
         float32: Tensors that remain FP32 in an FP16 model, with their largest values in the data.
@@ -86,6 +88,7 @@ class Insertion:
     precision: str = "int8"
     fits: list[FormatFit] = field(default_factory=list)
     choice: FormatChoice | None = None
+    unchanged: bool = False
     requested_target: Target | None = field(default=None, repr=False, compare=False)
     load_float_model: Callable[[], Model] | None = field(default=None, repr=False, compare=False)
     measure_scales: Callable[[Model, Sequence[str]], dict[str, float]] | None = field(
@@ -165,6 +168,7 @@ class Insertion:
             "losses": self.losses.as_json() if self.losses else None,
             "float_type": self.float_type,
             "precision": self.precision,
+            "unchanged": self.unchanged,
             "formats": [f.as_json() for f in self.fits],
             "choice": self.choice.as_json() if self.choice else None,
             "float32": largest_json(self.float32),

@@ -20,6 +20,7 @@ from qdqtool.ir.branches import find_bodies
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED
 from qdqtool.proto.subgraphs import DOMAINS, with_subgraph_nodes
 from qdqtool.util.records import record, replace_fields
 
@@ -30,6 +31,20 @@ _TOLERANCE = 1e-4  # tolerance of the product of the factors before and after a 
 _BITS = 8
 _QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _MQBENCH = re.compile(r"(?:FakeQuantize)?(?:Learnable|Fixed|DSQ)\w{0,20}Affine", re.IGNORECASE)
+_QONNX_OTHERS = {  # operators of QONNX without a scale and 8-bit integers
+    "BipolarQuant": "a BipolarQuant has no 8-bit integers",
+    "FloatQuant": "a FloatQuant has no 8-bit integers",
+    "Trunc": "a Trunc removes bits of integers",
+    "MultiThreshold": "a MultiThreshold has thresholds instead of a scale",
+}
+_PT2E = re.compile(r"(?:[a-z]\w*[._:]+)?(?:quantized_decomposed_)?quantize_(?:per_\w+|affine).*")
+_PT2E_BACK = re.compile(
+    r"(?:[a-z]\w*[._:]+)?(?:quantized_decomposed_)?dequantize_(?:per_\w+|affine).*"
+)
+_ATEN = re.compile(r"_?fake_quantize_(?:per|learnable)_\w+|fused_moving_avg_obs_fake_quant\w*")
+_MODELOPT = ("quantize_op", "dynamic_block_quantize_op")
+_OTHER = re.compile(r"fake_?quant", re.IGNORECASE)
+_BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _RANGES = {  # quantized type by the bounds of a Clip
     (-128, 127): np.int8,
     (-127, 127): np.int8,
@@ -47,6 +62,9 @@ class QuantizerForm(StrEnum):
     ATEN = "ATen"
     PT2E = "PT2E"
     MQBENCH = "MQBench"
+    MODELOPT = "ModelOpt"
+    QCDQ = "QCDQ"
+    OTHER = "other"
 
 
 @record
@@ -63,6 +81,7 @@ class FakeQuantizer:
         problem: Reason why it cannot be written as Q and DQ; empty if it can.
         is_narrow: Whether its smallest integer is -127. That of Q is -128, so that values below
             -127.5 steps differ by a step.
+        is_stored: Whether ``source`` contains the integers, so that only a DQ is missing.
     """
 
     form: QuantizerForm
@@ -73,6 +92,7 @@ class FakeQuantizer:
     axis: int | None = None
     problem: str = ""
     is_narrow: bool = False
+    is_stored: bool = False
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 
@@ -126,6 +146,10 @@ class _QuantizerFinder:
         for node in self.model.nodes:
             if node.domain in DOMAINS and node.op in ("Round", "Floor"):
                 fake = _RoundChain(self, node).read()
+            elif node.domain in DOMAINS and node.op == "Cast":
+                fake = _RoundChain(self, node).read_dequantizer()
+            elif node.domain in DOMAINS and node.op == "Clip":
+                fake = self._read_clip(node)
             elif node.domain in DOMAINS and onnx.defs.has(node.op):
                 continue
             else:
@@ -139,16 +163,68 @@ class _QuantizerFinder:
             return self._read_qonnx(node)
         if node.op == "FakeQuantize":
             return self._read_openvino(node)
-        if node.op == "QcQuantizeOp":
+        if node.op == "QcQuantizeOp" or node.domain.startswith("aimet"):
             problem = "the file does not contain its scales, which AIMET keeps in encodings"
             return FakeQuantizer(QuantizerForm.AIMET, (node,), node.input(0), problem=problem)
-        if operator.startswith("fake_quantize") or node.op.startswith("fake_quantize"):
+        if _ATEN.match(operator) or _ATEN.match(node.op.split(".")[0]):
             return self._read_affine(QuantizerForm.ATEN, node)
         if _MQBENCH.fullmatch(node.op):
             return self._read_affine(QuantizerForm.MQBENCH, node)
-        if node.op.startswith("quantize_per_"):
+        if _PT2E.fullmatch(node.op):
             return self._read_pt2e(node)
+        if node.op.startswith("choose_qparams"):
+            problem = "it chooses scales at run time"
+            return FakeQuantizer(QuantizerForm.PT2E, (node,), node.input(0), problem=problem)
+        if node.op in _MODELOPT:
+            problem = "it has a largest magnitude (amax) in place of a scale"
+            return FakeQuantizer(QuantizerForm.MODELOPT, (node,), node.input(0), problem=problem)
+        if _OTHER.search(node.op):
+            problem = f"the inputs of {node.op} are not known"
+            return FakeQuantizer(QuantizerForm.OTHER, (node,), node.input(0), problem=problem)
         return None
+
+    def _read_clip(self, clip: Node) -> FakeQuantizer | None:
+        """Read a Clip of integers before a DQ: of the output of a Q, or of stored integers."""
+        source = clip.input(0)
+        consumers, producer = self.model.consumers(clip.output), self.model.producer(source)
+        if len(consumers) != 1 or not qdq.is_dq(consumers[0]):
+            return None
+        dq, form = consumers[0], QuantizerForm.QCDQ
+        low, high = self.value(clip.input(1)), self.value(clip.input(2))
+        scale, zero = self.read_dq(dq)
+        if low is None or high is None or scale is None or zero is None:
+            return None
+        bounds = float(low.reshape(-1)[0]), float(high.reshape(-1)[0])
+        if qdq.is_q(producer) and producer is not None:
+            nodes = (producer, clip, dq)
+            return self.build(form, nodes, producer.input(0), scale, zero, bounds)
+        integers = self.model.constant(source)
+        if integers is None:
+            return None
+        if integers.min(initial=0) < bounds[0] or integers.max(initial=0) > bounds[1]:
+            problem = f"its Clip changes the stored integers to {bounds[0]:g} to {bounds[1]:g}"
+            return FakeQuantizer(form, (clip, dq), source, problem=problem)
+        return self.build_stored(form, (clip, dq), source, scale, zero)
+
+    def read_dq(self, dq: Node) -> tuple[_FloatArray | None, _FloatArray | None]:
+        """Return scales that broadcast with the input of a DQ, and its zero points."""
+        scale = self._spread(dq.input(0), self.value(dq.input(1)), dq.integer("axis", 1))
+        zero = self.value(dq.input(2)) if dq.input(2) else np.zeros((), np.float64)
+        return scale, zero
+
+    def build_stored(
+        self,
+        form: QuantizerForm,
+        nodes: tuple[Node, ...],
+        source: str,
+        scale: _FloatArray,
+        zero_point: _FloatArray,
+    ) -> FakeQuantizer:
+        """Return a dequantizer of integers; see :meth:`build` for the arguments."""
+        is_signed = self.model.elem_type(source) == onnx.TensorProto.INT8
+        bounds = (-128.0, 127.0) if is_signed else (0.0, 255.0)
+        fake = self.build(form, nodes, source, scale, zero_point, bounds)
+        return replace_fields(fake, is_stored=True)
 
     def value(self, tensor: str) -> _FloatArray | None:
         """Return a constant as float64; None for other tensors."""
@@ -185,7 +261,9 @@ class _QuantizerFinder:
         dtype = _RANGES.get((int(bounds[0]), int(bounds[1]))) if np.isfinite(bounds).all() else None
         if dtype is None:
             low, high = bounds
-            return refuse(f"its integers are {low:g} to {high:g}, not 8-bit")
+            return refuse(
+                f"its integers are {low:g} to {high:g}, but Q and DQ have -128 to 127 or 0 to 255"
+            )
         if not np.array_equal(zero_point, np.rint(zero_point)):
             return refuse("its zero point is not an integer")
         axis = self._find_axis(source, scale)
@@ -194,7 +272,7 @@ class _QuantizerFinder:
                 f"its scale has shape {list(scale.shape)}, which is not one value for each channel"
             )
         zeros = np.broadcast_to(zero_point.reshape(-1), scale.size).astype(dtype)
-        if self.model.elem_type(source) not in (0, onnx.TensorProto.FLOAT):
+        if self.model.elem_type(source) not in (0, onnx.TensorProto.FLOAT, *_BYTES):
             return refuse("its input is not float32")
         is_narrow = bounds[0] == -127 and not self.model.is_constant(source)
         return FakeQuantizer(
@@ -212,12 +290,11 @@ class _QuantizerFinder:
     # Operators of other tools ------------------------------------------------------------------
 
     def _read_qonnx(self, node: Node) -> FakeQuantizer | None:
-        if node.op not in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant"):
+        if node.op not in ("Quant", "IntQuant", *_QONNX_OTHERS):
             return None
         form, nodes, source = QuantizerForm.QONNX, (node,), node.input(0)
         if node.op not in ("Quant", "IntQuant"):
-            problem = f"a {node.op} has no 8-bit integers"
-            return FakeQuantizer(form, nodes, source, problem=problem)
+            return FakeQuantizer(form, nodes, source, problem=_QONNX_OTHERS[node.op])
         rounding = str(node.attributes.get("rounding_mode", "ROUND")).upper()
         if rounding not in ("ROUND", "HALF_EVEN"):
             problem = (
@@ -230,7 +307,8 @@ class _QuantizerFinder:
             problem = f"it has {_format_bits(bits)} bits, not 8"
             return FakeQuantizer(form, nodes, source, problem=problem)
         low, high = (-128, 127) if node.integer("signed", 1) else (0, 255)
-        low += node.integer("narrow", 0) if low else 0
+        narrow = node.integer("narrow", 0)
+        low, high = (low + narrow, high) if low else (low, high - narrow)
         return self.build(form, nodes, source, scale, zero, (low, high))
 
     def _read_openvino(self, node: Node) -> FakeQuantizer:
@@ -256,7 +334,14 @@ class _QuantizerFinder:
     def _read_affine(self, form: QuantizerForm, node: Node) -> FakeQuantizer:
         """Read an operator of data, scale, zero point and bounds, with or without an axis."""
         source = node.input(0)
-        values = [self.value(tensor) for tensor in node.inputs[1:]]
+        name = str(node.attributes.get("operator", node.op))
+        if name.startswith("fused_"):
+            problem = "it measures its range while it runs; disable the observers and export again"
+            return FakeQuantizer(form, (node,), source, problem=problem)
+        inputs = node.inputs[1:-1] if "learnable" in name else node.inputs[1:]  # without a factor
+        values = [self.value(tensor) for tensor in inputs]
+        if "tensor_qparams" in name and len(values) > 2:
+            del values[2]  # whether it quantizes
         scale, zero = (*values, None, None)[:2]
         rest = [value.item() for value in values[2:] if value is not None and value.size == 1]
         names = ("quant_min", "quant_max")
@@ -277,12 +362,16 @@ class _QuantizerFinder:
         """Read quantize_per_tensor or quantize_per_channel with the dequantize after it."""
         consumers = self.model.consumers(node.output)
         form, source = QuantizerForm.PT2E, node.input(0)
-        if len(consumers) != 1 or not consumers[0].op.startswith("dequantize_per_"):
+        if "affine" in node.op:
+            problem = "an affine quantizer of torchao has blocks and a type of its own"
+            backs = [n for n in consumers if _PT2E_BACK.fullmatch(n.op)]
+            return FakeQuantizer(form, (node, *backs), source, problem=problem)
+        if len(consumers) != 1 or not _PT2E_BACK.fullmatch(consumers[0].op):
             problem = "its integers have several consumers"
             return FakeQuantizer(form, (node,), source, problem=problem)
         values = [self.value(tensor) for tensor in node.inputs[1:]]
         numbers = [v.item() for v in values[2:] if v is not None and v.size == 1]
-        is_channel = node.op.startswith("quantize_per_channel")
+        is_channel = "quantize_per_channel" in node.op
         axis = int(numbers.pop(0)) if is_channel and numbers else 0
         bounds = (numbers[0], numbers[1]) if len(numbers) >= 2 else None
         scale, zero = (*values, None, None)[:2]
@@ -315,8 +404,6 @@ class _RoundChain:
         end, scale = self._follow(upward=False)
         if start is None or end is None or factor is None or scale is None:
             return None
-        if not np.isfinite([self._low, self._high]).any():
-            return None
         with np.errstate(all="ignore"):
             product = np.asarray(factor * scale)
         if is_floor:
@@ -332,9 +419,29 @@ class _RoundChain:
             form = QuantizerForm.DECOMPOSED
             return FakeQuantizer(form, tuple(self.nodes), source, problem=problem)
         bounds = (self._low, self._high)
+        if not np.isfinite(bounds).any():
+            consumers = self._model.consumers(self.nodes[-1].output)
+            if not any(node.op in WEIGHTED for node in consumers):
+                return None  # a rounding of coordinates, for example
+            problem = "its integers have no bounds"
+            form = QuantizerForm.DECOMPOSED
+            return FakeQuantizer(form, tuple(self.nodes), source, problem=problem)
         return self._finder.build(
             QuantizerForm.DECOMPOSED, tuple(self.nodes), source, scale, self._zero, bounds
         )
+
+    def read_dequantizer(self) -> FakeQuantizer | None:
+        """Return a dequantizer of stored integers or of a Q: Cast, Sub and Mul."""
+        (cast,) = self.nodes
+        source, model = cast.input(0), self._model
+        is_integer = model.elem_type(source) in _BYTES
+        if not is_integer or not (model.is_constant(source) or qdq.is_q(model.producer(source))):
+            return None
+        _, scale = self._follow(upward=False)
+        if scale is None or np.isfinite([self._low, self._high]).any():
+            return None
+        nodes, zero = tuple(self.nodes), -self._zero
+        return self._finder.build_stored(QuantizerForm.DECOMPOSED, nodes, source, scale, zero)
 
     def _follow(self, *, upward: bool) -> tuple[str | None, _FloatArray | None]:
         """Walk from the Round to the scaling before or after it.
@@ -349,6 +456,10 @@ class _RoundChain:
                 return None, None
             node = following
             self.nodes.insert(0 if upward else len(self.nodes), node)
+            if not upward and qdq.is_dq(node):
+                scale, zero = self._finder.read_dq(node)
+                self._back = self._back - (0 if zero is None else zero)
+                return node.output, None if zero is None else scale
             if node.op in ("Mul", "Div"):
                 data, constant = self._operands(node)
                 if constant is None or (node.op == "Div" and data != node.input(0)):
@@ -395,11 +506,11 @@ class _RoundChain:
         if node.op not in ("Add", "Sub", "Mul", "Div", "Min", "Max") or len(node.inputs) != 2:
             return node.input(0), None
         first, second = node.inputs
-        value = self._finder.value(second)
-        if value is not None:
-            return first, value
-        value = self._finder.value(first)
-        return (second, value) if value is not None else (first, None)
+        values = self._finder.value(first), self._finder.value(second)
+        is_first = values[1] is None and values[0] is not None
+        if values[0] is not None and values[1] is not None:  # quantized weights and a parameter
+            is_first = values[0].size < values[1].size
+        return (second, values[0]) if is_first else (first, values[1])
 
     def _read_step(self, node: Node, *, upward: bool) -> bool:
         """Record the bounds or offset of a node between the Round and a scaling.
@@ -411,6 +522,9 @@ class _RoundChain:
             return True
         if node.op == "Clip":
             return self._read_clip(node)
+        if node.op == "Relu":
+            self._low = max(self._low, 0.0)
+            return True
         data, constant = self._operands(node)
         if constant is None:
             return False
@@ -470,10 +584,11 @@ def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
         editor.constant(f"{fake.name}/zero_point", fake.zero_point.reshape(shape)),
     ]
     attributes = {} if fake.axis is None else {"axis": fake.axis}
-    last = fake.nodes[-1]
-    integers = editor.insert(
-        last, qdq.Q, f"{fake.name}/{qdq.Q}", [fake.source, *parameters], attributes
-    )
+    last, integers = fake.nodes[-1], fake.source
+    if not fake.is_stored:
+        integers = editor.insert(
+            last, qdq.Q, f"{fake.name}/{qdq.Q}", [fake.source, *parameters], attributes
+        )
     editor.rewrite(last, qdq.DQ, [integers, *parameters], attributes)
     proto = editor.edit_proto(last)
     proto.domain, proto.name = "", editor.unique_name(f"{fake.name}/{qdq.DQ}")

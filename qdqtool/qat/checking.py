@@ -344,7 +344,7 @@ def _run_pieces(
     Returns:
         The input of each pair's Q, then the outputs of the graph.
     """
-    feeds = _model_inputs(model.proto, call)
+    feeds = model_inputs(model.proto, call)
     inputs = []
     for q, number in pairs:
         after = reference.calls[number].after
@@ -363,7 +363,7 @@ def _run_pieces(
 def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequence[Tensor]) -> float:
     """Return the largest difference of a model's outputs, over their standard deviation."""
     worst = 0.0
-    results = _run_model(proto, None, _model_inputs(proto, call))
+    results = _run_model(proto, None, model_inputs(proto, call))
     for result, tensor in zip(results, expected, strict=False):
         shape = tuple(tensor.shape)
         if result.shape != shape:
@@ -375,7 +375,8 @@ def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequenc
     return worst
 
 
-def _model_inputs(proto: onnx.ModelProto, call: NetworkCall) -> dict[str, Array]:
+def model_inputs(proto: onnx.ModelProto, call: NetworkCall) -> dict[str, Array]:
+    """Return the tensors of a call by the names of the model's inputs."""
     constants = {t.name for t in proto.graph.initializer}
     names = [i.name for i in proto.graph.input if i.name not in constants]
     return {n: t.numpy() for n, t in zip(names, call.tensors, strict=False)}

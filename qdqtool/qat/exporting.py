@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.fp8_conversion import convert_pairs_to_fp8
+from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.number_formats import FORMATS, FP8, LEVELS
 from qdqtool.insertion.rules import choose_fp8_target
+from qdqtool.insertion.sample_runs import largest_values
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load, save
+from qdqtool.patterns.half import WIDE
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.batch_norms import fold_batch_norms
@@ -95,6 +98,7 @@ def export(
     *,
     target: str | Target | None = None,
     precision: str = "int8",
+    high_precision: str | None = None,
     dynamic_batch: bool = False,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
@@ -119,6 +123,9 @@ def export(
         precision: ``int8``, or ``fp8``: the model is checked in INT8, as it was trained, and then
             converted to FP8 pairs with the same ranges. Nodes that FP8 leaves float
             (:mod:`qdqtool.insertion.fp8_rules`) lose their pairs. The opset is at least 19.
+        high_precision: Type of the layers that are not quantized, ``fp16`` or ``fp32``, for FP8
+            only. Default: ``fp16``, because a strongly typed network computes in the types of the
+            file. Inputs and outputs remain FP32, as do tensors near the largest FP16 number.
         dynamic_batch: Whether the first axis of every input and output is left open.
         input_names: Names for the inputs.
         output_names: Names for the outputs.
@@ -136,6 +143,7 @@ def export(
     """
     _check_tolerance(tolerance)
     check_choice("precision", precision, FORMATS)
+    _check_high_precision(high_precision, precision)
     call, network = _prepare_call(model, sample), unwrap(model)
     plan = read_plan(network)
     target = target_named(target or plan.target)
@@ -175,7 +183,7 @@ def export(
         result = Check(float("inf"), float("nan"), 0, float("inf"), "")
     difference = None
     if precision == FP8.name:
-        proto, difference = twin.convert_to_fp8(proto, os.fspath(path))
+        proto, difference = twin.convert_to_fp8(proto, os.fspath(path), high_precision != "fp32")
     if metadata:
         onnx.helper.set_model_props(proto, metadata)
     save(proto, path)
@@ -218,6 +226,19 @@ def _check_tolerance(tolerance: float) -> None:
     if not tolerance >= 0.0:
         raise QdqtoolError(
             f"`tolerance={tolerance:g}`: give 0 or more", code="out-of-range", parameter="tolerance"
+        )
+
+
+def _check_high_precision(high_precision: str | None, precision: str) -> None:
+    if high_precision is None:
+        return
+    check_choice("high_precision", high_precision, ("fp16", "fp32"))
+    if precision != FP8.name:
+        raise QdqtoolError(
+            "`high_precision` needs `precision='fp8'`: INT8 models are exported in FP32. Leave it "
+            "out.",
+            code="option-conflict",
+            parameter="high_precision",
         )
 
 
@@ -272,14 +293,25 @@ class _NetworkTwin:
         proto, self._numbers = clean_up_export(raw, calls)
         return proto
 
-    def convert_to_fp8(self, proto: onnx.ModelProto, path: str) -> tuple[onnx.ModelProto, float]:
+    def convert_to_fp8(
+        self, proto: onnx.ModelProto, path: str, is_half: bool
+    ) -> tuple[onnx.ModelProto, float]:
         """Return an INT8 model as FP8, and the difference of its outputs from the network's.
+
+        Args:
+            proto: The INT8 model.
+            path: File that will be written.
+            is_half: Whether the layers without pairs become FP16.
 
         Raises:
             ModelError: The outputs are not finite.
         """
         model = Model(proto)
         convert_pairs_to_fp8(model)
+        if is_half:
+            sample = checking.model_inputs(proto, self._call)
+            largest = largest_values(model, [sample], samples=1)
+            convert_to_fp16(model, [t for t, value in largest.items() if value > WIDE])
         difference = checking.compare_outputs(model.proto, self._call, self.reference.outputs)
         if not np.isfinite(difference):
             raise ModelError(

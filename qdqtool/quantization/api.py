@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from qdqtool.findings.lint.floats import check_norms
 from qdqtool.findings.report import FindingReport
 from qdqtool.insertion import fp16, rules
 from qdqtool.insertion.format_choice import (
+    FLOAT,
     FORMAT_SAMPLES,
     FormatChoice,
     choose_number_format,
@@ -27,6 +27,7 @@ from qdqtool.insertion.format_choice import (
 from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import (
     TRIAL_SAMPLES,
+    Fp16Agreement,
     compare_outputs,
     measure_losses,
     predict_changes,
@@ -64,7 +65,7 @@ from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.view import View
 from qdqtool.reasons.placement import NothingToQuantize, nothing_to_quantize
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.estimate import TimeEstimate, predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Json, Prediction, Severity
@@ -141,7 +142,9 @@ def insert(
             TensorRT 10.3 or newer, strongly typed. FP8 ranges are the largest magnitudes, and
             more nodes remain float (:mod:`qdqtool.insertion.fp8_rules`). ``auto`` measures the
             output error of both on 8 samples, and chooses by error and estimated time
-            (:func:`qdqtool.insertion.format_choice.choose_number_format`).
+            (:func:`qdqtool.insertion.format_choice.choose_number_format`). If neither suits, the
+            result is the float model: unchanged, or in FP16 if the target computes in the types of
+            the file.
         head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, and the layers of a
             DETR that compute boxes, reference points and sampling offsets. ``float`` leaves every
             last convolution and such scores float. ``none`` leaves nothing float.
@@ -240,10 +243,10 @@ def _insert_better(
     options: InsertOptions,
     gpu: str | None,
 ) -> Insertion:
-    """Insert INT8 or FP8 pairs, whichever the measured errors and estimated times favor.
+    """Insert INT8 or FP8 pairs, or none, whichever the errors and estimated times favor.
 
-    INT8 is inserted without a comparison if the target, the GPU or the layers do not allow FP8.
-    Both formats use the same calibration, unless SmoothQuant changes the networks.
+    FP8 is not tried if the target, the GPU or the layers do not allow it. Both formats use the same
+    calibration, unless SmoothQuant changes the networks.
 
     Raises:
         QdqtoolError: The data cannot be read twice, or a table replaces it.
@@ -255,7 +258,7 @@ def _insert_better(
             code="option-conflict",
             parameter="precision",
         )
-    int8, *others = (
+    trials = [
         _Inserter(
             model,
             data,
@@ -263,30 +266,54 @@ def _insert_better(
             replace(options, placement=replace(options.placement, precision=name)),
         )
         for name in (FORMATS if target.has_fp8 else (INT8.name,))
-    )
-    obstacle = _find_fp8_obstacle(target, gpu, others)
+    ]
+    obstacle = _find_fp8_obstacle(target, gpu, trials[1:])
     if obstacle:
-        int8.quantize()
-        int8.result.choice = FormatChoice(INT8.name, obstacle, {}, 0, {}, "")
-        return int8.finish()
-    (fp8,) = others
-    if options.network.smooth is None:  # with SmoothQuant, each format has its own network
-        int8.share_statistics(fp8)
-    int8.quantize()
-    fp8.quantize()
-    choice = choose_number_format(int8.measure_with(fp8), *_estimate_times([int8, fp8], gpu))
-    chosen = int8 if choice.precision == INT8.name else fp8
+        trials = trials[:1]
+    elif options.network.smooth is None:  # with SmoothQuant, each format has its own network
+        trials[0].share_statistics(trials[1])
+    for trial in trials:
+        trial.quantize()
+    choice = _choose_format(trials, gpu)
+    if obstacle:
+        choice = replace(choice, reason=f"{obstacle}; {choice.reason}")
+    int8 = trials[0]
+    if choice.is_float:
+        placement = replace(options.placement, precision=INT8.name)
+        floats = _Inserter(model, data, target, replace(options, placement=placement))
+        floats.result.choice = choice
+        return floats.finish_float(int8)
+    chosen = int8 if choice.precision == INT8.name else trials[1]
     chosen.result.choice = choice
-    if choice.is_faster is False:
-        chosen.result.warnings.append(
-            Note(
-                f"{choice.precision.upper()} is not faster than FP16 on {choice.gpu} (estimated): "
-                "FP16 has no output error",
-                code="no-gain",
-                gpu=choice.gpu,
-            )
-        )
     return chosen.finish()
+
+
+def _choose_format(trials: Sequence[_Inserter], gpu: str | None) -> FormatChoice:
+    """Choose a format, or FP16, by the output errors and estimated times of Q/DQ models."""
+    models = [trial.copy_finished() for trial in trials]
+    errors = trials[0].measure_errors(models)
+    targets = [trial.target for trial in trials]
+    names = [trial.result.precision for trial in trials]
+    times = {}
+    if gpu is not None:
+        times = {
+            name: _estimate_time(model, target, gpu)
+            for name, model, target in zip(names, models, targets, strict=True)
+        }
+    ms = {name: time.total_ms for name, time in times.items()}
+    floats = [time.float_time.total_ms for time in times.values() if time.float_time is not None]
+    if len(floats) == len(trials):
+        ms[FLOAT] = min(floats)
+    else:
+        ms = {}
+    title = next((time.gpu.name for time in times.values()), "")
+    return choose_number_format(errors, ms, title, [find_number_format(name) for name in names])
+
+
+def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate:
+    _, time = predict_on_gpu(model.proto, target, TimingOptions(gpu=gpu))
+    assert time is not None
+    return time
 
 
 def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]) -> str:
@@ -308,24 +335,6 @@ def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]
     except NothingToQuantize as error:
         return f"no layer suits FP8: {error.reason}"
     return ""
-
-
-def _estimate_times(trials: Sequence[_Inserter], gpu: str | None) -> tuple[dict[str, float], str]:
-    """Return the estimated milliseconds of each format and of FP16, and the GPU's name.
-
-    Both are empty without a GPU.
-    """
-    if gpu is None:
-        return {}, ""
-    ms: dict[str, float] = {}
-    name = gpu
-    for trial in trials:
-        _, time = predict_on_gpu(trial.result.model, trial.target, TimingOptions(gpu=gpu))
-        assert time is not None and time.float_time is not None
-        name = time.gpu.name
-        ms[trial.result.precision] = time.total_ms
-        ms["fp16"] = min(time.float_time.total_ms, ms.get("fp16", math.inf))
-    return ms, name
 
 
 class _Inserter:
@@ -366,6 +375,7 @@ class _Inserter:
         self._scales: list[GroupScale] = []
         self._statistics: Statistics | None = None
         self._maxima: dict[str, float] = {}  # largest magnitudes of tensors in the calibration
+        self._wide: dict[str, float] | None = None
         self.result = Insertion(
             self._model.proto,
             quantized=[],
@@ -408,14 +418,39 @@ class _Inserter:
         groups = [*self._find_groups(), *other._find_groups()]
         self._shared = other._shared = self._collect(self._model, groups, self._options.cache)
 
-    def measure_with(self, other: _Inserter) -> npt.NDArray[np.float64]:
-        """Return the output errors of this and another insertion, [samples, 2].
+    def finish_float(self, trial: _Inserter) -> Insertion:
+        """Return the float model: in FP16 if the target computes in the types of the file.
 
-        The errors are relative to the float model, and in this order.
+        Otherwise the model is unchanged. `trial` is a quantized one; its statistics are used.
         """
+        result = self.result
+        result.precision = FLOAT
+        result.calibration, result.fits = trial.result.calibration, trial.result.fits
+        about_images = result.calibration.get("warnings", ())
+        result.warnings.extend(w for w in trial.result.warnings if w in about_images)
+        self._maxima = trial._maxima
+        if self._network.fp16:
+            self.convert_to_fp16()
+        else:
+            result.unchanged = True
+            result.notes.clear()
+            self._model = self._network.load_float_model().copy()
+            result.model = self._model.proto
+        self.predict()
+        return result
+
+    def copy_finished(self) -> Model:
+        """Return a copy of the model with its pairs, and with the float remainder as in the end."""
+        model = self._model.copy()
+        if self._network.fp16:
+            fp16.convert_to_fp16(model, self.find_wide_tensors())
+        return model
+
+    def measure_errors(self, models: Sequence[Model]) -> npt.NDArray[np.float64]:
+        """Return the output errors of models relative to the float model, [samples, models]."""
         return sample_errors(
             self._network.load_float_model(),
-            [self._model, other._model],
+            models,
             self._data,
             samples=FORMAT_SAMPLES,
             images=self._options.images,
@@ -618,20 +653,26 @@ class _Inserter:
                 "losses-not-measured", "the causes of accuracy loss were not measured", error
             )
 
+    def find_wide_tensors(self) -> dict[str, float]:
+        """Return the tensors that FP16 may not hold; further calls return the same."""
+        if self._wide is None:
+            self._wide = fp16.find_wide_tensors(
+                self._model,
+                self.result.quantized,
+                self._maxima,
+                self._data,
+                self.result.warnings,
+                self._options.images,
+                self._format,
+            )
+        return self._wide
+
     def convert_to_fp16(self) -> None:
         """Convert the float remainder to FP16 if the options or the target need that."""
         if not self._network.fp16:
             return
         options, result = self._options, self.result
-        result.float32 = fp16.find_wide_tensors(
-            self._model,
-            result.quantized,
-            self._maxima,
-            self._data,
-            result.warnings,
-            options.images,
-            self._format,
-        )
+        result.float32 = self.find_wide_tensors()
         result.notes.extend(
             fp16.describe_fp16(
                 self._model, self.target, result.float32, options.network.high_precision is None
@@ -649,17 +690,11 @@ class _Inserter:
             self._warn("agreement-not-measured", text, error)
 
     def _measure_agreement(self, model: Model) -> None:
-        agreements = compare_outputs(
-            self._network.load_float_model(),
-            [model],
-            self._data,
-            samples=self._options.losses or TRIAL_SAMPLES,
-            images=self._options.images,
-        )
-        if not agreements:
+        agreement = self._find_agreement(model)
+        if agreement is None:
             return
-        self.result.agreement = agreements[0]
-        losses, error = self.result.losses, agreements[0].error
+        self.result.agreement = agreement
+        losses, error = self.result.losses, agreement.error
         if losses and not error <= max(_MIN_FP16_ERROR, _MIN_FP16_RATIO * losses.error):
             self.result.warnings.append(
                 Note(
@@ -671,6 +706,20 @@ class _Inserter:
                     half=error,
                 )
             )
+
+    def _find_agreement(self, model: Model) -> Fp16Agreement | None:
+        """Return the agreement with the float model: the one that decided, or a new one."""
+        choice = self.result.choice
+        if choice is not None and self.result.precision in choice.errors:
+            return Fp16Agreement(choice.errors[self.result.precision], choice.samples)
+        agreements = compare_outputs(
+            self._network.load_float_model(),
+            [model],
+            self._data,
+            samples=self._options.losses or TRIAL_SAMPLES,
+            images=self._options.images,
+        )
+        return agreements[0] if agreements else None
 
     def change_inputs(self) -> None:
         """Change the network's inputs to integers if the option says so, and finish FP16."""

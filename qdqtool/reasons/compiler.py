@@ -176,7 +176,7 @@ _FAULTS: dict[FaultKind, Message] = {
     FaultKind.CONSTANT_TYPE: (
         '{node}: TensorRT-RTX rejects a constant of type {0}: "Failed to import initializer: '
         '{node}".',
-        "Quantize to int8.",
+        "Quantize to FP8 E4M3FN or to int8.",
     ),
     FaultKind.OPERATOR: (
         '{node}: TensorRT-RTX does not support {form}; the parser stops with "{error}".',

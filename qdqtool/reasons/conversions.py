@@ -49,10 +49,14 @@ def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
     return [*quantizer_consumers(r.siblings), own]
 
 
+# UNKNOWN is a type that TensorRT lacks (FP8 E5M2), which another finding reports.
+COVERED_TYPES = (Precision.INT8, Precision.FP8, Precision.INT32, Precision.UNKNOWN)
+
+
 def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
     """Return the reason for a remaining conversion as text, by finding, reason or node."""
     origin = r.origin
-    if r.precision not in (Precision.INT8, Precision.FP8, Precision.INT32) and origin.node:
+    if r.precision not in COVERED_TYPES and origin.node:
         return f"{r.precision} is not covered by the prediction"
     if cause.see:
         return "see " + ", and ".join(
@@ -148,9 +152,11 @@ class RemainingConversion(Reason, key="stays"):
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         scale = format_scale(self.scale)
         if finding.code == "INPUT-CONVERSION":
+            is_unknown = self.precision == Precision.UNKNOWN
+            kind = "a type that TensorRT does not support" if is_unknown else self.precision
             return (
-                f"{self.name} converts the network's input '{self.origin.tensor}' to "
-                f"{self.precision} (scale {scale})."
+                f"{self.name} converts the network's input '{self.origin.tensor}' to {kind} "
+                f"(scale {scale})."
             )
         assumed = (
             (
@@ -196,8 +202,8 @@ class ScalesAround(RemainingConversion):
         before, scale = format_scale(self.first_scale), format_scale(self.scale)
         if finding.code == "DOUBLE-QDQ":
             return (
-                f"scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted to "
-                f"INT8."
+                f"scales {before} ({self.pair}) and {scale} ({self.node}): "
+                f"{self.precision} is converted to {self.precision}."
             )
         own = quantizers_with_own(self)
         if finding.code == "CONCAT-SCALE" and (

@@ -61,7 +61,7 @@ class RemainingFloat(Reason):
         products: Number of matrix products that read or write FP32.
     """
 
-    rules = (fixable("FLOAT-FP32"),)
+    rules = (fixable("FLOAT-FP32", on_request=True),)
 
     convolutions: int
     total: int

@@ -91,6 +91,30 @@ class HopperOnlyFp8(Reason):
         )
 
 
+class MixedOperands(Reason, key="mixed-operands"):
+    """A layer that reads data of INT8 and weights of FP8, or the other way round.
+
+    Attributes:
+        dqs: Names of the DQs of data and weights.
+        types: Type of the data, and of the weights.
+        elements: Size of the layer's output.
+    """
+
+    rules = (FindingRule("BUILD-FAILS"),)
+
+    dqs: tuple[str, str]
+    types: tuple[Precision, Precision]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        first, second = self.types
+        return (
+            f"{self.node}: one input is {first} ({self.dqs[0]}), the other {second} "
+            f"({self.dqs[1]}). No layer multiplies both types.",
+            "Quantize both inputs to one type.",
+        )
+
+
 class OutputTypeDiffers(Reason, key="output-type"):
     """The Q after a layer is of another 8-bit type than the layer computes in.
 

@@ -42,7 +42,7 @@ class ConcatAfterHead(Reason):
         raw: Whether the Concat joins unchanged results of the last convolutions (logits).
     """
 
-    rules = (fixable("HEAD-CONCAT"),)
+    rules = (fixable("HEAD-CONCAT", on_request=True),)
 
     concat: str
     scale: float | None = None
@@ -72,7 +72,10 @@ class HeadQuantized(Reason):
         sums: Names of the Adds after the DFL, which add anchors to distances.
     """
 
-    rules = (FindingRule("HEAD-SCORE", lambda r: r.branch == "class"), fixable("HEAD-QUANT"))
+    rules = (
+        FindingRule("HEAD-SCORE", lambda r: r.branch == "class"),
+        fixable("HEAD-QUANT", on_request=True),
+    )
 
     branch: str
     sums: tuple[str, ...] = ()

@@ -41,8 +41,11 @@ class TypeUnknown(Reason):
 
     kind: str
 
-    def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        text = f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
+        if not self.kind.startswith("FP8"):
+            return text
+        return text, "Quantize to FP8 E4M3FN (TensorRT 10.3 or later), or to INT8."
 
 
 class UnsignedZeroPoint(Reason):
@@ -214,6 +217,19 @@ _FORMS = {  # by form of simulated quantizers: its operators, and how to export 
     "MQBench": (
         "fake quantizers of MQBench, at which TensorRT's parser stops",
         "Export with MQBench's ONNX_QNN or TensorRT backend, which writes Q/DQ or ranges",
+    ),
+    "ModelOpt": (
+        "quantize_op operators of ModelOpt for Torch-TensorRT, at which TensorRT's parser stops",
+        "Export with torch.onnx.export(..., dynamo=False) inside modelopt's export_torch_mode(), "
+        "which writes Q/DQ",
+    ),
+    "QCDQ": (
+        "Q/DQ with a Clip of integers in between, which TensorRT supports for floats only",
+        "Export without narrow ranges and with 8 bits, so that Brevitas writes no Clip",
+    ),
+    "other": (
+        "fake quantizers of another tool, at which TensorRT's parser stops",
+        "Export Q/DQ with the tool that quantized the model, or quantize the float model",
     ),
 }
 

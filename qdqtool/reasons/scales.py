@@ -157,27 +157,45 @@ class ScaleImplausible(Reason):
         value: The first such scale.
         bad: Number of such scales.
         count: Number of all scales.
+        owner: The values that it quantizes.
+        largest: Largest weight that such a scale quantizes; None if the weights are unknown.
     """
 
-    rules = (FindingRule("SCALE-EXTREME"),)
+    rules = (
+        fixable("SCALE-EXTREME", lambda r: r.owner == ScaleOwner.WEIGHTS),
+        FindingRule("SCALE-EXTREME"),
+    )
 
     value: float
     bad: int
     count: int
+    owner: ScaleOwner = ScaleOwner.ACTIVATION
+    largest: float | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         where = f" in {self.bad} of {self.count} channels" if self.count > 1 else ""
-        limit = format_number(127 * self.value)
+        text = (
+            f"{self.node} has scale {format_number(self.value)}{where}, a range of "
+            f"+-{format_number(127 * self.value)}: "
+        )
+        reason = f"{_UNCALIBRATED[0].upper()}{_UNCALIBRATED[1:]}, or training diverged."
+        if self.largest is not None:
+            effect = "clipped to it" if 127 * self.value < self.largest else "rounded to 0"
+            return (
+                f"{text}the weights, up to {format_number(self.largest)}, are {effect}. {reason}",
+                "Compute the scale from the weights in the file: max|w| over 127.",
+            )
+        if self.owner != ScaleOwner.ACTIVATION:
+            return (
+                f"{text}no weights have such a range. {reason}",
+                "Quantize the float weights again: max|w| of each output channel over 127.",
+            )
         effect = (
             f"every value below {format_number(self.value / 2)} becomes 0"
             if self.value > 1
-            else f"every value beyond +-{limit} is clipped to it"
+            else f"every value beyond +-{format_number(127 * self.value)} is clipped to it"
         )
-        return (
-            f"{self.node} has scale {format_number(self.value)}{where}, a range of +-{limit}: "
-            f"{effect}. {_UNCALIBRATED[0].upper()}{_UNCALIBRATED[1:]}, or training diverged.",
-            _RECALIBRATE,
-        )
+        return f"{text}{effect}. {reason}", _RECALIBRATE
 
 
 @record

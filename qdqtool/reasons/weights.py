@@ -186,6 +186,7 @@ class WeightScalesCause(StrEnum):
     OTHER_WEIGHTS = "other-weights"
     TENSOR = "tensor"
     TOO_LARGE = "too-large"
+    SATURATED = "saturated"
     EXCEPTION = "exception"
 
 
@@ -219,6 +220,11 @@ _WEIGHT_SCALE_ADVICE = {
         ),
         "Use scale = max|w| / 127 for each channel of the weights in this file.",
     ),
+    WeightScalesCause.SATURATED: (
+        "most weights are beyond the range of their scale, so the quantizer was not calibrated, "
+        "or its range belongs to other weights",
+        "Use scale = max|w| / 127 for each channel of the weights in this file.",
+    ),
     WeightScalesCause.EXCEPTION: (
         "only {channels} channels do not fit",
         (
@@ -244,7 +250,7 @@ class WeightScales(Reason):
         channels: Number of channels whose scales do not fit, if all other channels fit.
     """
 
-    rules = (FindingRule("W-SCALE"),)
+    rules = (fixable("W-SCALE"),)
 
     cause: WeightScalesCause
     layers: tuple[str, ...]

@@ -125,6 +125,7 @@ class FindingEntry:
     values: int | None
     saves_ms: float | None
     automatic: bool
+    on_request: bool
 
 
 @dataclass(slots=True)

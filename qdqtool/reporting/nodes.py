@@ -14,6 +14,7 @@ import numpy.typing as npt
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build
 from qdqtool.findings.report import title_of
+from qdqtool.findings.rules import split_fixable
 from qdqtool.formats.verdicts import (
     describe_rejection,
     overall_verdict,
@@ -387,6 +388,7 @@ class ModelCollector:
 
     def _add_findings(self) -> None:
         prediction = self.subject.prediction
+        on_request = {f.id for f in split_fixable(prediction.findings)[1]}
         by_convolution = {c.name: self.positions.get(c.index, -1) for c in prediction.convolutions}
         for finding in prediction.findings:
             concerned = [by_convolution.get(name, -1) for name in finding.convolutions]
@@ -413,6 +415,7 @@ class ModelCollector:
                     values=finding.values,
                     saves_ms=finding.saves_ms,
                     automatic=finding.automatic,
+                    on_request=finding.id in on_request,
                 )
             )
 

@@ -277,7 +277,7 @@ class _TimedEngine:
         return estimate_seconds(idle, gpu) * 1e3
 
 
-def _note_limits(gpu: Gpu, model: Model, is_float: bool) -> list[Note]:
+def _note_limits(gpu: Gpu, model: Model, is_float: bool, uses_int8: bool) -> list[Note]:
     notes = []
     if gpu.fuses_conversions and not is_float:
         notes.append(
@@ -288,7 +288,7 @@ def _note_limits(gpu: Gpu, model: Model, is_float: bool) -> list[Note]:
                 code="in-myelin",
             )
         )
-    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1:
+    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1 and uses_int8:
         notes.append(_slow_int8_note(gpu))
     if count_subgraphs(model):
         notes.append(
@@ -349,7 +349,8 @@ def estimate(
     is_float = not model_variants.has_qdq(resolved_model)
     float_types = _float_choices(resolved_model, target, float_type)
     engine = _time_engine(resolved_model, simulated, gpu, float_types, factor)
-    notes += _note_limits(gpu, resolved_model, is_float)
+    uses_int8 = is_float or simulated.summary()["int8"] > 0
+    notes += _note_limits(gpu, resolved_model, is_float, uses_int8)
     correction = _make_calibration(calibrate, gpu, engine)
     ms = engine.running_ms(correction, has_gaps=not cuda_graph)
     result = _summarize(engine, gpu, correction, ms)
@@ -382,14 +383,19 @@ def _main_precision(model: Model, simulated: Prediction) -> Precision:
 
 def _slow_int8_note(gpu: Gpu) -> Note:
     """Return the note about a GPU that computes INT8 no faster than its float type."""
-    int8, half = (2e-12 * gpu.mac_rate(p) for p in (Precision.INT8, gpu.float_type))
-    return Note(
-        f"{gpu.name} computes INT8 no faster than {gpu.float_type} ({int8:.0f} and {half:.0f} "
-        "TOPS): INT8 saves only memory traffic",
-        code="int8-not-faster",
-        int8_tops=int8,
-        float_tops=half,
+    types = (Precision.INT8, gpu.float_type, Precision.FP8)
+    int8, half, fp8 = (2e-12 * gpu.mac_rate(p) for p in types)
+    if gpu.int8_rate_over_fp16 < 1:
+        comparison, effect = "slower", "INT8 slows down all layers that computation limits"
+    else:
+        comparison, effect = "no faster", "INT8 saves only memory traffic"
+    text = (
+        f"{gpu.name} computes INT8 {comparison} than {gpu.float_type} ({int8:.0f} and {half:.0f} "
+        f"TOPS): {effect}"
     )
+    if gpu.has_fp8 and fp8 > half:
+        text += f". Its faster 8-bit type is FP8 ({fp8:.0f} TOPS): qdqtool insert --precision fp8"
+    return Note(text, code="int8-not-faster", int8_tops=int8, float_tops=half, fp8_tops=fp8)
 
 
 # Parts ----------------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ differ, an argument says what the target accepts.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from qdqtool.ir import qdq
@@ -49,6 +51,12 @@ MAX_CHANNELS = 5  # channels that a record lists
 # same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
 MAX_FP8_KERNEL = 32
 LARGEST_SCALE = 1024.0  # maximum of plausible scales: twice the largest FP16 number, over 127
+_INT8_MAX = 127.0
+_MAX_WEIGHT_RATIO = 1000.0  # largest weight over the range of its scale
+_MIN_WEIGHT_RATIO = 30.0  # the same, if another channel exceeds the limit
+_MAX_DEAD_RANGE = 0.02  # largest weight over that of the median channel
+_MAX_DEAD_WEIGHT = 1e-5  # tools have minimum scales for weights that are nearly zero
+_UNUSED_SCALE = 1e-20  # below the minimum scales of all tools
 SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilon of its observers)
 
 # Quantizers -----------------------------------------------------------------------------------
@@ -141,7 +149,7 @@ def scale_implausible(
 ) -> ScaleImplausible | None:
     """Return a fault if a positive scale is too large or too small for any calibration.
 
-    Small scales of weights are accepted, because a channel of zeros may have such a scale.
+    The scale of weights is compared with the weights, because channels of zeros may have any scale.
 
     Args:
         by: Name of the calling pass or check.
@@ -153,18 +161,103 @@ def scale_implausible(
     """
     if scales is None or not scales.values.size:
         return None
-    values = scales.values[scales.values > 0]
-    if not includes_infinity:
-        values = values[np.isfinite(values)]
-    bad = (values > LARGEST_SCALE) | (values <= SMALLEST_SCALE)
+    values = scales.values
+    large = (values > LARGEST_SCALE) & (includes_infinity | np.isfinite(values))
+    bad = large | ((values > 0) & (values <= SMALLEST_SCALE))
     if not bad.any():
         return None
-    if find_scale_owner(model, node) != ScaleOwner.ACTIVATION:
-        bad = values > LARGEST_SCALE
+    owner = find_scale_owner(model, node)
+    if owner == ScaleOwner.WEIGHTS:
+        maxima = np.broadcast_to(_weight_maxima(model, node, values.size), values.shape)
+        bad &= find_extreme_scales(values, maxima)
+        if bad.any():
+            return weight_scale_implausible(by, node.name, values[bad], maxima[bad], values.size)
+        return None
+    if owner != ScaleOwner.ACTIVATION and not _has_tiny_scales(model, node, values):
+        bad = large
     if not bad.any():
         return None
-    first = float(values[bad][0])
-    return ScaleImplausible(by, node.name, first, int(bad.sum()), scales.values.size)
+    return _implausible(by, node.name, values[bad], values.size, owner)
+
+
+def weight_scale_implausible(
+    by: str,
+    node: str,
+    scales: npt.NDArray[np.float64],
+    largest: npt.NDArray[np.float64],
+    count: int,
+) -> ScaleImplausible:
+    """Return the fault of extreme scales of weights.
+
+    Args:
+        by: Name of the calling pass or check.
+        node: The quantizer.
+        scales: Its extreme scales.
+        largest: Largest weight of each of them.
+        count: Number of all its scales.
+    """
+    owner = ScaleOwner.WEIGHTS
+    return _implausible(by, node, scales, count, owner, float(largest.max()))
+
+
+def _implausible(
+    by: str,
+    node: str,
+    scales: npt.NDArray[np.float64],
+    count: int,
+    owner: ScaleOwner,
+    largest: float | None = None,
+) -> ScaleImplausible:
+    return ScaleImplausible(by, node, float(scales[0]), scales.size, count, owner, largest)
+
+
+def find_extreme_scales(
+    scales: npt.NDArray[np.float64], largest: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """Return which scales clip their weights to almost nothing, or round all of them to 0.
+
+    Weights that are nearly zero themselves may have any scale.
+
+    Args:
+        scales: Positive scales, [channels].
+        largest: Largest magnitude of the weights of each scale, [channels].
+    """
+    with np.errstate(all="ignore"):
+        ratios = largest / (_INT8_MAX * scales)
+    typical = float(np.sort(largest)[largest.size // 2]) if largest.size else 0.0
+    is_dead = largest < _MAX_DEAD_RANGE * typical
+    saturates, vanishes = ratios > _MAX_WEIGHT_RATIO, 2 * largest < scales
+    if saturates.any():  # the same cause has smaller effects in other channels
+        saturates = ratios > _MIN_WEIGHT_RATIO
+    return (largest > _MAX_DEAD_WEIGHT) & (scales > 0) & (saturates | (vanishes & ~is_dead))
+
+
+def channel_maxima(value: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.float64]:
+    """Return the largest magnitude of each channel, or of the whole array if `axis` is None."""
+    if axis is None:
+        return np.asarray([np.abs(value).max(initial=0.0)], np.float64)
+    others = tuple(i for i in range(value.ndim) if i != axis % value.ndim)
+    return np.asarray(np.abs(value).max(axis=others, initial=0.0), np.float64)
+
+
+def _weight_maxima(model: Model, node: Node, count: int) -> npt.NDArray[np.float64]:
+    """Return the largest weight of each of the scales; zeros if the numbers do not match."""
+    producer = model.producer(node.input(0))
+    tensor = producer.input(0) if producer is not None and qdq.is_dq(node) else node.input(0)
+    value, params = model.constant(tensor), qdq.read_params(model, node)
+    axis = None if count == 1 else params.axis
+    if value is None or (axis is not None and not -value.ndim <= axis < value.ndim):
+        return np.zeros(1)
+    maxima = channel_maxima(value, axis)
+    return maxima if maxima.size == count else np.zeros(1)
+
+
+def _has_tiny_scales(model: Model, node: Node, scales: npt.NDArray[np.float64]) -> bool:
+    """Return whether all scales of stored integers other than zeros are too small."""
+    if not (scales <= SMALLEST_SCALE).all():
+        return False
+    stored = model.constant(node.input(0))
+    return bool((scales < _UNUSED_SCALE).all() if stored is None else np.any(stored))
 
 
 def scale_rank(

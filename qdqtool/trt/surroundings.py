@@ -492,6 +492,9 @@ def _type_obstacles(
         int4 = data if types[0] == Precision.INT4 else weights
         yield OutsideRules(by, node, node_name(int4), Precision.INT4)
     computed_type = _product_type(data)
+    if {computed_type, _product_type(weights)} == {"INT8", "FP8"}:
+        dq_names = node_name(data), node_name(weights)
+        yield fp8.MixedOperands(by, node, dq_names, types, tensor_size(layer.out))
     if computed_type is None or computed_type != _product_type(weights):
         yield TypesDiffer(by, node, node_name(data), node_name(weights), types)
     if target.float16_scales:

@@ -231,17 +231,19 @@ def compare_layers(
         return PartComparison(LayerCounts(len(listed) or None))
     predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
     agree = 0
+    unmatched: list[str] = []
     mismatches: list[Mismatch] = []
     for layer in listed:
         expected = predicted.get(_layer_key(layer.name))
         if expected is None:
+            unmatched.append(layer.name)
             continue
         mismatch = _compare_types(expected, layer)
         if mismatch is None:
             agree += 1
         elif layer.name not in reported:
             mismatches.append(mismatch)
-    return PartComparison(LayerCounts(len(listed), agree), mismatches)
+    return PartComparison(LayerCounts(len(listed), agree, tuple(unmatched)), mismatches)
 
 
 def _is_predictable(layer: BuiltLayer) -> bool:

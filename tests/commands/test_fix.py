@@ -1,16 +1,21 @@
 """`qdqtool fix`."""
 
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from qdqtool.demo.images import write_images
 from qdqtool.util import limits
 from tests.commands.conftest import Cli
 from tests.findings.graphs import GRAPHS
 from tests.findings.lint.test_api import simple
 from tests.findings.test_causes import residual
+from tests.insertion.nets import detector
+from tests.trt.builder import Graph
 
 
 @pytest.fixture
@@ -75,6 +80,93 @@ def test_fix_only_lists_unfixed_places(folder: Path, cli: Cli) -> None:
     assert "ADD-BOTH" in note and "trt8.5" in note
     refused = [(c["code"], c["node"], bool(c["why_not"])) for c in answer["refused"]]
     assert refused == [("W-NONCONST", "c", True)]
+
+
+@pytest.fixture
+def detector_folder(folder: Path, cli: Cli) -> Path:
+    """Write a detector d.onnx whose whole head is quantized, and images."""
+    (folder / "images").mkdir()
+    write_images(folder / "images", 2, 64)
+    onnx.save(detector(), folder / "float.onnx")
+    arguments = ("--head", "none", "--losses", "0", "--method", "max")
+    cli("insert", "float.onnx", "--calib", "images", "-o", "d.onnx", *arguments)
+    return folder
+
+
+def next_commands(text: str) -> list[list[str]]:
+    """Return the words of each command of qdqtool in a text, with continued lines joined."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [
+        shlex.split(line[line.index("qdqtool ") :])[1:]
+        for line in lines
+        if re.match(r"(  |\w+: +)qdqtool ", line)
+    ]
+
+
+def count_places(text: str, pattern: str) -> int:
+    """Return the number that a text has before ``places``, 0 without this text."""
+    match = re.search(pattern, text, re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "d.onnx"])
+def test_fix_changes_the_places_that_predict_marks(
+    detector_folder: Path, cli: Cli, name: str
+) -> None:
+    marked = count_places(cli("predict", name), r"^\[\*\] (\d+) place")
+    fixed = count_places(cli("fix", name, "-o", "f.onnx"), r"^Fixed (\d+) place")
+    assert marked == fixed == (1 if name == "m.onnx" else 0)
+    assert "[*]" not in cli("predict", "f.onnx")
+
+
+def test_fix_on_request_is_marked_with_its_command(detector_folder: Path, cli: Cli) -> None:
+    text = cli("predict", "d.onnx")
+    assert re.search(r"^warning HEAD-QUANT \[\+\]", text, re.MULTILINE)
+    command = next(words for words in next_commands(text) if words[0] == "fix")
+    assert "HEAD-QUANT" in command
+    assert count_places(cli(*command), r"^Fixed (\d+) place") == count_places(
+        text, r"^\[\+\] (\d+) place"
+    )
+
+
+def test_fix_leaves_fp16_for_the_user_to_request(folder: Path, cli: Cli) -> None:
+    onnx.save(residual("own"), "m.onnx")
+    answer = cli.json("fix", "m.onnx", "-o", "f.onnx", "--target", "11")
+    assert "FLOAT-FP32" not in {change["code"] for change in answer["applied"]}
+    answer = cli.json("fix", "m.onnx", "-o", "f.onnx", "--target", "11", "--only", "FLOAT-FP32")
+    assert answer["fixed"] == {"FLOAT-FP32": 1}
+
+
+@pytest.mark.parametrize("target", [[], ["--target", "trt10"], ["--target", "10.3"]])
+def test_next_commands_repeat_the_options(folder: Path, cli: Cli, target: list[str]) -> None:
+    repeated = [] if target == ["--target", "trt10"] else target
+    images = ["--calib", "in.npz"]
+    np.savez(folder / "in.npz", x=np.ones((2, 16, 16, 16), np.float32))
+    predicted = cli("predict", "m.onnx", *target, *images)
+    fixed = cli("fix", "m.onnx", "-o", "f.onnx", *target)
+    commands = next_commands(predicted) + next_commands(fixed)
+    fix = next(words for words in commands if words[0] == "fix")
+    assert fix[-len(repeated + images) :] == repeated + images
+    assert ["predict", "f.onnx", *repeated] in commands
+
+
+def test_fix_without_images_judges_no_accuracy(folder: Path, cli: Cli) -> None:
+    text = cli("fix", "m.onnx", "-o", "f.onnx")
+    assert "not measured" in text and "--calib" in text and "% ->" not in text
+    np.savez(folder / "in.npz", x=np.ones((1, 16, 16, 16), np.float32))
+    assert "% ->" in cli("fix", "m.onnx", "-o", "f.onnx", "--inputs", "in.npz")
+
+
+def test_fix_lists_rounded_constants_as_left(folder: Path, cli: Cli) -> None:
+    """Anchors of 0.5, 1.5, ... lose their exact values with the steps 1.004."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 1, 128), "c", 1), "r")
+    stored = np.arange(128).astype(np.uint8).reshape(1, 1, 1, 128)
+    grid = g.dq(g.const("grid", stored), "gdq", 1.004, zero=3, integer=np.uint8)
+    onnx.save(g.model(g.add(x, grid, "sum")), "m.onnx")
+    text = cli("fix", "m.onnx", "-o", "f.onnx")
+    left = text[text.index("Left: ") :]
+    assert "grid" in left and "1.004" in left
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_insert_writes_a_valid_model_next_to_the_float_model(folder: Path, cli: 
     assert cli.err == ""
     check(onnx.load("m_qdq.onnx"))
     assert "/model.22/dfl/conv/Conv" in text and "/model.0/conv/_input_quantizer" in text
-    assert next_command(text) == shlex.split("qdqtool predict m_qdq.onnx --target trt10")
+    assert next_command(text) == shlex.split("qdqtool predict m_qdq.onnx")
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -7,7 +7,9 @@ import onnx
 
 import qdqtool
 from qdqtool.comparison.result import ChangeKind
+from qdqtool.formats.build_text import render_comparison
 from tests.insertion.nets import Net
+from tests.notes import note_codes
 
 
 def three_convolutions() -> onnx.ModelProto:
@@ -45,3 +47,35 @@ def test_equal_ranges_are_equal_scales() -> None:
 def test_fp8_that_becomes_int8_is_a_change_back() -> None:
     summary = qdqtool.compare(quantized("fp8"), quantized("int8")).summary()
     assert (summary["format"], summary["gained_int8"], summary["lost_int8"]) == (2, 1, 0)
+
+
+def test_rounding_of_scales_to_fp16_is_no_change() -> None:
+    """FP8 files have FP16 scales, so their ranges differ from those of INT8 by up to .1 %."""
+    options = {"head": "none", "method": "max", "predict": False, "precision": "fp8"}
+    data = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32)
+    half = qdqtool.insert(three_convolutions(), data, **options).model
+    comparison = qdqtool.compare(quantized("int8"), half)
+    assert comparison.where(ChangeKind.SCALE) == comparison.where(ChangeKind.WEIGHTS_SCALE) == []
+
+
+def test_sides_count_outputs_of_each_format() -> None:
+    comparison = qdqtool.compare(quantized("int8"), quantized("fp8"))
+    a, b = comparison.a.as_json(), comparison.b.as_json()
+    assert (a["int8"], a["int8_to_int8"], a["fp8"], a["fp8_to_fp8"]) == (3, 2, 0, 0)
+    assert (b["int8"], b["int8_to_int8"], b["fp8"], b["fp8_to_fp8"]) == (0, 0, 2, 0)
+
+
+def test_text_names_the_format_of_each_side() -> None:
+    text = str(render_comparison(qdqtool.compare(quantized("int8"), quantized("fp8"))))
+    assert "2 convolutions in FP8 instead of INT8" in text
+    assert "in INT8 as before" not in text
+    assert "In FP8, but with float output (1)" in text and "FP8 instead of INT8 (1)" in text
+
+
+def test_agreement_of_two_quantized_models_is_noted() -> None:
+    data = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32)
+    models = three_convolutions(), quantized("int8"), quantized("fp8")
+    both = qdqtool.compare(*models[1:], data=data)
+    alone = qdqtool.compare(models[0], models[2], data=data)
+    assert "reference-quantized" in note_codes(both.notes)
+    assert "reference-quantized" not in note_codes(alone.notes)

@@ -233,6 +233,14 @@ def fp8_version(g: Graph) -> onnx.ModelProto:
     return g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32))
 
 
+def mixed_operands(g: Graph) -> onnx.ModelProto:
+    """Data of INT8 and weights of FP8."""
+    g.opset = 19
+    x = g.pair(g.input(1, 16, 8, 8), "in")
+    g.fp8 = True
+    return g.model(g.op("Conv", [x, g.pair(ones(g), "wq")], "c", kernel_shape=[1, 1]))
+
+
 def output_type(g: Graph) -> onnx.ModelProto:
     x = g.relu(g.conv(g.input(1, 32, 8, 8), "c0", 32), "r0")
     return g.model(_fp8(g).conv(x, "end", 32))
@@ -304,6 +312,7 @@ _MAKERS = (
         fp8_kernel,
         fp8_deconvolution,
         fp8_version,
+        mixed_operands,
         output_type,
         stem_before_pool,
     )

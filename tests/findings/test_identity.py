@@ -16,12 +16,12 @@ from qdqtool.findings.messages import describe_finding
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost, LossCause
-from qdqtool.reasons.conversions import RemainingConversion
+from qdqtool.reasons.conversions import COVERED_TYPES, RemainingConversion
 from qdqtool.reasons.outputs import OutputNotQuantized
 from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
-from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
+from qdqtool.types import Cause, Evidence, Finding, Prediction, Severity
 from qdqtool.util.records import replace_fields
 from tests.findings.graphs import GRAPHS
 from tests.findings.test_producers import prediction
@@ -175,7 +175,7 @@ def test_key_of_conversion_has_the_producer_unless_another_finding_explains_it(
             stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8
         )
         moved = replace_fields(stays, origin=origin)
-        plain = stays.quantize and stays.precision in (Precision.INT8, Precision.INT32)
+        plain = stays.quantize and stays.precision in COVERED_TYPES
         assert (key_of(stays, "CONVERSION") == key_of(moved, "CONVERSION")) is not plain
         see, other = (("OUT-FLOAT", "c"),), (("OUT-FLOAT", "d"),)
         explained = key_of(stays, "CONVERSION", see=see)

@@ -192,6 +192,7 @@ def test_reasons_of_a_layer_are_reported_or_faults_of_the_model() -> None:
         fp8.FloatFp8Deconvolution,
         fp8.EarlyFp8Convolution,
         fp8.LargeFp8Kernel,
+        fp8.MixedOperands,
         fp8.OutputTypeDiffers,
     }
     assert of_layers == {*reported, *MODEL_FAULTS}

@@ -67,6 +67,7 @@ FINDINGS: dict[str, tuple[str, set[object]]] = {
     "fp8-kernel": ("FP8-KERNEL", {"c", (7, 7)}),
     "fp8-deconvolution": ("FP8-DECONV", {"up"}),
     "fp8-version": ("FP8-VERSION", {"c", "10.1"}),
+    "mixed-operands": ("BUILD-FAILS", {"c", "in.DQ", "wq.DQ", ("INT8", "FP8")}),
     "stem-before-pool": ("STEM-POOL", {"stem", "r", "pool"}),
     "output-type": ("FP8-MIXED", {"c0", "end.in.Q", ("INT8", "FP8")}),
     "stays": ("CONVERSION", {"end.in.Q", 0.05, ("SKIP-FLOAT", "sum")}),
@@ -82,6 +83,7 @@ TARGETS = {
     "fp8-deconvolution": "trt10",
     "fp8-version": "10.1",
     "output-type": "trt10",
+    "mixed-operands": "trt10",
     "stem-before-pool": "trt10",
 }
 

@@ -316,7 +316,7 @@ def test_fix_handles_empty_scales_and_heads(g, monkeypatch):
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
-    assert not fix(proto, "trt8.5").applied
+    assert {change.code for change in fix(proto, "trt8.5").applied} <= {"W-SCALE"}
     made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5", ["HEAD-QUANT"])
     # Two predictions look for the head; a float network is run for each.
@@ -432,7 +432,7 @@ def test_fix_reports_unfixed_places(g, monkeypatch):
     seen.clear()
     endless = fix(FAMILIES["residual"](300), target="trt8.5")
     assert endless.refused[0].why_not.values["cause"] == "output-not-finite" and not endless.applied
-    assert len(seen) == 3, "steps are not tried together where nothing can be compared"
+    assert len(seen) == 4, "steps are not tried together where nothing can be compared"
 
 
 # Reasons -----------------------------------------------------------------------------------------

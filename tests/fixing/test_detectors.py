@@ -204,7 +204,7 @@ def test_weights_get_a_scale_for_each_channel() -> None:
 def test_errors_of_boxes_and_scores() -> None:
     """The error of scores is separate from that of boxes, which are a hundred times as large."""
     proto, x = head(), image(1, 16, 8, 8)
-    fixed = fix(proto, inputs={"x": x})
+    fixed = fix(proto, only=["HEAD-CONCAT"], inputs={"x": x})
     boxes, scores = fixed.errors
     assert [(e.output, e.tensor, e.channels) for e in fixed.errors] == [
         ("behind.DQ:0", "decode:0", (0, 7)),

@@ -16,6 +16,7 @@ from qdqtool.patterns.fake_quantizers import QuantizerForm, find_fake_quantizers
 from tests.errors import has
 from tests.trt.builder import Graph
 
+INT8 = onnx.TensorProto.INT8
 MakeQuantizer = Callable[[Graph, str, str, np.ndarray], str]
 """Makes a quantizer of a tensor: graph, tensor, name and scales in a shape that broadcasts."""
 
@@ -95,8 +96,10 @@ def openvino(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
     return g.op("FakeQuantize", [x, *ends], name, domain="org.openvinotoolkit", levels=256)
 
 
-def affine(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
-    """Return a quantizer with the inputs scale, zero point and bounds."""
+def affine(
+    domain: str, op: str, *, factor: float | None = None, **attributes: Any
+) -> MakeQuantizer:
+    """Return a quantizer with the inputs scale, zero point, bounds and gradient factor."""
 
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         values: list[Any] = [np.asarray(scale.reshape(-1) if scale.size > 1 else scale, np.float32)]
@@ -104,6 +107,7 @@ def affine(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
         is_channel = scale.size > 1
         values += [np.int64(0)] if is_channel else []
         values += [np.int64(-128), np.int64(127)]
+        values += [] if factor is None else [np.float32(factor)]
         inputs = [g.const(f"{name}.{i}", value) for i, value in enumerate(values)]
         suffix = "channel" if is_channel else "tensor"
         names = {k: v.format(suffix) for k, v in attributes.items()}
@@ -112,13 +116,63 @@ def affine(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
     return make
 
 
-def pt2e(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    make = affine("quantized_decomposed", "quantize_per_{}")
-    integers = make(g, x, f"{name}.q", scale)
-    inputs = [f"{name}.q.{i}" for i in range(5 if scale.size > 1 else 4)]
-    suffix = "channel" if scale.size > 1 else "tensor"
-    op = f"dequantize_per_{suffix}"
-    return g.op(op, [integers, *inputs], name, domain="quantized_decomposed")
+def pt2e_named(names: str) -> MakeQuantizer:
+    """Return a quantizer of quantized_decomposed; `names` is the form of its operators' names."""
+
+    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+        domain, suffix = "quantized_decomposed", "channel" if scale.size > 1 else "tensor"
+        quantize = affine(domain, names.format("", suffix))
+        integers = quantize(g, x, f"{name}.q", scale)
+        inputs = [f"{name}.q.{i}" for i in range(5 if scale.size > 1 else 4)]
+        return g.op(names.format("de", suffix), [integers, *inputs], name, domain=domain)
+
+    return make
+
+
+pt2e = pt2e_named("{}quantize_per_{}")
+
+
+def reversed_operands(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+    """Return a quantizer whose constants are the first operands."""
+    values = {"i": 1 / scale, "l": np.float32(-128), "h": np.float32(127), "s": scale}
+    c = {k: g.const(f"{name}.{k}", np.asarray(v, np.float32)) for k, v in values.items()}
+    x = g.op("Round", g.op("Mul", [c["i"], x], f"{name}.0"), f"{name}.1")
+    x = g.op("Max", [c["l"], g.op("Min", [c["h"], x], f"{name}.2")], f"{name}.3")
+    return g.op("Mul", [c["s"], x], f"{name}.4")
+
+
+def dq_operator(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+    """Return arithmetic up to the integers, and a DQ."""
+    s = g.const(f"{name}.s", np.asarray(scale, np.float32))
+    bounds = [g.const(f"{name}.{key}", np.float32(b)) for key, b in (("l", -128), ("u", 127))]
+    x = g.op("Round", g.op("Div", [x, s], f"{name}.0"), f"{name}.1")
+    x = g.op("Cast", g.op("Clip", [x, *bounds], f"{name}.2"), f"{name}.3", to=INT8)
+    flat = g.const(f"{name}.flat", np.asarray(scale, np.float32).reshape(-1))
+    zero = g.const(f"{name}.zero", np.zeros(np.size(scale), np.int8))
+    return g.op("DequantizeLinear", [x, flat, zero], f"{name}.4", axis=0)
+
+
+def qcdq(low: int, high: int) -> MakeQuantizer:
+    """Return a quantizer of Brevitas: Q, Clip of the integers, DQ."""
+
+    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+        flat = np.asarray(scale, np.float32).reshape(-1 if np.size(scale) > 1 else ())
+        pair = [g.const(f"{name}.s", flat), g.const(f"{name}.z", np.zeros(flat.shape, np.int8))]
+        bounds = [g.const(f"{name}.{k}", np.int8(b)) for k, b in (("l", low), ("h", high))]
+        x = g.op("QuantizeLinear", [x, *pair], f"{name}.q", axis=0)
+        x = g.op("Clip", [x, *bounds], f"{name}.c")
+        return g.op("DequantizeLinear", [x, *pair], f"{name}.dq", axis=0)
+
+    return make
+
+
+def custom(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
+    """Return a quantizer that is an operator without known inputs."""
+
+    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+        return g.op(op, x, name, domain=domain, **attributes)
+
+    return make
 
 
 def aimet(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
@@ -134,6 +188,8 @@ DECOMPOSED = {
     "narrow": arithmetic("*inverse", "round", "narrow", "/inverse"),
     "minimum and maximum": arithmetic("*inverse", "round", "max", "min", "*"),
     "straight through": straight_through,
+    "reversed operands": reversed_operands,
+    "operator DQ": dq_operator,
     "casts": arithmetic("*inverse", "round", "+", "clip", "cast3", "cast1", "-", "*"),
 }
 OPERATORS: dict[str, tuple[MakeQuantizer, QuantizerForm]] = {
@@ -146,6 +202,21 @@ OPERATORS: dict[str, tuple[MakeQuantizer, QuantizerForm]] = {
         QuantizerForm.ATEN,
     ),
     "PT2E": (pt2e, QuantizerForm.PT2E),
+    "ATen, learnable": (
+        affine(
+            "org.pytorch.aten",
+            "ATen",
+            factor=1.0,
+            operator="_fake_quantize_learnable_per_{}_affine",
+        ),
+        QuantizerForm.ATEN,
+    ),
+    "PT2E, name with dots": (pt2e_named("{}quantize_per_{}.default"), QuantizerForm.PT2E),
+    "PT2E, whole name": (
+        pt2e_named("quantized_decomposed_{}quantize_per_{}_default"),
+        QuantizerForm.PT2E,
+    ),
+    "QCDQ": (qcdq(-128, 127), QuantizerForm.QCDQ),
     "MQBench": (
         affine("", "FakeQuantizeLearnablePer{}Affine"),
         QuantizerForm.MQBENCH,
@@ -157,7 +228,21 @@ INEXACT = {
     "bipolar": qonnx(op="BipolarQuant"),
     "halves up": floor,
     "AIMET": aimet,
+    "AIMET, blocks": custom("aimet.customop.cuda", "GroupedBlockQuantizeDequantize"),
+    "no bounds": arithmetic("/", "round", "*"),
+    "unsigned and narrow": qonnx(signed=0, narrow=1),
+    "Trunc": qonnx(op="Trunc"),
+    "MultiThreshold": qonnx(op="MultiThreshold"),
+    "ModelOpt": custom("tensorrt", "quantize_op"),
+    "torchao": custom("torchao", "quantize_affine"),
+    "ATen, observer": custom(
+        "org.pytorch.aten", "ATen", operator="fused_moving_avg_obs_fake_quant"
+    ),
+    "TensorFlow": custom("tf", "FakeQuantWithMinMaxVars"),
 }
+
+
+ARITHMETIC = ("halves up", "no bounds")  # of INEXACT: TensorRT builds it
 
 
 def network(
@@ -225,7 +310,7 @@ def test_fix_rewrites_operators_of_other_tools(name: str, per_channel: bool) -> 
 def test_quantizer_without_exact_pair_is_named(name: str) -> None:
     before = network(INEXACT[name], per_channel=False)
     (finding,) = (f for f in qdqtool.predict(before).findings if f.code == "FAKE-QUANT")
-    assert finding.severity == ("warning" if name == "halves up" else "error")
+    assert finding.severity == ("warning" if name in ARITHMETIC else "error")
     assert not finding.automatic
     assert finding.causes[0].reason.problem
     with pytest.raises(ModelError, check=has("not-quantized")):
@@ -240,8 +325,10 @@ def test_insert_never_quantizes_twice(name: str) -> None:
 
 
 def test_other_rounding_is_no_quantizer() -> None:
-    """A Round without bounds, and one whose scales differ before and after it."""
-    unbounded = network(arithmetic("/", "round", "*"))
+    """A Round without bounds at an output, and one whose scales differ before and after it."""
+    g = Graph(opset=17)
+    y = g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", scale=None)
+    unbounded = g.model(arithmetic("/", "round", "*")(g, y, "r", np.asarray(0.5)))
     rescaled = network(arithmetic("/", "round", "clip", "/"))
     assert not find_fake_quantizers(load(unbounded)) and not find_fake_quantizers(load(rescaled))
 
@@ -275,3 +362,31 @@ def test_insert_names_operators_that_hide_layers() -> None:
     y = g.op("FusedConv", g.input(1, 16, 8, 8), "fused", domain="com.microsoft")
     with pytest.raises(ModelError, check=has("nothing-to-quantize"), match="FusedConv"):
         qdqtool.insert(g.model(y), feeds)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_arithmetic_of_stored_integers_becomes_a_dq(per_channel: bool) -> None:
+    """Weights stored as int8, with Cast and Mul in place of a DQ."""
+
+    def weights(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+        (tensor,) = (t for t in g.initializers if t.name == x)
+        values = onnx.numpy_helper.to_array(tensor)
+        integers = np.clip(np.rint(values / scale), -127, 127).astype(np.int8)
+        stored = g.const(f"{name}.i", integers)
+        s = g.const(f"{name}.s", np.asarray(scale, np.float32))
+        return g.op("Mul", [g.op("Cast", stored, f"{name}.c", to=1), s], f"{name}.m")
+
+    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+        quantize = arithmetic("/", "round", "clip", "*")
+        return (weights if x.startswith("w") else quantize)(g, x, name, scale)
+
+    proto = network(make, per_channel=per_channel)
+    fixed = qdqtool.fix(proto)
+    assert fixed.after.summary()["int8"] == 2
+    np.testing.assert_allclose(run(fixed.proto), run(proto), atol=1e-6)
+
+
+def test_clip_to_four_bits_is_named() -> None:
+    prediction = qdqtool.predict(network(qcdq(-8, 7), per_channel=False))
+    (finding,) = (f for f in prediction.findings if f.code == "FAKE-QUANT")
+    assert (finding.severity, finding.automatic) == ("error", False)

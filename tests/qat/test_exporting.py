@@ -528,7 +528,8 @@ def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
     sample = torch.randn(2, 3, 64, 64)
     model = ready(ResNet18(10, 32), sample)
     int8 = qat.export(model, tmp_path / "int8.onnx", sample)
-    fp8 = qat.export(model, tmp_path / "fp8.onnx", sample, precision="fp8")
+    options: Any = {"precision": "fp8", "high_precision": "fp32"}
+    fp8 = qat.export(model, tmp_path / "fp8.onnx", sample, **options)
     proto = onnx.load(tmp_path / "fp8.onnx")
     onnx.checker.check_model(proto, full_check=True)
     assert proto.opset_import[0].version >= 19
@@ -544,3 +545,45 @@ def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
     for name in names:
         expected = scales[0][name.removesuffix("/fp8")] * 127 / 448
         np.testing.assert_allclose(scales[1][name], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("high_precision", "type"), [(None, np.float16), ("fp32", np.float32)])
+def test_fp8_export_has_an_fp16_remainder(
+    tmp_path: Path, high_precision: str | None, type: Any
+) -> None:
+    """All weights have the type, and inputs and outputs remain FP32."""
+    sample = torch.randn(2, 3, 64, 64)
+    model = ready(ResNet18(10, 32), sample)
+    options: Any = {"precision": "fp8", "high_precision": high_precision}
+    result = qat.export(model, tmp_path / "fp8.onnx", sample, **options)
+    proto = onnx.load(tmp_path / "fp8.onnx")
+    onnx.checker.check_model(proto, full_check=True)
+    weights = [numpy_helper.to_array(v) for v in proto.graph.initializer if len(v.dims) > 1]
+    assert {w.dtype for w in weights if w.dtype.kind == "f"} == {np.dtype(type)}
+    ends = [*proto.graph.input, *proto.graph.output]
+    assert {v.type.tensor_type.elem_type for v in ends} == {onnx.TensorProto.FLOAT}
+    assert result.fp8_difference is not None and result.fp8_difference < 0.3
+
+
+def test_fp8_export_keeps_large_tensors_in_fp32(tmp_path: Path) -> None:
+    """FP16 would make them infinite."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.last(torch.tanh(self.first(x) * 1e6 * 1e-6) * 1e5 * 1e-5)
+
+    sample = torch.rand(1, 32, 8, 8)
+    model = ready(Large(), sample)
+    result = qat.export(model, tmp_path / "fp8.onnx", sample, precision="fp8")
+    assert result.fp8_difference is not None and result.fp8_difference < 0.5
+
+
+def test_high_precision_is_for_fp8_only(tmp_path: Path) -> None:
+    sample = torch.randn(1, 3, 32, 32)
+    model = ready(ResNet18(10, 32), sample)
+    with pytest.raises(QdqtoolError, check=has("option-conflict", parameter="high_precision")):
+        qat.export(model, tmp_path / "a.onnx", sample, high_precision="fp16")

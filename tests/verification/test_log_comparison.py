@@ -276,13 +276,13 @@ def test_layers_are_compared_by_name() -> None:
         ]
     )
     result = layers_compared(prediction, build)
-    assert result.counts == LayerCounts(3, 1)
+    assert result.counts == LayerCounts(3, 1, ("c",))
     assert [(m.name, m.differs, m.values, m.line) for m in result.mismatches] == [
         ("b", Difference.INPUT, (INT8, FP32), 5)
     ]
     # A layer whose convolution is a mismatch is not reported twice.
     result = layers_compared(prediction, build, "b")
-    assert (result.counts, result.mismatches) == (LayerCounts(3, 1), [])
+    assert (result.counts, result.mismatches) == (LayerCounts(3, 1, ("c",)), [])
 
 
 NAMES = [

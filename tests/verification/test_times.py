@@ -198,17 +198,28 @@ def test_float_precision_of_flags(flags: tuple[str, ...], plain: Precision) -> N
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
-def test_time_outside_the_range_is_in_the_last_line(factor: float) -> None:
+def test_time_outside_the_range_is_in_the_first_line(factor: float) -> None:
     """It does not change the exit code."""
     built = TIME.low_ms * factor if factor < 1 else TIME.high_ms * factor
     facts = BuildFacts(BuildSource.TRTEXEC_LOG, (), "8.6.1", GPU, True, ())
     result = Verification(facts, times=compared(timed(built, device=GPU)))
-    last = render_verification(result, 200).lines[-1]
+    first = render_verification(result, 300).lines[0]
     outside = (
         f"{built:.3f} ms measured, outside the estimated {TIME.low_ms:.3f} to {TIME.high_ms:.3f}"
     )
     assert (outside in verdict(result)) is (factor != 1)
-    assert last == f"PASS: {verdict(result)}" and exit_code(result) == 0
+    assert first.startswith("PASS: ") and (outside in first) is (factor != 1)
+    assert exit_code(result) == 0
+
+
+def test_verify_states_its_result_once_and_names_layers_with_other_names() -> None:
+    facts = BuildFacts(BuildSource.LAYER_JSON, (), "8.4.0", None, True, ())
+    layers = LayerCounts(34, 32, ("fc [307]", "squeeze [307]"))
+    page = render_verification(Verification(facts, layers=layers), 100)
+    assert page.lines[0].startswith("PASS: ") and "2 of 34 engine layers" in page.lines[0]
+    text = str(page)
+    assert text.count("PASS") == 1 and "32 of 34" in text
+    assert all(name in text for name in layers.unmatched)
 
 
 def test_verify_notes_begin_with_the_version() -> None:

@@ -24,6 +24,12 @@ from qdqtool.ir.operators import output_axis
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.weights import WeightScales, WeightScalesCause
+from qdqtool.trt.fault_checks import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    find_extreme_scales,
+    weight_scale_implausible,
+)
 from qdqtool.util.records import record
 
 _INT8_MAX = 127.0
@@ -35,9 +41,12 @@ _MAX_RATIO = 1.5
 _MAX_CLIPPED_SHARE = 0.02
 _MIN_RATIO = 0.25  # channels below this ratio lose two bits
 _MAX_BAD_SHARE = 0.1  # share of the channels, or of the layers with one scale each
+_MAX_SATURATED_WEIGHTS = 0.5  # share of the weights of a channel that exceed its range
+_MAX_SATURATED_SHARE = 0.5  # share of the channels of a layer in which most weights are clipped
 _FACTOR_TOLERANCE = 0.01  # relative difference of equal factors
 _ROUNDING_TOLERANCE = 0.006  # exporters divide by 127, 127.5 (.004 more) or similar
 _MIN_LAYERS = 3  # fewer layers do not show a share
+_MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance
 _MIN_EXACT_SHARE = 0.8  # mean share of exact channels from which an exception is an error
 _MAX_EXACT_RATIO = 1.25  # exceptions are farther off; tools leave at most 1.001
 _MAX_DEAD_RANGE = 0.02  # over the layer's median; quantizers have minimum scales for dead channels
@@ -56,11 +65,18 @@ class _ChannelRatios:
         ratios: Largest over largest representable weight of each channel, or of the tensor.
         clipped: Whether each channel is clipped.
         dead: Whether the weights of each channel are nearly zero compared with other channels.
+        saturated: Whether most weights of each channel are clipped.
+        extremes: Extreme scales and the largest weight of each, [2, channels]. The other attributes
+            lack these channels.
+        count: Number of all channels.
     """
 
     ratios: npt.NDArray[np.float64]
     clipped: npt.NDArray[np.bool_]
     dead: npt.NDArray[np.bool_]
+    saturated: npt.NDArray[np.bool_]
+    extremes: npt.NDArray[np.float64]
+    count: int
 
     @functools.cached_property
     def logs(self) -> npt.NDArray[np.float64]:
@@ -73,6 +89,8 @@ class _LayerFit:
 
     Attributes:
         node: The layer.
+        quantizer: First quantizer of its weights.
+        is_float: Whether the weights are stored as floats.
         channels: Ratios of its weights.
         other_axis_ratios: Ratios under the assumption that the scales belong to the other axis;
             empty unless this axis has as many channels.
@@ -80,6 +98,8 @@ class _LayerFit:
     """
 
     node: Node
+    quantizer: Node
+    is_float: bool
     channels: _ChannelRatios
     other_axis_ratios: npt.NDArray[np.float64]
     is_uniform: bool = False
@@ -90,9 +110,17 @@ class _LayerFit:
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add one finding for the network, with the likely cause."""
+    """Add a finding for each layer with extreme scales, and one for all others of the network."""
     fits = _measure_layers(view)
-    fault = (
+    for fit in fits:
+        if fit.channels.extremes.size:
+            scales, largest = fit.channels.extremes
+            fault = weight_scale_implausible(
+                MODEL_CHECK, fit.quantizer.name, scales, largest, fit.channels.count
+            )
+            report.add(fault, convolutions=[fit.node.name])
+    fits = [fit for fit in fits if fit.ratios.size]
+    misfit = (
         (
             _check_axis(fits)
             or _check_common_factor(fits)
@@ -100,12 +128,17 @@ def run(view: View, report: FindingReport) -> None:
             or _check_channels(fits)
         )
         if len(fits) >= _MIN_LAYERS
-        else None
+        else _check_equal_factor(fits)
     )
-    fault = fault or _check_exceptions(fits) or _check_layers(fits)
-    if fault is not None:
-        layers = set(fault.layers)
-        report.add(fault, convolutions=[f.node.name for f in fits if f.node.name in layers])
+    misfit = misfit or _check_exceptions(fits) or _check_layers(fits) or _check_saturated(fits)
+    if misfit is not None:
+        layers = set(misfit.layers)
+        bad = [f for f in fits if f.node.name in layers]
+        report.add(
+            misfit,
+            convolutions=[f.node.name for f in bad],
+            automatic=misfit.cause != WeightScalesCause.AXIS and any(f.is_float for f in bad),
+        )
 
 
 def _select_layers(
@@ -158,6 +191,18 @@ def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
     return _build_fault(WeightScalesCause.FACTOR, same_factor, fits, factor)
 
 
+def _check_equal_factor(fits: list[_LayerFit]) -> WeightScales | None:
+    """Return the fault of a common factor of all channels of a layer, for a few layers."""
+    for fit in fits:
+        fault = _check_common_factor([fit]) if fit.ratios.size >= _MIN_CHANNELS else None
+        if fault is not None and not _MIN_RATIO <= fault.factor <= _MAX_RATIO:
+            alike = [
+                f for f in fits if abs(_median(f.ratios) / fault.factor - 1) < _FACTOR_TOLERANCE
+            ]
+            return _build_fault(WeightScalesCause.FACTOR, alike, fits, fault.factor)
+    return None
+
+
 def _check_channels(fits: list[_LayerFit]) -> WeightScales | None:
     """Return the fault of many channels that are clipped or lose two bits."""
     clipped, wasted = _bad_shares(fits)
@@ -167,6 +212,9 @@ def _check_channels(fits: list[_LayerFit]) -> WeightScales | None:
         fits,
         lambda channels: bool(np.any(channels.clipped) or np.any(channels.ratios < _MIN_RATIO)),
     )
+    saturated = _check_saturated(fits)
+    if saturated is not None and all(_is_saturated(f) for f in bad):
+        return saturated
     per_channel = any(f.ratios.size > 1 for f in bad)
     if clipped > _MAX_BAD_SHARE:
         return _build_fault(
@@ -235,6 +283,17 @@ def _check_layers(fits: list[_LayerFit]) -> WeightScales | None:
     )
 
 
+def _check_saturated(fits: list[_LayerFit]) -> WeightScales | None:
+    """Return the fault of layers most of whose weights are clipped, for any number of layers."""
+    bad = [f for f in fits if _is_saturated(f)]
+    return _build_fault(WeightScalesCause.SATURATED, bad, fits) if bad else None
+
+
+def _is_saturated(fit: _LayerFit) -> bool:
+    alive = ~fit.channels.dead
+    return float(np.mean(fit.channels.saturated & alive)) > _MAX_SATURATED_SHARE
+
+
 def _bad_shares(fits: list[_LayerFit]) -> tuple[float, float]:
     """Return the shares of all channels that are clipped, and that lose two bits or more."""
     ratios = np.concatenate([f.ratios for f in fits])
@@ -280,7 +339,7 @@ def _measure_layers(view: View) -> list[_LayerFit]:
             if math.prod(shape) <= _MAX_LAYER_VALUES
             else None
         )
-        if fit is not None and fit.ratios.size:
+        if fit is not None and (fit.ratios.size or fit.channels.extremes.size):
             fits.append(fit)
     return fits
 
@@ -318,7 +377,7 @@ def _measure_layer(
     if axis is None and scale.size > 1:
         return None  # the file contradicts itself
     if axis is None or scale.size == 1:
-        return _LayerFit(node, measure_along(None), np.empty(0))
+        return _LayerFit(node, first, weights.q is not None, measure_along(None), np.empty(0))
     axis %= len(shape)
     if shape[axis] != scale.size:
         return None
@@ -333,6 +392,8 @@ def _measure_layer(
     )
     return _LayerFit(
         node,
+        first,
+        weights.q is not None,
         own,
         measure_along(other).ratios if is_ambiguous else np.empty(0),
         is_uniform=scales.is_uniform,
@@ -358,14 +419,19 @@ def _measure_channels(
     scale = np.broadcast_to(scale, largest.shape)[alive]
     largest = largest[alive] * (scale if stored else 1.0)
     largest_representable = _INT8_MAX * scale
+    extreme = find_extreme_scales(scale, largest)
+    is_reported = (scale <= SMALLEST_SCALE) | (scale > LARGEST_SCALE)  # the quantizer's check
+    extremes = np.stack([scale, largest])[:, extreme & ~is_reported]
     ratios: npt.NDArray[np.float64] = largest / largest_representable
-    clipped = ratios > _MAX_RATIO
-    for i in np.flatnonzero(clipped):
+    clipped, saturated = ratios > _MAX_RATIO, np.zeros(ratios.shape, np.bool_)
+    for i in np.flatnonzero(clipped & ~extreme):
         channel = values.take(np.flatnonzero(alive)[i], axis)
-        clipped[i] = (
-            np.mean((channel > largest_representable[i]) | (channel < -largest_representable[i]))
-            > _MAX_CLIPPED_SHARE
+        share = np.mean(
+            (channel > largest_representable[i]) | (channel < -largest_representable[i])
         )
+        clipped[i], saturated[i] = share > _MAX_CLIPPED_SHARE, share > _MAX_SATURATED_WEIGHTS
+    dead = largest < _MAX_DEAD_RANGE * (_median(largest) if largest.size else 0.0)
+    kept = ~extreme
     return _ChannelRatios(
-        ratios, clipped, largest < _MAX_DEAD_RANGE * (_median(largest) if largest.size else 0.0)
+        ratios[kept], clipped[kept], dead[kept], saturated[kept], extremes, alive.size
     )

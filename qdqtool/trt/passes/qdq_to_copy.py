@@ -27,6 +27,7 @@ from qdqtool.trt.surroundings import (
     tensor_size,
 )
 from qdqtool.trt.trace import SWAP_TYPE
+from qdqtool.types import Precision
 
 QUANTIZE = seen(
     "quantize",
@@ -113,10 +114,18 @@ class QDQToCopy(Pass):
             layer.paired_q,
             layer.source_scale,
             layer.requantizes,
-            quantized_type(layer),
+            _named_type(layer),
             is_in_attention,
             weakest_evidence(cases, self.target),
         )
+
+
+def _named_type(layer: Layer) -> Precision:
+    """Return the quantized type; UNKNOWN for a type that TensorRT lacks, such as FP8 E5M2."""
+    quant = layer.quant
+    if quant is not None and quant.precision == Precision.UNKNOWN and quant.has_zero_point:
+        return Precision.UNKNOWN
+    return quantized_type(layer)
 
 
 def _choose_case(layer: Layer) -> Case:

@@ -120,6 +120,13 @@ FP8_MOVED = assumed(
     "as seen on TensorRT-RTX 1.7.1 for operators that only move values and for MaxPool; no log of "
     "an FP8 build of TensorRT 10 is available",
 )
+MIXED_TYPES = assumed(
+    "mixed-types",
+    "A build stops at a layer of which one input is INT8 and the other FP8.",
+    "TensorRT-RTX 1.7.1 refuses Conv, MatMul and Gemm (CHECK(dtype == W.type())); a TensorRT 10 "
+    "engine with such a layer would refute it",
+    about=("Conv", "MatMul", "Gemm"),
+)
 OTHER_TYPE = assumed(
     "other-type",
     "A layer does not absorb the Q after it if that quantizes to another 8-bit type.",
@@ -134,6 +141,7 @@ PRELU = assumed(
 # Cases of the reasons for which a layer with Q/DQ on both inputs runs in float
 _OBSTACLE_CASES: dict[type[Reason], Case] = {
     FloatTypesDiffer: MIXED_FLOATS,
+    fp8.MixedOperands: MIXED_TYPES,
     fp8.FloatFp8Deconvolution: FP8_DECONVOLUTION,
     fp8.LargeFp8Kernel: FP8_KERNEL,
     fp8.EarlyFp8Convolution: FP8_EARLY,
@@ -175,6 +183,7 @@ class QuantizeDoubleInputNodes(Pass):
         FP8_EARLY,
         FP8_POINTWISE,
         FP8_MOVED,
+        MIXED_TYPES,
         OTHER_TYPE,
         PRELU,
     )

@@ -1,5 +1,7 @@
 """Findings and texts about FP8 quantizers."""
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -146,3 +148,36 @@ def test_float_rest_of_fp8_is_predicted_as_the_printed_command_builds_it(target:
     assert time is not None and time.workload is not None
     assert {w.written_as for w in time.workload.layers if w.kind == work.CONV} == {Precision.FP32}
     assert time.quantized == Precision.FP8
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11", "rtx1.7"])
+@pytest.mark.parametrize("op", ["Conv", "MatMul", "Gemm"])
+@pytest.mark.parametrize("data", ["INT8", "FP8"])
+def test_one_layer_of_both_types_is_an_error(data: str, op: str, target: str) -> None:
+    """TensorRT-RTX 1.7.1 refuses it for 8.9."""
+    g = Graph(opset=19)
+    x = g.input(1, 32, 8, 8) if op == "Conv" else g.input(8, 32)
+    operands = []
+    for tensor, is_fp8 in ((x, data == "FP8"), ("weights", data != "FP8")):
+        g.fp8 = is_fp8
+        shape = (32, 32, 1, 1) if op == "Conv" else (32, 32)
+        source = tensor if tensor == x else g.const(tensor, np.ones(shape))
+        operands.append(g.pair(source, f"{tensor}.pair"))
+    prediction = predict(g.model(g.op(op, operands, "layer")), target)
+    errors = [f for f in prediction.findings if f.severity == Severity.ERROR]
+    assert [f.code for f in errors] == ["BUILD-FAILS"]
+    assert "layer" in errors[0].convolutions
+    assert {"INT8", "FP8"} <= set(re.findall(r"\w+", errors[0].message))
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11"])
+def test_texts_about_e5m2_do_not_say_int8(target: str) -> None:
+    model = chain("FP8", "FP8")
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT8E4M3FN:
+            kind = TensorProto.FLOAT8E5M2
+            zeros = [0.0] * int(np.prod(tensor.dims))
+            tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, zeros))
+    findings = predict(model, target).findings
+    assert not any("INT8" in f.message for f in findings)
+    assert any("E5M2" in f.message and "E4M3FN" in f.fix for f in findings)

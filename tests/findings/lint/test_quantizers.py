@@ -143,10 +143,49 @@ def test_fix_keeps_zeros_of_stored_integers() -> None:
     assert not stored[dq.input[0]][2].any() and stored[dq.input[0]][1].all()
 
 
+def weights_and_scales() -> tuple[np.ndarray, np.ndarray]:
+    weights = np.random.default_rng(0).normal(0, 0.3, (4, 4, 1, 1)).astype(np.float32)
+    return weights, np.abs(weights).max(axis=(1, 2, 3)) / np.float32(127)
+
+
+@pytest.mark.parametrize("value", [1e22, 3e4, 50.0, 1e-6, 1e-10, 1e-30])
+@pytest.mark.parametrize("channels", [[0, 1, 2, 3], [2]])
+def test_extreme_scale_of_weights_is_computed_again(value: float, channels: list[int]) -> None:
+    """One layer is enough: the weights in the file prove the scale wrong."""
+    weights, exact = weights_and_scales()
+    scales = exact.copy()
+    scales[channels] = value
+    proto = with_weights(scales, weights)
+    fault = finding(proto, EXTREME)
+    assert fault.automatic and "W-SCALE" not in codes(proto)
+    reason = cause(fault)
+    assert (reason.bad, reason.count, reason.owner) == (len(channels), 4, ScaleOwner.WEIGHTS)
+    fixed = qdqtool.fix(proto)
+    assert fixed.ok and [change.code for change in fixed.applied] == [EXTREME]
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
+    for node in fixed.proto.graph.node:
+        if node.name.startswith("wq"):
+            np.testing.assert_allclose(stored[node.input[1]], exact, rtol=1e-6)
+
+
+def test_scales_of_weights_that_are_nearly_zero_are_not_reported() -> None:
+    weights, scales = weights_and_scales()
+    weights[1], scales[1] = 0.0, 1e-30
+    weights[2], scales[2] = 1e-9, 2.0**-23
+    assert codes(with_weights(scales, weights)).isdisjoint({EXTREME, "W-SCALE"})
+    assert codes(with_weights(np.full(4, 1e-30), weights * 0)).isdisjoint({EXTREME, "W-SCALE"})
+
+
 @pytest.mark.parametrize("value", [1e22, 3e4])
-def test_huge_scale_of_weights_is_reported(value: float) -> None:
-    assert codes(with_weights(channel(0, value))) & {"W-SCALE", EXTREME}
+def test_huge_scale_of_integer_weights_is_reported(value: float) -> None:
     assert EXTREME in codes(with_integers(channel(0, value)))
+
+
+def test_tiny_scales_of_integer_weights_are_reported_if_all_are_tiny() -> None:
+    """A single tiny scale may belong to a channel of zeros."""
+    fault = finding(with_integers(np.full(4, 1e-30)), EXTREME)
+    assert not fault.automatic
+    assert EXTREME not in codes(with_integers(channel(0, 1e-30)))
 
 
 def test_infinite_scale_that_rtx_accepts_is_reported() -> None:

@@ -543,3 +543,21 @@ def test_scales_that_contradict_the_weights_are_left_to_other_checks(
     for (scale, _), values in zip(pairs, bad, strict=False):
         scale.CopyFrom(numpy_helper.from_array(values.astype(np.float32), scale.name))
     assert weight_scales_of(copy) is None
+
+
+@pytest.mark.parametrize("factor", [1 / 20, 1 / 4, 20.0])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_one_layer_shows_that_all_its_scales_are_wrong(factor: float, layers: int) -> None:
+    g = Graph()
+    x = g.input(1, 8, 16, 16)
+    for i in range(layers):
+        x = g.relu(g.conv(x, f"c{i}", scale=None, weights="float"), f"r{i}")
+    model = insert_max(g.model(x)).model
+    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and "w" in n.name)
+    assert not reasons("W-SCALE", model, None)
+    damaged = with_scale(model, name, factor)
+    (reason,) = reasons("W-SCALE", damaged, None)
+    assert reason.cause == WeightScalesCause.FACTOR and len(reason.layers) == 1
+    fixed = qdqtool.fix(damaged)
+    assert [change.code for change in fixed.applied] == ["W-SCALE"]
+    assert not reasons("W-SCALE", fixed.proto, None)

@@ -169,7 +169,7 @@ def mixed(data: Any, after: Any = None) -> Graph:
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_fp8_weights_with_int8_data_are_reported(target: str) -> None:
     result = run_pass(mixed(np.int8).model("end:0"), QuantizeDoubleInputNodes, target=target)
-    assert result.reasons == [("c", "types")]
+    assert result.reasons == [("c", "mixed-operands")]
     assert result.records[0].types == ("INT8", "FP8")
 
 
@@ -255,6 +255,7 @@ GRAPHS = {
     "QuantizeDoubleInputNodes/fp8-kernel": (_drawn(fp8(k=7)), "trt10"),
     "QuantizeDoubleInputNodes/fp8-early": (_drawn(fp8()), "10.1"),
     "QuantizeDoubleInputNodes/fp8-deconvolution": (_drawn(fp8(**_UP)), "trt10"),
+    "QuantizeDoubleInputNodes/mixed-types": (_drawn(mixed(np.int8)), "trt10"),
     "QuantizeDoubleInputNodes/other-type": (_drawn(mixed(None, np.int8)), "trt10"),
     "QuantizeDoubleInputNodes/fp8-product": (_product, "trt10"),
     "QuantizeDoubleInputNodes/fp8-pointwise": (_sum, "trt10"),

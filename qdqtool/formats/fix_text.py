@@ -1,0 +1,146 @@
+"""Text of ``fix``: the result first, then the changes and what is left."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqtool.findings.rules import split_fixable
+from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options
+from qdqtool.formats.verdicts import verdict
+from qdqtool.types import Severity
+from qdqtool.util.text import format_count
+
+if TYPE_CHECKING:
+    from qdqtool.fixing.api import Fixed
+    from qdqtool.fixing.session import FixAttempt
+
+_MAX_FIXES = 1  # changes of one code that are listed
+_LOSSES = ("constants-rounded",)  # notes on problems that no fix can remove
+
+
+def render(
+    fixed: Fixed, output: str, width: int, *, options: str = "", seconds: float | None = None
+) -> TextPage:
+    """Return the text of ``fix``: verdicts before and after, applied and refused changes.
+
+    Args:
+        fixed: The result.
+        output: Path of the written model.
+        width: Columns.
+        options: Options of the user that the next commands take too.
+        seconds: Time that the command took. None: not printed.
+    """
+    page = TextPage(width)
+    _add_result(page, fixed)
+    page.add_row("Before", verdict(fixed.before))
+    page.add_row("After", verdict(fixed.after))
+    _add_errors(page, fixed)
+    for note in fixed.notes:
+        if note.code not in _LOSSES:
+            page.fill(f"note: {as_options(note)}", style=Style.NOTE)
+    places = fixed.fixed_places()
+    _add_changes(page, "Applied", fixed.applied, places)
+    _add_changes(page, "Not applied", fixed.refused)
+    _add_rest(page, fixed, output, options)
+    page.add_gap()
+    time = "" if seconds is None else f" ({seconds:.1f} s)"
+    written = f"Wrote {output}" if fixed.applied else f"Wrote a copy to {output}"
+    page.fill(f"{written}{time}", style=Style.BOLD)
+    page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}{options}")
+    return page
+
+
+def _add_result(page: TextPage, fixed: Fixed) -> None:
+    """Add how many places were fixed: the findings that ``predict`` no longer reports."""
+    count = fixed.fixed_places().total()
+    style = SEVERITY_STYLES[Severity.WARNING] if fixed.ok else SEVERITY_STYLES[Severity.ERROR]
+    text = f"Nothing {'to fix' if fixed.after.ok else 'fixed'}"
+    if fixed.applied:
+        text = f"Fixed {format_count(count, 'place')}" if count else "Changed the model"
+    page.fill(text, style=Style.GOOD if fixed.after.ok else style)
+    page.add_gap()
+
+
+def _add_rest(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
+    """Add the errors and warnings that are left, and constants whose exact values are lost."""
+    counts = fixed.after.findings_by_code()
+    serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
+    losses = [note for note in fixed.notes if note.code in _LOSSES]
+    if serious or losses:
+        listed = [f"{code} ({counts[code]})" for code in serious]
+        page.add_heading(f"Left: {', '.join([*listed, *('rounded constants' for _ in losses)])}")
+    for note in losses:
+        text = as_options(note)
+        page.fill(f"{text[0].upper()}{text[1:]}.", 2, "  ", SEVERITY_STYLES[Severity.WARNING])
+    if serious:
+        _add_on_request(page, fixed, output, options)
+
+
+def _add_on_request(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
+    """Add the command for fixes that were not tried because they are applied on request only."""
+    tried = {change.code for change in (*fixed.applied, *fixed.refused)}
+    left = [f for group in split_fixable(fixed.after.findings) for f in group]
+    codes = dict.fromkeys(
+        f.code for f in left if f.code not in tried and f.severity != Severity.INFO
+    )
+    if codes:
+        names = ", ".join(codes)
+        page.fill(
+            f"Not tried: {names} (may cost speed, or left out by --only). On request:", 2, "  "
+        )
+        other = str(Path(output).with_name(f"{Path(output).stem}_2.onnx"))
+        only = " ".join(f"--only {code}" for code in codes)
+        page.add_command(
+            "", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}{options}"
+        )
+
+
+def _add_errors(page: TextPage, fixed: Fixed) -> None:
+    """Add the distance of each output from the float network's, before and after.
+
+    Random inputs say little about accuracy, so that only errors that grew are listed for them.
+    """
+    errors = fixed.errors
+    if not errors:
+        return
+    if fixed.samples:
+        inputs = format_count(fixed.samples, "sample")
+        page.add_row("Output error", f"before and after, against the float network ({inputs})")
+    else:
+        errors = [error for error in errors if error.grew or error.lost]
+        text = "not measured on images: give --calib images/ (random inputs say little)"
+        page.add_row("Output error", text)
+    for error in errors:
+        change = f"{error.before:>7.2%} -> {error.after:>7.2%}"
+        if not fixed.samples:
+            change = f"on random inputs: {error.before:.2%} -> {error.after:.2%}"
+        mark = "  lost" if error.lost else "  grew" if error.grew else ""
+        style = Style.BAD if error.lost else Style.UNCLEAR if error.grew else Style.PLAIN
+        page.fill(
+            f"{change}{mark}  {error.title}",
+            19,
+            " " * 17,
+            style,
+        )
+
+
+def _add_changes(
+    page: TextPage, title: str, changes: list[FixAttempt], places: Counter[str] | None = None
+) -> None:
+    """Add changes by code, with the number of places that they fix, or else of changes."""
+
+    def kind(change: FixAttempt) -> tuple[str, str]:
+        return change.code, change.why_not
+
+    if changes:
+        page.add_heading(title)
+    for (code, why_not), group in itertools.groupby(sorted(changes, key=kind), key=kind):
+        same = list(group)
+        count = (places[code] if places else 0) or len(same)
+        page.fill(f"{code} ({count})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  ")
+        for change in same[:_MAX_FIXES]:
+            page.fill(change.what, 6, f"    {'first: ' if len(same) > 1 else ''}")
