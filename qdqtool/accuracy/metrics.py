@@ -522,22 +522,18 @@ def resample(
     return np.asarray([metric.value([evidence[i] for i in rows]) for rows in drawn])
 
 
-def estimate_interval(
-    metric: Metric, evidence: Sequence[Evidence], level: float = 0.95
-) -> tuple[float, float]:
-    """Return the low and the high end of a metric's confidence interval over its samples.
+def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[float, float]:
+    """Return the low and the high end of a metric's 95 % confidence interval over its samples.
 
     The interval is Wilson's for shares, and a bootstrap's for other metrics.
 
     Args:
         metric: The metric.
         evidence: Evidence of the samples, not empty.
-        level: Confidence of a bootstrap interval. Wilson's interval always has 0.95.
     """
     if isinstance(metric, TopClassMetric):
         return _wilson_interval(metric.value(evidence), len(evidence))
-    tail = 50.0 * (1.0 - level)
-    low, high = np.nanpercentile(resample(metric, evidence), [tail, 100.0 - tail])
+    low, high = np.nanpercentile(resample(metric, evidence), [2.5, 97.5])
     return float(low), float(high)
 
 

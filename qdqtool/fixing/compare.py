@@ -70,12 +70,9 @@ def _remove_nodes(model: Model, removed: set[int]) -> onnx.ModelProto:
     """Return the model without some nodes. Tensors that they read become outputs."""
     nodes = [n for n in model.nodes if n.index in removed]
     produced = {o for n in nodes for o in n.outputs}
-    ends = [
-        t
-        for n in nodes
-        for t in n.inputs
-        if t and t not in produced and not model.is_constant(t) and t not in model.inputs
-    ]
+    read = dict.fromkeys(t for n in nodes for t in n.inputs)
+    fixed = {"", *produced, *model.inputs}
+    ends = [t for t in read if t not in fixed and not model.is_constant(t)]
     ends += [t for t in model.outputs if t not in produced]
     # Quantized tensors are compared after their DQ.
     return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])

@@ -149,6 +149,18 @@ def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPar
     return output_parts
 
 
+def _copy_constants(model: Model, tensors: Iterable[str]) -> list[onnx.TensorProto]:
+    constants = []
+    for tensor in tensors:
+        constant = model.constant_proto(tensor)
+        if constant is not None:
+            copy = onnx.TensorProto()
+            copy.CopyFrom(constant)
+            copy.name = tensor
+            constants.append(copy)
+    return constants
+
+
 def _label_elements(
     model: Model, output: str, parts: list[str], inputs: Arrays, run: Run
 ) -> npt.NDArray[Any]:
@@ -160,14 +172,7 @@ def _label_elements(
     feeds = _compute_tensors(model, list(dict.fromkeys([*parts, *operands])), inputs, run)
     for number, tensor in enumerate(parts):
         feeds[tensor] = np.full_like(feeds[tensor], number)
-    constants = []
-    for tensor in consumed:
-        constant = None if tensor in feeds else model.constant_proto(tensor)
-        if constant is not None:
-            copy = onnx.TensorProto()
-            copy.CopyFrom(constant)
-            copy.name = tensor
-            constants.append(copy)
+    constants = _copy_constants(model, [t for t in consumed if t not in feeds])
     starts = [
         helper.make_tensor_value_info(t, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
         for t, v in feeds.items()

@@ -137,10 +137,7 @@ def _symmetric_site(
         if key not in scales:
             scales[key] = _make_symmetric(params)
         scale = scales[key]
-        old = format_number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
-        description = f"{head.name}: int8, zero point 0, scale {old}"
-        if not np.array_equal(scale, params.scale):
-            description += f" -> {format_number(float(scale[0]))}"
+        description = f"{head.name}: int8, zero point 0, {_describe_scale(params.scale, scale)}"
 
     def apply(editor: Editor) -> None:
         if q is None and is_asymmetric:
@@ -410,3 +407,9 @@ def to_layer_norm(model: Model, target: Target) -> Model | None:
     if copy.opset < NORM_OPSET:
         raise_opset(copy, NORM_OPSET)
     return copy if fuse_layer_norms(copy) else None
+
+
+def _describe_scale(before: FloatArray, after: FloatArray) -> str:
+    more = " ..." if before.size > 1 else ""
+    change = "" if np.array_equal(before, after) else f" -> {format_number(float(after[0]))}"
+    return f"scale {format_number(float(before[0]))}{more}{change}"
