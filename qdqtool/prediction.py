@@ -271,7 +271,7 @@ def _number_findings(findings: list[Finding], prediction: Prediction, model: Mod
         conv.findings.clear()
     for number, finding in enumerate(findings):
         finding.id = number
-        finding.nodes = tuple([name for name in _list_names(finding) if name in node_names])
+        finding.nodes = tuple(filter(node_names.__contains__, _list_names(finding)))
         if finding.node in convolutions and finding.node not in finding.convolutions:
             finding.convolutions.append(finding.node)
         for name in finding.convolutions:

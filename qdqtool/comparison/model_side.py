@@ -128,9 +128,13 @@ def read_scales(view: View, node: Node | None, with_axis: bool = True) -> Quanti
     axis = view.axis(node) if with_axis and params.scale.size > 1 else None
     if axis is not None and axis < 0:
         axis += len(view.shape(node.input(0)) or ())
+    return QuantizerScales(params.scale, axis, params.precision, _nonzero_points(params))
+
+
+def _nonzero_points(params: qdq.QuantParams) -> tuple[int, ...]:
+    """Return the zero points; empty if all are 0."""
     zero = params.zero_point
-    zeros = tuple(np.ravel(zero).tolist()) if zero is not None and np.any(zero) else ()
-    return QuantizerScales(params.scale, axis, params.precision, zeros)
+    return tuple(np.ravel(zero).tolist()) if zero is not None and np.any(zero) else ()
 
 
 def summarize_model(side: ModelSide) -> SideSummary:

@@ -201,14 +201,18 @@ def _count_layers(nodes: Sequence[NodeChange]) -> str:
     return format_layer_counts(len(nodes) - products, products)
 
 
-def _describe_losses(comparison: Comparison) -> list[str]:
-    nodes = comparison.where(ChangeKind.LOST_INT8)
+def _count_loss_reasons(nodes: Sequence[NodeChange]) -> list[tuple[int, str]]:
     examples = {(n.lost, n.finding): n for n in nodes}
     counts = Counter((n.lost, n.finding) for n in nodes).most_common()
     grouped: Counter[str] = Counter()
     for key, count in counts:
         grouped[_loss_reason(examples[key], many=len(nodes) > 1)] += count
-    reasons = [(count, reason) for reason, count in grouped.most_common()]
+    return [(count, reason) for reason, count in grouped.most_common()]
+
+
+def _describe_losses(comparison: Comparison) -> list[str]:
+    nodes = comparison.where(ChangeKind.LOST_INT8)
+    reasons = _count_loss_reasons(nodes)
     if not reasons:
         return []
     text = f": {reasons[0][1]}" if reasons[0][1] else ""

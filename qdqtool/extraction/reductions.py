@@ -295,14 +295,18 @@ def _replace(size: int, old: int) -> int:
     return 1 if size == old else size
 
 
+def _reduce_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
+    candidate = copy_message(proto)
+    for value in candidate.graph.input:
+        _change_dims(value.type.tensor_type.shape.dim[:1], lambda size: 1)
+    return _forget_types(candidate)
+
+
 def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Yield models with a batch of one, then with smaller images."""
     shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.input]
     if any(shape and shape[0] > 1 for shape in shapes):
-        candidate = copy_message(proto)
-        for value in candidate.graph.input:
-            _change_dims(value.type.tensor_type.shape.dim[:1], lambda size: 1)
-        yield _forget_types(candidate)
+        yield _reduce_batch(proto)
     sides = sorted({d for shape in shapes for d in shape[2:] if d > 1}, reverse=True)
     for factor in _factors(sides):
         # A size in a constant may be independent of the image, a side, or an area.

@@ -54,12 +54,18 @@ def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto
     if not removed:
         return model.proto, []
     names = _names_of_nodes(model, removed)
+    return _remove_nodes(model, _add_downstream(model, removed)), names
+
+
+def _add_downstream(model: Model, indices: set[int]) -> set[int]:
+    """Return the indices of nodes, and of all nodes that depend on them."""
+    dependent: set[int] = set()
     tensors: set[str] = set()
     for node in model.ordered:
-        if node.index in removed or not tensors.isdisjoint(node.inputs):
-            removed.add(node.index)
+        if node.index in indices or not tensors.isdisjoint(node.inputs):
+            dependent.add(node.index)
             tensors.update(node.outputs)
-    return _remove_nodes(model, removed), names
+    return dependent
 
 
 def _names_of_nodes(model: Model, indices: set[int]) -> list[str]:

@@ -191,8 +191,8 @@ def _compute_tensors(model: Model, tensors: list[str], inputs: Arrays, run: Run)
     computed = [t for t in tensors if not model.is_constant(t) and t not in model.inputs]
     if computed:
         values.update(run(partial_model(model, computed), inputs))
-    for tensor in tensors:
-        constant = model.constant(tensor) if model.is_constant(tensor) else None
+    for tensor in filter(model.is_constant, tensors):
+        constant = model.constant(tensor)
         if constant is not None:
             values[tensor] = constant
     for tensor in tensors:

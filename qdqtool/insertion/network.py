@@ -132,6 +132,10 @@ def _check_float_model(model: Model) -> None:
             code="already-quantized",
             node=fakes[0].name,
         )
+    _check_outputs(model, path)
+
+
+def _check_outputs(model: Model, path: str) -> None:
     sparse = {s.values.name for s in model.proto.graph.sparse_initializer}
     produced = {*model.producers, *model.initializers, *model.inputs, *sparse}
     for output in model.outputs:

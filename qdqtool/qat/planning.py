@@ -134,10 +134,12 @@ class Plan:
         shared = (sites.values() for sites in groups.values() if len(sites) > 1)
         return [list(itertools.chain(*sites)) for sites in shared]
 
+    def _list_sites(self, kind: str) -> list[QuantizerSite]:
+        return [a.site for a in self.activations if a.site.kind == kind]
+
     def text(self) -> str:
         """Return the plan as text, with a line for each module."""
-        residuals = [a.site for a in self.activations if a.site.kind == ADD]
-        pools = [a.site for a in self.activations if a.site.kind == POOL]
+        residuals, pools = self._list_sites(ADD), self._list_sites(POOL)
         lines = [
             f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in "
             f"INT8, residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: "

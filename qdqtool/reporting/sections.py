@@ -34,7 +34,7 @@ from qdqtool.verification.times import is_timed, measured_time
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
     from qdqtool.buildlog.agreement import BuildFacts, Mismatch
-    from qdqtool.buildlog.types import ProfileRow
+    from qdqtool.buildlog.types import Build, ProfileRow
     from qdqtool.patterns.view import View
     from qdqtool.verification.result import Verification
 
@@ -70,14 +70,17 @@ def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
         mismatch_nodes=[collector.find_first_node([m.name]) for m in mismatches],
         notes=[display_message(n) for n in notes],
     )
+    _add_times(agreement, result, collector.subject.build)
+    return agreement
+
+
+def _add_times(agreement: data.BuildAgreement, result: Verification, build: Build | None) -> None:
     if result.times is not None:
         agreement.measured_ms = result.times["built_ms"]
         agreement.measured_from = result.times["built_from"]
         agreement.predicted_ms = result.times["predicted_ms"]
-    elif collector.subject.build is not None and is_timed(collector.subject.build):
-        # The GPU is unknown.
-        agreement.measured_ms, agreement.measured_from = measured_time(collector.subject.build)
-    return agreement
+    elif build is not None and is_timed(build):  # the GPU is unknown
+        agreement.measured_ms, agreement.measured_from = measured_time(build)
 
 
 def _describe_build(build: BuildFacts) -> str:
@@ -341,7 +344,7 @@ def read_histograms(
     for q in view.activation_qs:
         quantizers.setdefault(q.input(0), q)
     calibrated = [tensor for tensor in quantizers if tensor in statistics]
-    common = sum(t in view.model.producers or t in view.model.inputs for t in statistics)
+    common = len({*view.model.producers, *view.model.inputs}.intersection(statistics))
     if not calibrated or 2 * common < len(statistics):
         count = sum(q.input(0) in statistics for q in view.activation_qs)
         raise DataError(
@@ -374,9 +377,23 @@ def _stated_range(view: View, q: Node) -> float | None:
     return float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
 
 
+def _add_counts(histogram: data.ValueHistogram, statistics: TensorStatistics) -> None:
+    """Add the values of a tensor, and the range that each method chooses."""
+    from calibration.methods import METHODS, amax_of, clipped_fraction
+
+    histogram.minimum = round_digits(statistics.minimum, 5)
+    histogram.maximum = round_digits(statistics.maximum, 5)
+    for name in METHODS:
+        value = amax_of(statistics, name)
+        clipped = round_digits(clipped_fraction(statistics, value), 5)
+        histogram.methods.append(data.MethodRange(name, round_digits(value, 5), clipped))
+    if statistics.absmax > 0:
+        histogram.counts = [round(float(c)) for c in statistics.linear(BINS).counts]
+
+
 def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data.ValueHistogram:
     """Return the histogram of a tensor, without names; ``amax`` is the range of the model."""
-    from calibration.methods import METHODS, amax_of, clipped_fraction
+    from calibration.methods import clipped_fraction
 
     histogram = data.ValueHistogram(
         tensor="",
@@ -393,14 +410,7 @@ def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data
         methods=[],
     )
     if statistics.count:
-        histogram.minimum = round_digits(statistics.minimum, 5)
-        histogram.maximum = round_digits(statistics.maximum, 5)
-        for name in METHODS:
-            value = amax_of(statistics, name)
-            clipped = round_digits(clipped_fraction(statistics, value), 5)
-            histogram.methods.append(data.MethodRange(name, round_digits(value, 5), clipped))
-        if statistics.absmax > 0:
-            histogram.counts = [round(float(c)) for c in statistics.linear(BINS).counts]
+        _add_counts(histogram, statistics)
     if amax is None or not (math.isfinite(amax) and amax > 0):
         return histogram
     if abs(amax - statistics.absmax) < 1e-5 * statistics.absmax:

@@ -411,6 +411,11 @@ class _WorkloadBuilder:
 
     # Layers -----------------------------------------------------------------------------------
 
+    def _count_channels(self, layer: EngineLayer) -> float:
+        """Return the channels of a layer's first input; 64 if they are unknown."""
+        shape = self._shape(layer.inputs[0].tensor) if layer.inputs else None
+        return float(shape[1]) if shape and len(shape) > 2 else 64.0
+
     def _layer_work(self, layer: EngineLayer) -> LayerWork | None:
         nodes = self._layer_nodes(layer)
         weighted = [node for node in nodes if node.op in WEIGHTED]
@@ -424,13 +429,11 @@ class _WorkloadBuilder:
         read, written = self._count_moved(layer, nodes, kind)
         if read is None or written is None:
             return None
-        shape = self._shape(layer.inputs[0].tensor) if layer.inputs else None
-        channels = float(shape[1]) if shape and len(shape) > 2 else 64.0
         return LayerWork(
             kind,
             input_type,
             output_type,
-            channels=channels,
+            channels=self._count_channels(layer),
             read=read * width(input_type),
             written=written * width(output_type),
         )

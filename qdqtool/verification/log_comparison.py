@@ -310,18 +310,21 @@ def find_inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
     return mismatches + _find_int8_bindings(model, build, first_uses)
 
 
+def _binding_types(model: Model, build: Build) -> dict[str, Precision]:
+    """Return the types of inputs and outputs, also under the names in the build."""
+    names = (*model.inputs, *model.outputs)
+    bindings = {name: precision_of(model.elem_type(name)) for name in names}
+    if bindings and all(p.is_float for p in bindings.values()):
+        return dict.fromkeys(build.bindings, Precision.FLOAT) | bindings
+    return bindings
+
+
 def _find_int8_bindings(
     model: Model, build: Build, first_uses: dict[str, tuple[Precision, BuiltLayer]]
 ) -> list[Mismatch]:
     """Return the float inputs and outputs of the network that are INT8 in the engine."""
     mismatches: list[Mismatch] = []
-    bindings = {
-        name: precision_of(model.elem_type(name)) for name in (*model.inputs, *model.outputs)
-    }
-    if bindings and all(p.is_float for p in bindings.values()):
-        # The build may have other names for the inputs and outputs.
-        bindings |= {name: Precision.FLOAT for name in build.bindings if name not in bindings}
-    for name, expected in bindings.items():
+    for name, expected in _binding_types(model, build).items():
         if name not in first_uses or not expected.is_float:
             continue
         precision, first = first_uses[name]

@@ -170,9 +170,11 @@ def check_residual_streams(view: View, report: FindingReport) -> None:
     norms |= {p.input: p.nodes[0].name for p in find_decomposed_layer_norms(view.model)}
     for tensor, norm in norms.items():
         add = _find_stream_add(view, tensor)
-        pairs = (qdq.find_pair(view.model, t) for t in add.inputs) if add is not None else ()
-        names = tuple(pair[0].name for pair in pairs if pair)
-        if add is not None and names:
+        if add is None:
+            continue
+        pairs = filter(None, (qdq.find_pair(view.model, t) for t in add.inputs))
+        names = tuple(dq.name for dq, _ in pairs)
+        if names:
             report.add(
                 QuantizedStream(MODEL_CHECK, add.name, names, norm),
                 values=view.element_count(add.output),

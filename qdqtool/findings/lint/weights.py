@@ -119,6 +119,14 @@ def _check_quantized_weights(
     _check_axis(view, report, conv, weights)
 
 
+def _has_wrong_count(
+    q: Node, params: qdq.QuantParams, axis: int | None, shape: tuple[int, ...]
+) -> bool:
+    """Return whether the number of scales differs from the size of their axis."""
+    count = params.scale.size if params.scale is not None and axis is not None else 0
+    return fault_checks.scale_count(MODEL_CHECK, q.name, count, axis or 0, shape) is not None
+
+
 def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSource) -> None:
     shape = view.weight_shape(conv)
     if shape is None:
@@ -130,12 +138,7 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
         if node is None:
             continue
         params, axis = view.params(node), view.axis(node)
-        count = params.scale.size if params.scale is not None and axis is not None else 0
-        if (
-            node is weights.first_quantizer
-            and fault_checks.scale_count(MODEL_CHECK, node.name, count, axis or 0, shape)
-            is not None
-        ):
+        if node is weights.first_quantizer and _has_wrong_count(node, params, axis, shape):
             return
         _add(
             report,

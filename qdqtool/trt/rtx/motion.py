@@ -378,6 +378,12 @@ class IntegerMotion:
                 factor = factor / step if is_divided else factor * step
         return replace_fields(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
 
+    def _read_pads(self, node: Node) -> list[int] | None:
+        pads = node.attributes.get("pads")
+        if pads is None and node.input(1):
+            pads = self.constants.ints(node.input(1))
+        return None if pads is None else list(map(int, pads))
+
     def _pad(self, node: Node, state: IntegerState) -> State:
         """Keep zeros around height and width for the convolution that reads them.
 
@@ -385,12 +391,9 @@ class IntegerMotion:
         """
         if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
             return self._move_axes(node, state)
-        pads = node.attributes.get("pads")
-        if pads is None and node.input(1):
-            pads = self.constants.ints(node.input(1))
+        pads = self._read_pads(node)
         if pads is None:
             return _lose(LossCause.PAD, node, state)
-        pads = list(map(int, pads))
         if max(pads, default=0) <= 0 and state.pad is None:
             return self._move_axes(node, state)
         is_joined = (
