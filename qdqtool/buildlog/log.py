@@ -27,7 +27,7 @@ _TORCH = (
     rb"|\[(?:TRT|Torch-TensorRT[^\]]{0,60}|TRTorch[^\]]{0,60}|TensorRT Conversion Context)\])"
 )
 # Separators between the fields of a logging format.
-_JOINT = rb"(?::\w{1,60}\.py:\d{1,6} {1,4}| [-|] |: | :|:|- | )"
+_JOINT = rb"(?::[\w.<>]{1,60}:\d{1,6} {1,4}(?:- )?| [-|] |: | :|:|[-|] |\] ?\[| \(|\] [-|] |\)? )"
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
     rb"(?:"

@@ -21,6 +21,7 @@ from typing import IO, BinaryIO, cast
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.build_status import set_build_status
 from qdqtool.buildlog.json_files import read_json
+from qdqtool.buildlog.json_lines import are_json_lines, unwrap
 from qdqtool.buildlog.log import LogPrefixStripper, LogReader
 from qdqtool.buildlog.types import Build, BuiltLayer, ParseSection, TacticCounts
 from qdqtool.errors import BuildLogError
@@ -323,13 +324,14 @@ def _read_source(source: LogSource) -> Build:
                 head = b""
         if not head.strip():
             raise BuildLogError("is empty", name, code="empty")
-        if _looks_like_json(head):
+        is_wrapped = are_json_lines(head)
+        if _looks_like_json(head) and not is_wrapped:
             build = read_json(_read_all(head, blocks, name), name)
         else:
             reader, stripper = LogReader(), LogPrefixStripper()
             reader.build.lines.total = reader.build.lines.blank = blank_lines
             for lines in split_lines(itertools.chain([head], blocks)):
-                reader.feed(stripper.strip(lines))
+                reader.feed(stripper.strip(unwrap(lines) if is_wrapped else lines))
             build = reader.finish()
             _check_is_log(build, head, name)
     build.files = [name]

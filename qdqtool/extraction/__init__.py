@@ -1,1 +1,1 @@
-"""Extraction of small models that reproduce a finding or a failing build of a large model."""
+"""Extract a small model that reproduces a finding or a failing build of a large model."""

@@ -1,4 +1,4 @@
-"""Extract a small model: select a part, shrink it, and hide names and numbers."""
+"""``qdqtool.extract``: select a part of a model, shrink the part, and hide names and numbers."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ from qdqtool.util.text import format_list
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import ModelCheck
 
-_PART = "a part"  # placeholder for the model's hash, whose computation would be slow
+_PART = "a part"  # used in place of the model's hash, because computing hashes is slow
 _Rename = Callable[[str], str]
 
 
 class ExtractionJob:
-    """State of one extraction, with its steps as methods.
+    """State of one extraction; the methods are its steps.
 
     Args:
         model: The whole model.
-        target: Name of the target.
+        target: Name of the TensorRT version to predict for.
 
     Attributes:
         model: The whole model.
-        target: Name of the target.
-        cutter: Cutter of the model.
-        invariants: Findings and convolutions that the extract keeps.
-        budget: Number of nodes that trimming may predict.
-        check: Builder or command that tries each model. None without both.
+        target: Name of the TensorRT version to predict for.
+        cutter: Cuts parts out of the model.
+        invariants: Findings and convolutions that the small model must reproduce.
+        budget: Number of nodes that trimming may still predict.
+        check: Builder or command that tests each model; None without a builder and a command.
         notes: Notes of the result that contain no names.
         proto: The small model so far.
-        is_whole: Whether the whole model was kept, because the part does not build like it.
+        is_whole: Whether the whole model was kept, because the selected part builds differently.
         is_interrupted: Whether Ctrl-C ended the shrinking.
     """
 
@@ -74,10 +74,11 @@ class ExtractionJob:
         self.proto = model.proto
         self.is_whole = self.is_interrupted = False
         self._is_between = self._is_minimized = False
-        # Functions that create texts with names; a private extract passes a function to rename.
+        # These functions create texts with node names. For a private model, the names in the texts
+        # are replaced too, so a function that renames nodes is passed.
         self._describe_selection: Callable[[_Rename], str] = lambda rename: ""
         self._describe_cut: Callable[[_Rename], Note] | None = None
-        # The part with Constant nodes, before they became initializers.
+        # The part before its Constant nodes were replaced by initializers.
         self._proto_with_nodes: onnx.ModelProto | None = None
 
     @cached_property
@@ -88,7 +89,17 @@ class ExtractionJob:
     # Selection ------------------------------------------------------------------------------------
 
     def select(self, selection: SelectionOptions, is_checked: bool) -> None:
-        """Choose the part, and the invariants that it keeps."""
+        """Set the part and its invariants.
+
+        Args:
+            selection: Selection of the user.
+            is_checked: Whether a builder or command tests each model, so that nothing else has to
+                be selected.
+
+        Raises:
+            ModelError: The model has no such finding, node or tensor.
+            QdqtoolError: Options are missing or contradict each other.
+        """
         selection.check_consistency()
         if selection.inputs or selection.outputs:
             self._is_between = True
@@ -101,7 +112,8 @@ class ExtractionJob:
         elif selection.node is not None:
             self._select_node(self._find_node(selection.node), selection.hops)
         elif is_checked:
-            # There is nothing to show. A model that cannot be predicted is not given to a builder.
+            # The extract needs no invariants. Predicting the whole model raises an error early if
+            # the model is not valid.
             self._set_part(self.cutter.whole_part())
             self.invariants = Invariants.from_findings(self.whole, ())
             self._describe_selection = lambda rename: "the part that the build depends on"
@@ -138,16 +150,16 @@ class ExtractionJob:
         if missing:
             self.invariants = self.invariants.without(missing)
             self._describe_cut = lambda rename: Note(
-                f"`hops`: the part is too small to reproduce {describe_missing(missing, rename)}; "
-                "increase `hops`, or leave `hops` out",
+                f"the part within `hops` is too small to reproduce "
+                f"{describe_missing(missing, rename)}; increase `hops`, or leave `hops` out",
                 code="not-shown",
             )
 
     def find_anchors(self, findings: Sequence[Finding]) -> list[Node]:
-        """Return the nodes around which the part for some findings is grown.
+        """Return the nodes at which the search for the part of some findings starts.
 
-        These are the nodes that the findings name, except nodes that depend on constants alone
-        (unless a finding is at such a node). If the findings name no node, return the first node.
+        These are the nodes that the findings name. Nodes with only constant inputs are left out,
+        unless a finding is at such a node. If the findings name no nodes, return the first node.
         """
         anchors: dict[int, Node] = {}
         for finding in findings:
@@ -187,10 +199,11 @@ class ExtractionJob:
         )
 
     def _narrow(self, anchors: Sequence[Node]) -> None:
-        """Grow and trim the part around the anchors.
+        """Set the part to a small part around the anchors that keeps the invariants.
 
-        First predict sketches of parts, which is fast. If the resulting part does not keep the
-        invariants, repeat the search with complete parts.
+        The part is grown from the anchors and then trimmed. The first search predicts models
+        without large constants, which is fast. If its result does not keep the invariants, the
+        search is repeated with complete models.
         """
         names = self.invariants.required_nodes()
         needed = frozenset(n.index for n in map(self._find, names) if n is not None)
@@ -236,7 +249,7 @@ class ExtractionJob:
             return False
 
     def _as_model(self, proto: onnx.ModelProto) -> Model:
-        # Do not read external weights, so that cutting stays fast.
+        # External weights are not read, which keeps cutting fast.
         return Model(proto, self.model.path, _PART, self.model.base_dir)
 
     def _predict(self, proto: onnx.ModelProto) -> Prediction:
@@ -246,7 +259,7 @@ class ExtractionJob:
         self.proto = load_full(self._as_model(self.cutter.build(part))).proto
 
     def _select_common_invariants(self) -> None:
-        """Set the invariants: findings and types that are equal in the part and whole model."""
+        """Set the invariants to the findings and data types that part and whole model share."""
         prediction = self._predict(self.proto)
         outcomes = {c.name: c for c in prediction.convolutions}
         unchanged, changed = [], []
@@ -267,10 +280,20 @@ class ExtractionJob:
     # Checks and shrinking -------------------------------------------------------------------------
 
     def start_check(self, options: ShrinkOptions, seconds: float, stack: ExitStack) -> None:
-        """Start the builder or command on the whole model, until the stack is closed."""
+        """Run the builder or command on the whole model, and keep the check for smaller models.
+
+        Args:
+            options: Options with the builder or command.
+            seconds: Time limit of one run of the command.
+            stack: Ends processes and removes temporary files when the stack is closed.
+
+        Raises:
+            BuilderError: The builder is not on this machine.
+            QdqtoolError: The whole model has no fault to extract, or the command does not run.
+        """
         from qdqtool.extraction.checks import BuilderCheck, CommandCheck
 
-        # Read weights into a copy, because the user's model must not change.
+        # External weights are read into a copy, because the user's model must not change.
         copy = onnx.ModelProto()
         copy.CopyFrom(self.model.proto)
         whole = load_full(self._as_model(copy)).proto
@@ -296,7 +319,7 @@ class ExtractionJob:
         return bool(self.invariants.findings or self.invariants.convolutions)
 
     def restore_checked(self) -> None:
-        """If the part fails the check, try it with Constant nodes, else keep the whole model."""
+        """If the part fails the check, return to Constant nodes, else to the whole model."""
         check = self.check
         if check is None or check.holds(self.proto):
             return
@@ -315,7 +338,15 @@ class ExtractionJob:
         return self.check is None or self.check.holds(proto)
 
     def minimize(self, options: ShrinkOptions, keep_interrupted: bool = False) -> None:
-        """Shrink the extract."""
+        """Shrink the part as long as invariants and check hold.
+
+        Args:
+            options: Options of shrinking.
+            keep_interrupted: Whether Ctrl-C ends the shrinking and keeps the smallest model so far.
+
+        Raises:
+            QdqtoolError: No node is left.
+        """
         self._is_minimized = True
         if self.check is not None and self.check.is_ambiguous:
             self.notes.append(
@@ -377,9 +408,9 @@ class ExtractionJob:
                 parameter="minimize",
             )
         raise QdqtoolError(
-            f"the outcome ({self.check.describe()}) is the same for a model without nodes, so it "
-            "does not depend on the model; give a check whose exit code changes when the fault "
-            "is gone, or a text that the check prints (`says`)",
+            f"the outcome ({self.check.describe()}) is the same for a model without nodes, so the "
+            "check does not depend on the model; give a check whose exit code changes when the "
+            "fault is gone, or a text that the check prints (`says`)",
             code="check-ignores-model",
             parameter="check" if options.builder is None else "builder",
         )
@@ -387,7 +418,11 @@ class ExtractionJob:
     # Result ---------------------------------------------------------------------------------------
 
     def finish(self, options: ShrinkOptions) -> Extraction:
-        """Predict the final model and return the result."""
+        """Make the final model private if requested, predict it, and return the result.
+
+        Raises:
+            ModelError: The final model lost an invariant, or cannot be made private.
+        """
         proto, invariants = self.proto, self.invariants
         prediction = predict(proto, self.target)
         missing = invariants.find_missing(prediction)
@@ -430,7 +465,7 @@ class ExtractionJob:
     def _describe_kept(self, proto: onnx.ModelProto, rename: _Rename, same: list[str]) -> str:
         selection = self._describe_selection(rename)
         if self._is_minimized and self._is_between:
-            selection = f"what counts of {selection}"
+            selection = f"the relevant nodes of {selection}"
         kept = f"{len(proto.graph.node)} of {len(self.model.nodes)} nodes: {selection}"
         return f"{kept}. As in the whole model: {', '.join(same)}" if same else kept
 
@@ -474,38 +509,38 @@ def extract(
     limit: int | None = None,
     private: bool = False,
 ) -> Extraction:
-    """Extract the part of a Q/DQ model that a finding, node or failing build depends on.
+    """Extract a small part of a Q/DQ model that reproduces a finding or a failing build.
 
     Args:
-        model: Path, bytes, ModelProto, or an onnx-graphsurgeon Graph. It is not changed.
+        model: Path, bytes, ModelProto, or onnx-graphsurgeon Graph, which is not changed.
         keep_interrupted: Whether Ctrl-C while shrinking returns the smallest model so far.
-        finding: ``CODE`` or ``CODE:n`` (the n-th of that code, from 1, in the order of
-            ``predict``), or several. With `node`: those at that node.
+        finding: ``CODE`` or ``CODE:n`` (the n-th finding with this code, from 1, in the order of
+            ``predict``), or several. With `node`, only findings at the node count.
         node: Name of a node whose prediction must not change.
-        hops: Number of nodes around `node`. Default: as many as its prediction needs.
+        hops: Maximum distance of nodes from `node`. Default: as large as the prediction needs.
         inputs: Tensors at which the part begins. Default: the network's inputs.
-        outputs: Tensors at which it ends. Default: the network's outputs.
+        outputs: Tensors at which the part ends. Default: the network's outputs.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        minimize: Whether to shrink further: fewer nodes, channels and pixels, plain weights.
+        minimize: Whether to shrink further: fewer nodes, channels and pixels, and constant weights.
         builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``. The small model builds, fails or
-            differs as the whole does. A builder or a check alone searches the whole model for
-            what the build depends on, as `minimize` does.
-        check: Command that exits with the same code for the small model as for the whole; see
+            differs from the prediction like the whole model. Without a selection, the whole model
+            is shrunk as with `minimize`.
+        check: Command that exits with the same code for the small and the whole model; see
             :class:`qdqtool.extraction.checks.CommandCheck`.
-        says: Text that the command prints for the whole model and has to print for the small
-            one. The exit code alone cannot distinguish errors.
-        check_timeout: Seconds for one run of the command. Default: 600. On a smaller model it may
-            take a minute more than five times the time of the whole.
-        limit: Maximum number of models to try when shrinking. Default: 2000, or 400 with a
-            builder or a command. Without both and without a limit, shrinking also ends after a
-            minute or two.
+        says: Text that the command must print for the small and the whole model, because an exit
+            code alone does not distinguish errors.
+        check_timeout: Time limit of one run of the command in seconds. Default: 600. For smaller
+            models, the limit is at most five times the time of the whole model plus a minute.
+        limit: Maximum number of models to try when shrinking. Default: 2000, or 400 with a builder
+            or a command. Without builder, command and limit, shrinking also ends after a minute or
+            two.
         private: Whether to replace names, weights, scales and metadata; see
             :mod:`qdqtool.extraction.private`.
 
     Returns:
-        The small model, its prediction, and what was kept and why. The same arguments give the
-        same bytes.
+        The small model, its prediction, and a description of the selection. Equal arguments give
+        equal bytes.
 
     Raises:
         ModelError: The model cannot be read, or has no such finding, node or tensor.
@@ -516,7 +551,7 @@ def extract(
     selection = SelectionOptions(finding, node, hops, inputs, outputs)
     seconds = limits.check_seconds(check_timeout, "check_timeout")
     version = target_named(target)
-    with record_inputs() as read:  # without the files that shrinking reads and writes
+    with record_inputs() as read:  # does not record files that shrinking reads and writes
         index = load(model)
     job = ExtractionJob(index, version.name)
     job.select(selection, options.is_checked)
@@ -530,7 +565,7 @@ def extract(
             job.notes.append(
                 Note(
                     "the part alone does not build like the whole model, so the whole model was "
-                    "kept: use `minimize`",
+                    "kept; give `minimize` to shrink it",
                     code="whole-kept",
                 )
             )

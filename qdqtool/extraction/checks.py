@@ -1,4 +1,4 @@
-"""Checks by builder or command whether a smaller model behaves like the whole model."""
+"""Check with a builder or a command whether a smaller model behaves like the whole model."""
 
 from __future__ import annotations
 
@@ -38,31 +38,32 @@ from qdqtool.verification.local_build import (
 )
 
 TIMEOUT = 600.0  # seconds for one build
-# Time limit of a smaller model: five times the time of the whole model, plus a minute.
+# The time limit of a smaller model is five times the time of the whole model plus a minute.
 _EXTRA_SECONDS, _SECONDS_FACTOR = 60.0, 5.0
 _BLOCK = 2**20  # bytes of output that are read at once
 _POLL_SECONDS = 0.1
 
 
 class ModelCheck(Protocol):
-    """Behavior of the whole model that a smaller one has to keep.
+    """Behavior of the whole model that a smaller model must have too.
 
     Attributes:
-        is_ambiguous: Whether a different fault could pass the check.
+        is_ambiguous: Whether a model with a different fault could pass the check.
     """
 
     is_ambiguous: bool
 
     def describe(self, hide: Callable[[str], str] | None = None) -> Note:
-        """Describe the behavior.
+        """Describe the behavior of the whole model.
 
         Args:
-            hide: Function that replaces names in a text. If given, texts of the user are left out.
+            hide: Function that replaces names in a text, for a private model. If given, texts of
+                the user are left out.
         """
         ...
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        """Return whether a model behaves like the whole model."""
+        """Return whether a smaller model behaves like the whole model."""
         ...
 
     def close(self) -> None:
@@ -72,13 +73,13 @@ class ModelCheck(Protocol):
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """Outcome of a build.
+    """Outcome of a build, for comparison with other builds.
 
     Attributes:
-        status: ``built``, ``refused`` or ``crashed``.
+        status: ``built``, ``refused``, ``crashed`` or ``timeout``.
         message: Message of the compiler without names and numbers.
         version: Version of the compiler.
-        differences: Pairs of predicted and built outcomes of convolutions that differ.
+        differences: Predicted and built outcome of each convolution for which they differ.
     """
 
     status: str
@@ -92,7 +93,7 @@ class BuildOutcome:
         return self.status == "built" and not self.differences
 
     def matches(self, other: BuildOutcome) -> bool:
-        """Return whether another outcome is of the same fault."""
+        """Return whether this outcome shows the fault of another outcome."""
         return (
             self.status == other.status
             and self.message == other.message
@@ -101,19 +102,19 @@ class BuildOutcome:
 
 
 class BuilderCheck:
-    """Check that a build on this machine ends like that of the whole model.
+    """Check that builds on this machine end like the build of the whole model.
 
     Args:
         proto: The whole model.
         builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
-        target: Target to predict for, if the build is compared with the prediction.
+        target: TensorRT version to predict for; ``tensorrt-rtx`` has its own version.
 
     Attributes:
-        whole: Outcome of the whole model.
+        whole: Outcome of the build of the whole model.
         is_ambiguous: False, because messages distinguish faults.
 
     Raises:
-        BuilderError: The builder is not on this machine, or the build ran out of time.
+        BuilderError: The builder is not on this machine, or the build exceeded the time limit.
     """
 
     def __init__(self, proto: onnx.ModelProto, builder: str, target: str) -> None:
@@ -128,14 +129,16 @@ class BuilderCheck:
             self.whole = self.build(proto)
             if self.whole.status == "timeout":
                 raise BuilderError(
-                    f"the build of the whole model did not end within {TIMEOUT:g} s", code="timeout"
+                    f"the build of the whole model did not end within {TIMEOUT:g} s; extract from "
+                    "a smaller model",
+                    code="timeout",
                 )
         except BaseException:
             self.close()
             raise
 
     def describe(self, hide: Callable[[str], str] | None = None) -> Note:
-        """Describe the outcome of the whole model."""
+        """Describe the build of the whole model; `hide` replaces names in its message."""
         builder, status, message = self._builder, self.whole.status, self.whole.message
         if status != "built":
             if hide is not None:
@@ -159,7 +162,7 @@ class BuilderCheck:
         return Note(f"{builder}: built as predicted", code="checked-as-predicted", builder=builder)
 
     def build(self, proto: onnx.ModelProto) -> BuildOutcome:
-        """Build a model."""
+        """Build a model on this machine, and return the outcome."""
         folder = Path(self._folder.name)
         path = folder / "model.onnx"
         write_model(proto, path)  # the file may exceed 2 GB
@@ -220,23 +223,23 @@ def _find_compiler_differences(
 
 
 class CommandCheck:
-    """Check that a user's command has the same exit code, and prints the same text.
+    """Check that a user's command has the exit code and output that it has for the whole model.
 
-    The command is split into words as a shell does, but runs without a shell. The path of the
-    model replaces ``{}``, or is added as last argument.
+    The command is split into words like in a shell, but runs without a shell. The path of the model
+    replaces ``{}``, or is added as the last argument.
 
-    Each smaller model may take five times as long as the whole model plus a minute, so that a
-    command that hangs does not use up the timeout each time.
+    For smaller models, the time limit is five times the time of the whole model plus a minute, so
+    that a command that hangs does not take the whole timeout each time.
 
     Args:
         proto: The whole model.
-        command: The command.
-        says: Text that the output or error output has to contain, because most programs end with 1
-            after any error. Empty: any output.
-        timeout: Seconds for each run.
+        command: Command of the user.
+        says: Text that standard output or standard error must contain, because most programs exit
+            with 1 after any error. Empty for any output.
+        timeout: Maximum time of a run in seconds.
 
     Attributes:
-        is_ambiguous: Whether only the exit code of a failing command is checked.
+        is_ambiguous: Whether the command fails and only its exit code is checked.
 
     Raises:
         QdqtoolError: The command is empty, cannot be split or started, does not end in time, or
@@ -280,7 +283,7 @@ class CommandCheck:
         self._code = code
 
     def describe(self, hide: Callable[[str], str] | None = None) -> Note:
-        """Describe the outcome of the whole model."""
+        """Describe the exit code and output for the whole model; `hide` leaves out user texts."""
         code, says = self._code, self._says.decode()
         if hide is not None:
             text = f"the command: exit code {code}"
@@ -298,7 +301,11 @@ class CommandCheck:
         )
 
     def run(self, proto: onnx.ModelProto, timeout: float) -> int | None:
-        """Return the exit code for a model, None after a timeout."""
+        """Run the command on a model, and return the exit code; None after a timeout.
+
+        Raises:
+            QdqtoolError: The command cannot be started.
+        """
         path = Path(self._folder.name) / "model.onnx"
         write_model(proto, path)  # the file may exceed 2 GB
         arguments = [argument.replace("{}", str(path)) for argument in self._arguments]
@@ -307,7 +314,7 @@ class CommandCheck:
                 return run_command(arguments, timeout)
             with _write_to_file(self.output) as descriptor:
                 return run_command(arguments, timeout, descriptor)
-        # ValueError: the command contains NUL or an unpaired surrogate.
+        # ValueError is raised if the command contains NUL or an unpaired surrogate.
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise QdqtoolError(
@@ -317,7 +324,7 @@ class CommandCheck:
             ) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        """Return whether a model gives the original exit code and prints the requested text."""
+        """Return whether the command has the exit code of the whole model and prints the text."""
         return self.run(proto, self._timeout) == self._code and self._has_printed_text()
 
     @property
@@ -344,7 +351,7 @@ class CommandCheck:
 def _split_command(command: str) -> list[str]:
     if len(command) > limits.COMMAND:
         raise QdqtoolError(
-            f"`check`: has {len(command)} characters; the limit is {limits.COMMAND}",
+            f"`check` has {len(command)} characters; the limit is {limits.COMMAND}",
             code="too-long",
             parameter="check",
         )
@@ -352,13 +359,13 @@ def _split_command(command: str) -> list[str]:
         arguments = shlex.split(command)
     except ValueError as error:
         raise QdqtoolError(
-            f"`check`: cannot be split into words: {error}; correct the quotes",
+            f"`check` cannot be split into words: {error}; correct the quotes",
             code="wrong-format",
             parameter="check",
         ) from None
     if not arguments:
         raise QdqtoolError(
-            "`check`: is empty; give a command whose exit code changes when the fault is gone",
+            "`check` is empty; give a command whose exit code changes when the fault is gone",
             code="empty",
             parameter="check",
         )
@@ -369,7 +376,7 @@ def _split_command(command: str) -> list[str]:
 
 @contextlib.contextmanager
 def _write_to_file(path: Path) -> Iterator[int]:
-    """Yield a descriptor whose first output is written to a file, up to a limit."""
+    """Yield a descriptor; write the data sent there to a file, up to a limit."""
     read, write = os.pipe()
     ended = threading.Event()
 
@@ -377,7 +384,7 @@ def _write_to_file(path: Path) -> Iterator[int]:
         bytes_left = limits.COMMAND_OUTPUT
         with os.fdopen(read, "rb", 0) as source, path.open("wb") as output:
             while True:
-                # The rest of the output is in the pipe, which holds at most a block.
+                # After the end, the pipe still contains at most one block.
                 is_last = ended.is_set()
                 ready = select.select([source], [], [], 0 if is_last else _POLL_SECONDS)[0]
                 block = source.read(_BLOCK) if ready else b""
@@ -392,7 +399,7 @@ def _write_to_file(path: Path) -> Iterator[int]:
         yield write
     finally:
         os.close(write)
-        ended.set()  # a process left running by the command may keep the pipe open
+        ended.set()  # a process that the command left running may keep the pipe open
         thread.join()
 
 
@@ -400,7 +407,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def _generalize(message: str, model: Model) -> str:
-    """Return a compiler's message without names and numbers, to compare it between models."""
+    """Replace names and numbers in a compiler's message, to compare messages between models."""
     names = {name for n in model.nodes for name in (n.name, n.proto.name)}
     names.update(model.producers, model.initializers, model.inputs)
     contained = [n for n in names if len(n) > 2 and n in message]

@@ -1,4 +1,4 @@
-"""Cut parts out of a model, with the constants, types, opsets and metadata they need."""
+"""Cut parts out of a model, with the constants, types, opsets and metadata that they need."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.proto.subgraphs import extract_part, find_dependencies, nested_graphs
 
-_SMALL = 4096  # a sketch contains constants up to this many bytes
+_SMALL = 4096  # maximum size in bytes of constants that a sketch contains
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Nodes that form a part of a model.
+    """Part of a model: some nodes, with the inputs and outputs of the part.
 
     Attributes:
         nodes: Indices of the nodes.
@@ -31,11 +31,12 @@ class ModelPart:
 
 
 class ModelCutter:
-    """Finder of parts of one model, which also builds models from parts.
+    """Finds parts of a model, and builds models from parts.
 
     Attributes:
-        model: The model.
-        constant: Indices of nodes that depend on no network input, such as quantizers of weights.
+        model: The whole model.
+        constant: Indices of constant nodes, which depend on no network input, such as quantizers of
+            weights.
     """
 
     def __init__(self, model: Model) -> None:
@@ -47,7 +48,7 @@ class ModelCutter:
         self._declared = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
 
     def neighbors(self, node: Node) -> Iterator[Node]:
-        """Yield the producers and consumers of a node, except constant nodes."""
+        """Yield the producers and consumers of a node, except constant producers."""
         for tensor in node.consumed_tensors:
             producer = self.model.producer(tensor)
             if producer is not None and producer.index not in self.constant:
@@ -56,19 +57,22 @@ class ModelCutter:
             yield from self.model.consumers(tensor)
 
     def find_nodes_within(self, nodes: Iterable[Node], hops: int) -> set[int]:
-        """Return the indices of the nodes at most `hops` steps away."""
-        edge = list(nodes)
-        indices = {n.index for n in edge}
+        """Return the indices of all nodes that are at most `hops` steps away from some nodes."""
+        frontier = list(nodes)
+        indices = {n.index for n in frontier}
         for _ in range(hops):
-            further = {n.index: n for node in edge for n in self.neighbors(node)}
-            edge = [n for n in further.values() if n.index not in indices]
-            if not edge:
+            neighbors = {n.index: n for node in frontier for n in self.neighbors(node)}
+            frontier = [n for n in neighbors.values() if n.index not in indices]
+            if not frontier:
                 break
-            indices.update(n.index for n in edge)
+            indices.update(n.index for n in frontier)
         return indices
 
     def can_be_input(self, tensor: str) -> bool:
-        """Return whether a tensor can be a network input: a float of known rank, not from a DQ."""
+        """Return whether a tensor can become a network input.
+
+        Network inputs, and floats of known rank that are not the output of a DequantizeLinear, can.
+        """
         producer = self.model.producer(tensor)
         if producer is None:
             return True
@@ -77,13 +81,14 @@ class ModelCutter:
         return self.model.shape(tensor) is not None
 
     def complete(self, nodes: Iterable[int], every_output: bool = False) -> ModelPart:
-        """Return the smallest part with some nodes that can be a model of its own.
+        """Return the smallest part that contains some nodes and can be a separate model.
 
-        The part keeps Q/DQ pairs, constant nodes and computed shapes together with their consumers.
+        Q/DQ pairs stay complete, and constant nodes and computed shapes stay with their consumers.
 
         Args:
             nodes: Indices of the nodes.
-            every_output: Whether tensors that also have consumers inside become outputs.
+            every_output: Whether a tensor with consumers outside of the part becomes an output even
+                if it also has consumers in the part.
         """
         model = self.model
         inside = set(nodes)
@@ -106,7 +111,7 @@ class ModelCutter:
         return {t: None for t in consumed if t not in produced and t not in self.model.initializers}
 
     def _find_inseparable(self, node: Node, inside: set[int]) -> list[Node]:
-        """Return the neighbors that a part has to contain if it contains a node."""
+        """Return the neighbors that a part must contain because it contains a node."""
         nodes = []
         for tensor in node.consumed_tensors:
             producer = self.model.producer(tensor)
@@ -132,11 +137,11 @@ class ModelCutter:
                     yield tensor
 
     def find_between(self, inputs: Iterable[str], outputs: Iterable[str]) -> ModelPart:
-        """Return the part between given tensors.
+        """Return the part between some tensors.
 
         Args:
-            inputs: First tensors. Empty for the network's inputs.
-            outputs: Last tensors. Empty for the network's outputs.
+            inputs: Tensors at which the part begins; empty for the network's inputs.
+            outputs: Tensors at which the part ends; empty for the network's outputs.
 
         Raises:
             ModelError: A tensor is unknown, an output depends on another network input, or no
@@ -179,10 +184,10 @@ class ModelCutter:
 
     def _make_unconnected_error(self, starts: Mapping[str, None], ends: list[str]) -> ModelError:
         protos = [n.proto for n in self.model.ordered]
-        code, hint = "ends-unconnected", "; give a tensor on the way to it"
+        code, hint = "ends-unconnected", "; give a tensor before this output"
         if not find_dependencies(protos, starts)[1].isdisjoint(ends):
             code = "ends-exchanged"
-            hint = ", but the inputs depend on it: exchange `inputs` and `outputs`"
+            hint = ", but the inputs depend on this output; exchange `inputs` and `outputs`"
         return ModelError(
             f"output '{ends[0]}' does not depend on '{next(iter(starts))}'{hint}",
             self.model.path or "model",
@@ -193,12 +198,15 @@ class ModelCutter:
     def _check_starts(
         self, starts: Mapping[str, None], ends: list[str], needed: frozenset[str] | set[str]
     ) -> None:
-        """Check that the outputs depend on all given inputs, and on no other network input.
+        """Check that the outputs depend on all inputs of the part, and on no other network input.
 
         Args:
             starts: Inputs of the part.
             ends: Outputs of the part.
-            needed: Tensors that the outputs depend on.
+            needed: Tensors on which the outputs depend.
+
+        Raises:
+            ModelError: An input is not needed, or another network input is.
         """
         path = self.model.path or "model"
         if needed.isdisjoint(starts):
@@ -227,7 +235,7 @@ class ModelCutter:
     def _find_dependent_end(
         self, network_input: str, starts: Mapping[str, None], ends: list[str]
     ) -> str:
-        """Return the first output that depends on a network input around the start tensors."""
+        """Return the first output that depends on a network input without the start tensors."""
         dependent = {network_input}
         for node in self.model.ordered:
             if not dependent.isdisjoint(node.consumed_tensors):
@@ -235,7 +243,7 @@ class ModelCutter:
         return next(e for e in ends if e in dependent)
 
     def whole_part(self) -> ModelPart:
-        """Return all nodes as a part."""
+        """Return the whole model as a part."""
         return ModelPart(
             frozenset(n.index for n in self.model.nodes),
             tuple(self.model.inputs),
@@ -243,7 +251,7 @@ class ModelCutter:
         )
 
     def value_info(self, tensor: str) -> onnx.ValueInfoProto:
-        """Return the name, type and dimensions of a tensor, declared or inferred."""
+        """Return a tensor's name, type and dimensions; the type is missing if unknown."""
         declared = self._declared.get(tensor)
         if declared is not None and _has_type(declared):
             copy = onnx.ValueInfoProto()
@@ -258,22 +266,22 @@ class ModelCutter:
         return inferred
 
     def build(self, part: ModelPart) -> onnx.ModelProto:
-        """Return a part as a model, with the opsets that it needs.
+        """Build a model from a part, with the opsets that the part needs.
 
         Raises:
             ModelError: The type of an input is unknown.
         """
         proto = self._build(part, lambda tensor: tensor)
         graph = proto.graph
-        # Unused opsets are dropped, unless subgraphs may need them.
+        # Unused opsets are removed, unless the model has subgraphs, which may use them.
         if not any(True for _ in nested_graphs(graph.node)):
             _remove_unused_opsets(proto)
         return proto
 
     def sketch(self, part: ModelPart) -> Model:
-        """Return a light model of a part, for prediction only.
+        """Build a model from a part without large constants, for prediction only.
 
-        It shares types and large constants with the whole model in place of copies.
+        The model looks up types and large constants in the whole model, which avoids copies.
 
         Raises:
             ModelError: The type of an input is unknown.
@@ -289,7 +297,7 @@ class ModelCutter:
     def _build(
         self, part: ModelPart, convert: Callable[[onnx.TensorProto], onnx.TensorProto]
     ) -> onnx.ModelProto:
-        """Return the nodes of a part as a model, with converted constants.
+        """Build a model from a part; `convert` is applied to each constant.
 
         Raises:
             ModelError: The type of an input is unknown.
@@ -304,7 +312,7 @@ class ModelCutter:
                     code="unknown-type",
                     node=tensor,
                 )
-        # Keep the order of nodes, which decides, for example, which of two equal Qs TensorRT keeps.
+        # The order of nodes stays, because it matters: of two equal Qs, TensorRT keeps the first.
         nodes = self._sort(part.nodes)
         consumed = {t for n in nodes for t in n.consumed_tensors}
         constants = (consumed & self._constant_order.keys()) - ends.keys()
@@ -318,8 +326,8 @@ class ModelCutter:
         )
         graph = proto.graph
         for node in graph.node:
-            # If several nodes have one name, all but the first are named after their outputs.
-            # TensorRT names nodes without a name.
+            # Of several nodes with one name, the whole model gives all but the first other names.
+            # Nodes without a name keep none, because TensorRT names them.
             if node.name:
                 node.name = self.model.producers[next(filter(None, node.output))].name
         graph.input.extend(ends[t] for t in part.inputs)

@@ -1,4 +1,4 @@
-"""Findings and predictions that must be equal in an extract and the whole model."""
+"""Findings and predictions that the small model and the whole model must have in common."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from qdqtool.util.text import format_list
 
 @dataclass(frozen=True)
 class Invariants:
-    """Findings and convolutions that an extract has to reproduce.
+    """Findings and convolutions that a small model must reproduce.
 
     Attributes:
-        findings: Findings to reproduce with the same message and fix.
-        convolutions: Convolutions to reproduce with the same data types.
+        findings: Findings that must have the same message and fix.
+        convolutions: Convolutions that must have the same predicted data types.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -25,25 +25,25 @@ class Invariants:
 
     @classmethod
     def from_findings(cls, prediction: Prediction, findings: Sequence[Finding]) -> Invariants:
-        """Return invariants of findings and the convolutions that they name."""
+        """Return some findings, and the convolutions that they name, as invariants."""
         names = {name for f in findings for name in (*f.convolutions, f.node)}
         return cls(tuple(findings), tuple(c for c in prediction.convolutions if c.name in names))
 
     @classmethod
     def from_node(cls, prediction: Prediction, name: str) -> Invariants:
-        """Return invariants of the findings at a node and its convolution."""
+        """Return the findings at a node, and the node's convolution, as invariants."""
         return cls(
             tuple(f for f in prediction.findings if f.node == name or name in f.convolutions),
             tuple(c for c in prediction.convolutions if c.name == name),
         )
 
     def required_nodes(self) -> set[str]:
-        """Return the names of nodes that the findings list as consumers."""
+        """Return the names of nodes that the findings name as consumers of a tensor."""
         return {name for f in self.findings for name in iterate_consumer_names(finding_key(f))}
 
     def find_missing(self, prediction: Prediction) -> list[Finding | ConvOutcome]:
         """Return the findings and convolutions that a prediction does not reproduce."""
-        # Only create keys of candidates, which is slow.
+        # Creating keys is slow, so only findings with a required code and node get a key.
         places = {(f.code, f.node) for f in self.findings}
         present = {finding_key(f) for f in prediction.findings if (f.code, f.node) in places}
         outcomes = {c.name: c for c in prediction.convolutions}
@@ -61,9 +61,10 @@ class Invariants:
         return not self.find_missing(prediction)
 
     def without(self, missing: Sequence[Finding | ConvOutcome]) -> Invariants:
-        """Return the invariants without some missing findings and convolutions.
+        """Return the invariants without some findings and convolutions.
 
-        `missing` has to contain the same objects, not equal ones.
+        Args:
+            missing: Objects of these invariants, which are compared by identity.
         """
         removed = set(map(id, missing))
         return Invariants(
@@ -73,7 +74,10 @@ class Invariants:
 
 
 def has_same_types(outcome: ConvOutcome, other: ConvOutcome) -> bool:
-    """Return whether two outcomes have the same data types; FLOAT agrees with any float."""
+    """Return whether two outcomes have the same operator and data types.
+
+    FLOAT, an unknown floating-point type, equals every floating-point type.
+    """
     return (
         outcome.op == other.op
         and outcome.weights == other.weights
@@ -85,14 +89,13 @@ def has_same_types(outcome: ConvOutcome, other: ConvOutcome) -> bool:
 
 
 def choose_finding(prediction: Prediction, text: str, node: str | None) -> Finding:
-    """Return the finding that ``CODE`` or ``CODE:n`` selects.
-
-    n counts the findings of that code from 1, in the order of ``predict``.
+    """Return the finding that a text such as ``CODE`` or ``CODE:n`` selects.
 
     Args:
         prediction: Prediction with the findings.
-        text: The code, with or without number.
-        node: Name of a node that the finding has to name. None: any node.
+        text: Code of the finding. The number n counts findings with this code from 1, in the order
+            of ``predict``; without a number, the first finding is selected.
+        node: Name of a node, to select only among findings at this node; None for all findings.
 
     Raises:
         ModelError: The prediction has no such finding.
@@ -104,7 +107,7 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     if not findings:
         counts = [f"{c} ({n})" for c, n in prediction.findings_by_code().items()]
         message = (
-            f"has no finding {code}{place} on {prediction.target}; its findings: "
+            f"has no finding {code}{place} on {prediction.target}; give one of its findings: "
             f"{', '.join(counts) or 'none'}"
         )
         raise _finding_error(message, "unknown-choice", prediction, node)
@@ -112,8 +115,10 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
         return findings[0]
     is_number = number.isascii() and number.isdigit()
     if not is_number or not 1 <= int(number[:9]) <= len(findings):
-        count = f"there are {len(findings)}" if len(findings) > 1 else "there is 1"
-        message = f"`finding` {text}: {count} of {code}{place}, counted from 1"
+        message = (
+            f"`finding` {text}: the number of {code} findings{place} is {len(findings)}; give a "
+            "number from 1 up to that"
+        )
         raise _finding_error(message, "out-of-range", prediction, node)
     return findings[int(number) - 1]
 
@@ -130,11 +135,11 @@ def _finding_error(message: str, code: str, prediction: Prediction, node: str | 
 def describe_missing(
     missing: Sequence[Finding | ConvOutcome], rename: Callable[[str], str] = str
 ) -> str:
-    """Describe the first few missing findings and convolutions, with the number of others.
+    """Describe missing findings and convolutions; list the first few and count the others.
 
     Args:
         missing: Findings and convolutions.
-        rename: Function that returns the name to print of a node.
+        rename: Function that returns the name to print for a node.
     """
     texts = []
     for m in missing:

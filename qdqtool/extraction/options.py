@@ -11,7 +11,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.util.checks import check_choice, check_not_text
 
 PREDICTED_MODELS = 2000  # default maximum number of models predicted while shrinking
-CHECKED_MODELS = 400  # the same if each model is built or given to a command
+CHECKED_MODELS = 400  # default maximum if each model is built or given to a command
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class SelectionOptions:
     """Selection of the part of a model to extract.
 
     Attributes:
-        finding: Codes of findings, or ``CODE:n``.
+        finding: Codes of findings, or ``CODE:n`` for the n-th finding with the code.
         node: Name of a node.
-        hops: Distance around `node` in steps from node to node. None: as far as needed to keep its
-            prediction.
+        hops: Maximum distance of nodes from `node` in steps from node to node. None: as large as
+            the prediction of the node needs.
         inputs: Tensors at which the part begins.
-        outputs: Tensors at which it ends.
+        outputs: Tensors at which the part ends.
     """
 
     finding: str | Sequence[str] | None = ()
@@ -40,7 +40,7 @@ class SelectionOptions:
             object.__setattr__(self, "hops", operator.index(self.hops))
         if self.hops is not None and self.hops < 0:
             raise QdqtoolError(
-                "`limit` is at least 1, `hops` at least 0", code="out-of-range", parameter="hops"
+                f"`hops` is {self.hops}; give at least 0", code="out-of-range", parameter="hops"
             )
         check_not_empty("finding", self.findings)
         check_not_empty("inputs", self.inputs)
@@ -49,16 +49,16 @@ class SelectionOptions:
 
     @property
     def findings(self) -> list[str]:
-        """The codes in `finding` as a list."""
+        """Codes in `finding` as a list."""
         return [self.finding] if isinstance(self.finding, str) else list(self.finding or ())
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is selected."""
+        """Whether neither findings, nor a node, nor tensors are selected."""
         return not (self.findings or self.node or self.inputs or self.outputs)
 
     def check_consistency(self) -> None:
-        """Check that the options do not contradict each other.
+        """Raise an error if the options contradict each other.
 
         Raises:
             QdqtoolError: Two options contradict each other.
@@ -67,13 +67,13 @@ class SelectionOptions:
             if self.findings or self.node or self.hops is not None:
                 raise QdqtoolError(
                     "`inputs` and `outputs` cannot be combined with `finding`, `node` or `hops`; "
-                    "give one or the other",
+                    "leave out either group",
                     code="option-conflict",
                     parameter="inputs" if self.inputs else "outputs",
                 )
         elif self.hops is not None and (self.node is None or self.findings):
             raise QdqtoolError(
-                "`hops` are counted from a node: give `node`, and leave `finding` out",
+                "`hops` is a distance from a node; give `node`, and leave `finding` out",
                 code="option-conflict" if self.findings else "missing-argument",
                 parameter="hops" if self.findings else "node",
             )
@@ -81,14 +81,14 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class ShrinkOptions:
-    """Options of shrinking: what to reduce, and which behavior to keep.
+    """Options of shrinking: how far to reduce the part, and which behavior to preserve.
 
     Attributes:
         minimize: Whether to remove nodes, channels, pixels and weights.
-        builder: Builder whose result the part keeps.
-        check: Command whose exit code the part keeps.
-        says: Text that the command has to print.
-        check_timeout: Seconds for one run of the command.
+        builder: Builder that must have the same outcome for the part as for the whole model.
+        check: Command that must have the same exit code for the part as for the whole model.
+        says: Text that the command must print.
+        check_timeout: Maximum time of one run of the command in seconds.
         limit: Maximum number of models to try.
         private: Whether to replace names, weights, scales and metadata.
     """
@@ -110,7 +110,7 @@ class ShrinkOptions:
             )
         if self.limit is not None and operator.index(self.limit) < 1:
             raise QdqtoolError(
-                "`limit` is at least 1, `hops` at least 0", code="out-of-range", parameter="limit"
+                f"`limit` is {self.limit}; give at least 1", code="out-of-range", parameter="limit"
             )
         if self.says is not None and self.check is None:
             raise QdqtoolError(
@@ -120,14 +120,13 @@ class ShrinkOptions:
             )
         if self.check_timeout is not None and self.check is None:
             raise QdqtoolError(
-                "`check_timeout`: limits the runs of a check, so it has no effect without "
-                "`check`; give `check` as well",
+                "`check_timeout` has no effect without `check`; give `check` as well",
                 code="option-without-effect",
                 parameter="check_timeout",
             )
         if self.limit is not None and not (self.minimize or self.is_checked):
             raise QdqtoolError(
-                "`limit`: has no effect, because no models are tried. Give `minimize` as well",
+                "`limit` has no effect, because no models are tried; give `minimize` as well",
                 code="option-without-effect",
                 parameter="limit",
             )
@@ -136,26 +135,26 @@ class ShrinkOptions:
 
     @property
     def is_checked(self) -> bool:
-        """Whether a builder or command checks each model."""
+        """Whether a builder or a command tests each model."""
         return bool(self.builder or self.check)
 
     @property
     def tries(self) -> int:
-        """Maximum number of models to try."""
+        """Maximum number of models to try: the option `limit`, or its default."""
         if self.limit is not None:
             return operator.index(self.limit)
         return CHECKED_MODELS if self.is_checked else PREDICTED_MODELS
 
 
 def check_not_empty(parameter: str, values: Sequence[str | None]) -> None:
-    """Reject blank texts in an argument.
+    """Raise an error if a text in an argument is blank.
 
     Raises:
         QdqtoolError: A text is blank.
     """
     if any(value is not None and not value.strip() for value in values):
         raise QdqtoolError(
-            f"`{parameter}`: is empty; give a value, or leave `{parameter}` out",
+            f"`{parameter}` is empty; give a value, or leave `{parameter}` out",
             code="empty",
             parameter=parameter,
         )

@@ -1,14 +1,14 @@
-"""Removal of everything from a model but its structure, so that it can be sent to others.
+"""Make a model private: remove everything but its structure, so that it can be sent to others.
 
-Names are replaced consistently. Doc strings, metadata and other texts are removed. A check ensures
-that the prediction does not change. Dimensions, integer constants that hold shapes, and single
-numbers (the bounds of a Clip) are structure. Words of ONNX, TensorRT and programs that write models
-remain.
+Names are replaced consistently. Doc strings, metadata and other texts are removed. Dimensions,
+integer constants with shapes, and single numbers (such as the bounds of a Clip) belong to the
+structure and remain, as well as words of ONNX, TensorRT and programs that write models. A check
+ensures that the prediction does not change.
 
-Random numbers replace weights and scales, but keep the properties that decide in TensorRT. Equal
-scales remain equal, and single scales keep their order (a Concat takes the largest). The weights of
-each output channel fill the same share of their quantizer's range as before. New scales are drawn
-from a range instead of multiplied by a random factor, so that they do not reveal the old scales.
+Random numbers replace weights and scales, with the properties that matter to TensorRT: equal scales
+remain equal; single scales keep their order, because a Concat takes the largest; and the weights of
+each output channel fill the same share of their quantizer's range. New scales are drawn from a
+range. If they were multiplied by a random factor, they would reveal the ratios of the old scales.
 """
 
 import functools
@@ -42,6 +42,7 @@ Array = npt.NDArray[Any]
 
 # Random numbers in place of weights and scales ----------------------------------------------------
 
+# Operators whose inputs after the first are structure, not weights.
 _STRUCTURE = (
     "Resize",
     "Upsample",
@@ -57,7 +58,7 @@ _STRUCTURE = (
 # random factor between exp(-_SHIFT) and exp(_SHIFT).
 _WIDEN = 1.5
 _SHIFT = 1.0
-_FEW = 9  # fewer numbers per channel are few (9: a 3x3 kernel)
+_FEW = 9  # channels with fewer numbers (a 3x3 kernel has 9) do not keep their own range
 _LARGE = 64  # integer constants with more elements are tables, not shapes
 _WEIGHT_TYPES = frozenset(
     {
@@ -70,17 +71,17 @@ _WEIGHT_TYPES = frozenset(
         onnx.TensorProto.FLOAT8E5M2,
     }
 )
-_ScalePairs = dict[str, tuple[Array, Array]]  # old and new scales by tensor
+_ScalePairs = dict[str, tuple[Array, Array]]  # old and new scales by tensor name
 
 
 def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
-    """Replace the numbers of a model, in place."""
+    """Replace weights, scales and other numbers of a model by random numbers, in place."""
     model = Model(proto)
     quantizers = list(qdq.quantizers(model))
     scales = _draw_scales(model, {n.input(1) for n in quantizers}, random)
     structure = {n.input(2) for n in quantizers}
     structure.update(t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:])
-    # Drop the empty name, which unset inputs and tensors in attributes share.
+    # Unset inputs have the empty name, and so do tensors in attributes, which are no structure.
     structure.discard("")
     for name, tensor in _constants(proto):
         if name in scales:
@@ -104,7 +105,7 @@ def _mask_tensor(
 
 
 def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
-    """Replace the lists of numbers in attributes of Constants and custom operators."""
+    """Replace lists of numbers in the attributes of a Constant or custom operator, in place."""
     if node.domain in STANDARD and node.op_type != "Constant":
         return
     for attribute in node.attribute:
@@ -114,7 +115,7 @@ def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
 
 
 def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """Yield every graph and subgraph with a unique prefix for names inside it."""
+    """Yield the graph with an empty prefix for names, and every subgraph with the prefix ``/``."""
     yield "", proto.graph
     yield from (("/", graph) for graph in nested_graphs(proto.graph.node))
 
@@ -125,7 +126,7 @@ def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
 
 
 def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Yield every stored tensor with its name; the name is empty in most attributes."""
+    """Yield the name and data of every stored tensor; the name is empty in most attributes."""
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix + t.name, t) for t in graph.initializer)
         yield from ((prefix + s.values.name, s.values) for s in graph.sparse_initializer)
@@ -150,7 +151,7 @@ def _make_tensor(value: Array, name: str) -> onnx.TensorProto:
 
 
 def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> _ScalePairs:
-    """Return the old and new values of constant scales, by tensor name."""
+    """Draw new values for constant scales; return old and new values by tensor name."""
     old = {}
     single, vectors = set[float](), set[float]()
     for name in sorted(names):
@@ -172,7 +173,14 @@ def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> 
 def _draw_numbers(
     values: list[float], random: np.random.Generator, shift: float, ordered: bool
 ) -> dict[float, float]:
-    """Return a new number for each old number except zeros, NaN and infinities."""
+    """Draw a new number for each old number except zeros, NaN and infinities.
+
+    Args:
+        values: Old numbers.
+        random: Random generator.
+        shift: Shift of the range of new numbers, as a natural logarithm.
+        ordered: Whether the magnitudes of new numbers have the order of the old ones.
+    """
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
         return {}
@@ -186,9 +194,10 @@ def _draw_numbers(
 
 
 def _scale_ratio(model: Model, name: str, scales: _ScalePairs, value: Array) -> Array | float:
-    """Return the ratio of new to old scale of the Q after a constant; 1 without a Q.
+    """Return the ratio of new to old scale for the QuantizeLinear of a constant.
 
-    The shape of the ratio allows multiplication with the constant.
+    Returns:
+        Ratio that broadcasts to the constant; 1 without a QuantizeLinear.
     """
     if value.dtype.kind != "f":
         return 1.0
@@ -214,17 +223,22 @@ def _divide_scales(old: Array, new: Array) -> Array:
 
 
 def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
-    """Return random numbers with the same minimum and maximum per channel as scaled values."""
+    """Return random numbers with the minimum and maximum of ``value * ratio``.
+
+    Minimum and maximum are those of each channel (first axis), unless the channels are small or the
+    scale is unchanged. NaN, infinities and consecutive integers from 0 are kept.
+    """
     if not value.size:
         return value
     if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
-        return value  # keep 0, 1, 2, ...: positions such as the DFL's bins, not weights
+        return value  # 0, 1, 2, ... are positions such as the bins of a DFL, not weights
     scaled = value.astype(np.float64) * ratio
-    # With few numbers per channel and an unchanged scale, the ranges would reveal the numbers.
+    # If channels have few numbers and the scale is unchanged, their ranges would reveal the
+    # numbers.
     is_scaled = not isinstance(ratio, float) or ratio != 1.0
     by_channel = scaled.ndim > 1 and (is_scaled or scaled.size >= _FEW * scaled.shape[0])
     rows = scaled.reshape(scaled.shape[0] if by_channel else 1, -1)
-    finite = np.isfinite(rows)  # keep infinities and NaN, which may cause the fault
+    finite = np.isfinite(rows)  # infinities and NaN are kept, because they may cause the fault
     if not finite.any(axis=1).all():
         return value
     low = np.where(finite, rows, np.inf).min(axis=1, keepdims=True)
@@ -249,7 +263,7 @@ _EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
 
 @record
 class PublicWords:
-    """Words of ONNX, TensorRT and known programs that reveal nothing, by purpose."""
+    """Words of ONNX, TensorRT and known programs, by purpose; they reveal nothing of a model."""
 
     attributes: tuple[str, ...]
     values: tuple[str, ...]
@@ -260,7 +274,7 @@ class PublicWords:
 
 @functools.cache
 def public_words() -> PublicWords:
-    """Return the words of ``public.toml``."""
+    """Read the public words from ``public.toml``; the result is cached."""
     return make_entry(PublicWords, read_sections(Path(__file__).with_name("public.toml")), "public")
 
 
@@ -281,7 +295,7 @@ def _vocabulary() -> frozenset[str]:
 
 
 def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
-    """Return the public attributes of an operator, None for a custom operator."""
+    """Return the public attributes of a node's operator; None for a custom operator."""
     op, domain = node.op_type, node.domain
     if domain == "com.microsoft":
         return _runtime_operators().get(op)
@@ -312,8 +326,8 @@ def is_public_value(attribute: str, text: str) -> bool:
 
 # Names --------------------------------------------------------------------------------------------
 
-# No vowels, so that a generated name spells no word. No digits, because old exporters use numbers
-# as names.
+# Generated names have no vowels, so that they spell no word, and no digits, because old exporters
+# use numbers as names.
 _LETTERS = "bcdfghjklmnpqrstvwxz"
 _PREFIXES = {
     "domain": "o",
@@ -325,10 +339,10 @@ _PREFIXES = {
     "text": "s",
     "graph": "g",
 }
-_SEEDS = 8
+_SEEDS = 8  # number of random seeds that are tried until the prediction does not change
 _SHORTEST = 3  # shorter texts may occur by chance and do not count as leaks
-_LONG = 64  # longer texts cannot be generated names; they are searched for each secret
-_MAX_SPELLINGS = 20_000  # tries to find a free name; a model that uses more names is malicious
+_LONG = 64  # texts with more characters are searched for each secret instead of in all substrings
+_MAX_SPELLINGS = 20_000  # tries to find a free name; only a malicious model uses more such names
 _CLEARED = frozenset(
     {
         "metadata_props",
@@ -346,11 +360,11 @@ _CLEARED = frozenset(
     }
 )
 _WORD = re.compile(r"[^\s,()';\"`]+")
-_UNNAMED_PREFIX = "node_of_"  # TensorRT's name of a node without name: this prefix and its output
-_COPY_SUFFIX = "_clone_"  # names of TensorRT's copies before Concats end with this and a number
+_UNNAMED_PREFIX = "node_of_"  # TensorRT names a node without name by this prefix and its output
+_COPY_SUFFIX = "_clone_"  # TensorRT's copies of nodes before Concats end with this and a number
 _LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # separates the nodes in a layer's name
 _COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers that occur in any text
-# Words that the report contains for every model.
+# Words that the text of the issue contains for every model.
 _REPORT_WORDS = frozenset(
     {
         "model.onnx",
@@ -372,14 +386,14 @@ def _without_copy_suffixes(name: str) -> str:
 
 
 class PrivateNames:
-    """New names for nodes, tensors and other objects of a model.
+    """New names for the nodes, tensors and other objects of a model.
 
     Args:
         secrets: Texts of the original model that must not remain.
 
     Attributes:
-        names: New name by original name.
-        kept: Public words that were kept.
+        names: New names by original name.
+        kept: Public words that remain in the new model.
     """
 
     def __init__(self, secrets: set[str]) -> None:
@@ -389,10 +403,14 @@ class PrivateNames:
         self._spellings = {kind: _spell_names(prefix) for kind, prefix in _PREFIXES.items()}
 
     def rename(self, original: str, kind: str = "tensor") -> str:
-        """Return the new name for an original name; empty for an empty name.
+        """Return the new name for an original name; create the new name on first use.
+
+        Args:
+            original: Original name; an empty name stays empty.
+            kind: Kind of object, which determines the first letter of the new name.
 
         Raises:
-            ModelError: The original model contains every possible name.
+            ModelError: The original model contains all possible new names.
         """
         if not original:
             return ""
@@ -401,20 +419,20 @@ class PrivateNames:
             new = next((n for n in spellings if self._find_within(n, _SHORTEST) is None), None)
             if new is None:
                 raise ModelError(
-                    "no private name is free, because tensors of the model have these names; "
-                    "rename those tensors first",
+                    "cannot create private names, because the model already contains them; rename "
+                    "the objects of the model first",
                     code="no-name-left",
                 )
             self.names[original] = new
         return self.names[original]
 
     def keep(self, word: str) -> str:
-        """Return a public word, and record that it remains."""
+        """Return a public word unchanged, and record the word in `kept`."""
         self.kept.add(word)
         return word
 
     def rename_layer(self, name: str) -> str:
-        """Return the new name for a node, a copy of it by TensorRT, or a layer of several nodes."""
+        """Return the new name of a node, of TensorRT's copy of a node, or of a fused layer."""
         parts = _LAYER_SEPARATOR.split(name)
         if name not in self.names and len(parts) > 1:
             return "".join(p if i % 2 else self.rename_layer(p) for i, p in enumerate(parts))
@@ -424,7 +442,7 @@ class PrivateNames:
         return self.names.get(original, original) + name[len(original) :]
 
     def replace_names(self, text: str) -> str:
-        """Replace original names in a compiler's text; only whole names, the longest first."""
+        """Replace original names in a compiler's message by new names; only whole names count."""
         names = sorted((n for n in self.names if len(n) > 2 and n in text), key=len, reverse=True)
         if names:
             pattern = "|".join(map(re.escape, names))
@@ -436,9 +454,11 @@ class PrivateNames:
         return _WORD.sub(lambda match: self.names.get(match[0], match[0]), text)
 
     def select_invariants(self, invariants: Invariants, prediction: Prediction) -> Invariants:
-        """Return the invariants at the same nodes, from the prediction of the private model.
+        """Return the private model's findings and convolutions for some invariants.
 
-        Messages in that prediction contain no original numbers.
+        Args:
+            invariants: Findings and convolutions of the original model.
+            prediction: Prediction of the private model, whose messages contain no original numbers.
         """
         places = {(str(f.code), self.rename_layer(f.node)) for f in invariants.findings}
         names = {self.rename_layer(c.name) for c in invariants.convolutions}
@@ -448,15 +468,15 @@ class PrivateNames:
         )
 
     def find_leak(self, text: str) -> str | None:
-        """Return a secret that a text of the new model contains; None if it contains none."""
+        """Return a secret that a text of the new model contains; None without a secret."""
         if not text or text in self.kept or is_public(text):
             return None
         return text if text in self._secrets else self._find_within(text, _SHORTEST + 1)
 
     def find_leak_in_prose(self, text: str) -> str | None:
-        """Return a secret that a prose text contains; None if it contains none.
+        """Return a secret that a text in English contains; None without a secret.
 
-        Common words do not count, because they may also be names.
+        Common words and numbers do not count, even if the model uses them as names.
         """
         harmless = {*self.names.values(), *self.kept, *_REPORT_WORDS}
         for word in {w.rstrip(".:,") for w in _WORD.findall(text)} - harmless:
@@ -468,7 +488,7 @@ class PrivateNames:
         return None
 
     def _find_within(self, text: str, shortest: int) -> str | None:
-        """Return a secret of at least `shortest` letters within a text; None without one."""
+        """Return a secret of at least `shortest` characters in a text; None without a secret."""
         if len(text) > _LONG:
             return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
         for start in range(len(text) + 1):
@@ -494,12 +514,12 @@ def _spell_names(prefix: str) -> Iterator[str]:
 def make_private(
     whole: Model, proto: onnx.ModelProto, prediction: Prediction
 ) -> tuple[onnx.ModelProto, PrivateNames]:
-    """Return a copy of a model that only keeps its structure, and the new names.
+    """Return a private copy of a part, which only has the part's structure, and the new names.
 
     Args:
-        whole: The user's model; none of its texts may remain.
-        proto: The part to make private. It is not changed.
-        prediction: Prediction of the part.
+        whole: The user's model, none of whose texts may remain.
+        proto: The part to make private, which is not changed.
+        prediction: Prediction of the part, which the private copy must have too.
 
     Raises:
         ModelError: The prediction would change, or a text would remain.
@@ -537,7 +557,7 @@ def make_private(
 
 
 def _describe_difference(before: Prediction, after: Prediction, names: PrivateNames) -> str:
-    """Describe the first difference of two predictions besides names; empty without one."""
+    """Describe the first difference of two predictions besides names; empty if they are equal."""
     outcomes = [
         [(c.index, c.op, c.weights, c.precision, c.inputs, c.output) for c in p.convolutions]
         for p in (before, after)
@@ -563,7 +583,7 @@ def _list_findings(
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield every text in a protobuf message, except the bytes of numbers."""
+    """Yield every text in a protobuf message, including bytes, but not raw tensor data."""
     for field, value in message.ListFields():
         values = value if _is_repeated(field) else [value]
         if field.type == field.TYPE_MESSAGE:
@@ -586,9 +606,9 @@ def _replace_texts(
     """Replace or clear every text in a protobuf message, in place.
 
     Args:
-        message: The message.
+        message: Model or part of a model.
         names: New names.
-        attributes: Public attributes of the node that contains the message. None for a custom
+        attributes: Public attributes of the node that contains the message; None for a custom
             operator.
     """
     if isinstance(message, onnx.NodeProto):

@@ -1,7 +1,7 @@
-"""Reductions: functions that make a model smaller.
+"""Reductions: functions that propose smaller versions of a model.
 
-Each function takes a model, which it does not change, and yields smaller models, the smallest
-first.
+Each function receives a model, which it does not change, and yields candidates, usually the
+smallest first. Candidates may be invalid.
 """
 
 import functools
@@ -21,12 +21,12 @@ from qdqtool.util import limits
 
 Reduction = Callable[..., Iterator[onnx.ModelProto]]
 ConstantLookup = Callable[[onnx.TensorProto], onnx.TensorProto]
-"""Function that returns a constant with its data, for a model that lacks it."""
+"""Function that returns a constant with data, for a constant whose data was removed."""
 
 _Message = TypeVar("_Message", onnx.ModelProto, onnx.TensorProto)
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
-LARGE = 4096  # constants with more bytes are detached from candidates, unless they may hold sizes
-_PLAIN = 64  # constants with at most this many elements are not flattened
+LARGE = 4096  # size in bytes above which candidates do not contain the data of constants
+_PLAIN = 64  # constants with at most this number of elements are not flattened
 _NOT_RESIZED = _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
 
 
@@ -48,7 +48,7 @@ def prune(proto: onnx.ModelProto, convert: ConstantLookup = _identity) -> onnx.M
 
     Args:
         proto: The model.
-        convert: Function that converts the constants.
+        convert: Function that is applied to each constant.
     """
     graph = proto.graph
     pruned, needed = extract_part(proto, graph.node, graph.output, map(convert, graph.initializer))
@@ -67,7 +67,7 @@ def _is_inferred(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:
 
 
 def collect_types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Return the known types of the tensors of a model."""
+    """Return the declared types of a model's tensors, by name."""
     graph = proto.graph
     types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
     for t in graph.initializer:
@@ -87,11 +87,13 @@ def _is_float(kind: onnx.TypeProto) -> bool:
 
 
 def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
-    """Yield models with one output, those upstream first, and models with one output less.
+    """Yield models with a single tensor as output, and models with one output less.
+
+    Single outputs come in the order of the nodes.
 
     Args:
         proto: The model.
-        floats: Whether outputs have to be floats, so that no Q/DQ pair is cut in two.
+        floats: Whether outputs must be floats, so that no Q/DQ pair is split.
     """
     types = collect_types(proto)
     graph = proto.graph
@@ -113,13 +115,13 @@ def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx
 
 
 def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
-    """Yield models without a half of the nodes, a quarter, ... and down to a single node.
+    """Yield models without half of the nodes, a quarter, ..., and finally without single nodes.
 
     Outputs of the removed nodes become network inputs.
 
     Args:
         proto: The model.
-        floats: Whether inputs have to be floats, so that no Q/DQ pair is cut in two.
+        floats: Whether new network inputs must be floats, so that no Q/DQ pair is split.
     """
     nodes, constants, types = proto.graph.node, collect_constants(proto), collect_types(proto)
     if floats:
@@ -132,9 +134,9 @@ def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.M
 
 
 def _list_ranges(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> Iterator[range]:
-    """Yield the indices of halves, quarters, ... of the nodes, then of single nodes.
+    """Yield the index ranges of halves, quarters, ... of the nodes, then of single nodes.
 
-    Single nodes come in reverse order, without nodes that depend on constants alone.
+    Single nodes come in reverse order, without nodes whose inputs are all constant.
     """
     size = len(nodes) // 2
     while size > 1:
@@ -149,16 +151,16 @@ def _list_ranges(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> Iterat
 def _remove_range(
     proto: onnx.ModelProto, indices: range, constants: set[str], types: dict[str, onnx.TypeProto]
 ) -> onnx.ModelProto | None:
-    """Return the model without some nodes, whose outputs become network inputs.
+    """Return a copy of the model without some nodes, whose outputs become network inputs.
 
     Args:
         proto: The model.
-        indices: Indices of the nodes.
-        constants: Names of constants, whose nodes remain.
+        indices: Indices of the nodes to remove; Constant nodes remain.
+        constants: Names of constants.
         types: Types of the tensors that can become network inputs.
 
     Returns:
-        None if an output of the network is lost, or if a tensor cannot become a network input.
+        None if a network output is lost, or if a tensor cannot become a network input.
     """
     nodes = proto.graph.node
     outputs = dict.fromkeys(o for i in indices for o in nodes[i].output)
@@ -182,9 +184,9 @@ def _find_consumed(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def bypass_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield models in which the consumers of a node read one of the node's inputs instead.
+    """Yield models without one node, whose consumers read one of the node's inputs instead.
 
-    That input must have the same type as the output. A Q/DQ pair is removed as a whole.
+    The input must have the type and shape of the output. A Q/DQ pair is removed as a whole.
     """
     types, constants = collect_types(proto), collect_constants(proto)
     nodes = proto.graph.node
@@ -208,7 +210,7 @@ def _bypass_pairs(proto: onnx.ModelProto, constants: Container[str]) -> Iterator
 
 
 def _bypass(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
-    """Return a copy without a node, whose consumers read `source` instead."""
+    """Return a copy without a node; the consumers of the node read `source` instead."""
     candidate = copy_message(proto)
     graph = candidate.graph
     removed = graph.node[index].output[0]
@@ -224,7 +226,7 @@ def _bypass(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
 
 
 def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield the model with initializers in place of Constant nodes, if it has any."""
+    """Yield a model with initializers in place of Constant nodes, if the model has such nodes."""
     tensors = _find_constant_tensors(proto)
     if not tensors:
         return
@@ -243,7 +245,7 @@ def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 
 def _find_constant_tensors(proto: onnx.ModelProto) -> dict[int, onnx.TensorProto]:
-    """Return the tensors of Constant nodes by node index, unless they are network outputs."""
+    """Return the tensors of Constant nodes, except network outputs, by index of the node."""
     outputs = {o.name for o in proto.graph.output}
     tensors: dict[int, onnx.TensorProto] = {}
     for index, node in enumerate(proto.graph.node):
@@ -261,7 +263,7 @@ def _find_constant_tensors(proto: onnx.ModelProto) -> dict[int, onnx.TensorProto
 
 
 def _divide(size: int, factor: int) -> int:
-    """Return a size divided by a factor, or the size if the factor does not divide it."""
+    """Return a size divided by a factor, or the size itself if it is not divisible."""
     return size // factor if size % factor == 0 else size
 
 
@@ -270,7 +272,8 @@ def reduce_channels(
 ) -> Iterator[onnx.ModelProto]:
     """Yield models with fewer channels.
 
-    First divide all numbers of channels that a factor divides. Then set single numbers to 1.
+    The first models have all divisible numbers of channels divided by a factor. In the other
+    models, one number of channels is replaced by 1.
     """
     sizes = _list_channel_counts(proto)
     factors = [f for f in _factors(sizes) if any(size % f == 0 for size in sizes)]
@@ -299,7 +302,7 @@ def _reduce_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
     candidate = copy_message(proto)
     for value in candidate.graph.input:
         _change_dims(value.type.tensor_type.shape.dim[:1], lambda size: 1)
-    return _forget_types(candidate)
+    return _remove_types(candidate)
 
 
 def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
@@ -309,7 +312,7 @@ def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         yield _reduce_batch(proto)
     sides = sorted({d for shape in shapes for d in shape[2:] if d > 1}, reverse=True)
     for factor in _factors(sides):
-        # A size in a constant may be independent of the image, a side, or an area.
+        # A size in a constant may be independent of the image size, a side, or an area.
         for power in (0, 1, 2):
             yield _divide_sides(proto, factor, power)
 
@@ -321,7 +324,7 @@ def _divide_sides(proto: onnx.ModelProto, factor: int, power: int) -> onnx.Model
         _change_dims(value.type.tensor_type.shape.dim[2:], divide)
     if power:
         _change_contents(candidate, functools.partial(_divide, factor=factor**power))
-    return _forget_types(candidate)
+    return _remove_types(candidate)
 
 
 def _divide_side(size: int, factor: int) -> int:
@@ -339,9 +342,9 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
 ) -> Iterator[onnx.ModelProto]:
-    """Yield models whose weights repeat one value: first all weights, then single ones.
+    """Yield models with all values of a weight equal: for all weights, then for single weights.
 
-    The repeated value is the value with the largest magnitude.
+    The common value is the weight's value with the largest magnitude.
     """
     graph = proto.graph
     large = [i for i, t in enumerate(graph.initializer) if _can_be_flattened(t, find_constant)]
@@ -368,9 +371,9 @@ def _can_be_flattened(tensor: onnx.TensorProto, find_constant: ConstantLookup) -
 
 
 def _factors(sizes: list[int]) -> list[int]:
-    """Return factors to try for dividing sizes, in descending order.
+    """Return factors by which sizes may be divided, in descending order.
 
-    These are powers of two, small odd numbers, and the sizes themselves.
+    The factors are powers of two, small odd numbers, and the sizes themselves.
     """
     largest = sizes[0] if sizes else 1
     factors = {2**i for i in range(1, largest.bit_length())} | {3, 5, 7} | set(sizes)
@@ -402,7 +405,14 @@ def _resize(
     find_constant: ConstantLookup,
     change_contents: bool,
 ) -> onnx.ModelProto:
-    """Return a copy with the numbers of channels changed in weights, inputs and groups."""
+    """Return a copy with other numbers of channels in weights, inputs and groups.
+
+    Args:
+        proto: The model.
+        change: Function that returns the new number of channels for an old number.
+        find_constant: Function that returns a constant with data.
+        change_contents: Whether to change sizes in constants, such as the shape of a Reshape.
+    """
     resizing = (n for n in proto.graph.node if n.op_type in ("Resize", "Upsample"))
     structural = {t for n in resizing for t in n.input[1:]}
 
@@ -423,11 +433,11 @@ def _resize(
         _change_dims(value.type.tensor_type.shape.dim[1:2], change)
     if change_contents:
         _change_contents(candidate, change)
-    return _forget_types(candidate)
+    return _remove_types(candidate)
 
 
 def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
-    """Return whether a constant may hold sizes: a short vector of integers."""
+    """Return whether a constant may contain sizes: a scalar or short vector of integers."""
     return (
         tensor.data_type in _INTEGERS
         and len(tensor.dims) <= 1
@@ -436,7 +446,7 @@ def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
 
 
 def _change_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
-    """Change sizes in constants and attributes (of Reshape, Slice, Split ...), in place."""
+    """Change the sizes in constants and attributes (of Reshape, Slice, Split ...), in place."""
 
     def change_size(size: int) -> int:
         return change(size) if 1 < size < 2**31 else size
@@ -452,8 +462,8 @@ def _change_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> No
                 attribute.ints[:] = map(change_size, attribute.ints)
 
 
-def _forget_types(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Remove types and output dimensions in place, because shape inference restores them."""
+def _remove_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Remove declared types and output dimensions, in place; shape inference adds new ones."""
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     del proto.graph.value_info[:]
@@ -461,7 +471,7 @@ def _forget_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 READING_CONSTANTS: frozenset[Reduction] = frozenset((reduce_channels, flatten_weights))
-"""Reductions that read large constants, with a function that finds them."""
+"""Reductions that need the data of large constants, and therefore a ConstantLookup."""
 
 ALL: tuple[Reduction, ...] = (
     reduce_outputs,
@@ -472,13 +482,13 @@ ALL: tuple[Reduction, ...] = (
     reduce_images,
     flatten_weights,
 )
-# Order for checks whose time depends on the bytes of a model: largest savings first.
+# Order for checks whose time depends on the size of a model: the largest savings come first.
 BYTES_FIRST: tuple[Reduction, ...] = (
     store_constants,
     reduce_channels,
     *(reduction for reduction in ALL if reduction not in (store_constants, reduce_channels)),
 )
-# For generated networks: inputs and outputs may have any type.
+# Reductions for tests with generated networks, in which inputs and outputs may have any type.
 LOOSE: tuple[Reduction, ...] = (
     functools.partial(reduce_outputs, floats=False),
     functools.partial(remove_nodes, floats=False),

@@ -1,4 +1,4 @@
-"""Result of an extraction, and the text of an issue about it."""
+"""Result of an extraction, and the text of a bug report."""
 
 from __future__ import annotations
 
@@ -44,16 +44,15 @@ class Extraction:
         proto: The small model.
         prediction: Prediction of the small model.
         whole: Prediction of the whole model.
-        shown: Findings and convolutions that are the same in both models. For a private model they
-            are those of its own prediction, with new names.
+        shown: Findings and convolutions that both models have; for a private model, with new names.
         nodes: Number of nodes of the small and of the whole model.
-        kept: One line that says what was kept and why.
+        kept: Description of the part in one line.
         notes: Further notes for the user.
-        checked: Outcome of the builder or command for both models. Empty without one.
-        private: New names in a private model. None for other models.
+        checked: Outcome of the builder or command, which both models have; empty without a check.
+        private: New names in a private model; None for other models.
         interrupted: Whether Ctrl-C ended the shrinking.
-        source: Path of the whole model. Empty for one in memory.
-        read: Files that were read, none of which :meth:`save` overwrites.
+        source: Path of the whole model; empty for a model in memory.
+        read: Input files, which :meth:`save` never overwrites.
     """
 
     proto: onnx.ModelProto
@@ -75,12 +74,12 @@ class Extraction:
 
     @property
     def ok(self) -> bool:
-        """Whether the extraction ran to its end, and reproduces a finding or outcome."""
+        """Whether the extraction is complete and reproduces a finding or a convolution."""
         return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The small model; same as `proto`."""
+        """The small model; equal to `proto`."""
         return self.proto
 
     def summary(self) -> Json:
@@ -95,14 +94,13 @@ class Extraction:
         """Write the small model atomically.
 
         Raises:
-            QdqtoolError: `path` is a file that was read, its folder is missing, or it cannot be
-                written.
+            QdqtoolError: `path` is an input, its folder is missing, or it cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.proto, path, source=self.source)
 
     def as_json(self) -> Json:
-        """Return the result as JSON object."""
+        """Return the result as a JSON object."""
         return {
             "schema": SCHEMA,
             "tool": TOOL_VERSION,
@@ -121,7 +119,7 @@ class Extraction:
         }
 
 
-# Text of an issue, in Markdown --------------------------------------------------------------------
+# Text of a bug report, in Markdown ----------------------------------------------------------------
 
 
 _PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "tensorrt-rtx-cu12", "tensorrt")
@@ -130,7 +128,7 @@ _MAX_ROWS = 20
 
 
 def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a file of ``qdqtool verify --format json``.
+    """Read the output of ``qdqtool verify --format json`` from a file.
 
     Raises:
         DataError: The file cannot be read, or has another format.
@@ -160,13 +158,13 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
 def report(
     extraction: Extraction, command: str, model: str, verification: dict[str, Any] | None = None
 ) -> str:
-    """Return the text of an issue: prediction, observation and versions.
+    """Return the text of a bug report: command, prediction, observation and versions.
 
     Args:
-        extraction: The extraction.
-        command: The command line.
-        model: Name of the small model's file.
-        verification: JSON of a verification of the whole model.
+        extraction: Result of the extraction.
+        command: Command line of the extraction.
+        model: File name of the small model.
+        verification: JSON of a verification of the whole model; None without a build.
     """
     shown, prediction = extraction.shown, extraction.prediction
     subject = _code(shown.convolutions[0].name) if shown.convolutions else "A build"
@@ -215,7 +213,10 @@ def _table(rows: list[ConvOutcome]) -> list[str]:
 
 
 def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> list[str]:
-    """Return a table of the mismatches that the extract contains; of all if it has none."""
+    """Return a table of the mismatches at nodes of the small model.
+
+    Without such mismatches, list all mismatches, unless the model is private.
+    """
     private = extraction.private
     nodes = {n.name for n in extraction.proto.graph.node}
     mismatches = [m for m in verification.get("mismatches", ()) if isinstance(m, dict)]

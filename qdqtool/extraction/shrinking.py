@@ -1,4 +1,4 @@
-"""Reduce a model step by step while a check holds."""
+"""Make a model smaller step by step as long as a check holds."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,27 +22,31 @@ from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.util import limits
 
 ModelCheck = Callable[[onnx.ModelProto], bool]
-_FINDING_COST = 8  # creating a candidate takes 1/8 of the time of its prediction
+_FINDING_COST = 8  # creating a candidate takes about 1/8 of the time of its prediction
 
 
 class ModelShrinker:
-    """Makes a model smaller, step by step.
+    """Makes a model smaller step by step as long as a check holds.
 
-    Candidates are created without large constants. These are restored only in candidates that are
-    checked.
+    Candidates are created without large constants. Only candidates that are checked get the
+    constants back.
 
     Args:
-        proto: The model. It is not changed.
-        holds: Function that returns whether a smaller model is acceptable. An exception other than
-            BuilderError means that it is not.
-        reductions: Ways to make it smaller, see :mod:`qdqtool.extraction.reductions`.
+        proto: The model, which is not changed.
+        holds: Function that returns whether a smaller model passes the check. An exception other
+            than BuilderError means that the model fails.
+        reductions: Functions that propose smaller models; see
+            :mod:`qdqtool.extraction.reductions`.
         limit: Maximum number of models to try.
-        bounded: Whether nodes and bytes of the models are limited too, see
+        bounded: Whether the total nodes and bytes of all models are limited too; see
             :mod:`qdqtool.util.limits`.
 
     Attributes:
         tried: Number of models that were tried.
         exhausted: Whether a limit ended the search.
+
+    Raises:
+        ModelError: onnx cannot infer the shapes of the model.
     """
 
     def __init__(
@@ -60,7 +64,8 @@ class ModelShrinker:
         try:
             self._light = self._infer_types(light)
         except Exception:
-            # onnx refuses some whole models (plugins, unusual types), and their parts as well.
+            # In strict mode, onnx rejects some valid models (with plugins or unusual types). Their
+            # parts would be rejected too, so strict mode is off for all candidates.
             self._strict = False
             try:
                 self._light = self._infer_types(light)
@@ -80,11 +85,11 @@ class ModelShrinker:
 
     @property
     def proto(self) -> onnx.ModelProto:
-        """The smallest model so far that holds."""
+        """Smallest model so far that passes the check."""
         return attach_constants(self._light, self._constants)
 
     def steps(self) -> Iterator[bool]:
-        """Try smaller models until none is acceptable; yield for each whether it is."""
+        """Try smaller models until none passes; yield for each model whether it passes."""
         progress = True
         while progress and not self.exhausted:
             progress = False
@@ -106,14 +111,14 @@ class ModelShrinker:
                 self.exhausted = True
                 return
             holds = self._try(candidate, _constant_size(candidate) if reads_constants else 0)
-            del candidate  # each may be as large as the model
+            del candidate  # frees memory: a candidate may be as large as the model
             if holds is not None and not self.exhausted:
                 yield holds
             if holds or self.exhausted:
                 return
 
     def run(self) -> onnx.ModelProto:
-        """Run all steps and return the smallest model that holds."""
+        """Run all steps, and return the smallest model that passes the check."""
         for _ in self.steps():
             pass
         return self.proto
@@ -129,14 +134,14 @@ class ModelShrinker:
         return self._constants.get(tensor.doc_string, tensor)
 
     def _try(self, candidate: onnx.ModelProto, copied_bytes: int = 0) -> bool | None:
-        """Check a candidate; if it holds, it becomes the new model.
+        """Check a candidate; if it passes, it becomes the new model.
 
         Args:
-            candidate: The candidate.
-            copied_bytes: Bytes of constants that were copied to make it.
+            candidate: Model proposed by a reduction.
+            copied_bytes: Bytes of constants that were copied for the candidate.
 
         Returns:
-            Whether the candidate holds. None if it was not checked, because it is invalid, was
+            Whether the candidate passes. None if it was not checked, because it is invalid, was
             tried before, or exceeds the budget.
         """
         if not self._spend(len(candidate.graph.node) // _FINDING_COST, copied_bytes):
@@ -157,7 +162,7 @@ class ModelShrinker:
         try:
             holds = self._holds(complete)
         except BuilderError:
-            raise  # the compiler is gone, so further checks are meaningless
+            raise  # the compiler does not run any more, so further checks are meaningless
         except Exception:
             return False
         if holds:
@@ -181,19 +186,19 @@ def _digest(proto: onnx.ModelProto) -> bytes:
 
 
 def _constant_size(proto: onnx.ModelProto) -> int:
-    """Return the number of bytes of initializers that have data."""
+    """Return the total size of initializers with data in bytes."""
     return sum(data_size(t) for t in proto.graph.initializer if has_data(t))
 
 
 def detach_constants(
     proto: onnx.ModelProto, constants: dict[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """Return a pruned copy of a model whose large constants have no data.
+    """Return a pruned copy of a model without the data of large constants.
 
     Args:
         proto: The model.
-        constants: Dictionary to which the removed constants are added. The key, a hash, becomes the
-            doc string of the constant without data.
+        constants: Dictionary to which the removed constants are added. Their key, a hash, becomes
+            the doc string of the constant without data.
     """
 
     def detach(tensor: onnx.TensorProto) -> onnx.TensorProto:
@@ -211,7 +216,7 @@ def detach_constants(
 def attach_constants(
     proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """Return a copy of a model with the data of constants that were detached."""
+    """Return a copy of a model with the data that :func:`detach_constants` removed."""
     complete = copy_message(proto)
     for tensor in complete.graph.initializer:
         constant = constants.get(tensor.doc_string)

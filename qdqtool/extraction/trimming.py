@@ -1,6 +1,7 @@
-"""Search for the smallest part of a model that passes a check.
+"""Search for a small part of a model that passes a check.
 
-A part is grown from the nodes that a finding names, then nodes far from them are removed.
+A part is grown from the nodes that a finding names (anchors) until it passes. Then the nodes that
+are farthest from the anchors are removed.
 """
 
 import itertools
@@ -11,11 +12,11 @@ from qdqtool.ir.graph import Node
 from qdqtool.util import limits
 
 PartCheck = Callable[[ModelPart], bool]
-# A part is wide if it has more than this many nodes per hop of distance to the farthest node.
-# YOLOv8 has 4 nodes per hop, blocks of Inception fewer.
+# A part is wide if it has more nodes than this number times the distance of the farthest node.
+# YOLOv8 has 4 nodes per step of distance, blocks of Inception fewer.
 _WIDE = 50
 _BRANCH_GROUPS = 8
-_FINDING_COST = 8  # completing a part takes 1/8 of the time of its prediction
+_FINDING_COST = 8  # completing a part takes about 1/8 of the time of its prediction
 _HOPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
 
 
@@ -25,18 +26,18 @@ def grow_part(
     holds: PartCheck,
     needed: frozenset[int] = frozenset(),
 ) -> Iterator[ModelPart | None]:
-    """Try growing parts around some nodes, until one holds.
+    """Try larger and larger parts around some nodes until a part passes the check.
 
-    If no smaller part holds, the result is the whole model, without a check.
+    If no smaller part passes, the result is the whole model, which is not checked.
 
     Args:
-        cutter: Cutter of the model.
+        cutter: Cuts parts out of the model.
         anchors: Nodes of the smallest part.
-        holds: Function that returns whether a part is acceptable.
-        needed: Indices of nodes that a part has to contain to be tried.
+        holds: Function that returns whether a part passes the check.
+        needed: Indices of nodes without which a part is not tried.
 
     Yields:
-        None for each part that does not hold, then the first one that does.
+        None for each part that fails, then the first part that passes.
     """
     tried: set[ModelPart] = set()
     for hops in _HOPS:
@@ -57,20 +58,20 @@ def grow_part(
 
 
 class TrimBudget:
-    """Budget of trimming: total number of nodes of the parts that are predicted.
+    """Limit for trimming: total number of nodes of all parts that are predicted.
 
-    Without a limit, the cost of wide parts would grow with the square of their size. A part with
-    more findings than nodes counts by the number of its findings.
+    Without a limit, the time for wide parts would grow with the square of their size. A part with
+    more findings than nodes counts as many nodes as findings.
 
     Attributes:
-        nodes_left: Number of nodes left. Trimming stops if it becomes negative.
+        nodes_left: Remaining number of nodes. Trimming stops if it becomes negative.
     """
 
     def __init__(self) -> None:
         self.nodes_left = limits.TRIMMED_NODES
 
     def spend(self, nodes: int) -> bool:
-        """Subtract nodes from the budget; return False if it is exceeded."""
+        """Subtract nodes from the budget; return whether the budget is not exceeded."""
         self.nodes_left -= nodes
         return self.nodes_left >= 0
 
@@ -79,15 +80,15 @@ class PartTrimmer:
     """Makes a part smaller as long as it passes a check.
 
     Args:
-        cutter: Cutter of the model.
-        part: The part.
-        anchors: Nodes that remain. Nodes that lose their connection to them are removed too.
-        holds: Function that returns whether a part is acceptable.
-        budget: Number of nodes to predict.
+        cutter: Cuts parts out of the model.
+        part: Part that passes the check.
+        anchors: Nodes that remain. Nodes without a connection to an anchor are removed.
+        holds: Function that returns whether a part passes the check.
+        budget: Remaining number of nodes that may be predicted.
         needed: Indices of further nodes that remain.
 
     Attributes:
-        part: The smallest part that holds.
+        part: Smallest part so far that passes.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class PartTrimmer:
         self._needed = needed
 
     def steps(self) -> Iterator[bool]:
-        """Try smaller parts until none holds or the budget is spent; yield whether each holds."""
+        """Try smaller parts until none passes or the budget ends; yield whether each passes."""
         yield from self._select_groups()
         fixed = self._needed.union(n.index for n in self._anchors)
         size = max(1, len(self.part.nodes) // 2)
@@ -135,9 +136,9 @@ class PartTrimmer:
                 return
 
     def _select_groups(self) -> Iterator[bool]:
-        """Reduce a wide part to an eighth of its branches, repeatedly while a group holds.
+        """Reduce a wide part to an eighth of its branches, as often as such a part passes.
 
-        Trying eight groups of 1/8 costs about as much as trying the part without one node once.
+        Predicting all eight parts takes about as long as predicting the whole part once.
         """
         while True:
             distances = _NodeDistances(self._cutter, self.part, self._anchors)
@@ -158,7 +159,11 @@ class PartTrimmer:
                 return
 
     def _remove(self, removed: set[int]) -> ModelPart | None:
-        """Return the part without some nodes; None if not smaller or if a needed node is lost."""
+        """Return the part without some nodes.
+
+        Returns:
+            None if the part does not become smaller, or loses a needed node or all outputs.
+        """
         nodes = self._find_connected(self.part.nodes - removed - self._cutter.constant)
         if not self._needed <= nodes:
             return None
@@ -180,11 +185,11 @@ class PartTrimmer:
 
 
 class _NodeDistances:
-    """Distances of a part's nodes from the anchors, without constant nodes.
+    """Distances of a part's nodes from the anchors, in steps; constant nodes are left out.
 
     Attributes:
-        order: Indices of the nodes, the farthest from the anchors first.
-        is_wide: Whether the part has many nodes at the same distance.
+        order: Indices of the nodes, those farthest from the anchors first.
+        is_wide: Whether the part has many nodes for each step of distance.
     """
 
     def __init__(self, cutter: ModelCutter, part: ModelPart, anchors: Sequence[Node]) -> None:
@@ -202,7 +207,7 @@ class _NodeDistances:
         self.is_wide = len(distance) > _WIDE * max(1, *distance.values())
 
     def groups(self) -> Iterator[set[int]]:
-        """Yield groups of adjacent branches, 1/8 of the nodes each, with nodes near the anchors."""
+        """Yield eight groups of adjacent branches, each with the nodes near the anchors."""
         order = self._order_branches()
         size = -(-len(order) // _BRANCH_GROUPS)
         near = {i for i, distance in self._distance.items() if not distance}
@@ -220,9 +225,9 @@ class _NodeDistances:
             yield group
 
     def _order_branches(self) -> list[int]:
-        """Return all nodes so that each branch is contiguous."""
+        """Return the indices of all nodes in an order in which each branch is contiguous."""
         branches: dict[int, list[int]] = {}
-        for index, previous in self._previous.items():  # nearest nodes first
+        for index, previous in self._previous.items():  # in ascending distance
             branches.setdefault(previous, []).append(index)
         order = []
         stack = sorted((i for i, distance in self._distance.items() if not distance), reverse=True)

@@ -254,8 +254,8 @@ def _rewrite_quantizers(
 
 def _describe_narrow(count: int) -> Note:
     return Note(
-        f"{format_count(count, 'quantizer')} of activations clipped at -127 steps, but Q clips at "
-        "-128: values below -127 steps can differ by one step",
+        f"{format_count(count, 'quantizer')} clipped at -127 steps, but Q clips at -128: the fixed "
+        "model has a Clip before each Q of an activation, and clipped weights",
         code="narrow-range",
         count=count,
     )

@@ -18,7 +18,8 @@ from onnx import numpy_helper
 
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError
-from qdqtool.fixing.quantizers import make_constant_change
+from qdqtool.fixing.quantizers import clips_negative_values, insert_relu, make_constant_change
+from qdqtool.fixing.site import broadcast_along
 from qdqtool.fixing.weights import make_dequantizer
 from qdqtool.insertion.batchnorm import fold_batch_normalization
 from qdqtool.insertion.calibration_cache import CacheReport, cache_header, write_cache
@@ -117,13 +118,13 @@ def translate_for_dla(
     version = target_named(target)
     cache_header(version)
     with record_inputs() as read:
-        model = _prepare(load_full(source))
+        model = _keep_limits(_prepare(load_full(source)))
         view = View(model)
         notes: list[Note] = []
         known = _read_scales(view, notes)
         int8 = {n.name for n in view.nodes_with_weights if n.index in view.fully_quantized_nodes}
         _check_weights(view, notes)
-        constants = _dequantize_constants(view)
+        constants = _dequantize_constants(view) | _clip_weights(view)
         floats = remove_quantizers(model.copy(), weights=True, constants=constants)
         _check_removed(floats)
         fold_batch_normalization(floats)
@@ -278,7 +279,7 @@ def _check_weights(view: View, notes: list[Note]) -> None:
     if others:
         notes.append(
             Note(
-                f"{format_count(len(others), 'layer')} with trained or clipped weight scales, for "
+                f"{format_count(len(others), 'layer')} with trained weight scales, for "
                 f"example '{others[0]}': with a cache, TensorRT ignores these scales and uses the "
                 "largest weight of each channel",
                 code="weight-scales",
@@ -300,6 +301,7 @@ def _has_other_scales(view: View, node: Node) -> bool:
     largest: npt.NDArray[np.float64] = np.abs(value.astype(np.float64)).max(axis=axes).reshape(-1)
     if largest.size != params.scale.size:
         return True
+    largest = np.minimum(largest, params.scale * LEVELS)  # larger weights are clipped in the model
     used = largest > 0
     return not np.allclose(params.scale[used] * LEVELS, largest[used], rtol=_WEIGHT_TOLERANCE)
 
@@ -320,6 +322,38 @@ def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
                 )
             constants[dq.output] = numpy_helper.from_array(dequantize(), dq.output)
     return constants
+
+
+def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
+    """Return the weights that their quantizers clip, by the DQ's output."""
+    constants = {}
+    for node in view.nodes_with_weights:
+        weights = view.weights(node)
+        value = view.model.constant(weights.source) if weights.q is not None else None
+        if weights.q is None or weights.dq is None or value is None or value.dtype.kind != "f":
+            continue
+        params, axis = view.params(weights.q), view.axis(weights.q)
+        limits = _INTEGERS.get(params.precision)
+        if limits is None or params.scale is None or params.zero_point is None:
+            continue
+        scale, zero = (
+            broadcast_along(part, value.shape, axis, node.name)
+            for part in (params.scale, params.zero_point)
+        )
+        low, high = ((limit - zero) * scale for limit in limits)
+        clipped = np.clip(value, low, high).astype(value.dtype)
+        if not np.array_equal(clipped, value):
+            constants[weights.dq.output] = numpy_helper.from_array(clipped, weights.dq.output)
+    return constants
+
+
+def _keep_limits(model: Model) -> Model:
+    """Insert a Relu before each Q that clips negative values, in place, and return the model."""
+    view, editor = View(model), Editor(model)
+    for q in view.activation_qs:
+        if clips_negative_values(view, q):
+            insert_relu(editor, q)
+    return editor.finish()
 
 
 def _check_removed(model: Model) -> None:

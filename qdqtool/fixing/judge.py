@@ -37,6 +37,7 @@ class OutputJudge:
         self, model: Model, samples: Sequence[Arrays] | None, effort: float, notes: list[Note]
     ) -> None:
         self.noise: OutputNoise | None = None
+        self._limit: OutputNoise | None = None  # noise from which a step may grow
         self.first_noise: OutputNoise | None = None
         self.failure: Note | None = None
         self.has_samples = samples is not None
@@ -54,6 +55,10 @@ class OutputJudge:
         if self.first_noise is None or self.noise is None:
             return []
         return list_output_errors(self._parts, self.first_noise, self.noise)
+
+    def start_step(self) -> None:
+        """Permit the changes that follow, all together, the growth of one step."""
+        self._limit = self.noise
 
     def accept(
         self, current: Model, candidate: Model, criteria: FixCriteria, fewer_errors: bool
@@ -97,22 +102,23 @@ class OutputJudge:
         proto, cut = compare.cut_runnable_part(candidate, self._body)
         part = Model(proto, self._model.path, sha256="part") if cut else candidate
         factor, rounding = criteria.noise_factor, criteria.rounding
+        before = self._limit or self.noise
         reference = self._reference
         if criteria.requantizes_weights:
             exact = self._run(remove_quantizers(part.copy(), weights=True).proto)
             current_proto, _ = compare.cut_runnable_part(current, self._body)
-            before = self._measure(current_proto, exact)
+            current_noise = self._measure(current_proto, exact)
             after = self._measure(proto, exact)
-            if not compare.is_within(before, after, factor, rounding):
-                return _describe_growth(before, after)
+            if not compare.is_within(current_noise, after, factor, rounding):
+                return _describe_growth(current_noise, after)
         if criteria.requantizes_weights or criteria.costs_speed:
             reference = self._run(remove_quantizers(part.copy()).proto)
         noise = self._measure(proto, reference)
         if not criteria.requantizes_weights and not compare.is_within(
-            self.noise, noise, factor, rounding, parts=parts
+            before, noise, factor, rounding, parts=parts
         ):
-            worst = compare.find_worst_part(self.noise, noise, factor) if parts else None
-            return _describe_growth(self.noise, noise, worst)
+            worst = compare.find_worst_part(before, noise, factor) if parts else None
+            return _describe_growth(before, noise, worst)
         self._reference, self.noise = reference, noise
         return None
 
@@ -157,7 +163,7 @@ class OutputJudge:
             self._inputs = [compare.check_inputs(part, sample) for sample in self._samples]
         floats, reference = self._run_float_network(part)
         self._parts = find_output_parts(floats, self._inputs[0], self._runner.run)
-        self.noise = self.first_noise = self._measure(proto, reference)
+        self.noise = self.first_noise = self._limit = self._measure(proto, reference)
         self._reference = reference
         if self.noise.relative > _WEAK:
             self._notes.append(

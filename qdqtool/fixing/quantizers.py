@@ -21,6 +21,7 @@ from qdqtool.fixing.weights import find_computed_weights, make_float_constant_si
 from qdqtool.insertion import fp16
 from qdqtool.insertion.prepare import prepare, raise_opset
 from qdqtool.ir import constants, qdq
+from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import QuantParams
@@ -132,20 +133,52 @@ def _symmetric_site(
     is_asymmetric = params.precision == Precision.UINT8 or bool(np.any(params.zero_point != 0))
     scale = params.scale
     description = f"{head.name}: zero point of int8 zeros"
+    clips = q is not None and is_asymmetric and clips_negative_values(view, q)
     if is_asymmetric:
         key = params.key or head.index  # the key is None if a scale is NaN
         if key not in scales:
             scales[key] = _make_symmetric(params)
         scale = scales[key]
-        description = f"{head.name}: int8, zero point 0, {_describe_scale(params.scale, scale)}"
+        description = _describe_symmetric(head, params.scale, scale, clips=clips)
 
     def apply(editor: Editor) -> None:
         if q is None and is_asymmetric:
             _requantize_constant(view, editor, dqs[0], params, scale)
+        if q is not None and clips:
+            insert_relu(editor, q)
         for node in nodes:
             _set_scale(view, editor, node, scale)
 
     return FixSite(head.name, description, apply, [n.name for n in nodes])
+
+
+def _describe_symmetric(node: Node, old: FloatArray, new: FloatArray, *, clips: bool) -> str:
+    text = f"{node.name}: int8, zero point 0, scale {format_number(float(old[0]))}"
+    text += " ..." if old.size > 1 else ""
+    if not np.array_equal(new, old):
+        text += f" -> {format_number(float(new[0]))}"
+    relu = ", with a Relu before it, because its range clips negative values"
+    return text + relu if clips else text
+
+
+def clips_negative_values(view: View, q: Node) -> bool:
+    """Return whether the range of an activation's Q begins at 0, but its input may be negative.
+
+    Such a Q computes a Relu. onnxruntime's quantizer removes a Relu before such a Q.
+    """
+    params = view.params(q)
+    first = {Precision.UINT8: 0, Precision.INT8: -128}.get(params.precision)
+    if params.zero_point is None or not np.all(params.zero_point == first):
+        return False
+    if view.model.is_constant(q.input(0)):
+        return False
+    bounds = find_bounds(view.model).get(q.input(0))
+    return bounds is None or bounds.low < 0
+
+
+def insert_relu(editor: Editor, q: Node) -> None:
+    """Insert a Relu before a Q."""
+    editor.set_input(q, 0, editor.insert(q, "Relu", f"{q.name}_relu", [q.input(0)]))
 
 
 def _make_symmetric(params: QuantParams) -> FloatArray:
@@ -407,9 +440,3 @@ def to_layer_norm(model: Model, target: Target) -> Model | None:
     if copy.opset < NORM_OPSET:
         raise_opset(copy, NORM_OPSET)
     return copy if fuse_layer_norms(copy) else None
-
-
-def _describe_scale(before: FloatArray, after: FloatArray) -> str:
-    more = " ..." if before.size > 1 else ""
-    change = "" if np.array_equal(before, after) else f" -> {format_number(float(after[0]))}"
-    return f"scale {format_number(float(before[0]))}{more}{change}"

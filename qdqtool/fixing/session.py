@@ -117,6 +117,7 @@ class FixSession:
         for example because outputs would differ, halves of the places are tried. So the number of
         tries hardly grows with the number of places.
         """
+        self.judge.start_step()
         refused: dict[Place, FixAttempt] = {}
         done: set[Place] = set()
         suspects: list[Place] = []  # at least one of them is at fault
@@ -200,6 +201,7 @@ class FixSession:
         """
         if len(self._refused_steps) < 2 or self.judge.failure is not None:
             return
+        self.judge.start_step()
         model, prediction = self.model, self.prediction
         attempts: list[FixAttempt] = []
         steps: list[FixStep] = []
@@ -230,6 +232,7 @@ class FixSession:
         findings = [f for f in self.prediction.findings if step.select_causes(f)]
         if not findings:
             return
+        self.judge.start_step()
         attempt = FixAttempt(findings[0].code, "", step.description)
         try:
             candidate = step.convert(self.model, self.target)

@@ -13,12 +13,10 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.patterns.heads import Attention
 from qdqtool.reasons.placement import PLACEMENT, Fp8Obstacle, NoFastFp8, PresetPart
-from qdqtool.trt.fault_checks import MAX_FP8_KERNEL
+from qdqtool.trt.fault_checks import MAX_FP8_KERNEL, fuses_fp8_attention
 
 _MIN_CHANNELS = 17  # smallest number of input and of output channels of a convolution in FP8
 _MIN_PRODUCT = 16  # smallest number of columns and smallest depth of a matrix product in FP8
-_HEAD_ABOVE = 8  # attention heads up to this size run in FP16
-_MAX_SEQUENCE = 3072
 
 
 def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> NoFastFp8 | None:
@@ -69,8 +67,5 @@ def find_attention_obstacle(model: Model, attention: Attention, max_head: int) -
     scores = model.shape(attention.scores.output)
     if not queries or not scores:
         return PresetPart.ATTENTION_UNFUSED
-    head, sequence = queries[-1], scores[-1]
-    if head is None or sequence is None:
-        return PresetPart.ATTENTION_UNFUSED
-    is_fused = _HEAD_ABOVE < head <= max_head and sequence <= _MAX_SEQUENCE
+    is_fused = fuses_fp8_attention(queries[-1], scores[-1], max_head)
     return None if is_fused else PresetPart.ATTENTION_UNFUSED

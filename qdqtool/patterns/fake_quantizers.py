@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.ir import qdq
+from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.branches import find_bodies
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor
@@ -79,8 +80,7 @@ class FakeQuantizer:
         zero_point: Zero points of the quantized type, as many as scales.
         axis: Channel axis; None for one scale.
         problem: Reason why it cannot be written as Q and DQ; empty if it can.
-        is_narrow: Whether its smallest integer is -127. That of Q is -128, so that values below
-            -127.5 steps differ by a step.
+        is_narrow: Whether it clips values at -127 steps. Q clips at -128.
         is_stored: Whether ``source`` contains the integers, so that only a DQ is missing.
     """
 
@@ -274,10 +274,18 @@ class _QuantizerFinder:
         zeros = np.broadcast_to(zero_point.reshape(-1), scale.size).astype(dtype)
         if self.model.elem_type(source) not in (0, onnx.TensorProto.FLOAT, *_BYTES):
             return refuse("its input is not float32")
-        is_narrow = bounds[0] == -127 and not self.model.is_constant(source)
+        is_narrow = bounds[0] == -127 and self._exceeds(source, float(-127 * scale.min()))
         return FakeQuantizer(
             form, nodes, source, scale.reshape(-1), zeros, axis, is_narrow=is_narrow
         )
+
+    def _exceeds(self, tensor: str, limit: float) -> bool:
+        """Return whether values of a tensor may be below a limit."""
+        value = self.value(tensor)
+        if value is not None:
+            return bool(value.size and value.min() < limit)
+        bounds = find_bounds(self.model).get(tensor)
+        return bounds is None or bounds.low < limit
 
     def _find_axis(self, source: str, scale: _FloatArray) -> int | None:
         """Return the axis of a tensor along which scales differ; None unless exactly one does."""
@@ -586,12 +594,26 @@ def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
     attributes = {} if fake.axis is None else {"axis": fake.axis}
     last, integers = fake.nodes[-1], fake.source
     if not fake.is_stored:
+        source = _insert_limit(editor, fake) if fake.is_narrow else fake.source
         integers = editor.insert(
-            last, qdq.Q, f"{fake.name}/{qdq.Q}", [fake.source, *parameters], attributes
+            last, qdq.Q, f"{fake.name}/{qdq.Q}", [source, *parameters], attributes
         )
     editor.rewrite(last, qdq.DQ, [integers, *parameters], attributes)
     proto = editor.edit_proto(last)
     proto.domain, proto.name = "", editor.unique_name(f"{fake.name}/{qdq.DQ}")
+
+
+def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
+    """Return the tensor that a quantizer reads, limited to -127 steps, because Q clips at -128."""
+    assert fake.scale is not None
+    low = (-127 * fake.scale).astype(np.float32)
+    value = editor.model.constant(fake.source)
+    if value is not None:
+        shape = [-1 if i == fake.axis else 1 for i in range(value.ndim)]
+        clipped = np.maximum(value, low.reshape(shape))
+        return editor.constant(f"{fake.source}_clipped", clipped.astype(value.dtype))
+    inputs = [fake.source, editor.constant(f"{fake.name}/low", low.max())]
+    return editor.insert(fake.nodes[-1], "Clip", f"{fake.name}/Clip", inputs)
 
 
 def _remove_unused_domains(proto: onnx.ModelProto) -> None:

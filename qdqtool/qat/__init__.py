@@ -4,12 +4,13 @@
     plan = qat.prepare(model, sample, target="trt8.5", backend="pytorch-quantization")
     qat.calibrate(model, batches, method="mse")
     ...                                   # fine-tune as before
-    done = qat.export(model, "model_qdq.onnx", sample)
-    print(done.prediction.summary())
+    result = qat.export(model, "model_qdq.onnx", sample)
+    print(result.prediction.summary())
 
-The placement is that of :func:`qdqtool.insert`: the float network is traced to an ONNX graph, the
-same rules choose its quantized inputs, and these are mapped back to the torch modules. Needs the
-extra ``qdqtool[qat]``. Importing this package does not import torch.
+Quantizers go to the same inputs as the Q/DQ pairs of :func:`qdqtool.insert`: the float network is
+exported to an ONNX graph, the rules of `insert` choose the quantized inputs, and the inputs are
+mapped back to torch modules. The package needs the extra ``qdqtool[qat]``. Importing the package
+does not import torch.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name of the package; its module is imported on first use."""
+    """Import the module of a public name of the package, and return the object."""
     if name not in _MODULES:
         raise AttributeError(f"module 'qdqtool.qat' has no attribute '{name}'")
     try:

@@ -1,12 +1,12 @@
-"""BatchNormalization: its statistics while training, and folding it into weights."""
+"""BatchNormalization: frozen statistics in training, and folding into weights."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-# Default of training: BatchNormalization continues to update its statistics. With frozen statistics
-# of the float network, boxes became less exact (docs/qat.md). Freeze them if batches are too small
+# By default, training updates the statistics of BatchNormalization: with the frozen statistics of
+# the float network, boxes were less exact (docs/qat.md). Freezing helps if batches are too small
 # for statistics.
 FREEZE_NORMS = False
 
@@ -19,9 +19,10 @@ def freeze_batch_norms(model: nn.Module) -> None:
 
 
 def is_untrained(model: nn.Module) -> bool:
-    """Return whether every BatchNormalization still has its initial statistics.
+    """Return whether every BatchNormalization still has its initial mean and variance.
 
-    Means and variances decide, not the count of batches, which an EMA does not track.
+    The count of batches is not used, because EMA copies do not update it. False for a network
+    without BatchNormalization.
     """
     norms = [
         m
@@ -34,17 +35,17 @@ def is_untrained(model: nn.Module) -> bool:
 
 
 def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
-    """Fold BatchNormalizations into the convolutions before them, in place.
+    """Fold each BatchNormalization into the convolution before it, in place.
 
-    Each BatchNormalization is replaced by an Identity.
+    Each folded BatchNormalization is replaced by an Identity.
 
     Args:
         model: Network in evaluation mode.
-        norms: Name of the convolution by name of the BatchNormalization that it alone feeds. Names
-            of modules that are not a BatchNormalization any more are skipped.
+        norms: Name of the convolution before a BatchNormalization, by name of the
+            BatchNormalization. Modules that are no longer a BatchNormalization are skipped.
 
     Returns:
-        By name of the convolution, the factor of each output channel, [channels].
+        Factor of each output channel, [channels], by name of the convolution.
     """
     factors: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
@@ -69,9 +70,10 @@ def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tenso
 
 
 def norm_factor(norm: nn.Module | None) -> Tensor | None:
-    """Return the factor that a BatchNormalization applies to each channel, float64 [channels].
+    """Return the factor of each channel of a BatchNormalization in evaluation mode.
 
-    The factor is that of evaluation mode. None for other modules, and without statistics.
+    Returns:
+        float64 [channels]; None for other modules, and for a BatchNormalization without statistics.
     """
     if (
         not isinstance(norm, nn.modules.batchnorm._BatchNorm)
@@ -84,12 +86,12 @@ def norm_factor(norm: nn.Module | None) -> Tensor | None:
 
 
 def align_with_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
-    """Return factors [channels] in a shape that multiplies weights along their outputs."""
+    """Reshape factors of the output channels so that they broadcast to a convolution's weights."""
     weight = conv._parameters["weight"]
     assert weight is not None
     if not isinstance(conv, nn.modules.conv._ConvTransposeNd):
         return factor.reshape(-1, *(1,) * (weight.ndim - 1))
-    # [in, out / groups, ...]: the inputs of a group, one group after the other.
+    # The weights are [inputs, outputs / groups, ...], with the inputs of each group together.
     grouped = factor.reshape(conv.groups, weight.shape[1])
     per_input = grouped.repeat_interleave(weight.shape[0] // conv.groups, 0)
     return per_input.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))

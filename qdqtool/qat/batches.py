@@ -1,4 +1,4 @@
-"""Conversion of batches from data loaders to calls of a network."""
+"""Conversion of batches from data loaders to arguments of a network."""
 
 import inspect
 import itertools
@@ -18,16 +18,17 @@ from qdqtool.qat.planning import Plan
 from qdqtool.util.text import reason_of
 
 _IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
-_HELP = "give fn=lambda batch: ... that returns the network's input"
+_HELP = "give `fn`, a function that returns the network's input for a batch"
 
 
 def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
     """Return data as an iterable of batches.
 
-    A tensor with as many dimensions as the sample's is a single batch.
+    A tensor with as many dimensions as the sample of the preparation is a single batch. A tensor
+    with one more dimension is a stack of batches.
 
     Raises:
-        DataError: The data is not iterable as batches.
+        DataError: The data is neither such a tensor nor an iterable.
     """
     if isinstance(data, Tensor | np.ndarray):
         if data.ndim == plan.dimensions:
@@ -50,7 +51,7 @@ def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
 
 
 def check_max_batches(max_batches: int | None) -> None:
-    """Check that a maximum number of batches is at least 1; None means no maximum.
+    """Raise an error if a maximum number of batches is below 1; None means no maximum.
 
     Raises:
         QdqtoolError: The number is below 1.
@@ -64,7 +65,7 @@ def check_max_batches(max_batches: int | None) -> None:
 
 
 def limit_batches(batches: Iterable[Any], max_batches: int | None) -> Iterator[Any]:
-    """Return an iterator over the first `max_batches` batches; over all batches with None."""
+    """Return an iterator over the first `max_batches` batches; None for all batches."""
     return itertools.islice(batches, None if max_batches is None else min(max_batches, sys.maxsize))
 
 
@@ -79,15 +80,20 @@ def count_batches(batches: Any) -> int | None:
 def convert_batch(
     batch: Any, plan: Plan, model: nn.Module, fn: Callable[[Any], Any] | None
 ) -> NetworkCall:
-    """Return the call of the network for a batch.
+    """Return the arguments of the network for a batch.
 
-    Without ``fn``, the type of the batch decides. A tensor is the only argument. A tuple or list
-    gives as many first elements as the sample had arguments (images, not labels). A dict gives the
-    entries that the sample or the network's ``forward`` names, else its images (``img``,
-    ``image`` ...). uint8 images become floats from 0 to 1.
+    Without ``fn``, the arguments depend on the type of the batch:
+
+    * A tensor or array is the only argument.
+    * Of a tuple or list, the first elements are the arguments (images, not labels), as many as the
+      sample of the preparation had.
+    * Of a dict, the entries with the names of the sample's keyword arguments or of the parameters
+      of ``forward`` are the arguments; without them, the images (``img``, ``image`` ...).
+
+    uint8 images become floats from 0 to 1, with a warning.
 
     Raises:
-        DataError: The batch gives no arguments of the network.
+        DataError: The batch contains no arguments of the network.
     """
     if fn is not None:
         batch = fn(batch)
@@ -116,7 +122,8 @@ def _convert_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Networ
         return NetworkCall((), {k: batch[k] for k in plan.keywords})
     if set(batch) <= set(inspect.signature(model.forward).parameters):
         return NetworkCall((), dict(batch))
-    # Networks of Ultralytics compute a loss from a dict; the call gets the images of the dict.
+    # The networks of Ultralytics accept a dict too, but compute a loss from it. So the images of
+    # the dict are the argument.
     for key in _IMAGE_KEYS:
         if isinstance(batch.get(key), Tensor):
             return NetworkCall((batch[key],))
@@ -128,10 +135,12 @@ def _convert_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Networ
 
 
 def _to_tensor(value: Tensor | npt.NDArray[Any]) -> Tensor:
-    """Return a tensor; copy an array only if torch does not support its byte order or strides.
+    """Return a tensor or array as a tensor.
+
+    An array is copied only if torch does not support its byte order or strides.
 
     Raises:
-        DataError: The array does not hold numbers.
+        DataError: torch does not support the type of the array.
     """
     if isinstance(value, Tensor):
         return value
@@ -158,7 +167,7 @@ def _to_float(value: Any) -> Any:
         return tensor
     warnings.warn(
         "uint8 batches are divided by 255, as in Ultralytics; if the network needs another "
-        "preprocessing, use fn=",
+        "preprocessing, give `fn`",
         UserWarning,
         stacklevel=2,
     )
@@ -166,17 +175,23 @@ def _to_float(value: Any) -> Any:
 
 
 def run_batch(model: nn.Module, call: NetworkCall, device: torch.device, number: int) -> Any:
-    """Return the network's result for a batch.
+    """Run a network on a batch, and return the network's result.
+
+    Args:
+        model: Network.
+        call: Arguments of the network.
+        device: Device to which the tensors are moved.
+        number: Number of the batch for messages.
 
     Raises:
-        DataError: The network fails with the batch.
+        DataError: The network fails with these arguments.
     """
     try:
         return call.run(model, device)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = reason_of(error, first_line=True)
         raise DataError(
-            f"batch {number}: the network cannot be called with this batch ({reason}); give fn=, "
+            f"batch {number}: the network cannot be called with this batch ({reason}); give `fn`, "
             "a function that selects the network's arguments from a batch",
             code="wrong-call",
             parameter="data",

@@ -1,4 +1,4 @@
-"""Arguments that a network is called with, and the mode it is called in."""
+"""Arguments of a network, and its evaluation mode."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 
-# Place of a tensor in the sample; its kind (``floats``, ``integers``, ``booleans`` ...); its shape.
+# Position of a tensor among the arguments (such as ``argument 1``), its kind (``floats``,
+# ``integers``, ``booleans`` ...) and its shape.
 TensorDescription = tuple[str, str, list[int]]
 
 
 @dataclass(frozen=True)
 class NetworkCall:
-    """Arguments that a network is called with."""
+    """Positional and keyword arguments of a network."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -30,7 +31,7 @@ class NetworkCall:
 
     @property
     def description(self) -> list[TensorDescription]:
-        """Place, kind and dimensions of each tensor."""
+        """Position, kind and shape of each tensor among the arguments."""
         places = {f"argument {i + 1}": v for i, v in enumerate(self.args)}
         places |= {f"'{k}'": v for k, v in self.kwargs.items()}
         return [(p, _kind(v), list(v.shape)) for p, v in places.items() if isinstance(v, Tensor)]
@@ -39,18 +40,24 @@ class NetworkCall:
         return ", ".join(describe_tensor(*d[1:]) for d in self.description) or "no tensor"
 
     def map(self, change: Callable[[Any], Any]) -> NetworkCall:
-        """Return a call with `change` applied to every argument."""
+        """Return a copy with `change` applied to every argument."""
         kwargs = {k: change(v) for k, v in self.kwargs.items()}
         return NetworkCall(tuple(map(change, self.args)), kwargs)
 
     def to_device(self, device: torch.device | str) -> NetworkCall:
-        """Return a call whose tensors are detached and on a device."""
+        """Return a copy whose tensors are detached and on a device."""
         return self.map(lambda v: v.detach().to(device) if isinstance(v, Tensor) else v)
 
     def run(
         self, module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None
     ) -> Any:
-        """Call a module with the tensors moved to a device; `dtype` converts floats first."""
+        """Call a module with these arguments, and return its result.
+
+        Args:
+            module: Network to call.
+            device: Device to which the tensors are moved.
+            dtype: Type to which floating-point tensors are converted; None keeps their types.
+        """
 
         def move(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -62,7 +69,7 @@ class NetworkCall:
 
 
 def describe_tensor(kind: str, shape: Sequence[int]) -> str:
-    """Return dimensions and kind of a tensor, such as ``1x3x8x8 floats``."""
+    """Return the shape and kind of a tensor as text, such as ``1x3x8x8 floats``."""
     return f"{'x'.join(map(str, shape))} {kind}" if shape else f"a number of {kind}"
 
 
@@ -75,15 +82,16 @@ def _kind(tensor: Tensor) -> str:
 
 
 def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkCall:
-    """Return the call for a tensor, a tuple of arguments or a dict of keyword arguments.
+    """Convert a sample to the arguments of a network, and check its tensors.
 
     Args:
-        sample: Tensor, tuple or dict.
-        expected: Description of the sample of the preparation; empty checks nothing.
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments.
+        expected: Description of the sample of the preparation. Tensors must have the same kinds and
+            numbers of dimensions. Empty for no comparison.
 
     Raises:
-        QdqtoolError: The sample is of another type, or a tensor is empty, not a plain tensor, or
-            not as expected.
+        QdqtoolError: The sample has another type; or a tensor is empty, contains NaN, is not a
+            dense tensor of real numbers, or differs from `expected`.
     """
     if isinstance(sample, Tensor):
         call = NetworkCall((sample,))
@@ -93,8 +101,8 @@ def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkC
         call = NetworkCall((), dict(sample))
     else:
         raise QdqtoolError(
-            "sample: give a tensor, a tuple of the network's arguments or a dict of its keyword "
-            f"arguments, not {type(sample).__name__}",
+            f"`sample` is a {type(sample).__name__}; give a tensor, a tuple of the network's "
+            "arguments or a dict of its keyword arguments",
             code="wrong-type",
             parameter="sample",
         )
@@ -106,7 +114,7 @@ def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkC
         if (kind, len(shape)) != (expected_kind, len(expected_shape)):
             raise QdqtoolError(
                 f"{name}: the network was prepared with "
-                f"{describe_tensor(expected_kind, expected_shape)}; give such a tensor",
+                f"{describe_tensor(expected_kind, expected_shape)}; give a tensor of this kind",
                 code="wrong-shape",
                 parameter="sample",
             )
@@ -124,30 +132,30 @@ def _check_tensor(tensor: Tensor, name: str) -> None:
         )
     if not tensor.numel():
         raise QdqtoolError(
-            f"{name}: the tensor is empty; give a size of at least 1 in each dimension, also for "
-            "the batch",
+            f"{name}: the tensor is empty; give a size of at least 1 in each dimension",
             code="empty",
             parameter="sample",
         )
     if bool(torch.isnan(tensor).any()):
         raise QdqtoolError(
-            f"{name}: the tensor contains NaN; give values such as the network's inputs in use",
+            f"{name}: the tensor contains NaN; give values like real inputs of the network",
             code="not-finite",
             parameter="sample",
         )
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a network's first parameter or buffer; the CPU if it has none."""
+    """Return the device of a network's first parameter or buffer; the CPU without parameters."""
     first = next((t for t in (*model.parameters(), *model.buffers())), None)
     return torch.device("cpu") if first is None else first.device
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode without gradients until the context ends; then restore all modes.
+    """Set evaluation mode without gradients until the context ends, then restore all modes.
 
-    torch's fused attention for evaluation is off: it has no ONNX form and bypasses quantizers.
+    In the context, torch's fused attention for evaluation is off, because it cannot be exported to
+    ONNX and bypasses quantizers.
     """
     before = [(m, m.training) for m in model.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()

@@ -1,15 +1,15 @@
 """Comparison of a Q/DQ model with the network that it was exported from.
 
-Tiny float differences, such as those of another summation order, change single rounded integers in
-a quantized network, and later layers amplify that. The outputs of a YOLOv8n in single and in double
-precision already differ by a tenth of their standard deviation. So there are two checks:
+In a quantized network, tiny float differences (such as those of another summation order) change
+single rounded integers, and later layers amplify the change. The outputs of a YOLOv8n in single and
+in double precision already differ by a tenth of their standard deviation. So there are two checks:
 
-* Piece by piece, so that errors cannot add up: every part of the graph between two quantizers gets
-  the outputs of the network's quantizers, and has to compute the same as the network except for
-  float rounding. Every Q/DQ pair has to have the quantizer's scale.
-* End to end, relative to the network's own noise: the difference between single and double
-  precision, or with random changes of all quantizers' inputs as large as the pieces' rounding
-  errors.
+* Pieces: a piece is the part of the graph between two quantizers. Each piece receives the outputs
+  of the network's quantizers and must compute the same values as the network, except for float
+  rounding. So errors do not accumulate. Every Q/DQ pair must have the scale of its quantizer.
+* Outputs: the difference of the outputs must be small compared to the network's noise. The noise is
+  the change of the outputs in double precision, or by random changes of all quantizers' inputs that
+  are as large as the rounding errors of the pieces.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ from qdqtool.runtime.sessions import open_session
 from qdqtool.util.text import reason_of
 
 # Permitted root mean square error of a piece, relative to the standard deviation. Correct pieces
-# differ by float rounding (1e-6) and by single weights that the folding of BatchNormalization moves
-# to the next integer; a missing Q/DQ pair causes 0.01 or more.
+# differ by float rounding (1e-6), and by single weights that become the next integer when
+# BatchNormalization is folded. A missing Q/DQ pair causes 0.01 or more.
 PIECE_TOLERANCE = 2e-3
 END_TO_END_TOLERANCE = 0.05
-NOISE_FACTOR = 5.0  # permitted difference end to end, in multiples of the network's own noise
-# Noise changes only a few rounded values, but each may change the outputs. So there are several
-# runs, and their noise is larger than the measured rounding error.
+NOISE_FACTOR = 5.0  # permitted difference of the outputs, in multiples of the noise
+# Noise changes only a few rounded values, but each changed value may change the outputs. So noise
+# is measured in several runs, with random changes larger than the measured rounding errors.
 _NOISE_RUNS = 3
 _NOISE_MARGIN = 4.0
 _ROUNDING = 1e-6
@@ -48,15 +48,15 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Check:
-    """Difference between a Q/DQ model and its network, on the sample.
+    """Differences between a Q/DQ model and the network that it was exported from, on the sample.
 
     Attributes:
-        difference: Difference end to end: root mean square of onnxruntime's outputs minus the
-            network's, divided by their standard deviation; the largest over all outputs.
-        noise: Largest such difference between the network and the same network in double
-            precision, or with random rounding errors of the size measured in the pieces.
+        difference: Root mean square difference between an output in onnxruntime and in the network,
+            divided by the output's standard deviation; the largest over all outputs.
+        noise: Change of the network's outputs in double precision, or by random rounding errors, in
+            the units of `difference`; the largest over all runs.
         pieces: Number of pieces (parts of the graph between quantizers) that were compared.
-        worst: Largest difference of a piece.
+        worst: Largest difference of a piece, in the units of `difference`.
         worst_at: Quantizer or output at the end of the piece with the largest difference.
     """
 
@@ -70,27 +70,27 @@ class Check:
         """Return the result in one line."""
         line = (
             f"{self.pieces} pieces agree to {self.worst:.1e}; the outputs differ by "
-            f"{self.difference:.1e} of their standard deviation, and the network's own noise is "
-            f"{self.noise:.1e}"
+            f"{self.difference:.1e} of their standard deviation; rounding errors alone change them "
+            f"by {self.noise:.1e}"
         )
         if self.end_to_end_shows:
             return line
         return (
-            f"{line}; this noise hides errors of the whole network, so only the comparison of "
-            "single layers is meaningful"
+            f"{line}, which hides other errors, so only the comparison of pieces (between two "
+            "quantizers) is meaningful"
         )
 
     @property
     def end_to_end_shows(self) -> bool:
-        """Whether the check end to end can detect a wrong model.
+        """Whether the comparison of the outputs can detect a wrong model.
 
-        It cannot if the permitted difference is as large as the outputs themselves.
+        False if the permitted difference is as large as the outputs themselves.
         """
         return NOISE_FACTOR * self.noise < 1.0
 
 
 class QuantizerCall(NamedTuple):
-    """One run of a quantizer of activations, with the values before and after it."""
+    """One call of an activation quantizer, with the values before and after quantization."""
 
     name: str
     scale: float
@@ -100,11 +100,11 @@ class QuantizerCall(NamedTuple):
 
 @dataclass
 class ReferenceRun:
-    """Results of the network.
+    """Results of one run of the network.
 
     Attributes:
         outputs: Outputs, in the order in which torch exports them.
-        calls: Calls of quantizers of activations, in the order in which they ran.
+        calls: Calls of activation quantizers, in the order in which they ran.
     """
 
     outputs: list[Tensor]
@@ -112,9 +112,9 @@ class ReferenceRun:
 
 
 def randomize_constants(call: NetworkCall) -> NetworkCall:
-    """Replace constant float tensors of a call by random values from 0 to 1.
+    """Return a call whose constant float tensors are replaced by random values from 0 to 1.
 
-    With zeros, wrong scales would not change the outputs.
+    With an input of zeros, wrong scales would not change the outputs.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -128,9 +128,13 @@ def randomize_constants(call: NetworkCall) -> NetworkCall:
     return call.map(randomize)
 
 
-def record_reference(twin: nn.Module, call: NetworkCall) -> ReferenceRun:
-    """Run a prepared network on the CPU; return its outputs and the quantizers' calls."""
-    names = {id(m): n for n, m in twin.named_modules()}
+def record_reference(network: nn.Module, call: NetworkCall) -> ReferenceRun:
+    """Run a prepared network on the CPU in evaluation mode; return outputs and quantizer calls.
+
+    Raises:
+        ModelError: The network cannot be called with these arguments.
+    """
+    names = {id(m): n for n, m in network.named_modules()}
     calls: list[QuantizerCall] = []
 
     def record(module: nn.Module, attribute: str, before: Tensor, after: Tensor) -> None:
@@ -139,14 +143,14 @@ def record_reference(twin: nn.Module, call: NetworkCall) -> ReferenceRun:
         calls.append(QuantizerCall(name, scale, before.detach(), after.detach()))
 
     try:
-        with evaluation_mode(twin), observe_quantizers(record):
-            return ReferenceRun(flatten_tensors(call.run(twin, "cpu")), calls)
+        with evaluation_mode(network), observe_quantizers(record):
+            return ReferenceRun(flatten_tensors(call.run(network, "cpu")), calls)
     except QdqtoolError:
         raise
-    except Exception as error:  # of the network's own code, or of torch
+    except Exception as error:  # the network's own code may raise any class
         reason = reason_of(error, first_line=True)
         raise ModelError(
-            f"{type(twin).__name__}: cannot be called with the sample ({call}): {reason}; give a "
+            f"{type(network).__name__} cannot be called with the sample ({call}): {reason}; give a "
             "sample like that of the preparation",
             code="wrong-call",
             parameter="sample",
@@ -154,10 +158,10 @@ def record_reference(twin: nn.Module, call: NetworkCall) -> ReferenceRun:
 
 
 class NoiseInjector:
-    """Adds random noise to the inputs of quantizers, with a size for each call.
+    """Adds random noise to the inputs of quantizers, with a given size for each quantizer call.
 
     Attributes:
-        sizes: Standard deviation of the noise in each call, relative to the values' own.
+        sizes: Standard deviation of the noise in each call, relative to that of the values.
         random: Generator of the noise; None for no noise.
     """
 
@@ -167,7 +171,11 @@ class NoiseInjector:
         self._call = 0
 
     def start(self, seed: int | None) -> None:
-        """Start again at the first call, with a new seed; None switches the noise off."""
+        """Prepare for a run of the network.
+
+        Args:
+            seed: Seed of the noise; None for a run without noise.
+        """
         self.random = None if seed is None else torch.Generator().manual_seed(seed)
         self._call = 0
 
@@ -182,29 +190,29 @@ class NoiseInjector:
 
 
 def measure_noise(
-    twin: nn.Module, call: NetworkCall, outputs: Sequence[Tensor], noise: NoiseInjector
+    network: nn.Module, call: NetworkCall, outputs: Sequence[Tensor], noise: NoiseInjector
 ) -> float:
-    """Return the largest difference of a network's outputs with noise or in double precision.
+    """Return the largest change of a network's outputs by noise or by double precision.
 
     Args:
-        twin: Network whose quantizers pass their inputs through ``noise``.
+        network: Network whose quantizers pass their inputs through ``noise``.
         call: Arguments of the network.
-        outputs: The network's outputs in single precision, without noise.
-        noise: Noise to switch on and off.
+        outputs: Outputs of the network in single precision, without noise.
+        noise: Noise of the quantizers' inputs.
     """
 
     def measure(dtype: torch.dtype | None = None) -> float:
-        return largest_difference(outputs, flatten_tensors(call.run(twin, "cpu", dtype)))
+        return largest_difference(outputs, flatten_tensors(call.run(network, "cpu", dtype)))
 
     differences = []
-    with evaluation_mode(twin):
+    with evaluation_mode(network):
         for seed in range(_NOISE_RUNS):
             noise.start(seed)
             differences.append(measure())
         noise.start(None)
-        # Networks whose code fixes a dtype fail in double precision; only noise counts then.
+        # A network whose code requires single precision fails here. Then only the noise counts.
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
-            twin.double()
+            network.double()
             differences.append(measure(torch.float64))
     return max(differences)
 
@@ -226,19 +234,20 @@ def check_pieces(
     reference: ReferenceRun,
     numbers: dict[str, list[int]],
 ) -> tuple[Check, NoiseInjector]:
-    """Compare a Q/DQ model with the network, piece by piece and end to end.
+    """Compare the pieces and the outputs of a Q/DQ model with the network.
 
     Args:
         proto: The Q/DQ model.
         call: Arguments of the reference run.
         reference: Results of the network.
-        numbers: By name of a QuantizeLinear, the numbers of the quantizer calls that it replaces.
+        numbers: Numbers of the quantizer calls that a QuantizeLinear replaces, by the node's name.
 
     Returns:
-        The check, without the noise, and the rounding errors for :func:`measure_noise`.
+        The differences, with a noise of 0; and noise as large as the rounding errors of the pieces,
+        for :func:`measure_noise`.
 
     Raises:
-        ModelError: A piece of the model computes something else; the message names the piece.
+        ModelError: A piece of the model differs from the network. The message names the piece.
     """
     model = Model(proto)
     pairs = _match_pairs(model, reference, numbers)
@@ -254,7 +263,8 @@ def check_pieces(
     for index, ((name, tensor), piece) in enumerate(zip(expected, pieces, strict=True)):
         values = tensor.numpy()
         difference = _relative_difference(piece, values)
-        if difference > PIECE_TOLERANCE and is_sorting:  # equal scores come in any order
+        # TopK and NonMaxSuppression return equal scores in any order.
+        if difference > PIECE_TOLERANCE and is_sorting:
             difference = _relative_difference(np.sort(piece, axis=None), np.sort(values, axis=None))
         if difference > worst:
             worst, worst_at = difference, name
@@ -264,8 +274,8 @@ def check_pieces(
     if worst > PIECE_TOLERANCE:
         raise ModelError(
             f"the values at {worst_at} differ from those of the network by {worst:.1e} of their "
-            f"standard deviation, more than {PIECE_TOLERANCE:g}: before this node, a Q/DQ pair, a "
-            "scale, an axis or weights differ from the network. Export the network again",
+            f"standard deviation, more than {PIECE_TOLERANCE:g}: a Q/DQ pair, a scale, an axis or "
+            "weights before this place differ from the network. Export the network again",
             code="different-results",
             node=worst_at,
         )
@@ -276,10 +286,11 @@ def check_pieces(
 def _match_pairs(
     model: Model, reference: ReferenceRun, numbers: dict[str, list[int]]
 ) -> list[tuple[Node, int]]:
-    """Return the Q of each activation, with the number of a quantizer call that it replaces.
+    """Return the QuantizeLinear of each activation and the number of its first quantizer call.
 
     Raises:
-        ModelError: A pair is missing or unknown, or its parameters differ from the quantizer's.
+        ModelError: A Q/DQ pair is missing or unknown, or its parameters differ from the
+            quantizer's.
     """
     pairs: list[tuple[Node, int]] = []
     missing = set(range(len(reference.calls)))
@@ -289,7 +300,8 @@ def _match_pairs(
         calls = numbers.get(q.name)
         if not calls:
             raise ModelError(
-                f"'{q.name}' belongs to no quantizer of the network; export the network again",
+                f"'{q.name}' does not belong to a quantizer of the network; export the network "
+                "again",
                 code="unknown-quantizer",
                 node=q.name,
             )
@@ -322,8 +334,8 @@ def _check_parameters(model: Model, node: Node, call: QuantizerCall) -> None:
     if not np.isclose(scale, call.scale, rtol=1e-5, atol=0):
         actual = f"scale {scale:.6g}" if is_scalar else "no constant scale"
         raise ModelError(
-            f"'{node.name}': {actual} in the file, but {call.scale:.6g} in quantizer "
-            f"'{call.name}' of the network",
+            f"'{node.name}' has {actual} in the file, but quantizer '{call.name}' of the network "
+            f"has {call.scale:.6g}; export the network again",
             code="different-scale",
             node=node.name,
         )
@@ -339,10 +351,11 @@ def _check_parameters(model: Model, node: Node, call: QuantizerCall) -> None:
 def _run_pieces(
     model: Model, call: NetworkCall, reference: ReferenceRun, pairs: Sequence[tuple[Node, int]]
 ) -> list[Array]:
-    """Run the graph with the outputs of the network's quantizers in place of each Q/DQ pair.
+    """Run all pieces, with the outputs of the network's quantizers as their inputs.
 
     Returns:
-        The input of each pair's Q, then the outputs of the graph.
+        The last tensor of each piece: the input of each QuantizeLinear in `pairs`, then the outputs
+        of the graph.
     """
     feeds = model_inputs(model.proto, call)
     inputs = []
@@ -361,14 +374,19 @@ def _run_pieces(
 
 
 def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequence[Tensor]) -> float:
-    """Return the largest difference of a model's outputs, over their standard deviation."""
+    """Return the largest relative difference of a model's outputs, see :attr:`Check.difference`.
+
+    Raises:
+        ModelError: onnxruntime fails, or an output has another shape.
+    """
     worst = 0.0
     results = _run_model(proto, None, model_inputs(proto, call))
     for result, tensor in zip(results, expected, strict=False):
         shape = tuple(tensor.shape)
         if result.shape != shape:
             raise ModelError(
-                f"an output has shape {result.shape} in onnxruntime and {shape} in the network",
+                f"an output has shape {result.shape} in onnxruntime and {shape} in the network; "
+                "export the network again",
                 code="wrong-shape",
             )
         worst = max(worst, _relative_difference(result, tensor.numpy()))
@@ -386,11 +404,11 @@ def _run_model(
     proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array]
 ) -> list[Array]:
     try:
-        # No graph optimization: Q and DQ have to run as written, as in training.
+        # Without graph optimization, Q and DQ run as written, like the quantizers in training.
         session = open_session(proto.SerializeToString(), 0, optimize="none")
         used = {i.name: feeds[i.name] for i in session.get_inputs() if i.name in feeds}
         return [np.asarray(r) for r in session.run(names, used)]
-    except Exception as error:  # onnxruntime has its own exceptions for each of many reasons
+    except Exception as error:  # onnxruntime's exceptions share no narrower base class
         raise ModelError(
             f"onnxruntime cannot run the exported model: {str(error).splitlines()[0]}",
             code="onnxruntime-failed",
@@ -398,7 +416,7 @@ def _run_model(
 
 
 def largest_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference of a result, relative to its expected standard deviation."""
+    """Return the largest relative difference between tensors, see :attr:`Check.difference`."""
     differences = [
         _relative_difference(a.cpu().double().numpy(), b.cpu().double().numpy())
         for a, b in zip(results, expected, strict=False)
@@ -407,7 +425,10 @@ def largest_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) ->
 
 
 def _relative_difference(result: Array, expected: Array) -> float:
-    """Return the root mean square error over the standard deviation; infinity for NaN."""
+    """Return the root mean square error divided by the standard deviation of `expected`.
+
+    The result is infinite if the shapes differ, or if NaN or infinities differ.
+    """
     if result.shape != expected.shape:
         return float("inf")
     if not expected.size:

@@ -1,4 +1,4 @@
-"""Statistics of activations, collected on the activations' own device."""
+"""Statistics of activations, collected on the device of the activations."""
 
 import math
 
@@ -8,28 +8,29 @@ from torch import Tensor
 from calibration import TensorStatistics
 from calibration.statistics import OCTAVES, top_exponent
 
-# If a tensor has more values per image than this, only evenly spread runs of values are counted, at
-# least half of this number. The smallest and largest values are always exact.
+# If a tensor has more values per image, only evenly spread runs of values are counted, with at
+# least half of this number of values. The smallest and largest values are always exact.
 SAMPLED_PER_IMAGE = 1 << 13
-# Length of a run of values, a prime: widths and channel counts are products of small primes, so
-# runs do not start at the same column or channel again and again.
+# Length of a run of values. The length is a prime, and widths and channel counts are products of
+# small primes, so runs start at different columns and channels.
 RUN_LENGTH = 61
-# Offset of each call's first run, as a part of the distance of runs: spreads the starts evenly.
+# Step of the first run's offset from call to call, as a part of the distance between runs.
+# Multiples of the golden ratio modulo 1 are evenly spread.
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
-# Resolution of the histograms: no bin is wider than 0.4 % of the largest magnitude, finer than the
-# search for ranges.
+# Resolution of the histograms: no bin is wider than 0.4 % of the largest magnitude, which is finer
+# than the steps of the search for ranges.
 HISTOGRAM_BINS = 512
-# Number of values that are buffered and then counted together, because counting launches a dozen
-# kernels and waits for the device. Each tensor has one permanent buffer (512 kB): small copies
-# between the activations would fragment the memory.
+# Number of values that are collected in a buffer and then counted together, because counting
+# launches a dozen kernels and waits for the device. Each tensor has one permanent buffer (512 kB):
+# small copies between the activations would fragment the memory.
 BUFFER_SIZE = 1 << 17
 
 
 class DeviceStatistics:
     """Collects :class:`calibration.TensorStatistics` without moving the values to the CPU.
 
-    Only the counts (at most 5121 integers) and the smallest and largest values are copied from the
-    device, once for several calls.
+    Only the counts (at most 5121 integers) and the smallest and largest values are copied to the
+    CPU, once for several activations.
     """
 
     def __init__(self) -> None:
@@ -41,9 +42,9 @@ class DeviceStatistics:
 
     @property
     def result(self) -> TensorStatistics:
-        """Statistics so far.
+        """Statistics of all activations added so far.
 
-        In large tensors, only NaN and infinities among the sampled values are counted.
+        The number of NaN and infinities is exact only if all values are counted, not samples.
         """
         self._count()
         return self._result
@@ -53,12 +54,12 @@ class DeviceStatistics:
 
         Args:
             values: The activation.
-            images: Number of images in it.
+            images: Number of images in the activation.
         """
         size = values.numel()
         if not size:
             return
-        # As few calls of torch as possible: for one small image a call costs as much as the layer.
+        # Few calls of torch are made: for a small image, one call takes as long as a layer.
         if values.requires_grad:
             values = values.detach()
         if values.dtype is not torch.float32:
@@ -79,7 +80,10 @@ class DeviceStatistics:
         self._ends.extend(ends)
 
     def _sample(self, values: Tensor, size: int, step: int) -> Tensor:
-        """Return all values, or every n-th run of them, starting at another run each time."""
+        """Return all values if `step` is 1, else every n-th run of values, [runs, RUN_LENGTH].
+
+        The first run differs from call to call.
+        """
         first = int(self._calls * GOLDEN_RATIO % 1.0 * step)
         self._calls += 1
         if step == 1:
@@ -89,7 +93,7 @@ class DeviceStatistics:
         return values.as_strided((runs, RUN_LENGTH), (step * RUN_LENGTH, 1), offset)
 
     def _count(self) -> None:
-        """Count the values in the buffer."""
+        """Add the values in the buffer to the statistics, and empty the buffer."""
         if self._buffer is None or not self._ends:
             return
         sampled, ends = self._buffer[: self._size], torch.stack(self._ends).cpu()
@@ -112,8 +116,9 @@ class DeviceStatistics:
         counter.raise_top(top_exponent(max(-low, high)))
         magnitudes = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF)
         bins = magnitudes.bitwise_right_shift_(23 - counter.bits)
-        # Bins of all float32; those below the window of the counter are one.
-        lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.statistics
+        # All float32 bit patterns have a bin here. The counter has one bin for all values below its
+        # window (see calibration.statistics), so these counts are added up.
+        lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1
         counts = torch.bincount(bins, minlength=lowest + 1)
         counts[lowest] = counts[: lowest + 1].sum()
         window = counts[lowest:].cpu().numpy()
@@ -121,6 +126,6 @@ class DeviceStatistics:
 
 
 def _to_memory_order(values: Tensor) -> Tensor:
-    """Return the values contiguous and in their order in memory, without a copy if possible."""
+    """Return a contiguous tensor with dimensions in memory order, without a copy if possible."""
     order = sorted(range(values.ndim), key=lambda d: -values.stride(d))
     return values.permute(order).contiguous()

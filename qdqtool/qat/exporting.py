@@ -1,4 +1,4 @@
-"""``qat.export``: write a trained network as a Q/DQ model, check it and predict it."""
+"""``qat.export`` and ``qat.check``: write a trained network as a Q/DQ model, and check it."""
 
 import itertools
 import os
@@ -57,15 +57,15 @@ UNCHECKED_TOLERANCE = 1.0  # tolerance from which failed checks are only warning
 
 @dataclass
 class Export:
-    """A Q/DQ model that was written.
+    """Result of an export.
 
     Attributes:
-        path: File of the model.
-        prediction: Prediction of what TensorRT runs.
-        check: Difference between onnxruntime's results and the network's.
-        plan: Plan that the network was prepared by.
-        fp8_difference: Difference of the outputs of an FP8 model from the network's, as
-            :attr:`Check.difference`; None for INT8.
+        path: File of the Q/DQ model.
+        prediction: Predicted layers of the TensorRT engine.
+        check: Differences between the results of onnxruntime and of the network.
+        plan: Plan of the prepared network.
+        fp8_difference: Difference between the outputs of the FP8 model and of the network, in the
+            units of :attr:`Check.difference`; None for INT8.
     """
 
     path: str
@@ -76,17 +76,17 @@ class Export:
 
     @property
     def summary(self) -> Json:
-        """The prediction's summary: numbers of convolutions, INT8 convolutions, conversions."""
+        """Summary of the prediction: numbers of convolutions, INT8 convolutions, conversions."""
         return self.prediction.summary()
 
     @property
     def difference(self) -> float:
-        """Difference end to end, see :attr:`Check.difference`."""
+        """Difference of the outputs, see :attr:`Check.difference`."""
         return self.check.difference
 
     @property
     def noise(self) -> float:
-        """The network's own noise, see :attr:`Check.noise`."""
+        """Change of the network's outputs by rounding errors, see :attr:`Check.noise`."""
         return self.check.noise
 
 
@@ -104,42 +104,43 @@ def export(
     output_names: Sequence[str] | None = None,
     tolerance: float = END_TO_END_TOLERANCE,
 ) -> Export:
-    """Write a prepared, calibrated network as a Q/DQ model, check it and predict it.
+    """Write a calibrated network as a Q/DQ model, check the model, and predict its engine.
 
-    BatchNormalization after a convolution is folded into the convolution's weights before their
-    quantization. The quantized integers equal those of training, because weights and scale of a
-    channel are multiplied by the same factor. Scales are constants, node names are those of torch's
-    export. The network is not changed. A detection head is exported in its export mode.
+    BatchNormalization after a convolution is folded into the convolution's weights before they are
+    quantized. The quantized integers equal those of training, because the weights and the scale of
+    a channel are multiplied by the same factor. Scales are constants; node names are those of
+    torch's export. A detection head is exported in its export mode. The network itself is not
+    changed.
 
     Args:
         model: The network or its wrapper (DistributedDataParallel, torch.compile, Ultralytics'
             ``YOLO`` or EMA). A copy is exported on the CPU in evaluation mode.
         path: File to write.
-        sample: A tensor, a tuple of arguments or a dict of keyword arguments. For the check, random
-            values from 0 to 1 replace constant tensors. None is allowed for Ultralytics' wrapper,
-            and gives an image of the training size.
+        sample: Arguments of the network: a tensor, a tuple of arguments or a dict of keyword
+            arguments. For the check, random values from 0 to 1 replace constant tensors. None is
+            allowed for Ultralytics' wrapper, and gives an image of the training size.
         opset: ONNX opset, 13 or newer.
-        target: TensorRT version to predict for; by default that of the preparation.
-        precision: ``int8``, or ``fp8``: the model is checked in INT8, as it was trained, and then
-            converted to FP8 pairs with the same ranges. Nodes that FP8 leaves float
-            (:mod:`qdqtool.insertion.fp8_rules`) lose their pairs. The opset is at least 19.
-        high_precision: Type of the layers that are not quantized, ``fp16`` or ``fp32``, for FP8
+        target: TensorRT version to predict for. Default: the version of the preparation.
+        precision: ``int8`` or ``fp8``. For ``fp8``, the model is checked in INT8, as it was
+            trained, and then converted to FP8 pairs with the same ranges. Nodes that stay float in
+            FP8 (:mod:`qdqtool.insertion.fp8_rules`) lose their pairs. The opset is at least 19.
+        high_precision: Type of the layers that are not quantized, ``fp16`` or ``fp32``; for FP8
             only. Default: ``fp16``, because a strongly typed network computes in the types of the
             file. Inputs and outputs remain FP32, as do tensors near the largest FP16 number.
-        dynamic_batch: Whether the first axis of every input and output is left open.
+        dynamic_batch: Whether the first axis of every input and output is dynamic.
         input_names: Names for the inputs.
         output_names: Names for the outputs.
-        tolerance: Permitted difference of onnxruntime's results end to end, in addition to the
-            network's own noise, see :attr:`Check.difference`. From 1 on, failed checks (also of
-            single pieces) are only warnings, and the model is always written.
+        tolerance: Permitted difference of the outputs (see :attr:`Check.difference`), in addition
+            to 5 times :attr:`Check.noise`. With 1 or more, failed checks are only warnings, and the
+            model is always written.
 
     Returns:
         The written model with its prediction and the result of the check.
 
     Raises:
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be written.
-        ModelError: torch cannot export the network, or the model does not compute the same; nothing
-            is written.
+        ModelError: torch cannot export the network, or the model and the network compute different
+            results. Nothing is written.
     """
     _check_tolerance(tolerance)
     check_choice("precision", precision, FORMATS)
@@ -151,7 +152,7 @@ def export(
         target, opset = choose_fp8_target(target), max(opset, FP8.opset)
     if opset < 13:
         raise QdqtoolError(
-            f"opset={opset}: per-channel Q/DQ need 13 or newer",
+            f"opset={opset} is too old for per-channel Q/DQ; give 13 or newer",
             code="opset-too-old",
             parameter="opset",
         )
@@ -163,9 +164,9 @@ def export(
         if output_names is None:
             output_names = ultralytics.export_output_names(network)
         metadata = ultralytics.export_metadata(network, call.tensors[0], dynamic_batch)
-    twin = _NetworkTwin(network, call)
-    count = len(twin.reference.outputs)
-    proto = twin.export(
+    network_copy = _NetworkCopy(network, call)
+    count = len(network_copy.reference.outputs)
+    proto = network_copy.export(
         opset, _export_options(input_names, output_names, call, count, dynamic_batch)
     )
     try:
@@ -174,16 +175,17 @@ def export(
         reason = f"the exported model is not valid: {str(error).splitlines()[0]}"
         raise ModelError(reason, os.fspath(path), code="invalid-model") from error
     try:
-        result = twin.compare(proto, tolerance)
+        result = network_copy.compare(proto, tolerance)
     except ModelError as error:
         if tolerance < UNCHECKED_TOLERANCE:
             raise _add_path(error, f"{error}; nothing was written", path) from error
-        message = f"{os.fspath(path)}: {error}; the file was written nevertheless"
+        message = f"{os.fspath(path)}: {error}; `tolerance` is 1 or more, so the file was written"
         warnings.warn(message, UserWarning, stacklevel=2)
         result = Check(float("inf"), float("nan"), 0, float("inf"), "")
     difference = None
     if precision == FP8.name:
-        proto, difference = twin.convert_to_fp8(proto, os.fspath(path), high_precision != "fp32")
+        half = high_precision != "fp32"
+        proto, difference = network_copy.convert_to_fp8(proto, os.fspath(path), half)
     if metadata:
         onnx.helper.set_model_props(proto, metadata)
     save(proto, path)
@@ -197,27 +199,30 @@ def check(
     *,
     tolerance: float = END_TO_END_TOLERANCE,
 ) -> Check:
-    """Check that a Q/DQ model still computes the same as the prepared network.
+    """Check that a Q/DQ model computes the same results as the prepared network.
 
-    The model may have been edited since the export, or come from another tool.
+    Use this function after another program has edited the exported model.
 
     Args:
-        model: Network that :func:`export` wrote the model from.
-        path: The model; its nodes have the names that :func:`export` gave them.
+        model: Network that the model was exported from.
+        path: File of the model. Nodes need the names that :func:`export` gave them.
         sample: As for :func:`export`.
         tolerance: As for :func:`export`.
 
+    Returns:
+        The differences that were measured.
+
     Raises:
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be read.
-        ModelError: The model does not compute the same; the message says where.
+        ModelError: The results differ. The message names the place in the model.
     """
     _check_tolerance(tolerance)
     call = _prepare_call(model, sample)
     file = load(path)
-    twin = _NetworkTwin(unwrap(model), call)
-    twin.export(file.opset or 17, {})
+    network_copy = _NetworkCopy(unwrap(model), call)
+    network_copy.export(file.opset or 17, {})
     try:
-        return twin.compare(file.proto, tolerance)
+        return network_copy.compare(file.proto, tolerance)
     except ModelError as error:
         raise _add_path(error, str(error), path) from error
 
@@ -235,15 +240,15 @@ def _check_high_precision(high_precision: str | None, precision: str) -> None:
     check_choice("high_precision", high_precision, ("fp16", "fp32"))
     if precision != FP8.name:
         raise QdqtoolError(
-            "`high_precision` needs `precision='fp8'`: INT8 models are exported in FP32. Leave it "
-            "out.",
+            "`high_precision` needs `precision='fp8'`, because INT8 models are exported in FP32; "
+            "leave `high_precision` out",
             code="option-conflict",
             parameter="high_precision",
         )
 
 
 def _prepare_call(model: nn.Module, sample: Any) -> NetworkCall:
-    """Return the sample as a call on the CPU with FP32 floats, for the network's copy."""
+    """Return the network's arguments as tensors on the CPU, with floats in FP32."""
     call = as_call(choose_sample(model, sample), read_plan(unwrap(model)).sample)
     return call.to_device("cpu").map(
         lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
@@ -256,11 +261,11 @@ def _add_path(error: ModelError, reason: str, path: str | os.PathLike[str]) -> M
     )
 
 
-class _NetworkTwin:
-    """Copy of a prepared network on the CPU that is exported, and compared with models.
+class _NetworkCopy:
+    """Copy of a prepared network on the CPU, for the export and for comparisons with models.
 
     Attributes:
-        reference: Results of the network.
+        reference: Outputs and quantizer calls of a run of the network.
 
     Raises:
         QdqtoolError: A quantizer of activations has no range.
@@ -268,8 +273,8 @@ class _NetworkTwin:
 
     def __init__(self, model: nn.Module, call: NetworkCall) -> None:
         self._plan = read_plan(model)
-        self._twin = copy_network(model).cpu().float()
-        for name in find_uncalibrated(self._twin):
+        self._network = copy_network(model).cpu().float()
+        for name in find_uncalibrated(self._network):
             raise QdqtoolError(
                 f"quantizer '{name}' has no range; call qdqtool.qat.calibrate before the export",
                 code="not-calibrated",
@@ -277,14 +282,19 @@ class _NetworkTwin:
             )
         self._sample = call
         self._call = checking.randomize_constants(call)
-        with switch_heads_to_export(self._twin):
-            self.reference = checking.record_reference(self._twin, self._call)
+        with switch_heads_to_export(self._network):
+            self.reference = checking.record_reference(self._network, self._call)
         self._numbers: dict[str, list[int]] = {}
 
     def export(self, opset: int, options: dict[str, Any]) -> onnx.ModelProto:
-        """Return the Q/DQ model, with options of torch's export."""
+        """Export the Q/DQ model.
+
+        Args:
+            opset: ONNX opset.
+            options: Options of ``torch.onnx.export``.
+        """
         counter = itertools.count()
-        copy = copy_network(self._twin)
+        copy = copy_network(self._network)
         with switch_heads_to_export(copy), evaluation_mode(copy):
             _freeze_quantizers(copy, self._plan, lambda x: mark(x, next(counter)))
             raw, numbers = export_marked(copy, self._sample, opset, **options)
@@ -296,7 +306,7 @@ class _NetworkTwin:
     def convert_to_fp8(
         self, proto: onnx.ModelProto, path: str, is_half: bool
     ) -> tuple[onnx.ModelProto, float]:
-        """Return an INT8 model as FP8, and the difference of its outputs from the network's.
+        """Convert an INT8 model to FP8; return it with the difference from the network's outputs.
 
         Args:
             proto: The INT8 model.
@@ -315,33 +325,37 @@ class _NetworkTwin:
         difference = checking.compare_outputs(model.proto, self._call, self.reference.outputs)
         if not np.isfinite(difference):
             raise ModelError(
-                "the outputs in FP8 are NaN or infinite, so nothing was written. Export in INT8.",
+                "the outputs in FP8 are NaN or infinite, so nothing was written. Export in INT8",
                 path,
                 code="different-results",
             )
         return model.proto, difference
 
     def compare(self, proto: onnx.ModelProto, tolerance: float) -> Check:
-        """Check that a model with the names of the export computes the same as the network.
+        """Check that a model computes the same results as the network.
 
-        A twin can be compared only once.
+        The check replaces the quantizers of this copy, so it can be called only once.
+
+        Args:
+            proto: Model whose nodes have the names of the last :meth:`export`.
+            tolerance: See :func:`export`.
 
         Raises:
-            ModelError: The model differs, piece by piece or end to end.
+            ModelError: A part of the model, or one of its outputs, differs from the network.
         """
         reference = self.reference
         result, noise = checking.check_pieces(proto, self._call, reference, self._numbers)
-        with switch_heads_to_export(self._twin), evaluation_mode(self._twin):
-            _freeze_quantizers(self._twin, replace(self._plan, norms={}), noise)
-            level = checking.measure_noise(self._twin, self._call, reference.outputs, noise)
+        with switch_heads_to_export(self._network), evaluation_mode(self._network):
+            _freeze_quantizers(self._network, replace(self._plan, norms={}), noise)
+            level = checking.measure_noise(self._network, self._call, reference.outputs, noise)
         result = replace(result, noise=level)
         allowed = tolerance + NOISE_FACTOR * result.noise
         if not result.difference <= allowed:
             raise ModelError(
-                "onnxruntime's outputs differ from those of the network by "
+                "the outputs in onnxruntime differ from those of the network by "
                 f"{result.difference:.3f} of their standard deviation, more than {allowed:.3f} "
-                f"(`tolerance` {tolerance:g} plus {NOISE_FACTOR:g} times the network's own noise "
-                f"of {result.noise:.3f})",
+                f"(`tolerance` {tolerance:g} plus {NOISE_FACTOR:g} times {result.noise:.3f}, the "
+                "change of the network's outputs by rounding errors). Export the network again",
                 code="different-results",
             )
         return result
@@ -360,7 +374,7 @@ def _export_options(
     output_count: int,
     dynamic_batch: bool,
 ) -> dict[str, Any]:
-    """Return the options of torch's export for names and dynamic axes."""
+    """Return options of ``torch.onnx.export`` for the names and dynamic axes."""
     if inputs is None:
         inputs = _name_inputs(call)
     if outputs is None:
@@ -371,17 +385,23 @@ def _export_options(
     return options
 
 
-def _freeze_quantizers(twin: nn.Module, plan: Plan, mark_input: Any) -> None:
-    """Fold BatchNormalization, and replace every quantizer by one with a constant scale."""
+def _freeze_quantizers(network: nn.Module, plan: Plan, mark_input: Any) -> None:
+    """Fold BatchNormalization, and replace all quantizers by quantizers with constant scales.
+
+    Args:
+        network: Copy of a prepared network, changed in place.
+        plan: Plan of the network.
+        mark_input: Function that is applied to the input of each activation quantizer.
+    """
     axes = {w.module: w.axis for w in plan.weights if w.call is None}
-    quantizers = list(find_quantizers(twin))
-    factors = fold_batch_norms(twin, plan.norms)
+    quantizers = list(find_quantizers(network))
+    factors = fold_batch_norms(network, plan.norms)
     for q in quantizers:
         axis: int | None = q.quantizer.qdq_axis
         scale: Tensor | None
         if not q.is_weight:
             scale = compute_scale(q.quantizer, torch.empty(0))
-        elif q.attribute != q.module.qdq_weight:  # an attention's: rows of packed weights
+        elif q.attribute != q.module.qdq_weight:  # a projection of attention
             amax = read_amax(q.quantizer)
             scale = None if amax is None else compute_scale(q.quantizer, amax)
         else:
@@ -389,14 +409,14 @@ def _freeze_quantizers(twin: nn.Module, plan: Plan, mark_input: Any) -> None:
             scale = _weight_scale(q, axis, factors.get(q.owner))
         frozen = ExportQuantizer(scale, axis, None if q.is_weight else mark_input)
         q.module._modules[q.attribute] = frozen
-    twin.__dict__.pop(PLAN_ATTRIBUTE, None)
+    network.__dict__.pop(PLAN_ATTRIBUTE, None)
 
 
 def _weight_scale(q: QuantizerReference, axis: int | None, factor: Tensor | None) -> Tensor:
-    """Return the scale of a module's weights after BatchNormalization is folded.
+    """Return the scale of a module's weights after the BatchNormalization is folded.
 
-    This is the scale of the training range times the channels' factors. Without a range, the folded
-    weights give the scale.
+    The scale is that of the trained range, times the factors of the channels. Without a trained
+    range, the largest magnitudes of the folded weights give the scale.
     """
     weights: Tensor = q.module._parameters["weight"].detach()
     common_factor = export_norm_factor(q.module)

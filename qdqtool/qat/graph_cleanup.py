@@ -1,4 +1,4 @@
-"""Simplification of exported graphs: computed constants, Q/DQ pairs of one tensor."""
+"""Simplification of exported graphs: folded constants, merged Q/DQ pairs."""
 
 import sys
 from collections import defaultdict
@@ -22,15 +22,15 @@ _FOLDED = ("Constant", "Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
 def clean_up_export(
     raw: onnx.ModelProto, calls: dict[str, int]
 ) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
-    """Remove superfluous nodes of an exported graph.
+    """Fold constants and merge equal Q/DQ pairs in a copy of an exported graph.
 
     Args:
-        raw: The graph; it is not changed.
-        calls: By name of a QuantizeLinear, the number of the quantizer call that it replaces.
+        raw: The graph, which is not changed.
+        calls: Number of the quantizer call that a QuantizeLinear replaces, by name of the node.
 
     Returns:
-        The graph; and by name of a QuantizeLinear, the numbers of all quantizer calls that it
-        replaces after equal pairs were merged, its own call first.
+        The simplified graph; and the numbers of all quantizer calls that a QuantizeLinear replaces
+        after pairs were merged, by name of the node, with the node's own call first.
     """
     model = transpose_weights(unshare_weights(fold_constants(Model(raw))))
     calls_by_tensor: dict[str, list[int]] = defaultdict(list)
@@ -64,7 +64,7 @@ def _constant_inputs(
 
 
 def _compute_constants(model: Model) -> dict[str, npt.NDArray[Any]]:
-    """Return the values of the outputs of nodes that can be folded, by tensor."""
+    """Return the outputs of all nodes that can be folded, by tensor name."""
     evaluator = ConstantEvaluator(model, sys.maxsize)
     values: dict[str, npt.NDArray[Any]] = {}
     for node in model.ordered:
@@ -82,7 +82,10 @@ def _compute_constants(model: Model) -> dict[str, npt.NDArray[Any]]:
 
 
 def transpose_weights(model: Model) -> Model:
-    """Apply a Transpose after a weight's DQ to the weights, so that the product reads the DQ."""
+    """Transpose weights in place of a Transpose after their DequantizeLinear.
+
+    The matrix product then reads the DequantizeLinear directly, as TensorRT requires.
+    """
     editor = Editor(model)
     for node in model.nodes:
         pair = qdq.find_pair(model, node.input(0)) if node.op == "Transpose" else None
@@ -112,8 +115,8 @@ def _move_axis(proto: onnx.NodeProto, order: list[int]) -> None:
 def merge_pairs(model: Model) -> Model:
     """Merge Q/DQ pairs that quantize the same tensor with the same scale, as TensorRT does.
 
-    Operators that need a DQ of their own keep it, see
-    :func:`qdqtool.ir.operators.needs_own_dq`.
+    Some operators need a separate DequantizeLinear (:func:`qdqtool.ir.operators.needs_own_dq`) and
+    keep it.
     """
     editor = Editor(model)
     first_qs: dict[tuple[str, float, str], Node] = {}
@@ -137,9 +140,11 @@ def merge_pairs(model: Model) -> Model:
 
 
 def _single_dq(model: Model, q: Node) -> Node | None:
-    """Return the DQ that is the only consumer of an activation's Q; None if there are others.
+    """Return the DequantizeLinear of an activation's QuantizeLinear if it is the only consumer.
 
-    None also if the output of the Q or DQ is a network output.
+    Returns:
+        None if `q` is not the QuantizeLinear of an activation, has other consumers, or if the
+        output of the DequantizeLinear is a network output.
     """
     if q.op != qdq.Q or model.is_constant(q.input(0)):
         return None

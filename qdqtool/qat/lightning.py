@@ -1,4 +1,4 @@
-"""A callback for Lightning: quantizers before the first step, a Q/DQ model at the end.
+"""Callback for Lightning that inserts quantizers before training, and writes a Q/DQ model after it.
 
     from qdqtool.qat.lightning import QATCallback
     Trainer(callbacks=[QATCallback(sample, path="model_qdq.onnx")]).fit(module, loader)
@@ -41,11 +41,11 @@ except ImportError:
 
 
 class QATCallback(Callback):  # type: ignore[misc]
-    """Callback for quantization-aware training.
+    """Lightning callback for quantization-aware training.
 
-    Quantizers are inserted before Lightning creates the optimizer and wraps the network. They are
-    calibrated once, on batches of the training loader. Checkpoints hold the plan, so that resuming
-    inserts the quantizers before the weights are loaded.
+    The callback inserts quantizers before Lightning creates the optimizer and wraps the network,
+    and calibrates the quantizers once, on batches of the training loader. Checkpoints contain the
+    plan, so a resumed training inserts the quantizers before the weights are loaded.
 
     Args:
         sample: A tensor, a tuple of arguments or a dict of keyword arguments of the network.
@@ -54,15 +54,15 @@ class QATCallback(Callback):  # type: ignore[misc]
         fn: Function from a batch of the training loader to the arguments of the network, as for
             :func:`qdqtool.qat.calibrate`.
         batches: Number of batches for the calibration.
-        method: As for :func:`qdqtool.qat.calibrate`.
+        method: Method that chooses ranges, as for :func:`qdqtool.qat.calibrate`.
         freeze_norms: Whether BatchNormalization keeps its statistics, see
             :data:`qdqtool.qat.batch_norms.FREEZE_NORMS`.
-        path: File to write the Q/DQ model to when training ends; None for no file.
-        options: As for :func:`qdqtool.qat.prepare`: ``target``, ``backend``, ``head``, ``exclude``
-            ...
+        path: File for the Q/DQ model, which is written when training ends; None for no file.
+        options: Options of :func:`qdqtool.qat.prepare`, such as ``target``, ``backend``, ``head``
+            and ``exclude``.
 
     Attributes:
-        exported: The model that was written.
+        exported: Result of the export at the end of the training; None before.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class QATCallback(Callback):  # type: ignore[misc]
         network = getattr(module, self.network, None) if self.network else module
         if not isinstance(network, nn.Module):
             raise QdqtoolError(
-                f"network='{self.network}': the LightningModule has no such module; give the "
-                "attribute name of the network",
+                f"network='{self.network}': the LightningModule has no module with this name; give "
+                "the attribute name of the network",
                 code="unknown-choice",
                 parameter="network",
             )
         return network
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Insert quantizers, before strategies wrap the module and optimizers are created."""
+        """Insert quantizers, with the plan of the checkpoint if training is resumed."""
         network = self._find_network(pl_module)
         if not is_prepared(network):
             if self._plan is not None:
@@ -105,7 +105,7 @@ class QATCallback(Callback):  # type: ignore[misc]
                 prepare(network, self.sample, **self.options)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Calibrate, unless a checkpoint brought the ranges."""
+        """Calibrate the quantizers, unless a checkpoint contained their ranges."""
         network = self._find_network(pl_module)
         if find_uncalibrated(network):
             trainer.fit_loop.setup_data()
@@ -124,19 +124,19 @@ class QATCallback(Callback):  # type: ignore[misc]
             freeze_batch_norms(self._find_network(pl_module))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the model, checked and predicted."""
+        """Write the Q/DQ model in the main process, if `path` is given."""
         if self.path is not None and trainer.is_global_zero:
             self.exported = export(self._find_network(pl_module), self.path, self.sample)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data."""
+        """Return the plan for Lightning's checkpoint, as dicts, lists, strings and numbers."""
         return {} if self._plan is None else {"plan": plan_to_dict(self._plan)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Read the plan of a checkpoint."""
+        """Restore the plan from Lightning's checkpoint."""
         if "plan" in state_dict:
             self._plan = plan_from_dict(state_dict["plan"])
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Store the plan of the network for `state_dict`."""
+        """Read the plan from the network, so that `state_dict` can return it."""
         self._plan = read_plan(self._find_network(pl_module))

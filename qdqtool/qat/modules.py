@@ -1,7 +1,7 @@
-"""Modules with quantizers, made by changing the class of the network's own modules.
+"""Torch modules with quantizers: the class of a network's own module is replaced by a subclass.
 
-A module becomes an instance of a class of the same name that is derived from its own class. Class
-names, parameters and state-dict keys do not change; only the quantizers add keys.
+The subclass has the name of the original class. Parameters and state-dict keys do not change; only
+the quantizers add keys.
 """
 
 import functools
@@ -44,17 +44,21 @@ _observers = _ObserverState()
 
 
 def observe_activations(observer: ActivationObserver) -> AbstractContextManager[None]:
-    """Call an observer with each quantizer's input; quantizers pass values unchanged.
+    """Return a context in which quantizers are off and an observer receives their inputs.
 
-    The observer gets module, attribute and tensor until the context ends.
+    Args:
+        observer: Function that receives the module, the attribute of the quantizer, and the tensor.
+            Weights are not observed.
     """
     return override_attributes(_observers, activations=observer)
 
 
 def observe_quantizers(observer: QuantizerObserver) -> AbstractContextManager[None]:
-    """Call an observer with each quantizer's input and output, until the context ends.
+    """Return a context in which an observer receives the inputs and outputs of quantizers.
 
-    The observer gets module, attribute and the two tensors.
+    Args:
+        observer: Function that receives the module, the attribute of the quantizer, its input, and
+            its output. Quantizers of weights are not observed.
     """
     return override_attributes(_observers, quantizers=observer)
 
@@ -62,7 +66,7 @@ def observe_quantizers(observer: QuantizerObserver) -> AbstractContextManager[No
 def _quantize(module: Any, attribute: str, value: Tensor, *, is_weight: bool = False) -> Any:
     if _observers.activations is not None:
         if not is_weight:
-            with torch._C.DisableTorchFunction():  # skips the watchers, which would cost time
+            with torch._C.DisableTorchFunction():  # saves the time of the call watchers
                 _observers.activations(module, attribute, value)
         return value
     if attribute in module.qdq_off:
@@ -90,11 +94,10 @@ class QuantizedModule:
         qdq_weight: Attribute that holds the quantizer of the weights; None without a quantizer.
         qdq_calls: Attribute that holds the quantizer of a call's input, by kind of call, number of
             the call and position of the input.
-        qdq_expected: Number of calls of each kind that run inside.
-        qdq_off: Attributes whose quantizers pass values unchanged, see
-            :mod:`qdqtool.qat.switching`.
-        qdq_norm: The BatchNormalization after the module, as its parent and its name there; for
-            weights that have one scale for all channels.
+        qdq_expected: Number of calls that run inside the module, by kind.
+        qdq_off: Attributes whose quantizers are disabled, see :mod:`qdqtool.qat.switching`.
+        qdq_norm: Parent and attribute of the BatchNormalization after the module, if the weights
+            have one scale for all channels; else None.
     """
 
     qdq_input: str | None = None
@@ -105,7 +108,7 @@ class QuantizedModule:
     qdq_norm: tuple[nn.Module, str] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the module's own forward, with quantized inputs, weights and calls."""
+        """Run the original forward, with quantized inputs, weights and calls."""
         if self.qdq_input is not None:
             args = (_quantize(self, self.qdq_input, args[0]), *args[1:])
         if self.qdq_weight is None and self.qdq_calls:
@@ -141,8 +144,8 @@ class QuantizedModule:
         for kind, expected in self.qdq_expected.items():
             if counts[kind] != expected:
                 raise QdqtoolError(
-                    f"{type(self).__name__}: {counts[kind]} calls of kind '{kind}' ran, but "
-                    f"{expected} in the preparation, so its quantizers cannot be assigned to "
+                    f"{type(self).__name__}: {counts[kind]} calls of kind '{kind}' ran, but there "
+                    f"were {expected} in the preparation, so quantizers cannot be assigned to "
                     "calls; exclude this module, or make the number of calls constant",
                     code="calls-changed",
                 )
@@ -160,7 +163,7 @@ class QuantizedWeightModule(QuantizedModule):
     def weight(self) -> Any:
         """The weights, quantized while the module runs."""
         module: Any = self
-        # Replicas of DataParallel have plain tensors in place of parameters.
+        # The replicas of DataParallel store plain tensors instead of parameters.
         value = (
             module._parameters["weight"]
             if "weight" in module._parameters
@@ -172,25 +175,26 @@ class QuantizedWeightModule(QuantizedModule):
             factor = export_norm_factor(self)
             if factor is None:
                 return _quantize(module, self.qdq_weight, value, is_weight=True)
-            # The export quantizes the weights times the factors of the BatchNormalization after
-            # them. One scale for all channels depends on these factors, so it is found with them.
+            # The export folds BatchNormalization into the weights before they are quantized. A
+            # scale for all channels depends on the channels' factors, so training must apply them.
             factor = factor.to(value)
             folded = _quantize(module, self.qdq_weight, value * factor, is_weight=True)
             return folded / torch.where(factor == 0, 1, factor)
         except AttributeError as error:
-            # After an AttributeError, nn.Module would return the float weights.
+            # If a property raises AttributeError, nn.Module falls back to the float weights.
             raise RuntimeError(f"the weights' quantizer failed: {error}") from error
 
     @weight.setter
     def weight(self, value: Any) -> None:
-        # Only plain tensors come here: nn.Module.__setattr__ takes parameters.
+        # Only plain tensors are set here: nn.Module.__setattr__ handles parameters.
         self.__dict__[_REPLACED] = value
 
 
 def export_norm_factor(module: Any) -> Tensor | None:
-    """Return the BatchNormalization factor for weights with one scale, broadcastable to them.
+    """Return the factors of the following BatchNormalization, broadcastable to the weights.
 
-    None for weights with a scale per channel, and if the BatchNormalization was folded already.
+    Returns:
+        None for weights with a scale for each channel, and if the BatchNormalization is folded.
     """
     if module.qdq_norm is None:
         return None
@@ -211,21 +215,21 @@ def _derive_class(base: type) -> type:
 
 
 def _rebuild(base: type) -> object:
-    """Create the module that a pickle or a copy then fills."""
+    """Create an empty quantized module, for pickle and copy, which then set its attributes."""
     guard_ultralytics()
     derived: Any = _derive_class(base)
     return derived.__new__(derived)
 
 
-_rebuilt = _rebuild  # name in pickles of version 0.2
+_rebuilt = _rebuild  # pickles of version 0.2 contain this name
 
 
 def make_quantized(module: nn.Module) -> QuantizedModule:
-    """Change the class of a module, in place, to one that can hold quantizers.
+    """Change the class of a module, in place, to a subclass that can hold quantizers.
 
-    The object is the same as before, so that references to it (of optimizers, hooks, tied modules)
-    and its name in the network remain valid. The new class has the name of the old one and is
-    derived from it and :class:`QuantizedModule`; copies and pickles derive it again.
+    The module remains the same object, so references of optimizers, hooks and other modules stay
+    valid. The new class has the name of the old class and derives from the old class and
+    :class:`QuantizedModule`. Copies and pickles create the subclass again.
     """
     own: Any = type(module)
     if not issubclass(own, QuantizedModule):
@@ -235,12 +239,19 @@ def make_quantized(module: nn.Module) -> QuantizedModule:
 
 
 def is_weight_input(kind: str, position: int) -> bool:
-    """Return whether an input of a call is weights: those of an attention's projections."""
+    """Return whether an input of a call is the weights of a projection of attention."""
     return kind == LINEAR and position == 1
 
 
 class QuantizerReference(NamedTuple):
-    """A quantizer of a network: its module, the module's qualified name, and the attribute."""
+    """A quantizer of a network and the module that holds the quantizer.
+
+    Attributes:
+        owner: Qualified name of the module.
+        module: Module with the quantizer.
+        attribute: Attribute of the module that holds the quantizer.
+        is_weight: Whether the quantizer quantizes weights.
+    """
 
     owner: str
     module: Any
@@ -249,12 +260,12 @@ class QuantizerReference(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``<module>.<attribute>``."""
+        """Name of the quantizer: ``<module>.<attribute>``."""
         return f"{self.owner}.{self.attribute}".lstrip(".")
 
     @property
     def quantizer(self) -> Any:
-        """The backend's module."""
+        """Quantizer module of the backend."""
         return getattr(self.module, self.attribute)
 
 
@@ -280,10 +291,10 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
     """Fake quantization that torch exports as a Q/DQ pair.
 
     Args:
-        scale: Scalar or [channels], in units of the tensor per integer step; None to use the
-            largest magnitudes of the (constant) values.
+        scale: Scalar or [channels], in units of the tensor per integer step; None to compute the
+            scale from the largest magnitudes of the values, which must be constant.
         axis: Channel axis; None for a scalar scale.
-        mark: Called with the values first; its result is quantized.
+        mark: Function that is applied to the values before they are quantized.
     """
 
     def __init__(
@@ -308,28 +319,29 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
 def read_amax(quantizer: nn.Module) -> Tensor | None:
     """Return the range (amax) of a quantizer; None before the calibration.
 
-    Both backends keep the range in a buffer of the same name.
+    Both backends store the range in the buffer ``_amax``.
     """
     amax = quantizer._buffers.get("_amax")
     return None if amax is None else amax.detach()
 
 
 def set_amax(quantizer: nn.Module, amax: Tensor) -> None:
-    """Set the range of a quantizer to `amax`; shape and device of the old range may differ."""
+    """Set the range of a quantizer to a copy of `amax`, on the device of `amax`."""
     quantizer.register_buffer("_amax", amax.detach().clone())
 
 
 def is_collecting(quantizer: nn.Module) -> bool:
-    """Return whether a calibrator of the backend collects the values now."""
+    """Return whether the backend's own calibrator is collecting values."""
     return bool(getattr(quantizer, "_if_calib", False))
 
 
 class Int8Mixin:
-    """Mixin for a backend's quantizer.
+    """Mixin for a backend's quantizer, with two changes.
 
-    * A state dict with ranges loads into a network without ranges. The backends fail there:
-      pytorch-quantization moves ranges to CUDA even without a GPU, ModelOpt rejects unknown keys.
-    * Every call of ``torch.onnx.export`` writes a Q/DQ pair for the quantizer.
+    * A state dict with ranges loads into a network without ranges. With the original quantizers,
+      this fails: pytorch-quantization moves ranges to CUDA even without a GPU, and ModelOpt rejects
+      unknown keys.
+    * ``torch.onnx.export`` always writes a Q/DQ pair for the quantizer.
 
     Attributes:
         qdq_axis: Channel axis; None for one range for all channels.
@@ -338,7 +350,7 @@ class Int8Mixin:
     qdq_axis: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the backend's forward, or a Q/DQ pair while torch exports."""
+        """Run the backend's forward; in an export to ONNX, write a Q/DQ pair instead."""
         module: Any = self
         if not torch.onnx.is_in_onnx_export():
             result: Tensor = super().forward(x)  # type: ignore[misc]
@@ -346,7 +358,7 @@ class Int8Mixin:
         if getattr(module, "_disabled", False):
             return x
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's tracer warns of the constant scale
+            warnings.simplefilter("ignore")  # torch's tracer warns that the scale is a constant
             array = np.array(compute_scale(module, x).detach().cpu().numpy())
             return fake_quantize(x, torch.from_numpy(array).to(x.device), self.qdq_axis)
 
@@ -362,7 +374,10 @@ class Int8Mixin:
 
 
 def compute_scale(quantizer: Any, x: Tensor) -> Tensor:
-    """Return the scale, [] or [channels], from the range; without a range, from the values."""
+    """Return the INT8 scale of a quantizer, [] or [channels].
+
+    The scale comes from the quantizer's range; without a range, from the magnitudes in `x`.
+    """
     amax, axis = read_amax(quantizer), quantizer.qdq_axis
     if amax is None:
         magnitudes = x.detach().abs()
@@ -373,9 +388,9 @@ def compute_scale(quantizer: Any, x: Tensor) -> Tensor:
 
 
 def fake_quantize(x: Tensor, scale: Tensor, axis: int | None) -> Tensor:
-    """Round to INT8 and back, which torch exports as a Q/DQ pair."""
+    """Quantize a tensor to INT8 and dequantize it, which torch exports as a Q/DQ pair."""
     if axis is None:
         return torch.fake_quantize_per_tensor_affine(x, float(scale), 0, -128, 127)
-    scale = scale.float()  # also if the network runs in double precision
+    scale = scale.float()  # torch requires float32, even if the network is in double precision
     zero_point = torch.zeros_like(scale, dtype=torch.int32)
     return torch.fake_quantize_per_channel_affine(x, scale, zero_point, axis, -128, 127)

@@ -1,4 +1,4 @@
-"""Helpers for users' networks: wrappers, export mode of heads, merged branches, copies."""
+"""Helpers for torch networks: wrappers, export mode of heads, merged branches, copies."""
 
 import copy
 import sys
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 
-# Names of methods that merge parallel branches of a block into one convolution for deployment:
-# YOLOv7/9 and Ultralytics; RepVGG and YOLOv6; timm and MobileOne.
+# Methods of blocks that merge parallel branches into one convolution for deployment, of YOLOv7/9
+# and Ultralytics; of RepVGG and YOLOv6; of timm and MobileOne.
 _MERGE_METHODS = ("fuse_convs", "switch_to_deploy", "reparameterize")
 _EXPORT_MODE = {"export": True, "format": "onnx", "shape": None}
 
 
 def is_ultralytics_model(model: object) -> bool:
-    """Return whether a model is Ultralytics' wrapper (``YOLO``), without importing it."""
+    """Return whether a model is Ultralytics' wrapper (``YOLO``), without importing ultralytics."""
     module = sys.modules.get("ultralytics.engine.model")
     return module is not None and isinstance(model, module.Model)
 
 
 def unwrap(model: Any) -> nn.Module:
-    """Return the network inside a wrapper.
+    """Return the network inside of wrappers; a network without wrapper is returned unchanged.
 
     Wrappers are DataParallel, DistributedDataParallel, torch.compile, Ultralytics' ``YOLO``, EMA.
 
@@ -36,10 +36,10 @@ def unwrap(model: Any) -> nn.Module:
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod
-        elif is_ultralytics_model(model):  # also an nn.Module
+        elif is_ultralytics_model(model):  # before nn.Module, because the wrapper is one too
             if not isinstance(model.model, nn.Module):
                 raise QdqtoolError(
-                    f"{type(model).__name__}('{model.model}'): is an exported model, which cannot "
+                    f"{type(model).__name__}('{model.model}') is an exported model, which cannot "
                     "be trained; give the .pt checkpoint",
                     code="exported-model",
                     parameter="model",
@@ -58,10 +58,11 @@ def unwrap(model: Any) -> nn.Module:
 
 
 def check_not_wrapped(model: Any) -> None:
-    """Check that a network is not wrapped: quantizers have to be inserted before wrapping.
+    """Check that a network is not wrapped: quantizers must be inserted before wrapping.
 
     Raises:
-        QdqtoolError: The wrapper is DataParallel, DistributedDataParallel or torch.compile.
+        QdqtoolError: The network is wrapped in DataParallel, DistributedDataParallel or
+            torch.compile, or is a TorchScript module.
     """
     for kind in (nn.parallel.DataParallel, nn.parallel.DistributedDataParallel):
         if isinstance(model, kind):
@@ -86,7 +87,7 @@ def check_not_wrapped(model: Any) -> None:
 
 @contextmanager
 def override_attributes(owner: Any, **values: Any) -> Iterator[None]:
-    """Give attributes of an object other values until the context ends."""
+    """Set attributes of an object to other values until the context ends."""
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
@@ -103,11 +104,11 @@ def _is_settable(module: nn.Module, name: str) -> bool:
 
 @contextmanager
 def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
-    """Switch heads to their export mode until the context ends.
+    """Switch detection heads to their export mode until the context ends.
 
-    In export mode, heads return results only, no maps for losses. Heads of Ultralytics and of
-    YOLOv5, v6 and v7 have an attribute ``export``. Those of Ultralytics also have a ``format``, and
-    a ``shape``: the input size for which anchors were computed.
+    In export mode, heads return only detections and no feature maps for losses. Heads of
+    Ultralytics and of YOLOv5, v6 and v7 have an attribute ``export``. Heads of Ultralytics also
+    have a ``format``, and a ``shape``: the input size for which anchors were computed.
     """
     before: list[tuple[dict[str, Any], list[str], dict[str, Any]]] = []
     for module in model.modules():
@@ -123,7 +124,8 @@ def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
         for attributes, names, own in before:
             for name in names:
                 attributes.pop(name, None)
-            # Without a shape, the head computes anchors again: the export may use another size.
+            # Without a shape, the head computes anchors again. The export may have used another
+            # input size.
             attributes.update(own | ({"shape": None} if "shape" in own else {}))
 
 
@@ -141,10 +143,10 @@ def _merge_method(module: nn.Module) -> str | None:
 
 
 def merge_branches(model: nn.Module) -> list[str]:
-    """Merge parallel branches of blocks into one convolution each, in place.
+    """Merge the parallel branches of each block into one convolution, in place.
 
-    Quantized branches would be slow: TensorRT has no INT8 kernel for their sum, and every branch
-    costs conversions. The networks' own methods merge the branches.
+    The blocks' own methods merge the branches. Quantized branches would be slow: TensorRT has no
+    INT8 kernel for their sum, and every branch needs conversions.
 
     Returns:
         Names of the merged modules.
@@ -171,16 +173,17 @@ def _count_convolutions(module: nn.Module) -> int:
 
 
 def copy_network(model: nn.Module) -> nn.Module:
-    """Return a deep copy of a network, even if it keeps results of its last run (RAFT does).
+    """Return a deep copy of a network, even if the network stores results of its last run.
 
-    torch refuses to copy tensors that have a gradient function. Such tensors are detached.
+    torch does not copy tensors with a gradient function, which networks such as RAFT store. The
+    copy has detached tensors instead.
     """
     memo = {id(t): t.detach().clone() for t in _find_tensors(model) if not t.is_leaf}
     return copy.deepcopy(model, memo)
 
 
 def _find_tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors in attributes of modules, also inside containers and objects there."""
+    """Yield the tensors in the attributes of all modules, including nested ones."""
     visited: set[int] = set()
     pending: list[Any] = [vars(m) for m in model.modules()]
     while pending:

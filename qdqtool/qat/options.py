@@ -12,18 +12,19 @@ BACKENDS = ("pytorch-quantization", "modelopt")
 
 @dataclass(frozen=True)
 class QatOptions:
-    """Options of the placement of quantizers.
+    """Options that decide where quantizers go.
 
     Attributes:
-        target: TensorRT version whose rules decide.
+        target: TensorRT version whose rules choose the quantized inputs.
         backend: Package with the quantizer modules, one of :data:`BACKENDS`.
         head: Outputs of a detection head that are left float, as for :func:`qdqtool.insert`.
         residual: Inputs of a residual Add that are quantized, as for :func:`qdqtool.insert`.
-        unify: Whether tensors that Concat and the like tie together share one quantizer.
+        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize connect share one
+            quantizer.
         exclude: Regular expressions on names of modules or nodes that are left float.
-        include: Regular expressions on names of modules or nodes to quantize although a rule would
-            leave them float.
-        merge: Whether parallel branches that can become one convolution are merged first.
+        include: Regular expressions on names of modules or nodes to quantize although a rule
+            leaves them float.
+        merge: Whether parallel branches that deploy as one convolution are merged first.
     """
 
     target: str | Target = DEFAULT_TARGET

@@ -1,4 +1,4 @@
-"""Plan of the quantizers of a torch network, which `prepare` then inserts."""
+"""``qat.plan``: decide where the quantizers of a torch network go."""
 
 import itertools
 import re
@@ -47,13 +47,13 @@ from qdqtool.util.checks import compile_pattern
 
 @dataclass(frozen=True)
 class ActivationQuantizer:
-    """A quantizer of an activation.
+    """Position of a quantizer of an activation.
 
     Attributes:
-        site: Site of the quantizer.
-        tensor: Name of the tensor in the traced graph.
+        site: Module input or function call whose input is quantized.
+        tensor: Name of the quantized tensor in the traced graph.
         group: Number of the group. All sites of a group share one quantizer module and its range.
-        role: ``input`` or ``residual``.
+        role: ``residual`` for an input of a residual Add, else ``input``.
     """
 
     site: QuantizerSite
@@ -64,13 +64,13 @@ class ActivationQuantizer:
 
 @dataclass(frozen=True)
 class WeightQuantizer:
-    """A quantizer of a module's weights.
+    """Position of a quantizer of weights.
 
     Attributes:
-        module: Name of the module.
+        module: Name of the module with the weights.
         axis: Axis of the output channels; None for one range for all channels.
-        call: Number of an attention's projection that reads the weights; None for a module that
-            reads its own weights.
+        call: For ``nn.MultiheadAttention``, the number of the projection that uses the weights;
+            None for all other modules.
     """
 
     module: str
@@ -80,21 +80,21 @@ class WeightQuantizer:
 
 @dataclass
 class Plan:
-    """Changes that :func:`prepare` makes to a network.
+    """Changes that :func:`qdqtool.qat.prepare` makes to a network.
 
     Attributes:
         target: Name of the TensorRT version.
         backend: Name of the package with the quantizers.
         activations: Quantizers of activations, in the order in which they run.
         weights: Quantizers of weights.
-        skipped: Name and reason of each layer that could have been quantized and is left float.
+        skipped: Name and reason of each layer that could be quantized and is left float.
         norms: Name of the convolution by name of the BatchNormalization that is folded into it.
         calls: Number of calls of a kind (Adds, pools, projections) inside a module, by module and
             kind; only if some of them have quantizers.
-        counted: By kind, the modules in which calls of this kind run.
+        counted: Names of the modules in which calls of a kind run, by kind.
         merged: Modules whose parallel branches are merged into one convolution first.
-        unseen: Convolutions and linear layers that did not run with the sample in evaluation mode,
-            and are left float.
+        unseen: Convolutions and linear layers that did not run with the sample in evaluation mode.
+            They are left float.
         arguments: Number of positional arguments of the sample.
         keywords: Names of the sample's keyword arguments.
         dimensions: Number of dimensions of the sample's first tensor.
@@ -119,14 +119,15 @@ class Plan:
 
     @property
     def convolutions(self) -> list[str]:
-        """Names of the modules with quantized weights, which compute in INT8."""
+        """Names of the modules with quantized weights: convolutions and linear layers in INT8."""
         return list(dict.fromkeys(w.module for w in self.weights))
 
     @property
     def tied(self) -> list[list[str]]:
-        """Groups of sites that share one range although they quantize different tensors.
+        """Groups of quantized inputs that share one range although their tensors differ.
 
-        Operators such as Concat, Split and MaxPool tie these tensors.
+        The tensors need equal ranges because Concat, Split, MaxPool or similar operators connect
+        them. Each group is a list of module inputs and calls, described in words.
         """
         groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for quantizer in self.activations:
@@ -177,29 +178,29 @@ def plan(
 ) -> Plan:
     """Decide where quantizers go; the network is not changed.
 
-    The float network, its head in export mode, is exported to ONNX in memory.
-    :func:`qdqtool.insertion.placement.place` decides as for :func:`qdqtool.insert`, and each
-    decision is carried back to the module or call that it belongs to.
+    The float network is exported to ONNX in memory, with its detection head in export mode. The
+    rules of :func:`qdqtool.insert` then choose the quantized inputs of ONNX nodes, and each input
+    is mapped back to the module or function call that it comes from.
 
     Args:
         model: The float network, on any device.
-        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None
-            for Ultralytics' wrapper takes an image of its size.
+        sample: Arguments of the network: a tensor, a tuple of arguments or a dict of keyword
+            arguments. None is allowed for Ultralytics' wrapper, and gives an image of the training
+            size.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        backend: ``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.
+        backend: Package with the quantizer modules: ``pytorch-quantization`` or ``modelopt``.
         head: Outputs of a detection head that are left float, as for :func:`qdqtool.insert`.
         residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
         unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one
             quantizer.
-        exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX
-            graph, that are left float; each has to match one. An Add belongs to the module in whose
-            ``forward`` it is written.
+        exclude: Regular expressions (``re.search``) on the names of modules, or of nodes in the
+            ONNX graph, that are left float. Each expression must match at least one name. An Add
+            belongs to the module whose ``forward`` contains it.
         include: Regular expressions on names of modules or nodes to quantize although a rule
             leaves them float.
         merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7
-            and v9) are merged first, by the network's own method. Training then continues with
-            the one convolution. A plan merges them on a copy.
+            and v9) are merged first, with the network's own method, on a copy of the network.
 
     Raises:
         QdqtoolError: An option is wrong, or a pattern matches nothing.
@@ -212,14 +213,14 @@ def plan(
 def _describe_unseen(names: Sequence[str]) -> str:
     listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     return (
-        f"  float     {len(names)} that did not run with this sample in evaluation mode "
-        f"({listed}): branches for training only, or experts that the sample does not "
+        f"  float     {len(names)} layers that did not run with this sample in evaluation "
+        f"mode ({listed}): branches for training only, or experts that the sample does not "
         "reach; to quantize an expert, give a sample that reaches it"
     )
 
 
 def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
-    """Decide where quantizers go; see :func:`plan`."""
+    """Decide where quantizers go, without changing the network; see :func:`plan`."""
     target = target_named(options.target)
     sample = choose_sample(model, sample)
     network = unwrap(model)
@@ -262,7 +263,10 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
 
 
 def _name_modules(graph: Model, traced: NetworkTrace) -> dict[str, str]:
-    """Return the module's name by name of each node that can be quantized; empty if unknown."""
+    """Return the module's name for each node that can be quantized, by node name.
+
+    The module's name is empty if the node does not belong to a known module.
+    """
     names = {}
     for node in graph.nodes:
         if can_be_quantized(graph, node):
@@ -279,7 +283,12 @@ def _choose_placement(
     target: Target,
     options: QatOptions,
 ) -> tuple[Placement, dict[str, Reason]]:
-    """Return the placement, and the reasons of nodes that the options or torch leave float."""
+    """Choose the quantized inputs.
+
+    Returns:
+        The placement; and a reason for each node that is left float by the options, or because no
+        quantizer can be inserted into the torch network there.
+    """
     reasons = _match_nodes(names, options.exclude, "exclude")
     weighted = {n.name: names[n.name] for n in graph.nodes if n.op in WEIGHTED and n.name in names}
     included = _match_nodes(weighted, options.include, "include")
@@ -300,22 +309,25 @@ def _choose_placement(
 
 
 def _check_call_counts(plan: Plan, traced: NetworkTrace, network: nn.Module) -> None:
-    """Check that modules with inner quantizers make equally many calls in each run.
+    """Check that modules with quantized calls make equally many calls in each run.
 
-    The number of a call identifies its quantizer.
+    Quantizers are assigned to calls by the number of the call, so this number must be constant.
+
+    Raises:
+        QdqtoolError: The number of calls of a module differs between its runs.
     """
     for (module, kind), counts in traced.varied.items():
         if (module, kind) not in plan.calls:
             continue
         owner = network.get_submodule(module)
-        ways = ""
+        explanation = ""
         if isinstance(owner, nn.MultiheadAttention):
-            ways = " (self-attention and cross-attention)"
+            explanation = " (self-attention and cross-attention)"
         raise QdqtoolError(
-            f"'{module or '(network)'}' ({type(owner).__name__}) has calls with different numbers "
-            f"of operations{ways}: {' or '.join(map(str, counts))} operations of kind '{kind}' "
-            "run inside, so its quantizers cannot be assigned. Use a separate module for each "
-            f"kind of call, or leave this module in float: exclude=['^{re.escape(module)}$']",
+            f"'{module or '(network)'}' ({type(owner).__name__}) runs several times with different "
+            f"numbers of operations{explanation}: {' or '.join(map(str, counts))} operations of "
+            f"kind '{kind}', so quantizers cannot be assigned to operations. Use a separate module "
+            f"for each use, or leave this module in float: exclude=['^{re.escape(module)}$']",
             code="calls-differ",
             node=module,
         )
@@ -323,8 +335,9 @@ def _check_call_counts(plan: Plan, traced: NetworkTrace, network: nn.Module) -> 
 
 def _find_unreached(traced: NetworkTrace, network: nn.Module) -> list[str]:
     modules = dict(network.named_modules())
-    # Attention hands the weights of its projections to a function.
-    inside = tuple(
+    # Attention passes the weights of its projections to a function, so the submodules that hold
+    # these weights do not run themselves.
+    attention_prefixes = tuple(
         f"{name}."
         for name, module in modules.items()
         if isinstance(module, nn.MultiheadAttention) and name in traced.runs
@@ -334,12 +347,12 @@ def _find_unreached(traced: NetworkTrace, network: nn.Module) -> list[str]:
         for name, module in modules.items()
         if isinstance(module, WEIGHTED_MODULES)
         and name not in traced.runs
-        and not name.startswith(inside)
+        and not name.startswith(attention_prefixes)
     ]
 
 
 def choose_sample(model: Any, sample: Any) -> Any:
-    """Return the sample; without one, an image of the training size of Ultralytics' model.
+    """Return the sample if given, else a black image of the size that Ultralytics' model uses.
 
     Raises:
         QdqtoolError: The sample is missing, and the model is not Ultralytics'.
@@ -348,7 +361,8 @@ def choose_sample(model: Any, sample: Any) -> Any:
         return sample
     if not is_ultralytics_model(model):
         raise QdqtoolError(
-            "sample=None: give the network's arguments, for example torch.zeros(1, 3, 640, 640)",
+            "`sample` is missing; give the network's arguments, for example "
+            "torch.zeros(1, 3, 640, 640)",
             code="missing-argument",
             parameter="sample",
         )
@@ -363,7 +377,16 @@ def _exact_patterns(names: Iterable[str]) -> list[str]:
 
 
 def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, Reason]:
-    """Return by name a reason for each node that a pattern matches by node or module name."""
+    """Return a reason for each node whose name or module name matches a pattern, by node name.
+
+    Args:
+        names: Module name of each node, by node name.
+        patterns: Regular expressions of the user.
+        option: Name of the option with the patterns.
+
+    Raises:
+        QdqtoolError: A pattern is invalid or matches nothing.
+    """
     reasons: dict[str, Reason] = {}
     for pattern in patterns:
         search = compile_pattern(pattern, f"{option} '{pattern}'").search
@@ -371,8 +394,8 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
         if not nodes:
             example = next((m for m in names.values() if m), "")
             raise QdqtoolError(
-                f"{option} '{pattern}': matches no module that could be quantized; "
-                f"names look like '{example}'",
+                f"{option} '{pattern}' matches no module that can be quantized; use names such as "
+                f"'{example}'",
                 code="no-match",
                 parameter=option,
             )
@@ -384,7 +407,7 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
 def _find_unreachable(
     traced: NetworkTrace, placement: Placement, modules: Mapping[str, nn.Module]
 ) -> dict[str, Reason]:
-    """Return a reason for each placed node whose quantizers cannot be put into a module."""
+    """Return a reason for each chosen node whose quantizers cannot be inserted into a module."""
     reasons: dict[str, Reason] = {}
     hidden: dict[str, QuantizerObstacle] = {}
     placed: dict[QuantizerSite, set[str]] = defaultdict(set)
@@ -397,7 +420,8 @@ def _find_unreachable(
             )
             continue
         placed[site].add(node.name)
-        # Weights of a parametrization or of pruning are constant only after the export.
+        # With a parametrization or pruning, weights are computed in each forward: they are constant
+        # in the exported graph, but not in training.
         is_constant = site.kind != "input" or "weight" in modules[site.module]._parameters
         reason = fault_checks.weights_not_constant(PLACEMENT, node.name, node.input(1), is_constant)
         if reason is not None:
@@ -406,7 +430,7 @@ def _find_unreachable(
     for (name, _), site in traced.sites.items():
         nodes_by_site[site].add(name)
     for site, nodes in placed.items():
-        if nodes < nodes_by_site[site]:  # one quantizer serves all runs of a module
+        if nodes < nodes_by_site[site]:  # all runs of a module use one quantizer
             hidden.update(dict.fromkeys(nodes, QuantizerObstacle.OTHER_RUN))
     return reasons | {n: UnreachableNode(PLACEMENT, n, reason) for n, reason in hidden.items()}
 
@@ -414,7 +438,7 @@ def _find_unreachable(
 def _add_activations(
     plan: Plan, traced: NetworkTrace, graph: Model, placement: Placement, groups: dict[str, int]
 ) -> None:
-    """Add a quantizer for each site, and the number of calls of its module."""
+    """Add the quantizers of activations to the plan, and the numbers of calls of their modules."""
     order = {node.index: i for i, node in enumerate(graph.ordered)}
     inputs = sorted(
         ((t, consumer) for t, consumers in placement.inputs.items() for consumer in consumers),
@@ -441,9 +465,9 @@ def _add_weights(plan: Plan, traced: NetworkTrace, placement: Placement) -> None
 
 
 def _module_axis(node: Node) -> int:
-    """Return the axis of the outputs in a torch module's weights.
+    """Return the axis of the output channels in the weights of the node's torch module.
 
-    Weights of a Linear are stored as [outputs, inputs].
+    torch stores the weights of a Linear as [outputs, inputs], so the axis is 0.
     """
     return 0 if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY else output_axis(node, 4) or 0
 
@@ -451,10 +475,10 @@ def _module_axis(node: Node) -> int:
 def _number_groups(
     traced: NetworkTrace, graph: Model, placement: Placement, unify: bool
 ) -> dict[str, int]:
-    """Return the number of each quantized tensor's group.
+    """Return the number of the group that shares a quantizer, for each quantized tensor.
 
-    Tensors are in one group if operators tie them, or if a module that runs several times reads
-    them with one quantizer.
+    Tensors are in one group if operators such as Concat require equal scales, or if the tensors are
+    inputs of different runs of one module.
     """
     groups = UnionFind()
     for group in find_scale_groups(graph, placement.inputs, unify):

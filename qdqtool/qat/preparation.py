@@ -1,4 +1,4 @@
-"""``qat.prepare``: insert the quantizers of a plan into a network; save and restore both."""
+"""``qat.prepare``, ``checkpoint`` and ``restore``: insert quantizers, save and restore them."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +30,14 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN_ATTRIBUTE = "qdqtool_plan"
 CHECKPOINT_FORMAT = "qdqtool/qat/1"
-# Attributes that hold quantizers, equal for both backends so that checkpoints load with either one.
-# The names differ from ModelOpt's by the underscore: other tools recognize ModelOpt by its names.
+# Attributes that hold quantizers. Both backends use the same names, so a checkpoint loads with
+# either backend. The names begin with an underscore because other tools recognize networks of
+# ModelOpt by the names without it.
 INPUT_QUANTIZER = "_input_quantizer"
 RESIDUAL_QUANTIZER = "_residual_quantizer"
 WEIGHT_QUANTIZER = "_weight_quantizer"
-# Function that makes a backend's quantizer for a channel axis; None for one range for all channels.
+# Function that creates a backend's quantizer for a channel axis; None for one range for all
+# channels.
 QuantizerFactory = Callable[[int | None], nn.Module]
 
 
@@ -55,36 +57,40 @@ def prepare(
 ) -> Plan:
     """Insert quantizers into a float network, in place, where TensorRT uses them.
 
-    Quantized are the inputs and weights of convolutions, transposed convolutions and linear layers,
-    the skip branch of residual Adds, and average pools. Nothing is quantized between a convolution,
-    its BatchNormalization and its activation. The box outputs and the DFL of a YOLOv8-style head
-    are left float. Class names and state-dict keys do not change; quantizers add keys. A float
-    checkpoint loads with ``strict=False``, a checkpoint of a prepared network with ``strict=True``.
+    The function quantizes the inputs and weights of convolutions, transposed convolutions and
+    linear layers, the skip branch of residual Adds, and the inputs of average pools. Tensors
+    between a convolution, its BatchNormalization and its activation stay float, and so do the box
+    outputs and the DFL of a YOLOv8-style head. Class names and state-dict keys do not change;
+    quantizers add keys. A float checkpoint loads with ``strict=False``, a checkpoint of a prepared
+    network with ``strict=True``.
 
     Args:
-        model: The network, on any device, in training or evaluation; or Ultralytics' wrapper.
-        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None
-            for Ultralytics' wrapper takes an image of its size.
-        report: Called with the plan as text before the network changes; None for silence.
+        model: The network, on any device, in training or evaluation mode; or Ultralytics' wrapper.
+        sample: Arguments of the network: a tensor, a tuple of arguments or a dict of keyword
+            arguments. None is allowed for Ultralytics' wrapper, and gives an image of the training
+            size.
+        report: Function that receives the plan as text before the network changes; None for no
+            report.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        backend: ``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.
+        backend: Package with the quantizer modules: ``pytorch-quantization`` or ``modelopt``.
         head: Outputs of a detection head that are left float, as for :func:`qdqtool.insert`.
         residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
         unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one
             quantizer.
-        exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX
-            graph, that are left float; each has to match one. An Add belongs to the module in whose
-            ``forward`` it is written.
+        exclude: Regular expressions (``re.search``) on the names of modules, or of nodes in the
+            ONNX graph, that are left float. Each expression must match at least one name. An Add
+            belongs to the module whose ``forward`` contains it.
         include: Regular expressions on names of modules or nodes to quantize although a rule
             leaves them float.
         merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7
-            and v9) are merged first, by the network's own method. Training then continues with
-            the one convolution. A plan merges them on a copy.
+            and v9) are merged first, with the network's own method. Training then continues with
+            the merged convolution.
 
     Returns:
         The plan. Activations have no range yet: call :func:`qdqtool.qat.calibrate` next. Weights
-        are always quantized by the current largest magnitude of each output channel.
+        need no calibration: their range is always the current largest magnitude of each output
+        channel.
 
     Raises:
         QdqtoolError: An option is wrong, a pattern matches nothing, the backend is missing, or the
@@ -107,7 +113,7 @@ def insert_quantizers(
     model = unwrap(model)
     if is_prepared(model):
         raise QdqtoolError(
-            f"{type(model).__name__}: has quantizers already; prepare the float network",
+            f"{type(model).__name__} already has quantizers; prepare the float network",
             code="already-prepared",
             parameter="model",
         )
@@ -127,7 +133,7 @@ def is_prepared(model: nn.Module) -> bool:
 
 
 def read_plan(model: nn.Module) -> Plan:
-    """Return the plan that a network was prepared by.
+    """Return the plan of a prepared network.
 
     Raises:
         QdqtoolError: The network was not prepared.
@@ -135,7 +141,7 @@ def read_plan(model: nn.Module) -> Plan:
     plan = getattr(model, PLAN_ATTRIBUTE, None)
     if not isinstance(plan, Plan):
         raise QdqtoolError(
-            f"{type(model).__name__}: has no quantizers; call qdqtool.qat.prepare on it first",
+            f"{type(model).__name__} has no quantizers; call qdqtool.qat.prepare first",
             code="not-prepared",
             parameter="model",
         )
@@ -143,7 +149,9 @@ def read_plan(model: nn.Module) -> Plan:
 
 
 def apply_plan(model: nn.Module, plan: Plan) -> None:
-    """Insert the quantizers of a plan into a network whose branches are already merged.
+    """Insert the quantizers of a plan into a network, in place, and store the plan there.
+
+    Parallel branches that the plan merges must be merged already.
 
     Raises:
         QdqtoolError: The backend is missing.
@@ -163,7 +171,8 @@ def apply_plan(model: nn.Module, plan: Plan) -> None:
             parent, _, name = norms[weight.module].rpartition(".")
             module.qdq_norm = (modules[parent], name)
     for layer in modules.values():
-        # In evaluation these would run as one function of torch's, without any quantizer inside.
+        # In evaluation mode, torch would run the whole layer as one fused function without the
+        # quantizers. An activation of 0 (neither ReLU nor GELU) prevents the fusion.
         if isinstance(layer, nn.TransformerEncoderLayer) and is_prepared(layer):
             layer.activation_relu_or_gelu = 0
     guard_ultralytics()
@@ -191,7 +200,10 @@ def _insert_activation_quantizers(
 
 
 def _attach(module: QuantizedModule, name: str, quantizer: nn.Module) -> str:
-    """Add a quantizer to a module; return its name there, with a number if it is taken."""
+    """Add a quantizer to a module as a submodule; return the attribute's name.
+
+    If the module already has the attribute `name`, a number is appended.
+    """
     assert isinstance(module, nn.Module)
     names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
     attribute = next(n for n in names if not hasattr(module, n))
@@ -200,9 +212,7 @@ def _attach(module: QuantizedModule, name: str, quantizer: nn.Module) -> str:
 
 
 def load_backend(name: str) -> QuantizerFactory:
-    """Return a backend's function that makes quantizers for symmetric INT8.
-
-    The argument of the function is a channel axis, or None for one range for all channels.
+    """Return the function of a backend that creates quantizers for symmetric INT8.
 
     Raises:
         QdqtoolError: The backend is not installed.
@@ -218,20 +228,20 @@ def load_backend(name: str) -> QuantizerFactory:
     except ImportError as error:
         raise QdqtoolError(
             f"backend='{name}' cannot be imported ({str(error).splitlines()[0]}); "
-            "pip install 'qdqtool[qat]'",
+            "run pip install 'qdqtool[qat]'",
             code="missing-package",
             parameter="backend",
         ) from error
 
 
 def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
-    """Return a prepared network as plain data.
+    """Return the weights, ranges and plan of a prepared network as data for ``torch.save``.
 
         torch.save(qat.checkpoint(model), "qat.pt")
         qat.restore(float_model, torch.load("qat.pt", weights_only=True))
 
     Returns:
-        ``format``, ``plan``, ``off`` (quantizers that are disabled) and ``state``.
+        ``format``, ``plan``, ``off`` (disabled quantizers) and ``state`` (the state dict).
 
     Raises:
         QdqtoolError: The network was not prepared.
@@ -249,21 +259,25 @@ def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
 
 
 def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
-    """Restore the quantizers, ranges and weights of a checkpoint, in place; nothing is traced.
+    """Restore the quantizers, ranges and weights of a checkpoint, in place, without a sample.
 
     Args:
-        model: The same network, float or prepared by the same plan.
-        saved: Result of :func:`checkpoint`; or a plain state dict of a prepared network, if the
-            network is prepared.
+        model: The network of the checkpoint, float or prepared with the same plan.
+        saved: Result of :func:`checkpoint`. If `model` is prepared, a plain state dict of a
+            prepared network is also allowed.
+
+    Returns:
+        The plan of the checkpoint.
 
     Raises:
-        QdqtoolError: The checkpoint is of another network or plan; the message names a difference.
+        QdqtoolError: The checkpoint belongs to another network or plan. The message names a
+            difference.
     """
     model = unwrap(model)
     if saved.get("format") != CHECKPOINT_FORMAT:
         if not is_prepared(model):
             raise QdqtoolError(
-                "a plain state dict does not contain the places of the quantizers; call "
+                "a plain state dict does not contain the positions of the quantizers; call "
                 "qdqtool.qat.prepare first, or save qdqtool.qat.checkpoint(model)",
                 code="checkpoint-without-plan",
             )
@@ -288,7 +302,11 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
 
 
 def _check_same_modules(model: nn.Module, plan: Plan) -> None:
-    """Check that a float network matches a plan; merge its branches, in place, as in the plan."""
+    """Merge the branches of a float network as in a plan, in place, and check its modules.
+
+    Raises:
+        QdqtoolError: The network lacks a module of the plan.
+    """
     modules = dict(model.named_modules())
     missing = [w.module for w in plan.weights if w.module not in modules]
     merged = merge_branches(model) if plan.merged else []
@@ -310,50 +328,54 @@ def _check_same_quantizers(plan: Plan, saved: Plan) -> None:
 
 def _other_network(missing: str) -> QdqtoolError:
     return QdqtoolError(
-        f"the checkpoint is of another network: this network has no '{missing}'",
+        f"the checkpoint is of another network: this network has no module '{missing}'; restore "
+        "the checkpoint into the network that it was saved from",
         code="different-models",
         node=missing,
     )
 
 
 def _load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load a state dict; ranges may be missing in the network, or have another shape there.
+    """Load a state dict, in place, including ranges that the network does not have yet.
 
     Raises:
-        QdqtoolError: The state is of another network or plan.
+        QdqtoolError: The state belongs to another network or plan.
     """
     tensors = {k: v for k, v in state.items() if hasattr(v, "shape")}
     quantizers = _quantizers_by_key(model)
     current = model.state_dict()
     required = {k: v.shape for k, v in tensors.items() if k not in quantizers}
-    _refuse_keys("has", [k for k in required if k not in current])
-    _refuse_keys("lacks", [k for k in current if k not in tensors])
+    _reject_keys("has the unknown key", [k for k in required if k not in current])
+    _reject_keys("lacks the key", [k for k in current if k not in tensors])
     reshaped = [k for k, shape in required.items() if current[k].shape != shape]
-    _refuse_keys("has in another shape", reshaped)
+    _reject_keys("has another shape for", reshaped)
     for key in tensors.keys() - current.keys():
         set_amax(quantizers[key], tensors[key])
     model.load_state_dict(tensors, strict=True)
 
 
 def _quantizers_by_key(model: nn.Module) -> dict[str, nn.Module]:
-    """Return quantizers by the state-dict keys of their ranges; a shared one has several keys."""
+    """Return quantizers by the state-dict keys of their ranges.
+
+    A quantizer that several modules share has several keys.
+    """
     modules = model.named_modules(remove_duplicate=False)
     return {f"{name}._amax": m for name, m in modules if isinstance(m, Int8Mixin)}
 
 
-def _refuse_keys(problem: str, keys: list[str]) -> None:
+def _reject_keys(problem: str, keys: list[str]) -> None:
     if keys:
         more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
         raise QdqtoolError(
-            f"the checkpoint {problem} '{keys[0]}'{more}: the checkpoint is of another network, "
-            "or its quantizers have other places",
+            f"the checkpoint {problem} '{keys[0]}'{more}; restore the checkpoint into the network "
+            "that it was saved from, float or prepared with the same options",
             code="different-models",
             node=keys[0],
         )
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """Return a plan as dicts, lists, strings and numbers."""
+    """Convert a plan to dicts, lists, strings and numbers."""
     data: dict[str, Any] = asdict(plan)
     data["skipped"] = [list(s) for s in plan.skipped]
     data["calls"] = [[m, k, n] for (m, k), n in plan.calls.items()]
@@ -363,10 +385,10 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_dict(data: Mapping[str, Any]) -> Plan:
-    """Return the plan that :func:`plan_to_dict` wrote.
+    """Convert the result of :func:`plan_to_dict` back to a plan.
 
     Raises:
-        QdqtoolError: The data is not a plan.
+        QdqtoolError: The data is not a valid plan.
     """
     try:
         values = {f.name: data[f.name] for f in fields(Plan) if f.name in data}
@@ -384,7 +406,6 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         return Plan(**values)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise QdqtoolError(
-            f"the places of the checkpoint's quantizers cannot be read ({error}); save the "
-            "checkpoint again",
+            f"the checkpoint's plan of quantizers is damaged ({error}); save the checkpoint again",
             code="wrong-format",
         ) from error

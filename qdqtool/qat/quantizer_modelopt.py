@@ -1,9 +1,10 @@
-"""ModelOpt's quantizer. Importing this needs nvidia-modelopt."""
+"""Quantizer of ModelOpt; importing this module needs nvidia-modelopt."""
 
 import warnings
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # about missing packages for language models
+    # ModelOpt warns about missing packages for language models, which are not needed here.
+    warnings.simplefilter("ignore")
     from modelopt.torch.quantization.config import QuantizerAttributeConfig
     from modelopt.torch.quantization.nn import TensorQuantizer
 
@@ -11,20 +12,24 @@ from qdqtool.qat.modules import Int8Mixin
 
 
 class ModelOptQuantizer(Int8Mixin, TensorQuantizer):  # type: ignore[misc]
-    """ModelOpt's quantizer that loads its range from a plain state dict.
+    """Quantizer of ModelOpt that loads its range from a plain state dict.
 
-    The class is not named TensorQuantizer: Ultralytics recognizes networks of ModelOpt by that.
+    The class is not named TensorQuantizer, because Ultralytics recognizes ModelOpt by that name.
     """
 
 
-Int8Quantizer = ModelOptQuantizer  # name in pickles of version 0.2
+Int8Quantizer = ModelOptQuantizer  # pickles of version 0.2 contain this name
 
 
 def make_quantizer(axis: int | None) -> ModelOptQuantizer:
     """Return a signed 8-bit quantizer with ModelOpt's max calibrator.
 
-    Clipped values get no gradient, as in pytorch-quantization. In ModelOpt's default they get one,
-    which cost 0.3 mAP in each of three runs with the example detector (ranges by ``mse``).
+    Clipped values get no gradient, as in pytorch-quantization. ModelOpt's default passes the
+    gradient, which cost 0.3 mAP in each of three runs with the example detector (ranges by
+    ``mse``).
+
+    Args:
+        axis: Channel axis; None for one range for all channels.
     """
     config = QuantizerAttributeConfig(num_bits=8, axis=axis, pass_through_bwd=False)
     quantizer = ModelOptQuantizer(config)

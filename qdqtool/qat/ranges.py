@@ -33,17 +33,17 @@ from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
 from qdqtool.util.text import format_count
 
-FEW_IMAGES = 16  # fewer images cause a warning: they hardly show the largest values
+FEW_IMAGES = 16  # fewer images cause a warning: they rarely contain the largest values
 
 
 @dataclass
 class Calibration:
-    """Result of a calibration, which has set the ranges of the quantizers.
+    """Result of a calibration: the scales that the quantizers now have.
 
     Attributes:
-        scales: Scale of each group of quantizers, with the method, and with the range that each
-            member would have alone. The names of members are ``<module>.<attribute>``.
-        batches: Number of batches that went through the network.
+        scales: Scale of each group of quantizers that share a range, with the method, and the range
+            that each member would have alone. Members are named ``<module>.<attribute>``.
+        batches: Number of batches that the network processed.
         images: Number of images in the batches.
         warnings: Problems of the data.
     """
@@ -56,7 +56,7 @@ class Calibration:
 
 @dataclass
 class DataStatistics:
-    """Statistics of activations, by the name of their quantizer, and the amount of data."""
+    """Statistics of activations by name of the quantizer, and the amount of data."""
 
     tensors: dict[str, TensorStatistics] = field(default_factory=dict)
     batches: int = 0
@@ -75,35 +75,35 @@ def calibrate(
     total: int | None = None,
     together: bool | None = None,
 ) -> Calibration:
-    """Set the range (amax) of every activation quantizer from data.
+    """Set the range (amax) of every activation quantizer from calibration data.
 
-    The network runs unquantized in evaluation mode on its own device, where statistics are
-    collected. Quantizers of a group get one range for all their tensors (see
-    :func:`qdqtool.insertion.scales.choose_scale`). The backend's own calibrators can be used
+    The network runs in evaluation mode with quantizers off, and statistics are collected on its own
+    device. Quantizers that share a range get a range for all their tensors (see
+    :func:`qdqtool.insertion.scales.choose_scale`). The calibrators of the backend can be used
     instead of this function. A progress bar is drawn if stderr is a terminal.
 
     Args:
-        model: A network that :func:`qdqtool.qat.prepare` was called on, or its wrapper.
-        data: Batches as a loader gives them: tensors, tuples of images and labels, dicts, uint8;
-            see :func:`qdqtool.qat.batches.convert_batch`.
+        model: A prepared network (:func:`qdqtool.qat.prepare`), or its wrapper.
+        data: Batches of a data loader: tensors, tuples of images and labels, or dicts, also in
+            uint8; see :func:`qdqtool.qat.batches.convert_batch`.
         method: ``max``, ``percentile``, ``mse`` or ``entropy``, as in :func:`calibration.amax_of`.
-        fn: Function from a batch to the arguments of the network: a tensor, a tuple of arguments or
-            a dict of keyword arguments.
-        percentile: In percent of the magnitudes, for ``percentile``.
+        fn: Function that returns the arguments of the network for a batch: a tensor, a tuple of
+            arguments or a dict of keyword arguments.
+        percentile: Percentage of the magnitudes that the method ``percentile`` does not clip.
         method_for: Pairs of a regular expression on ``<module>.<quantizer>`` and the method for
             the quantizers that match.
-        max_batches: Maximum number of batches to use; None: all.
+        max_batches: Maximum number of batches; None for all.
         total: Number of images, for the progress bar, if ``data`` has no length.
-        together: Whether all processes of ``torch.distributed`` call this function, each with data
-            of its own, and all get the ranges of the whole data. None: only if ``model`` is wrapped
-            in DistributedDataParallel. If ranges are set before wrapping, DistributedDataParallel
-            copies those of the first process.
+        together: Whether all processes of ``torch.distributed`` call this function with different
+            data, to get ranges over the data of all processes. None: True if ``model`` is wrapped
+            in DistributedDataParallel. For a network that is wrapped later, DistributedDataParallel
+            copies the ranges of the first process.
 
     Raises:
         QdqtoolError: The network was not prepared, a method is unknown, a pattern matches nothing,
             or ``max_batches`` is below 1.
-        DataError: The data is empty, the network cannot be called with it, or a quantizer got no
-            values or NaN.
+        DataError: The data is empty, the network cannot be called with the data, or a quantizer
+            received no values or NaN.
     """
     if together is None:
         wrapped = getattr(model, "_orig_mod", model)
@@ -161,7 +161,17 @@ def _collect_statistics(
     calls: Iterable[NetworkCall],
     members: dict[tuple[int, str], QuantizerReference],
 ) -> DataStatistics:
-    """Run the float network on batches and collect the statistics of quantizers' inputs."""
+    """Run a network on batches with quantizers off, and collect statistics of their inputs.
+
+    Args:
+        model: Prepared network.
+        plan: Plan of the network.
+        calls: Arguments of the network for each batch.
+        members: Quantizers to observe, by id of the module and attribute.
+
+    Raises:
+        DataError: There are no batches, a batch is empty, or the network fails.
+    """
     device = device_of(model)
     collectors: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)
     result = DataStatistics()
@@ -199,12 +209,13 @@ def _collect_statistics(
 
 
 def _select_quantizers(model: nn.Module, plan: Plan) -> dict[tuple[int, str], QuantizerReference]:
-    """Return activation quantizers by id of the module and attribute.
+    """Return the activation quantizers to observe, by id of the module and attribute.
 
-    If sites that share a quantizer read the same tensor, only the first of them is returned.
+    If several attributes hold one quantizer for the same tensor, only the first is returned, so
+    that the tensor is counted once.
     """
     tensors = {a.site: a.tensor for a in plan.activations}
-    members: dict[tuple[int, str], QuantizerReference] = {}  # by id of the quantizer and tensor
+    members: dict[tuple[int, str], QuantizerReference] = {}  # by id of the quantizer, and tensor
     for q in find_quantizers(model):
         if q.is_weight:
             continue
@@ -223,18 +234,18 @@ def _is_distributed() -> bool:
 
 
 def _collect_together(collect: Callable[[], DataStatistics]) -> DataStatistics:
-    """Collect statistics in every process of torch.distributed, and return those of all data.
+    """Collect statistics in every process of torch.distributed, and merge them in each process.
 
     Raises:
-        DataError: Collecting failed in one of the processes. An exception that is not from this
-            package is raised unchanged in its own process.
+        DataError: Collecting failed in one of the processes. If the user's code raised another
+            exception, the process of that code raises the exception unchanged.
     """
     own, failure, message = DataStatistics(), None, ""
     try:
         own = collect()
     except QdqtoolError as error:
         message = str(error)
-    except Exception as error:  # of the user's code; report it to the waiting processes
+    except Exception as error:  # raised by the user's code; all other processes must not wait
         failure, message = error, f"{type(error).__name__}: {error}"
     everywhere: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(everywhere, (own, message))

@@ -1,10 +1,10 @@
-"""Sites of a running network where a quantizer can be placed.
+"""Sites: the module inputs and function calls of a network where quantizers can go.
 
-A site is the data input of a convolution or linear module, or an input of a function call in a
-module: the Add of a residual, an average pool, a projection of ``nn.MultiheadAttention`` (which
-passes its weights to a function). Calls have no names, so they are numbered: the n-th Add of a
-module is the n-th Add that runs during the module's ``forward``, including the Adds of its
-children.
+A site is the data input of a convolution or linear module, or an input of a function call inside a
+module. Such calls are the Add of a residual, an average pool, and a projection of
+``nn.MultiheadAttention`` (which passes its weights to a function). Calls have no names, so they are
+numbered: the n-th Add of a module is the n-th Add that runs during the module's ``forward``,
+including the Adds of its children.
 """
 
 import inspect
@@ -30,7 +30,7 @@ WEIGHTED_MODULES = (
     nn.ConvTranspose3d,
     nn.Linear,
 )
-# Containers cannot hold quantizers: their forward would run a quantizer as one of their layers.
+# Containers cannot hold quantizers: they would run a quantizer as one of their layers.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 ADD = "add"
@@ -39,20 +39,21 @@ LINEAR = "linear"
 _ADDS = frozenset({"add", "add_", "__add__", "__iadd__", "__radd__"})
 _POOLS = frozenset(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3))
 
-# Called with the kind and the arguments of a call; returns other arguments, or None to keep them.
+# Function that receives the kind and the arguments of a call. It returns replaced arguments, or
+# None to keep the arguments.
 CallObserver = Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None]
 
 
 @dataclass(frozen=True, order=True)
 class QuantizerSite:
-    """A place for a quantizer, with a name that is the same in every run.
+    """Input of a module or function call where a quantizer can go; equal in every run.
 
     Attributes:
         module: Qualified name of the module; an empty string for the network itself.
-        kind: ``input`` (of a convolution or linear module), ``add``, ``pool`` or ``linear`` (of an
-            attention).
-        call: Number of the call among the module's calls of that kind, from 0.
-        position: Number of the input: the two of an Add, data or weights of a projection.
+        kind: ``input`` (of a convolution or linear module), ``add``, ``pool`` or ``linear`` (a
+            projection of attention).
+        call: Number of the call among the module's calls of this kind, from 0.
+        position: Position of the input, 0 or 1. The inputs of a projection are data and weights.
     """
 
     module: str
@@ -61,7 +62,7 @@ class QuantizerSite:
     position: int = 0
 
 
-Site = QuantizerSite  # name in pickles of version 0.2
+Site = QuantizerSite  # pickles of version 0.2 contain this name
 
 
 def call_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
@@ -75,7 +76,10 @@ def call_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None
 def call_out_of_place(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a function, with ``x + y`` for ``x += y`` because ``x`` may be a quantized copy."""
+    """Call a function, but compute ``x + y`` for ``x += y``.
+
+    `x` may be a quantized copy of a tensor, so adding in place would not change the tensor itself.
+    """
     if getattr(function, "__name__", "") in ("add_", "__iadd__"):
         return torch.add(*args, **kwargs)
     return function(*args, **kwargs)
@@ -86,8 +90,8 @@ class _ThreadState(threading.local):
 
     Attributes:
         paused: Whether watchers ignore calls.
-        projection_observer: Observer of the projections of the attention that runs.
-        packed: Packed parameters of this attention.
+        projection_observer: Observer of the projections while attention runs; else None.
+        packed: Packed weights and biases of the running attention's projections.
     """
 
     paused: bool = False
@@ -100,7 +104,7 @@ _state = _ThreadState()
 
 @contextmanager
 def pause_watchers() -> Iterator[None]:
-    """Pause all watchers until the context ends, for arithmetic that is not the network's."""
+    """Pause all watchers of the thread until the context ends, such as while quantizers run."""
     before, _state.paused = _state.paused, True
     try:
         yield
@@ -109,7 +113,7 @@ def pause_watchers() -> Iterator[None]:
 
 
 def _project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``functional.linear`` with the arguments that the observer returns."""
+    """Replace ``functional.linear`` in attention: quantize the inputs with the observer first."""
     if torch.onnx.is_in_onnx_export():
         weight, bias = _constant_rows(weight), _constant_rows(bias)
     assert _state.projection_observer is not None
@@ -118,16 +122,17 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _constant_rows(part: Any) -> Any:
-    """Return rows of a packed parameter as a slice with constant bounds.
+    """Return the rows of a packed parameter as a slice with constant bounds.
 
-    torch's exporter would otherwise compute the bounds at run time.
+    Otherwise torch's exporter writes nodes that compute the bounds at run time. Other tensors are
+    returned unchanged.
     """
     for whole in _state.packed:
         if not isinstance(part, Tensor) or not isinstance(whole, Tensor) or part is whole:
             continue
         if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's tracer warns of the constants
+                warnings.simplefilter("ignore")  # torch's tracer warns that bounds are constants
                 first = part.storage_offset() // int(part.stride(0))
                 return whole[first : first + int(part.shape[0])]
     return part
@@ -136,8 +141,8 @@ def _constant_rows(part: Any) -> Any:
 def _copy_attention() -> Callable[..., Any]:
     """Return a copy of torch's attention function that calls `_project` for its projections.
 
-    torch's function modes see the original as a single call, without the projections inside. The
-    copy runs the same code with other globals.
+    For a function mode of torch, the original function is a single call without visible
+    projections. The copy has the same code with other globals.
     """
     names: dict[str, Any] = {
         **vars(functional),
@@ -155,12 +160,12 @@ _watched_attention = _copy_attention()
 
 
 class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
-    """Mode that watches the Adds, average pools and projections of the code inside.
+    """Context that intercepts Adds, average pools, and projections of attention.
 
     Args:
-        observer: Called with kind and arguments of each call. It returns the arguments to continue
-            with, or None for the original ones.
-        kinds: Kinds of calls to watch, see :func:`pause_idle_watchers`.
+        observer: Function that receives the kind and the arguments of each call. It returns
+            replaced arguments, or None to keep the arguments.
+        kinds: Kinds of calls that matter to the observer, see :func:`pause_idle_watchers`.
     """
 
     def __init__(
@@ -202,16 +207,15 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
 
 @contextmanager
 def pause_idle_watchers(model: nn.Module, counted: Mapping[str, Collection[str]]) -> Iterator[None]:
-    """Pause watchers in modules that make no calls of the watchers' kinds, to save time.
+    """Pause call watchers in modules without calls of their kinds until the context ends.
 
-    A watcher intercepts every torch function, which costs as much as a small layer: with one
-    watched average pool, a network of 53 convolutions takes a fifth longer. The modules have hooks
-    until the context ends.
+    A watcher intercepts every torch function, which takes as long as a small layer: with one
+    watched average pool, a network of 53 convolutions takes 20 % longer.
 
     Args:
         model: Network with quantizers.
-        counted: By kind, the modules in which calls of this kind run. Watchers of other kinds are
-            not paused.
+        counted: Names of the modules in which calls of a kind run, by kind. Watchers of other kinds
+            are not paused.
     """
     busy = {kind: frozenset(names) for kind, names in counted.items()}
     names = {id(m): n for n, m in model.named_modules()}
@@ -236,10 +240,10 @@ def pause_idle_watchers(model: nn.Module, counted: Mapping[str, Collection[str]]
 
 
 class _WatcherPauser:
-    """Hooks of idle modules that pause the watchers.
+    """Forward hooks that pause the call watchers while a module runs.
 
     Args:
-        is_idle: Function that returns whether a module makes no call of some kinds.
+        is_idle: Function that returns whether a module makes no calls of the given kinds.
     """
 
     def __init__(self, is_idle: Callable[[nn.Module, Collection[str]], bool]) -> None:
@@ -247,7 +251,7 @@ class _WatcherPauser:
         self._paused: list[list[CallWatcher]] = []
 
     def enter(self, module: nn.Module, _: Any) -> None:
-        """Pause the innermost watchers, as far as the module is idle for them."""
+        """Pause the innermost watchers for whose kinds the module makes no calls."""
         self._paused.append([])
         watcher = overrides._get_current_function_mode()
         while isinstance(watcher, CallWatcher) and self._is_idle(module, watcher.kinds):
@@ -256,6 +260,6 @@ class _WatcherPauser:
             watcher = overrides._get_current_function_mode()
 
     def leave(self, *_: Any) -> None:
-        """Continue the watchers that the module paused."""
+        """Resume the watchers that were paused for the module."""
         for watcher in reversed(self._paused.pop()):
             watcher.__enter__()

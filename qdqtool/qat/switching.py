@@ -1,4 +1,4 @@
-"""Switching quantizers off and on, for comparisons and to find the most sensitive layers."""
+"""``qat.disable``, ``enable`` and ``sensitivity``: switch quantizers off and on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,13 +25,11 @@ from qdqtool.util.progress import track
 
 
 def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:
-    """Let quantizers pass values unchanged, in training, evaluation and the export.
-
-    The export then writes no Q/DQ pair for them.
+    """Switch quantizers off, so that they pass values unchanged and are not exported.
 
     Args:
         model: A prepared network, or its wrapper.
-        patterns: Regular expressions (``re.search``) on ``<module>.<quantizer>``. Empty: all
+        patterns: Regular expressions (``re.search``) on ``<module>.<quantizer>``. Empty for all
             quantizers.
 
     Returns:
@@ -59,8 +57,8 @@ def enable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[s
 def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iterator[None]:
     """Switch quantizers off until the context ends; see :func:`disable`.
 
-    In ``with qat.disabled(model): ...`` the network is float. Quantizers that were off before
-    remain off afterwards.
+    Inside of ``with qat.disabled(model): ...`` the network is float. At the end, each quantizer is
+    off or on as it was before.
 
     Raises:
         QdqtoolError: The network was not prepared, or a pattern matches nothing.
@@ -82,7 +80,7 @@ def _match_quantizers(
     matches = [q for q in quantizers if search(q.name)]
     if not matches:
         raise QdqtoolError(
-            f"'{pattern}': matches no quantizer; names look like '{quantizers[0].name}'",
+            f"'{pattern}' matches no quantizer; use names such as '{quantizers[0].name}'",
             code="no-match",
             parameter="patterns",
         )
@@ -107,12 +105,13 @@ def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Loss of quantizing one layer alone.
+    """Accuracy loss if a single layer is quantized.
 
     Attributes:
-        module: The layer.
-        loss: Decrease of ``metric`` against the float network; without a metric, the root mean
-            square of the outputs' change over their standard deviation, largest over all outputs.
+        module: Name of the layer.
+        loss: Decrease of ``metric`` against the float network. Without a metric, the root mean
+            square of the change of an output, divided by its standard deviation; the largest over
+            all outputs and batches.
     """
 
     module: str
@@ -127,18 +126,19 @@ def sensitivity(
     metric: Callable[[nn.Module], float] | None = None,
     max_batches: int | None = 4,
 ) -> list[Sensitivity]:
-    """Quantize one layer at a time, everything else float, and return the losses, worst first.
+    """Measure the accuracy loss of each layer, quantized alone; return the worst layers first.
 
-    The worst layers can then be excluded with ``exclude=`` in :func:`qdqtool.qat.prepare`, or
+    The worst layers can then be left float with ``exclude`` of :func:`qdqtool.qat.prepare`, or
     switched off with :func:`disable`.
 
     Args:
         model: A calibrated network, or its wrapper.
-        data: A few batches, as for :func:`qdqtool.qat.calibrate`; they are kept in memory.
+        data: A few batches, as for :func:`qdqtool.qat.calibrate`, which are kept in memory; not
+            used with a metric.
         fn: As for :func:`qdqtool.qat.calibrate`.
-        metric: Function that evaluates the network, such as mAP (higher is better); called once
-            for each layer.
-        max_batches: Number of batches that are compared without a metric.
+        metric: Function that evaluates the network, such as mAP (higher is better). It is called
+            once for each layer and once for the float network.
+        max_batches: Maximum number of batches that are compared without a metric; None for all.
 
     Raises:
         QdqtoolError: The network was not prepared, or ``max_batches`` is below 1.

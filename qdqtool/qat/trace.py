@@ -1,8 +1,10 @@
-"""Trace of a torch network: its float ONNX graph, and the site of each node input.
+"""Export of a torch network to ONNX that maps each node input to its module or function call.
 
-The network is exported with a mark (a custom operator) at every site. A node that reads a mark
-belongs to the mark's site. The marks are then removed from the graph. Names of nodes are not used.
-This works for every network that torch.onnx.export can trace, even if torch.fx cannot.
+A *site* is a module input or a function call where a quantizer can go (see
+:mod:`qdqtool.qat.sites`). The network is exported with a mark (a custom operator) at every site. A
+node that reads a mark belongs to the mark's site. Then the marks are removed from the graph. Node
+names are not used. This works for every network that torch.onnx.export can trace, even if torch.fx
+cannot.
 """
 
 import io
@@ -33,15 +35,17 @@ _BATCH_NORM = "batch-norm"
 
 @dataclass
 class NetworkTrace:
-    """Float graph of a network, with its sites and counts of module runs and calls.
+    """Float ONNX graph of a network, with its sites and counts of module runs and calls.
 
     Attributes:
         proto: The graph, without marks.
-        sites: Site of an input, by name of the node and position of the input.
-        norms: Name of the convolution module by name of the BatchNormalization that it alone feeds.
-        calls: Number of Adds, pools and projections that ran inside a module, by module and kind.
-        runs: Number of times that a module with a site ran, by module.
-        varied: By module and kind, the numbers of calls if these differ between runs of the module.
+        sites: Site of a node's input, by name of the node and position of the input.
+        norms: Name of the convolution module whose output only the BatchNormalization reads, by
+            name of the BatchNormalization.
+        calls: Number of Adds, pools and projections that ran inside a module, by module and kind;
+            the largest number if it differs between runs.
+        runs: Number of runs of each module.
+        varied: Different numbers of calls in the runs of a module, by module and kind.
     """
 
     proto: onnx.ModelProto
@@ -53,7 +57,7 @@ class NetworkTrace:
 
 
 def mark(value: Tensor, number: int) -> Any:
-    """Return a copy of a tensor; in an exported graph, the copy is a mark with the number."""
+    """Return a copy of a tensor, which an export to ONNX writes as a mark with a number."""
     return _MarkOperator.apply(value, str(number))
 
 
@@ -70,25 +74,27 @@ class _MarkOperator(torch.autograd.Function):  # type: ignore[misc]
 def export_proto(
     model: nn.Module, call: NetworkCall, opset: int, **options: Any
 ) -> onnx.ModelProto:
-    """Export a network in memory with torch's exporter that is based on TorchScript.
+    """Export a network to ONNX in memory, with torch's TorchScript exporter.
 
     Raises:
         ModelError: torch cannot export the network.
     """
     file = io.BytesIO()
     args = call.args
-    # torch reads a dict at the end as keyword arguments, also one that is itself the last argument.
+    # torch takes a dict at the end for keyword arguments, even if the dict is the last positional
+    # argument. An empty dict after it prevents that.
     if call.kwargs or (args and isinstance(args[-1], dict)):
         args = (*args, call.kwargs)
     try:
         with warnings.catch_warnings(), _silence_exporter():
-            warnings.simplefilter("ignore")  # the user's own export shows the tracer's warnings too
+            # These warnings of torch's tracer concern the user's code, not the quantizers.
+            warnings.simplefilter("ignore")
             torch.onnx.export(model, args, file, opset_version=opset, dynamo=False, **options)
-    except Exception as error:  # torch raises what its passes and the network's own code raise
+    except Exception as error:  # torch's passes and the network's own code may raise any class
         reason = reason_of(error, first_line=True)
         raise ModelError(
-            f"{type(model).__name__}: torch cannot export it to ONNX with the sample ({call}): "
-            f"{reason}",
+            f"{type(model).__name__}: torch cannot export this network to ONNX with the sample "
+            f"({call}): {reason}",
             code="export-failed",
         ) from error
     proto: onnx.ModelProto = onnx.load_model_from_string(file.getvalue())
@@ -96,17 +102,17 @@ def export_proto(
 
 
 def _silence_exporter() -> AbstractContextManager[None]:
-    """Keep torch's exporter from printing the whole graph when one of its passes fails."""
+    """Return a context in which torch's exporter does not print the graph when a pass fails."""
     if not hasattr(torch._C, "_jit_onnx_log"):
         return nullcontext()
     return override_attributes(torch._C, _jit_onnx_log=lambda *words: None)
 
 
 def trace(model: nn.Module, sample: Any) -> NetworkTrace:
-    """Trace a float network, called with a sample in evaluation mode.
+    """Export a float network in evaluation mode, and record its sites.
 
     Args:
-        model: The network; it is not changed.
+        model: The network, which is not changed.
         sample: A tensor, a tuple of arguments or a dict of keyword arguments.
 
     Raises:
@@ -134,11 +140,11 @@ def trace(model: nn.Module, sample: Any) -> NetworkTrace:
 
 
 class _SiteRecorder:
-    """Marks sites while the network runs.
+    """Inserts marks at the sites of a network while it runs, and counts runs and calls.
 
     Attributes:
-        sites: Sites by the number of their mark.
-        runs: Number of times that each module ran.
+        sites: Site of each mark, in the order of the marks' numbers.
+        runs: Number of runs of each module.
         calls: Number of calls of a kind in each run of a module, by module and kind.
     """
 
@@ -205,7 +211,7 @@ def _assign_sites(traced: NetworkTrace, sites: dict[tuple[str, int], QuantizerSi
     uses = Counter(t for n in graph.node for t in n.input)
     uses.update(o.name for o in graph.output)
     inputs = {n.name: n.input for n in graph.node}
-    modules: dict[str, str] = {}  # by the node that they became
+    modules: dict[str, str] = {}  # name of the module by name of its node
     for (name, position), site in sites.items():
         if site.kind != _BATCH_NORM:
             traced.sites[name, position] = site
@@ -221,11 +227,11 @@ def _assign_sites(traced: NetworkTrace, sites: dict[tuple[str, int], QuantizerSi
 def export_marked(
     model: nn.Module, call: NetworkCall, opset: int, **options: Any
 ) -> tuple[onnx.ModelProto, dict[tuple[str, int], int]]:
-    """Export a network with marks.
+    """Export a network that inserts marks while it runs, and remove the marks.
 
     Returns:
-        The graph without marks; and the number of each mark by name of the node that reads it and
-        position of the input.
+        The graph without marks; and the number of each mark, by name of the node that reads the
+        mark and position of the input.
     """
     proto = export_proto(model, call, opset, custom_opsets={_DOMAIN: 1}, **options)
     sources: dict[str, str] = {}
@@ -246,12 +252,14 @@ def export_marked(
 
 
 def remove_marks(proto: onnx.ModelProto, sources: dict[str, str]) -> None:
-    """Remove all marks, in place, and connect their consumers with the marks' sources.
+    """Remove all marks from a graph, in place, and connect their consumers to their inputs.
 
-    `sources` has the source of each mark by the mark's output.
+    Args:
+        proto: Exported graph.
+        sources: Input of each mark, by the mark's output.
 
     Raises:
-        ModelError: An output of the network is one of its inputs.
+        ModelError: The network returns one of its inputs as an output.
     """
     graph = proto.graph
     nodes = [n for n in graph.node if n.domain != _DOMAIN]
@@ -267,7 +275,7 @@ def remove_marks(proto: onnx.ModelProto, sources: dict[str, str]) -> None:
     copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del graph.node[:]
     graph.node.extend(copies)
-    del graph.value_info[:]  # shapes after a mark were unknown; they are inferred when needed
+    del graph.value_info[:]  # the shapes after marks are unknown; shape inference adds them later
     for index in reversed(range(len(proto.opset_import))):
         if proto.opset_import[index].domain == _DOMAIN:
             del proto.opset_import[index]

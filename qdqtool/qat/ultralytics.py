@@ -1,4 +1,4 @@
-"""Training with Ultralytics, with quantizers where TensorRT uses them.
+"""Quantization-aware training with Ultralytics, with quantizers where TensorRT uses them.
 
     from ultralytics import YOLO
     from qdqtool import qat
@@ -6,17 +6,16 @@
 
     yolo = YOLO("yolov8n.pt")                              # a trained checkpoint
     yolo.train(trainer=Trainer, data="coco8.yaml", **RECIPE)
-    done = qat.export(yolo, "yolov8n_qdq.onnx")            # checked and predicted
+    result = qat.export(yolo, "yolov8n_qdq.onnx")          # checked and predicted
     YOLO("yolov8n_qdq.onnx").predict("photo.jpg")
 
-The trainer is Ultralytics' own: data, losses, EMA, checkpoints, resume and validation are theirs.
-Before the first step the network gets its quantizers and is calibrated on training images without
-augmentation.
+The trainer is a subclass of Ultralytics' trainer, with Ultralytics' data, losses, EMA, checkpoints,
+resume and validation. Before the first step, it inserts quantizers into the network and calibrates
+them on training images without augmentation.
 
-Importing this imports ``ultralytics``, which is under the AGPL-3.0. The classes here are subclasses
-of its trainers; qdqtool contains none of Ultralytics' code and does not depend on it. Their license
-(AGPL-3.0, or their commercial one) applies to the models that you train and deploy with
-Ultralytics, with this trainer as with theirs.
+This module imports ``ultralytics``, which is under the AGPL-3.0. qdqtool contains no code of
+Ultralytics and does not depend on it. The license of Ultralytics (AGPL-3.0 or commercial) applies
+to the models that you train and deploy with Ultralytics, with this trainer as with their own.
 """
 
 import math
@@ -41,9 +40,9 @@ from qdqtool.qat.preparation import insert_quantizers, is_prepared
 from qdqtool.qat.ranges import calibrate
 from qdqtool.qat.ultralytics_guard import guard_ultralytics
 
-# Fine-tuning of a trained network: a twentieth of the rate from scratch, no warm-up of the biases
-# (which starts at 0.1), no mosaic (for statistics as at inference), and float32, because the
-# quantizers' steps are finer than those of bfloat16.
+# Arguments for fine-tuning a trained network: a twentieth of the learning rate from scratch; no
+# warm-up, which would start the biases' learning rate at 0.1; no mosaic, so that statistics are
+# those of inference; and float32, because the steps of the quantizers are finer than bfloat16.
 RECIPE: dict[str, Any] = {
     "epochs": 10,
     "optimizer": "AdamW",
@@ -58,10 +57,10 @@ RECIPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Options(QatOptions):
-    """Options of the trainer, in addition to the options of :func:`qdqtool.qat.prepare`.
+    """Options of the trainer: those of :func:`qdqtool.qat.prepare`, and of the calibration.
 
     Attributes:
-        method: Method for the ranges, as for :func:`qdqtool.qat.calibrate`.
+        method: Method that chooses ranges, as for :func:`qdqtool.qat.calibrate`.
         images: Number of training images for the calibration.
         freeze_norms: Whether BatchNormalization keeps its statistics, see
             :data:`qdqtool.qat.batch_norms.FREEZE_NORMS`.
@@ -83,13 +82,16 @@ class QuantizedTrainerMixin:
 
     @classmethod
     def with_options(cls, **changes: Any) -> type[Any]:
-        """Return the trainer with other :class:`Options`.
+        """Return a subclass of this trainer with changed :class:`Options`.
 
         For example ``Trainer.with_options(target="trt10")``.
+
+        Raises:
+            QdqtoolError: An option does not exist.
         """
         for name in changes.keys() - {f.name for f in fields(Options)}:
             raise QdqtoolError(
-                f"Trainer.with_options: got an unexpected keyword argument '{name}'",
+                f"Trainer.with_options has no option '{name}'; see qdqtool.qat.ultralytics.Options",
                 code="unknown-choice",
                 parameter=name,
             )
@@ -104,9 +106,13 @@ class QuantizedTrainerMixin:
         return ConfiguredTrainer
 
     def get_model(self, cfg: Any = None, weights: Any = None, verbose: bool = True) -> Any:
-        """Return the network to train; a network that already has quantizers is not built again.
+        """Return the network to train; overrides Ultralytics' method.
 
-        Ultralytics would build a new network without quantizers.
+        Ultralytics builds a new network without quantizers. If the given network already has
+        quantizers, that network itself is returned.
+
+        Raises:
+            QdqtoolError: The data has another number of classes than the network with quantizers.
         """
         if not isinstance(weights, nn.Module) or not is_prepared(weights):
             build = super().get_model  # type: ignore[misc]
@@ -114,9 +120,8 @@ class QuantizedTrainerMixin:
         classes = getattr(weights.model[-1], "nc", None) or len(getattr(weights, "names", ()) or ())
         if self.args.task != "classify" and classes != self.data["nc"]:
             raise QdqtoolError(
-                f"the network has {classes} classes, but the data has {self.data['nc']}: train "
-                "the float network on the new classes first, then prepare it for training with "
-                "quantizers",
+                f"the network has {classes} classes, but the data has {self.data['nc']}; train the "
+                "float network on the new classes first, then train with quantizers",
                 code="different-classes",
             )
         model = weights.float()
@@ -125,10 +130,13 @@ class QuantizedTrainerMixin:
         return model
 
     def set_model_attributes(self) -> None:
-        """Insert quantizers and calibrate them.
+        """Insert quantizers and calibrate them; overrides Ultralytics' method.
 
-        Ultralytics calls this last before EMA, compilation and DistributedDataParallel wrap the
-        network.
+        Ultralytics calls this method just before the network is copied for EMA, compiled, and
+        wrapped in DistributedDataParallel.
+
+        Raises:
+            QdqtoolError: Ultralytics' own quantization-aware training (quantize=8) is on.
         """
         super().set_model_attributes()  # type: ignore[misc]
         if getattr(self.args, "quantize", None) == 8:
@@ -151,9 +159,7 @@ class QuantizedTrainerMixin:
 
     def _insert_quantizers(self, network: nn.Module) -> None:
         if is_untrained(network):
-            LOGGER.warning(
-                "qdqtool: this network was never trained; start from a trained checkpoint"
-            )
+            LOGGER.warning("qdqtool: this network is untrained; start from a trained checkpoint")
         size = self._image_size(network)
         device = next(network.parameters()).device
         sample = torch.zeros(1, self.data.get("channels", 3), *size, device=device)
@@ -161,16 +167,16 @@ class QuantizedTrainerMixin:
         LOGGER.info(f"qdqtool: {plan.text().splitlines()[0]}")
 
     def _image_size(self, network: nn.Module) -> tuple[int, int]:
-        """Return height and width, rounded up to the stride."""
+        """Return height and width of training images in pixels, rounded up to the stride."""
         stride = max(int(torch.as_tensor(getattr(network, "stride", 32)).max()), 32)
         size = self.args.imgsz
         height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
         return -(-height // stride) * stride, -(-width // stride) * stride
 
     def calibration_batches(self, count: int) -> Iterator[Tensor]:
-        """Yield batches of up to ``count`` training images in total, without augmentation.
+        """Yield batches with ``count`` training images in total, without augmentation.
 
-        They have the size of training, in squares as an engine gets them.
+        All images are squares of the training size, because engines have square inputs too.
         """
         trainer: Any = self
         size = max(self._image_size(unwrap(trainer.model)))
@@ -184,7 +190,7 @@ class QuantizedTrainerMixin:
             )
             dataset = loader.dataset
             if getattr(dataset, "rect", False):
-                dataset.rect = False  # no padded rectangles
+                dataset.rect = False  # square images
             sampler = spread_batches(len(dataset), per_batch, count)
             remaining = count
             for batch in DataLoader(dataset, batch_sampler=sampler, collate_fn=loader.collate_fn):
@@ -201,14 +207,15 @@ class QuantizedTrainerMixin:
 
 
 def spread_batches(images: int, per_batch: int, count: int) -> list[list[int]]:
-    """Return the indices of whole batches, evenly over a data set that is sorted.
+    """Return the image indices of batches that are evenly spread over a data set.
 
-    Images of one shape or class lie together, so batches begin at multiples of ``per_batch``.
+    Ultralytics sorts images by shape and gives all images of a batch one shape, so each batch is a
+    range of indices that starts at a multiple of ``per_batch``.
 
     Args:
         images: Number of images in the data set.
         per_batch: Number of images in a batch.
-        count: Number of images to choose, at least.
+        count: Minimum number of images in all batches.
     """
     last = math.ceil(images / per_batch) - 1
     batches = math.ceil(min(count, images) / per_batch)
@@ -243,7 +250,7 @@ class QuantizedClassificationTrainer(
     QuantizedTrainerMixin,
     yolo.classify.ClassificationTrainer,  # type: ignore[misc]
 ):
-    """Ultralytics' trainer for classes of images, with quantizers."""
+    """Ultralytics' trainer for image classification, with quantizers."""
 
 
 class QuantizedRTDETRTrainer(
@@ -288,17 +295,16 @@ _TRAINERS: dict[type, type[Any]] = {
 
 
 class Trainer(QuantizedDetectionTrainer):
-    """Ultralytics' trainer for the current task, with quantizers.
+    """Ultralytics' trainer for the task of the training, with quantizers.
 
-    Use it as ``yolo.train(trainer=Trainer, ...)``, with options as
-    ``Trainer.with_options(...)``, see :class:`Options`. For World and YOLOE use
-    :func:`trainer_for`.
+    Train with ``yolo.train(trainer=Trainer, ...)``. ``Trainer.with_options(...)`` changes
+    :class:`Options`. For YOLO-World and YOLOE use :func:`trainer_for`.
     """
 
     def __new__(
         cls, cfg: Any = DEFAULT_CFG, overrides: dict[str, Any] | None = None, _callbacks: Any = None
     ) -> Any:
-        """Return a trainer for the task in ``overrides``."""
+        """Return a trainer for the task in ``overrides``: an instance of another class."""
         arguments = overrides or {}
         trainer = _TASK_TRAINERS.get(str(arguments.get("task") or "detect"))
         if trainer is None and "rtdetr" in str(arguments.get("model", "")).lower():
@@ -311,10 +317,10 @@ class Trainer(QuantizedDetectionTrainer):
 
 
 def trainer_for(model: Any, **options: Any) -> type[Any]:
-    """Return the trainer of a model (``YOLO``, ``RTDETR``, ``YOLOWorld``), with quantizers.
+    """Return the trainer class with quantizers for a model.
 
     Args:
-        model: Ultralytics' wrapper.
+        model: Ultralytics' wrapper: ``YOLO``, ``RTDETR``, ``YOLOWorld``, ``YOLOE``.
         options: See :class:`Options`.
     """
     trainer = find_quantized_trainer(model._smart_load("trainer"))
@@ -322,12 +328,12 @@ def trainer_for(model: Any, **options: Any) -> type[Any]:
 
 
 def find_quantized_trainer(base: type) -> type[Any]:
-    """Return this module's class for a trainer of Ultralytics; make a class for others."""
+    """Return a class with quantizers that derives from a trainer class of Ultralytics."""
     if base in _TRAINERS:
         return _TRAINERS[base]
 
     class QuantizedTrainer(QuantizedTrainerMixin, base):  # type: ignore[misc]
-        """A trainer with quantizers."""
+        """Trainer with quantizers."""
 
     return QuantizedTrainer
 
@@ -338,7 +344,13 @@ def export_output_names(network: nn.Module) -> list[str] | None:
 
 
 def export_metadata(network: Any, image: Tensor, dynamic: bool) -> dict[str, str]:
-    """Return the metadata that Ultralytics needs to run an ONNX model."""
+    """Return the ONNX metadata that Ultralytics reads when it runs a model.
+
+    Args:
+        network: Network of Ultralytics.
+        image: Sample [n, c, h, w], whose shape is stored.
+        dynamic: Whether the batch is dynamic.
+    """
     values = {
         "description": f"Quantized {type(network).__name__}",
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""Errors in place of calls of Ultralytics that would silently drop quantizers."""
+"""Errors for calls of Ultralytics that would silently drop quantizers."""
 
 import functools
 import sys
@@ -13,11 +13,11 @@ _MARK = "_qdqtool_guarded"
 
 
 def guard_ultralytics() -> None:
-    """Make Ultralytics raise an error with a fix when it would drop quantizers.
+    """Wrap methods of Ultralytics so that they raise an error where they would drop quantizers.
 
-    ``yolo.train()`` builds a new network and copies only the weights that it knows; exporters of
-    other formats than ONNX do not know quantizers. The method that each of them goes through is
-    wrapped if Ultralytics is imported. Networks without quantizers are not affected.
+    ``yolo.train()`` builds a new network and copies only the float weights. Exports to other
+    formats than ONNX ignore quantizers. If Ultralytics is not imported, nothing happens. Networks
+    without quantizers are not affected.
     """
     tasks = sys.modules.get("ultralytics.nn.tasks")
     if tasks is not None:
@@ -28,7 +28,7 @@ def guard_ultralytics() -> None:
 
 
 def count_quantizers(network: Any) -> int:
-    """Return the number of quantizers of a network, also of a pickle or a copy."""
+    """Return the number of quantizers of a network; 0 for objects that are not networks."""
     if not isinstance(network, nn.Module):
         return 0
     modules: list[Any] = [m for m in network.modules() if hasattr(m, "qdq_calls")]
@@ -67,8 +67,8 @@ def _check_export(exporter: Any, model: Any = None, *args: Any, **kwargs: Any) -
     kind = str(getattr(exporter.args, "format", "")).lower()
     if kind != "onnx" and count_quantizers(model):
         raise QdqtoolError(
-            f"format='{kind}' loses or ignores the quantizers; write the Q/DQ model with "
-            "qdqtool.qat.export(yolo, 'model_qdq.onnx') and build that "
+            f"format='{kind}' loses or ignores the quantizers; write a Q/DQ model with "
+            "qdqtool.qat.export(yolo, 'model_qdq.onnx') and build an engine from the model "
             "(trtexec --onnx=model_qdq.onnx --int8 --fp16)",
             code="quantizers-lost",
             parameter="format",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message, format_step, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
 from qdqtool.util.text import format_count
 
 
@@ -18,18 +18,31 @@ class ProductOfActivations(Reason):
 
 
 class AttentionHead(Reason):
-    """A quantized matrix product of an attention whose head size has no INT8 kernel.
+    """A quantized matrix product of an attention that is not one kernel.
 
     Attributes:
         size: Head size: products per score.
+        precision: Type of the product, INT8 or FP8.
     """
 
     rules = (FindingRule("ATT-HEAD"),)
 
     size: int
+    precision: Precision = Precision.INT8
 
-    def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} computes scores of an attention in INT8; the head size is {self.size}."
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        text = (
+            f"{self.node} computes scores of an attention in {self.precision}; the head size is "
+            f"{self.size}."
+        )
+        if self.precision == Precision.INT8:
+            return text
+        return (
+            text,
+            "Use TensorRT 10.6 or later, head sizes of 9 to 64 and at most 3,072 keys, with Q/DQ "
+            "on all inputs of both products and after the second one; or leave the attention "
+            "float.",
+        )
 
 
 class FloatEinsum(Reason):

@@ -1,6 +1,6 @@
-"""Create one HTML page about a model: TensorRT's outcome as graph, tables and plots.
+"""Create an HTML page about a model: the predicted TensorRT engine as graphs, tables and plots.
 
-Results of other packages are converted to dataclasses (:mod:`qdqtool.reporting.data`), by one
-module for each part of the page. The template and assets (:mod:`qdqtool.reporting.page`) show the
-dataclasses. This package computes no results itself.
+This package computes no results itself. Its modules convert results of other packages to
+dataclasses (:mod:`qdqtool.reporting.data`), and the template and scripts
+(:mod:`qdqtool.reporting.page`) show the dataclasses.
 """

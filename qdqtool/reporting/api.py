@@ -1,4 +1,4 @@
-"""``qdqtool.report``: one HTML page about a model."""
+"""``qdqtool.report``: create an HTML page about a model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ REPORT_SCHEMA = "qdqtool/report/1"
 
 @dataclass(slots=True)
 class Report:
-    """A finished page.
+    """An HTML page about a model.
 
     Attributes:
         page: Contents of the page.
-        html: The page as one file without references to other files.
-        output: Path that :meth:`save` wrote; empty if the page was not saved.
-        read: Files that were read. :meth:`save` overwrites none of them.
+        html: The page as text, without references to other files.
+        output: Path to which :meth:`save` wrote the page; empty if the page was not saved.
+        read: Input files, which :meth:`save` never overwrites.
     """
 
     page: data.PageContents
@@ -49,7 +49,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all findings are notes, and a build (if given) agrees with the prediction."""
+        """Whether no finding is a warning or an error, and the build (if given) agrees."""
         quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
         return quiet and (self.page.agreement is None or self.page.agreement.ok)
 
@@ -61,7 +61,7 @@ class Report:
         """Write the page, atomically.
 
         Raises:
-            QdqtoolError: ``path`` was read, its folder is missing, or it cannot be written.
+            QdqtoolError: ``path`` is an input, its folder is missing, or it cannot be written.
         """
         with forbid_overwrite(self.read):
             write_text(path, self.html)
@@ -100,25 +100,25 @@ def report(
     clock: float | None = None,
     assume: Mapping[str, str] | None = None,
 ) -> Report:
-    """Write one HTML page about a model: verdict, graph of the network, tables and plots.
+    """Create one HTML page about a model: verdict, graphs of network and engine, tables, plots.
 
     Args:
         model: The Q/DQ model, or a float model.
-        builds: Files of one build of the model: a log, a layer JSON, a profile. The prediction
-            is made for their version and compared with them.
-        before: Another model to show first: the float model (``--float``), or an earlier one.
-        calib_cache: Calibration cache of ``insert``: histograms, and the range that each method
-            would choose.
-        tuning: JSON of ``qdqtool tune``: its Pareto front.
-        target: TensorRT to predict for instead of the build's own version. Default without a
-            build: ``trt10``.
-        gpu: GPU to estimate times for; see ``qdqtool gpus``. Default: the GPU that a build names.
+        builds: Files of one build of the model: a log, a layer JSON, a profile. The prediction is
+            made for the build's TensorRT version and compared with the build.
+        before: Another model to compare with: the float model (``--float``), or an earlier version.
+        calib_cache: Calibration cache of ``insert``. The page then shows histograms, and the range
+            that each calibration method would choose.
+        tuning: JSON of ``qdqtool tune``. The page then shows the Pareto front.
+        target: TensorRT version to predict for. Default: the version of the build. Default without
+            a build: ``trt10``.
+        gpu: GPU to estimate times for; see ``qdqtool gpus``. Default: the GPU that the build names.
         clock: SM clock in MHz under load.
         assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
             or ``"apart"``.
 
     Raises:
-        DataError: `before`, `calib_cache` or `tuning` is of another network.
+        DataError: `before`, `calib_cache` or `tuning` belongs to another network.
         QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page is
             too large.
     """
@@ -135,10 +135,21 @@ def report(
 def collect(
     model: ModelSource | Model, *builds: str | os.PathLike[str] | Build, inputs: ReportInputs
 ) -> data.PageContents:
-    """Return the contents of the page; errors are those of :func:`report`."""
+    """Analyze a model and return the contents of the page; see :func:`report`.
+
+    Args:
+        model: The Q/DQ model, or a float model.
+        builds: Files of one build of the model.
+        inputs: Further input files and options.
+
+    Raises:
+        QdqtoolError: As for :func:`report`.
+    """
     options = inputs.gpu
     if options.clock is not None and options.gpu is None and not builds:
-        raise QdqtoolError("`clock` needs `gpu`", code="missing-argument", parameter="gpu")
+        raise QdqtoolError(
+            "`clock` needs a GPU; give `gpu` as well", code="missing-argument", parameter="gpu"
+        )
     build = load_build(builds) if builds else None
     gpu = choose_gpu(build, options)
     subject = analyze_model(model, inputs, gpu, build)
@@ -148,7 +159,7 @@ def collect(
     before = None
     if inputs.before is not None:
         before = analyze_model(inputs.before, inputs, gpu, None, subject.target)
-        _require_same_network(before, subject)
+        _check_same_network(before, subject)
         page.before = _collect_model(ModelCollector(before, "before"))
         _add_outcomes_before(page.model, page.before)
     page.groups = sections.collect_scale_groups(collector, before)
@@ -171,8 +182,8 @@ def _collect_model(collector: ModelCollector) -> data.ModelContents:
     return contents
 
 
-def _require_same_network(before: ReportSubject, after: ReportSubject) -> None:
-    """Check that two models are versions of one network, with the rule of ``compare``.
+def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
+    """Raise an error if two models are not versions of one network, as in ``compare``.
 
     Raises:
         DataError: The networks differ.
@@ -190,7 +201,10 @@ def _require_same_network(before: ReportSubject, after: ReportSubject) -> None:
 
 
 def _add_outcomes_before(model: data.ModelContents, before: data.ModelContents) -> None:
-    """Add the other model's outcome to convolutions and its time to layers, by node name."""
+    """Copy outcomes of convolutions and times of layers from the model of comparison.
+
+    Convolutions are matched by name.
+    """
     convs = {conv.name: conv for conv in before.convs}
     for conv in model.convs:
         earlier = convs.get(conv.name)

@@ -1,8 +1,8 @@
-"""Contents of the page as dataclasses; their fields are the JSON inside the page.
+"""Contents of the page as dataclasses, whose fields become the JSON inside the page.
 
-Indices (``node``, ``layer``, ``finding`` ...) are positions in the lists of the
-:class:`ModelContents` that they belong to; -1 means none. Milliseconds, bytes and
-multiply-accumulates (MACs) are None if unknown.
+Fields such as ``node``, ``layer`` and ``conv`` are positions in the lists of
+:class:`ModelContents`; -1 means none. Milliseconds, bytes and multiply-accumulates (MACs) are None
+if unknown.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class NodeScale:
 
     Attributes:
         where: ``input``, ``other input``, ``weights`` or ``output``.
-        tensor: Input of the quantizer.
+        tensor: Input tensor of the Q or DQ.
         quantizer: Name of the Q or DQ.
         precision: Data type of the quantized values.
         scale: Smallest scale; None if it is computed at run time or not available.
         highest: Largest scale; equal to `scale` for one scale per tensor.
         channels: Number of scales.
-        zero_point: The zero point if all are equal, otherwise ``several`` or ``unknown``.
-        stays: Whether the quantizer remains as a conversion at run time.
+        zero_point: The zero point of all channels; else ``several`` or ``unknown``.
+        stays: Whether the quantizer remains in the engine as a conversion.
     """
 
     where: str
@@ -43,9 +43,9 @@ class NodeScale:
 
 @dataclass(slots=True)
 class NodeEntry:
-    """A drawn ONNX node. Q, DQ and nodes that depend on constants alone are not drawn.
+    """A drawn ONNX node. Q, DQ and nodes with only constant inputs are not drawn.
 
-    ``attributes`` are pairs of text: kernel, stride and groups of a convolution, then others.
+    ``attributes`` are pairs of name and value as text, convolution attributes first.
     """
 
     name: str
@@ -65,7 +65,10 @@ class NodeEntry:
 
 @dataclass(slots=True)
 class ConvolutionEntry:
-    """The outcome of a convolution."""
+    """Predicted data types and layer of a convolution or matrix product.
+
+    ``before`` is the outcome in the model of comparison.
+    """
 
     node: int
     name: str
@@ -84,7 +87,7 @@ class ConvolutionEntry:
 
 @dataclass(slots=True)
 class LayerEntry:
-    """A layer of the predicted engine; ``at`` is the node that a click on it selects."""
+    """A layer of the predicted engine. A click on the layer selects the node ``at``."""
 
     name: str
     title: str
@@ -110,7 +113,7 @@ class LayerEntry:
 
 @dataclass(slots=True)
 class FindingEntry:
-    """A finding; ``node`` is the drawn node that a click selects, ``nodes`` all concerned."""
+    """A finding. A click selects the drawn node ``node``; ``nodes`` are all affected nodes."""
 
     id: int
     code: str
@@ -130,7 +133,7 @@ class FindingEntry:
 
 @dataclass(slots=True)
 class CaseEntry:
-    """A case of recorded builds or documents that a rule of the prediction rests on."""
+    """Evidence for a rule of the prediction: recorded builds or a document."""
 
     name: str
     evidence: str
@@ -141,7 +144,7 @@ class CaseEntry:
 
 @dataclass(slots=True)
 class TraceLine:
-    """A line of the simulated optimizer's log."""
+    """A line of the simulated optimizer's log, with the case that proves its rule."""
 
     text: str
     case: int
@@ -149,7 +152,7 @@ class TraceLine:
 
 @dataclass(frozen=True, slots=True)
 class EdgeMark:
-    """A Q or DQ on an edge; ``stays`` says whether it is a conversion at run time."""
+    """A Q or DQ on an edge; ``stays`` is true if it remains in the engine as a conversion."""
 
     name: str
     op: str
@@ -162,12 +165,12 @@ class Box(LayoutBox):
 
     Attributes:
         role: ``input``, ``output``, ``node`` (one ONNX node), ``fused`` (several nodes of one
-            layer), ``layer`` or ``module`` (all boxes of a part of the network).
-        title: First line.
-        note: Second line.
+            layer), ``layer`` (of the engine) or ``module`` (all nodes of a part of the network).
+        title: First line of text.
+        note: Second line of text.
         paint: Color class: ``int8``, ``float`` or ``other``.
-        layer: The layer of the engine.
-        rows: The ONNX nodes in the box.
+        layer: Position of the engine layer.
+        rows: Positions of the ONNX nodes in the box.
         heights: Heights of the rows in pixels.
     """
 
@@ -182,7 +185,7 @@ class Box(LayoutBox):
 
 @dataclass(slots=True)
 class Edge(LayoutEdge):
-    """An edge; ``shape`` is the shape of its tensor (NCHW) as text."""
+    """An edge of the drawing, which is a tensor; ``shape`` is the tensor's shape as text."""
 
     tensor: str
     precision: str
@@ -195,8 +198,8 @@ class Edge(LayoutEdge):
 class GraphDrawing:
     """A graph with the positions of its boxes and edges.
 
-    The overview of modules has no positions, because the page arranges it. ``why`` is the reason
-    why a drawing is missing, or empty.
+    The overview of modules has no positions, because the page arranges its boxes. ``why`` is the
+    reason why a drawing is missing, else empty.
     """
 
     boxes: list[Box] = field(default_factory=list)
@@ -208,7 +211,7 @@ class GraphDrawing:
 
 @dataclass(slots=True)
 class ConversionEntry:
-    """A Q or DQ that remains in the engine as a layer of its own."""
+    """A Q or DQ that remains in the engine as a separate layer (conversion)."""
 
     name: str
     node: int
@@ -225,8 +228,7 @@ class ConversionEntry:
 class ScaleGroupEntry:
     """Quantized tensors that share a scale.
 
-    If the float model is given, operators between the tensors force one scale. Otherwise the
-    tensors have equal scales.
+    ``tied`` says why: operators such as Concat require one scale, or the scales happen to be equal.
     """
 
     scale: float | None
@@ -239,10 +241,10 @@ class ScaleGroupEntry:
 
 @dataclass(slots=True)
 class WeightRanges:
-    """Ranges of a convolution's weights by output channel.
+    """Weight ranges of a convolution by output channel.
 
     Attributes:
-        node: The node.
+        node: Position of the node.
         name: Name of the node.
         shape: Shape of the weights.
         largest: Largest magnitude of each channel; empty if the values are not available.
@@ -258,7 +260,7 @@ class WeightRanges:
 
 @dataclass(slots=True)
 class MethodRange:
-    """Range that a calibration method chooses, and the share of values beyond it."""
+    """Range that a calibration method chooses, and the share of values beyond the range."""
 
     name: str
     amax: float
@@ -267,21 +269,21 @@ class MethodRange:
 
 @dataclass(slots=True)
 class ValueHistogram:
-    """Magnitudes of a tensor on the calibration data.
+    """Histogram of a tensor's magnitudes on the calibration data.
 
     Attributes:
-        tensor: The tensor.
-        quantizer: Its Q.
-        node: The node that a click selects.
+        tensor: Name of the tensor.
+        quantizer: Name of the Q that quantizes the tensor.
+        node: Position of the node that a click selects.
         absmax: Largest magnitude.
         minimum: Smallest value.
         maximum: Largest value.
         values: Number of values.
-        counts: Values in equal bins from 0 to `absmax`.
+        counts: Number of values in bins of equal width from 0 to `absmax`.
         chosen: Largest magnitude that the model's scale can represent; None if unknown.
-        clipped: Share of the values beyond `chosen`, 0 to 1.
-        nearest: Methods whose range is within a hundredth of `chosen`.
-        methods: Ranges of all methods.
+        clipped: Share of the values beyond `chosen`, 0 to 1; None if `chosen` is unknown.
+        nearest: Methods whose range differs from `chosen` by at most 1 %.
+        methods: Ranges of all calibration methods.
     """
 
     tensor: str
@@ -300,7 +302,7 @@ class ValueHistogram:
 
 @dataclass(slots=True)
 class TimePart:
-    """Time of one kind of layers; ``kind`` sets the color, ``layers`` is their number."""
+    """Time of one kind of layers; ``layers`` is their number, ``what`` describes the kind."""
 
     kind: str
     name: str
@@ -321,7 +323,7 @@ class ProfileEntry:
 
 @dataclass(slots=True)
 class GpuRoofline:
-    """A GPU's peak rates in MACs per second and its bandwidth in bytes per second."""
+    """Peak rates of a GPU in MACs per second, by data type, and bandwidth in bytes per second."""
 
     gpu: str
     clock: float
@@ -331,7 +333,10 @@ class GpuRoofline:
 
 @dataclass(slots=True)
 class TuningPoint:
-    """A configuration that ``tune`` measured."""
+    """A configuration that ``tune`` measured: the cost ``x`` and the accuracy ``metric``.
+
+    ``low`` and ``high`` are the confidence interval of the metric.
+    """
 
     name: str
     x: float
@@ -347,10 +352,10 @@ class TuningPoint:
 
 @dataclass(slots=True)
 class TuningPlot:
-    """Result of ``tune``.
+    """Result of ``tune`` as a plot of accuracy against cost.
 
-    ``axis`` is the label of the horizontal axis. ``keep`` and ``budget`` are the goals, drawn as
-    lines.
+    ``axis`` is the label of the horizontal axis. The goals ``keep`` (lowest metric) and ``budget``
+    (milliseconds) are drawn as lines.
     """
 
     metric: str
@@ -367,9 +372,9 @@ class TuningPlot:
 
 @dataclass(slots=True)
 class BuildAgreement:
-    """A prediction compared with a build.
+    """Comparison of the prediction with a build.
 
-    Each of ``rows`` has a subject, the number that agrees, the total and a remark.
+    Each of ``rows`` has four texts: subject, number that agrees, total number, and remark.
     """
 
     build: str
@@ -401,19 +406,19 @@ class EngineTime:
 
 @dataclass(slots=True)
 class ModelContents:
-    """The part of the page about one model."""
+    """All contents of the page about one model."""
 
     label: str
     path: str
     sha256: str
     opset: int
     node_count: int
-    target: str  # as the user named it
-    rules: str  # name of the target whose rules are used
-    proof: str
+    target: str  # TensorRT version as the user named it
+    rules: str  # TensorRT version whose rules are used
+    proof: str  # evidence for these rules
     headline: str
     tone: str  # color of the headline: good, unclear or bad
-    rejected: bool  # TensorRT does not build the model, so times are hidden
+    rejected: bool  # whether TensorRT rejects the model; times are hidden then
     verdict: str
     counts: dict[str, int | None]
     remarks: list[str]
@@ -434,7 +439,7 @@ class ModelContents:
 
 @dataclass(slots=True)
 class PageContents:
-    """The whole page: the model, another model before it, and sections on other inputs."""
+    """The whole page: the model, a model of comparison, and sections on further input files."""
 
     tool: str
     model: ModelContents

@@ -1,6 +1,7 @@
-"""Drawings of a model: ONNX graph with fused layers as boxes, modules, and engine.
+"""Drawings of a model: the ONNX graph with fused layers as boxes, its modules, and the engine.
 
-Q and DQ are marks on edges, not boxes. The page highlights those that are conversions at run time.
+Q and DQ are marks on edges, not boxes. The page highlights marks of conversions that remain in the
+engine.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from qdqtool.util.text import format_count
 
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
 HEADER, WEIGHTED_ROW, ROW, PADDING, ENGINE_HEIGHT, END_HEIGHT = 20.0, 42.0, 22.0, 6.0, 62.0, 34.0
-MAX_MODULES = 40  # boxes of the overview
-MIN_SPLIT = 12  # modules with at most this many boxes are never split
+MAX_MODULES = 40  # maximum number of boxes in the overview of modules
+MIN_SPLIT = 12  # modules with at most this number of boxes are never split
 NAME_WIDTH = 33  # maximum number of characters of a name in a box
-# Maximum number of connections between layers, before parallel ones are joined.
+# Maximum number of connections between layers, counted before parallel connections are joined.
 _MAX_EDGES = 4 * limits.DRAWN_POINTS
 _MAX_MARKS = 64  # maximum number of Q and DQ on one edge
-_TABLES = "The tables below hold every node."
+_TABLES = "The tables below list every node."
 
 
 def draw(collector: ModelCollector) -> None:
-    """Add the drawings to the collector's model."""
+    """Add the three drawings of a model to the page; a drawing may be too large."""
     model = collector.model
     boxes, edges = _OnnxDrawing(collector).build()
     model.onnx = _lay_out(boxes, edges)
     model.modules = _draw_modules(model.nodes, boxes, edges)
     if not model.layers:
         model.engine.why = (
-            f"{model.target} names no layers of its engine; "
-            "the ONNX graph shows the outcome of each node."
+            f"The engine layers of {model.target} are unknown. The ONNX graph shows the outcome of "
+            "each node."
         )
         return
     engine = _EngineDrawing(collector)
@@ -54,14 +55,16 @@ def draw(collector: ModelCollector) -> None:
     else:
         model.engine.why = (
             f"The layers of the engine have more than {_MAX_EDGES:,} edges, "
-            f"too many for a picture. {_TABLES}"
+            f"too many for a drawing. {_TABLES}"
         )
 
 
 def _lay_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing:
-    """Return a drawing with coordinates of boxes and edges.
+    """Set the coordinates of boxes and edges, and return the drawing.
 
-    `boxes` must be in topological order.
+    Args:
+        boxes: Boxes in topological order.
+        edges: Edges between them.
     """
     fixed = {"input": END_HEIGHT, "output": END_HEIGHT, "layer": ENGINE_HEIGHT}
     for box in boxes:
@@ -75,7 +78,7 @@ def _lay_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing
 
 
 def _end_box(role: str, tensor: str, precision: Precision) -> data.Box:
-    """Return the box of an input or output of the network."""
+    """Return the box of a network input or output."""
     title = shorten_name(tensor, NAME_WIDTH)
     return data.Box(role, title, str(precision), choose_paint(precision), -1, [])
 
@@ -85,12 +88,13 @@ def _end_box(role: str, tensor: str, precision: Precision) -> data.Box:
 
 @dataclass(frozen=True, slots=True)
 class _TensorOrigin:
-    """A tensor before its Q and DQ.
+    """The float tensor before the Q and DQ at a node's input.
 
     Attributes:
-        tensor: The tensor.
-        producer: Position of the node that produces it, None if it is an input.
-        marks: The Q and DQ after it, in the order of the data.
+        tensor: Name of the tensor.
+        producer: Position of the drawn node that produces the tensor; None without such a node,
+            for example for a network input.
+        marks: Q and DQ between the tensor and the node, in the order of the data.
     """
 
     tensor: str
@@ -99,12 +103,12 @@ class _TensorOrigin:
 
 
 class _OnnxDrawing:
-    """Drawing whose boxes are fused layers and single nodes; edges are tensors.
+    """Creates the drawing of the ONNX graph, with a box for each fused layer or single node.
 
     Attributes:
-        nodes: The drawn nodes by position.
-        first_nodes: Position of each node, mapped to that of the first node in its box.
-        origins: Origins of the inputs of each node.
+        nodes: Position and ONNX node of each drawn node.
+        first_nodes: Position of the first node in the same box, by position of the node.
+        origins: Origins of the node's inputs, by position of the node.
     """
 
     def __init__(self, collector: ModelCollector) -> None:
@@ -123,7 +127,7 @@ class _OnnxDrawing:
     def build(self) -> tuple[list[data.Box], list[data.Edge]]:
         order = self._sort_boxes()
         cyclic = set(self.first_nodes.values()) - set(order)
-        if cyclic:  # if merging nodes to boxes creates a cycle, draw single nodes
+        if cyclic:  # fused layers that depend on each other are drawn as single nodes
             for position, first in self.first_nodes.items():
                 if first in cyclic:
                     self.first_nodes[position] = position
@@ -132,7 +136,7 @@ class _OnnxDrawing:
         for position, _ in self.nodes:
             members[self.first_nodes[position]].append(position)
         boxes: list[data.Box] = []
-        # Number of each box: inputs by name, other boxes by first node.
+        # Number of each box, by name of the network input or by position of the first node.
         numbers: dict[str | int, int] = {}
         for name in filter(self._has_consumer, self.index.inputs):
             numbers[name] = len(boxes)
@@ -152,9 +156,9 @@ class _OnnxDrawing:
         )
 
     def _sort_boxes(self) -> list[int]:
-        """Return the first nodes of boxes in topological order.
+        """Return the position of each box's first node, in topological order of the boxes.
 
-        Boxes on a cycle, and boxes that depend on a cycle, are missing.
+        Boxes on a cycle, and boxes that depend on a cycle, are left out.
         """
         links = []
         for position, origins in self.origins.items():
@@ -203,7 +207,7 @@ class _OnnxDrawing:
         return qdq.precision_of(self.index.elem_type(tensor))
 
     def _edge(self, source: int, target: int, tensor: str, marks: list[data.EdgeMark]) -> data.Edge:
-        """Return an edge whose precision is not known yet."""
+        """Return an edge without precision, which :meth:`_set_precisions` sets later."""
         shape = self.collector.format_shape(tensor)
         return data.Edge(source, target, display_name(tensor), "", "", marks, shape)
 
@@ -223,7 +227,7 @@ class _OnnxDrawing:
         return list(edges.values())
 
     def _find_box(self, origin: _TensorOrigin, numbers: dict[str | int, int]) -> int | None:
-        """Return the number of the box that a tensor comes from; None if it has no box."""
+        """Return the number of the box that produces a tensor; None without a box."""
         if origin.producer is None:
             return numbers.get(origin.tensor)
         return numbers.get(self.first_nodes[origin.producer])
@@ -240,7 +244,7 @@ class _OnnxDrawing:
         return edges
 
     def _set_precisions(self, boxes: list[data.Box], edges: list[data.Edge]) -> None:
-        """Set the data type of each edge in the engine."""
+        """Set the data type that each edge has in the engine, and the colors."""
         incoming: dict[int, list[data.Edge]] = defaultdict(list)
         for edge in edges:
             incoming[edge.target].append(edge)
@@ -255,7 +259,7 @@ class _OnnxDrawing:
             written[number] = precision
 
     def _output_precision(self, box: data.Box) -> str | None:
-        """Return the data type that a box writes, None if only its inputs determine it."""
+        """Return the data type of a box's output; None if it depends on the inputs only."""
         if box.role == "input":
             return box.note
         if box.layer >= 0 and self.model.layers[box.layer].outputs:
@@ -277,9 +281,9 @@ class _OnnxDrawing:
 def _draw_modules(
     nodes: Sequence[data.NodeEntry], boxes: Sequence[data.Box], edges: Sequence[data.Edge]
 ) -> data.GraphDrawing:
-    """Combine the boxes of the ONNX graph by module.
+    """Return the overview, which has one box for each module of the network.
 
-    The page arranges the modules for its own width.
+    The boxes have no coordinates, because the page arranges them for its width.
     """
     modules = _find_modules(nodes, boxes, edges)
     repeated = Counter(title for title, _ in modules)
@@ -302,13 +306,13 @@ def _draw_modules(
 def _find_modules(
     nodes: Sequence[data.NodeEntry], boxes: Sequence[data.Box], edges: Sequence[data.Edge]
 ) -> list[tuple[str, list[int]]]:
-    """Return titles and boxes of modules, in topological order.
+    """Return the title and the boxes of each module, in topological order.
 
-    The names of nodes determine the modules (``/model.4/m.0/cv1/conv/Conv``). A module is a run of
-    consecutive boxes with the same path, so that no module depends on itself. Names without a path
-    give runs of equal length. Inputs and outputs of the network are modules of their own.
+    The path in the nodes' names determines the modules (``/model.4/m.0/cv1/conv/Conv``). A module
+    is a run of consecutive boxes with the same path, so no module depends on itself. Nodes without
+    a path are split into runs of equal length. Each network input and output is a separate module.
     """
-    # Keep the order of the file where possible, because exporters write module after module.
+    # The order of the file is kept where possible, because exporters write module after module.
     places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
     order = _sort_topologically(places, [(e.source, e.target) for e in edges])
     paths = {
@@ -339,7 +343,7 @@ def _module_box(
 
 
 def _join_edges(edges: Sequence[data.Edge], numbers: dict[int, int]) -> list[data.Edge]:
-    """Join the edges between each pair of modules; keep only marks of conversions."""
+    """Join all edges between two modules to one, and keep only marks of conversions."""
     joined: dict[tuple[int, int], data.Edge] = {}
     for edge in edges:
         source, target = numbers[edge.source], numbers[edge.target]
@@ -361,9 +365,13 @@ def _join_edges(edges: Sequence[data.Edge], numbers: dict[int, int]) -> list[dat
 
 
 def _sort_topologically(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the keys of ``places`` with producers first, otherwise sorted by place.
+    """Return keys in topological order, and in the order of their places where possible.
 
-    Keys on a cycle, and keys that depend on a cycle, are missing from the result.
+    Keys on a cycle, and keys that depend on a cycle, are left out.
+
+    Args:
+        places: Preferred place of each key.
+        links: Pairs of a key and a key that depends on it.
     """
     sorter = graphlib.TopologicalSorter(dict.fromkeys(places, ()))
     for source, target in links:
@@ -382,9 +390,11 @@ def _sort_topologically(places: dict[int, int], links: Sequence[tuple[int, int]]
 
 
 def _split_modules(paths: dict[int, list[str]], limit: int) -> list[tuple[str, list[int]]]:
-    """Split boxes, which are in order, into runs with a common path.
+    """Split a sequence of boxes into runs with a common path.
 
-    Each path is shortened as far as at most ``limit`` boxes share it.
+    Args:
+        paths: Path of each box, in topological order.
+        limit: Paths are shortened as long as at most this number of boxes share a path.
     """
     depth = _choose_depths(paths, limit)
     runs: list[tuple[str, list[int]]] = []
@@ -393,7 +403,7 @@ def _split_modules(paths: dict[int, list[str]], limit: int) -> list[tuple[str, l
         if not runs or runs[-1][0] != title or (not title and len(runs[-1][1]) >= limit):
             runs.append((title, []))
         runs[-1][1].append(box)
-    while len(runs) > MAX_MODULES:  # join the two neighboring runs with the fewest boxes
+    while len(runs) > MAX_MODULES:  # the two neighboring runs with the fewest boxes are joined
         sizes = [len(members) for _, members in runs]
         i = min(range(len(runs) - 1), key=lambda i: sizes[i] + sizes[i + 1])
         (first, first_members), (second, second_members) = runs[i : i + 2]
@@ -402,7 +412,7 @@ def _split_modules(paths: dict[int, list[str]], limit: int) -> list[tuple[str, l
 
 
 def _choose_depths(paths: dict[int, list[str]], limit: int) -> dict[int, int]:
-    """Return how many leading parts of each box's path name its module.
+    """Return the number of leading path parts that name the module of each box.
 
     Modules have at most `limit` boxes where possible.
     """
@@ -435,7 +445,7 @@ def _join_titles(first: str, second: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _TensorSource:
-    """Box that produces a tensor, with the conversions to draw on the edges from it."""
+    """Box that produces a tensor, and the conversions between the box and the tensor."""
 
     box: int
     precision: str
@@ -444,10 +454,10 @@ class _TensorSource:
 
 @dataclass
 class _EngineDrawing:
-    """Drawing whose boxes are layers of the engine; conversions are marks on edges.
+    """Creates the drawing of the engine: a box for each layer, conversions as marks on edges.
 
-    With an eliminated Concat, each producer is connected with each consumer, so that the number of
-    edges can be quadratic.
+    TensorRT eliminates Concats, so each producer of a Concat input is connected to each consumer,
+    and the number of edges can be quadratic.
     """
 
     collector: ModelCollector
@@ -505,7 +515,7 @@ class _EngineDrawing:
             self.sources.setdefault(t.tensor, []).append(_TensorSource(box, str(t.precision)))
 
     def _find_sources(self, tensor: str, precision: str) -> list[_TensorSource]:
-        """Return the sources of a tensor; a tensor that no layer writes is an input."""
+        """Return the sources of a tensor; add an input box if no layer produces the tensor."""
         if tensor in self.sources:
             return self.sources[tensor]
         if tensor not in self.inputs:

@@ -1,4 +1,7 @@
-"""Collect nodes, layers, convolutions, findings and log lines, linked by indices."""
+"""Analyze a model, and collect its nodes, layers, convolutions, findings and log lines.
+
+The collected entries refer to each other by positions in lists (see :mod:`qdqtool.reporting.data`).
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,8 @@ from qdqtool.verification.result import Verification
 from qdqtool.verification.times import float_precision, is_cuda_graph
 
 MAX_NODE_LINES = 60  # maximum number of optimizer log lines per node
-MAX_SERVED_NODES = 400  # maximum number of nodes listed for one Q or DQ; networks have a dozen
-MAX_QUANTIZERS_PASSED = 64  # maximum number of Q and DQ between a quantizer and these nodes
+MAX_CONSUMERS = 400  # maximum number of consumers listed for one Q or DQ; networks have a dozen
+MAX_QUANTIZERS_PASSED = 64  # maximum number of Q and DQ between a quantizer and these consumers
 MAX_ATTRIBUTES = 12  # maximum number of attributes per node
 _ATTRIBUTE_LABELS = {
     "kernel_shape": "Kernel",
@@ -77,13 +80,13 @@ def choose_paint(precision: Precision | str) -> str:
 
 
 class ModelCollector:
-    """Collector of the contents of the page about one model.
+    """Collects the contents of the page about one model.
 
     Attributes:
-        model: The contents.
-        positions: Position in ``model.nodes`` of each drawn node, by its index in the ONNX graph.
-        conversion_names: Names of the Q and DQ that are conversions at run time. A copy that
-            TensorRT moved (``..._clone_1``) has the name of the quantizer in the model.
+        model: Contents collected so far.
+        positions: Position in ``model.nodes`` of each drawn node, by the node's index in the graph.
+        conversion_names: Names of the Q and DQ in the model that are conversions at run time,
+            including those of which TensorRT moved a copy (``..._clone_1``).
     """
 
     def __init__(self, subject: ReportSubject, label: str) -> None:
@@ -116,7 +119,7 @@ class ModelCollector:
         )
 
     def collect(self) -> data.ModelContents:
-        """Fill and return the contents, except drawings, weights and time."""
+        """Collect and return the contents, without drawings, weights and time."""
         self._add_nodes()
         self._add_layers()
         self._add_convolutions()
@@ -128,7 +131,7 @@ class ModelCollector:
     # Nodes ----------------------------------------------------------------------------------------
 
     def drawable_nodes(self) -> list[OnnxNode]:
-        """Return the nodes that are drawn, in topological order."""
+        """Return the nodes that are drawn, in topological order: no Q, DQ or constants."""
         constants = self.subject.view.constants
         return [
             n
@@ -154,7 +157,7 @@ class ModelCollector:
             )
 
     def format_shape(self, tensor: str) -> str:
-        """Return the shape of a tensor such as ``1x64x80x80``; empty if unknown."""
+        """Return the shape of a tensor as text, such as ``1x64x80x80``; empty if unknown."""
         shape = self.subject.view.shape(tensor) if tensor else None
         return "x".join("?" if d is None or d < 0 else str(d) for d in shape) if shape else ""
 
@@ -168,7 +171,7 @@ class ModelCollector:
             spatial = weights[2:]
             if "Conv" in node.op and spatial:
                 values |= {"kernel_shape": spatial, "strides": [1] * len(spatial), "group": 1}
-        with contextlib.suppress(ValueError):  # an attribute has an unknown type
+        with contextlib.suppress(ValueError):  # raised for an attribute of unknown type
             values |= node.attributes
         texts = {
             _ATTRIBUTE_LABELS.get(name, name): _format_attribute(
@@ -194,9 +197,10 @@ class ModelCollector:
         return scales
 
     def _find_input_quantizer(self, node: OnnxNode, position: int) -> OnnxNode | None:
-        """Return the Q of a Q/DQ pair at an input, or the DQ if the Q is missing.
+        """Return the Q of the Q/DQ pair at a node's input, or the DQ if the pair has no Q.
 
-        None for an input without Q/DQ.
+        Returns:
+            None for an input without Q/DQ, and for constants that are not weights.
         """
         view, index = self.subject.view, self.subject.model
         tensor = node.inputs[position]
@@ -228,7 +232,7 @@ class ModelCollector:
         )
 
     def _original_name(self, name: str) -> str:
-        """Return the ONNX node's name for the name of a node or of TensorRT's copy of it."""
+        """Return the name of an ONNX node, given its name or that of TensorRT's copy."""
         return name if name in self._by_name else base_name(name)
 
     def _is_conversion(self, quantizer: OnnxNode) -> bool:
@@ -239,7 +243,10 @@ class ModelCollector:
         )
 
     def find_nodes(self, names: Iterable[str]) -> list[int]:
-        """Return positions of drawn nodes by name; a Q or DQ stands for its consumers."""
+        """Return the positions of drawn nodes with some names.
+
+        The name of a Q or DQ, which is not drawn, gives the positions of its consumers.
+        """
         positions: dict[int, None] = {}
         for name in names:
             node = self._by_name.get(self._original_name(name))
@@ -248,22 +255,25 @@ class ModelCollector:
             if node.index in self.positions:
                 positions[self.positions[node.index]] = None
             elif is_qdq(node):
-                positions.update(dict.fromkeys(self._find_served_nodes(node)))
+                positions.update(dict.fromkeys(self._find_drawn_consumers(node)))
         return list(positions)
 
     def find_first_node(self, names: Iterable[str]) -> int:
-        """Return the first position that :meth:`find_nodes` returns; -1 for none."""
+        """Return the first position that :meth:`find_nodes` finds; -1 if it finds none."""
         return next(iter(self.find_nodes(names)), -1)
 
-    def _find_served_nodes(self, quantizer: OnnxNode) -> list[int]:
-        """Return positions of a Q's or DQ's drawn consumers, or of its producer without any."""
+    def _find_drawn_consumers(self, quantizer: OnnxNode) -> list[int]:
+        """Return the positions of the drawn consumers of a Q or DQ, past further Q and DQ.
+
+        Without drawn consumers, return the position of the producer.
+        """
         index = self.subject.model
-        served: list[int] = []
+        consumers: list[int] = []
         waiting, seen = [quantizer], {quantizer.index}
-        while waiting and len(served) < MAX_SERVED_NODES:
-            for consumer in index.consumers(waiting.pop().output)[:MAX_SERVED_NODES]:
+        while waiting and len(consumers) < MAX_CONSUMERS:
+            for consumer in index.consumers(waiting.pop().output)[:MAX_CONSUMERS]:
                 if consumer.index in self.positions:
-                    served.append(self.positions[consumer.index])
+                    consumers.append(self.positions[consumer.index])
                 elif (
                     is_qdq(consumer)
                     and consumer.index not in seen
@@ -271,8 +281,8 @@ class ModelCollector:
                 ):
                     seen.add(consumer.index)
                     waiting.append(consumer)
-        if served:
-            return served
+        if consumers:
+            return consumers
         producer = index.producer(quantizer.input(0))
         if producer is None or producer.index not in self.positions:
             return []
@@ -320,7 +330,7 @@ class ModelCollector:
             self.model.nodes[position].layer = layer
 
     def _main_node(self, nodes: list[int]) -> int:
-        """Return the node that identifies a layer: its convolution, else its last node."""
+        """Return the node after which a layer is named: its first convolution, else its last."""
         return next((n for n in nodes if self.model.nodes[n].op in WEIGHTED), nodes[-1])
 
     def _layer_title(self, layer: EngineLayer, nodes: list[int]) -> str:
@@ -366,12 +376,12 @@ class ModelCollector:
                     cases=[self._add_case(name) for name in conv.cases],
                 )
             )
-            if conv.layer:  # the layer lists the node under another name
+            if conv.layer:  # the names of fused nodes in the layer may differ from the model's
                 for position in self.find_nodes(conv.fused):
                     self._set_layer(position, number)
 
     def _add_case(self, name: str) -> int:
-        """Return the position of a case; add the case on first use."""
+        """Return the position of the case that proves a rule; add the case on first use."""
         if name not in self._case_positions:
             self._case_positions[name] = len(self.model.cases)
             case = cases().get(name)
@@ -391,10 +401,9 @@ class ModelCollector:
         on_request = {f.id for f in split_fixable(prediction.findings)[1]}
         by_convolution = {c.name: self.positions.get(c.index, -1) for c in prediction.convolutions}
         for finding in prediction.findings:
-            concerned = [by_convolution.get(name, -1) for name in finding.convolutions]
-            nodes = list(
-                dict.fromkeys([*self.find_nodes([finding.node]), *(p for p in concerned if p >= 0)])
-            )
+            convolutions = [by_convolution.get(name, -1) for name in finding.convolutions]
+            drawn = [position for position in convolutions if position >= 0]
+            nodes = list(dict.fromkeys([*self.find_nodes([finding.node]), *drawn]))
             for position in nodes:
                 node = self.model.nodes[position]
                 node.findings.append(finding.id)
@@ -449,15 +458,15 @@ class ModelCollector:
             self.model.conversions.append(entry)
 
     def _find_conversion_layers(self) -> dict[str, int]:
-        """Return the positions of conversion layers, by layer name and by node name."""
+        """Return the position of each conversion layer, by layer name and by node name."""
         layers = enumerate(self.subject.prediction.layers)
         conversions = [(i, layer) for i, layer in layers if layer.type == "Conversion"]
         by_node = {name: i for i, layer in conversions for name in layer.nodes}
-        # Copies are found by layer name.
+        # Quantizers that TensorRT copied exist only as layer names.
         return by_node | {layer.name: i for i, layer in conversions}
 
     def _add_lines(self) -> None:
-        """Add simulated log lines to nodes if a line names the node or its quantizer."""
+        """Add each simulated log line to the nodes that the line, or a quantizer in it, names."""
         by_trt_name = {trt_name(n): n.name for n in self.subject.model.nodes}
         consumers = self._find_weight_consumers()
         parser = LogNameParser([*by_trt_name, *consumers])
@@ -518,9 +527,9 @@ def _format_attribute(value: Any, separator: str) -> str:
 
 
 def time_kind(layer: EngineLayer) -> str:
-    """Return the kind of layer under which the page sums up a layer's time.
+    """Return the kind of a layer for sums of times: ``conversion``, ``copy``, ``int8``, ``float``.
 
-    The kind is ``conversion``, ``copy``, ``int8`` or ``float``.
+    Layers in FP8 and INT4 have the kind ``int8``.
     """
     if layer.type == "Conversion":
         return "conversion"
@@ -530,7 +539,7 @@ def time_kind(layer: EngineLayer) -> str:
 
 
 def compute_precision(layer: EngineLayer) -> Precision:
-    """Return the data type of a layer's first input, or of its output without inputs."""
+    """Return the data type of a layer's first input; without inputs, of the first output."""
     ends = layer.inputs or layer.outputs
     return ends[0].precision if ends else Precision.UNKNOWN
 
@@ -540,16 +549,17 @@ def compute_precision(layer: EngineLayer) -> Precision:
 
 @dataclass(slots=True)
 class ReportSubject:
-    """A model and the results about it.
+    """A model and all results about it.
 
     Attributes:
-        model: The index of the ONNX model.
-        prediction: The prediction; with a GPU its findings and layers have times.
-        target: The target, restricted to the GPU's compute capability if a GPU is known.
-        time: The estimate, None without a GPU.
-        verification: The prediction compared with the build, None without a build.
-        build: The build.
-        work: Work of each predicted layer; empty if the target names no layers.
+        model: Indexed ONNX model.
+        prediction: Prediction of the engine. With a GPU, findings and layers have times.
+        target: TensorRT version, restricted to the GPU's compute capability if a GPU is given.
+        time: Estimate of the engine's time; None without a GPU.
+        verification: Comparison of the prediction with the build; None without a build.
+        build: Files of the build; None without a build.
+        work: Operations and memory traffic of each predicted layer; empty if the target names no
+            layers.
         view: View of the model for matching patterns.
     """
 
@@ -576,15 +586,15 @@ def analyze_model(
     """Predict a model; with a build, verify the prediction; with a GPU, estimate the time.
 
     Args:
-        source: The model.
-        inputs: The user's options.
-        gpu: GPU to estimate the time on.
-        build: Build to compare with; its target replaces `target`.
-        target: Target for the GPU. None: the one of `inputs`.
+        source: Path or contents of the model.
+        inputs: Options of the user.
+        gpu: GPU to estimate the time for; None for no estimate.
+        build: Build to compare with. The version of the build replaces `target`.
+        target: TensorRT version, restricted to the GPU. None: the version in `inputs`.
 
     Raises:
         ModelError: The model cannot be read.
-        BuildLogError: The build is of another model.
+        BuildLogError: The build belongs to another model.
     """
     model = load(source)
     verification = None
@@ -622,7 +632,7 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
 
 
 def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
-    """Return the work of the layers; with float layers in FP16 if no time was estimated."""
+    """Return the work of each layer; assume FP16 for float layers if no time was estimated."""
     workload = subject.time.workload if subject.time is not None else None
     if workload is None:
         model, _ = model_variants.resolve_inputs(subject.model, 1)
@@ -631,7 +641,7 @@ def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
 
 
 def choose_gpu(build: Build | None, options: GpuOptions) -> Gpu | None:
-    """Return the GPU of the options, or else of the build; None if neither names a GPU.
+    """Return the GPU of the options, else the GPU of the build; None if neither names a GPU.
 
     Raises:
         QdqtoolError: The GPU is unknown.

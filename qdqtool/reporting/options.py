@@ -17,10 +17,10 @@ class ReportInputs:
     """Additional input files of a report, and options of the prediction.
 
     Attributes:
-        before: Another model to show first, such as the float model.
+        before: Another model to compare with, such as the float model.
         calib_cache: Calibration cache, for histograms.
         tuning: JSON of ``qdqtool tune``.
-        target: TensorRT to predict for. None: the build's own.
+        target: TensorRT version to predict for. None: the version of the build, else ``trt10``.
         gpu: GPU to estimate times for.
         assume: Outcome of fusions that TensorRT decides by timing.
     """

@@ -1,15 +1,15 @@
-"""Render the page as one HTML file with styles and scripts, which loads nothing else.
+"""Render the page as one HTML file that contains its styles and scripts and loads no other file.
 
 Libraries: jinja2 (0.13 MB with MarkupSafe, the template engine of Flask and Ansible, maintained
 since 2008) escapes by default. fast-sugiyama (0.3 MB, compiled, MIT) lays out the graphs, as in
-``qdqtool engine --svg``. Small scripts of this package draw plots and graphs: plotly adds 4.8 MB of
-JavaScript to every page, bokeh 1 MB that needs ``unsafe-eval`` or inline styles. Images of
-matplotlib have no dark scheme and cannot be clicked. Cytoscape or d3 would have to be copied into
-this repository.
+``qdqtool engine --svg``. Small scripts of this package draw plots and graphs, because the
+alternatives are worse: plotly adds 4.8 MB of JavaScript to every page, bokeh 1 MB that needs
+``unsafe-eval`` or inline styles. Images of matplotlib have no dark scheme and cannot be clicked.
+Cytoscape or d3 would have to be copied into this repository.
 
-Safety: names come from untrusted files. The template escapes everything. The data is encoded so
-that it cannot end its element. Scripts write text and never markup. A content security policy
-allows only the page's own script and style, by their hashes.
+Safety: names come from untrusted files. The template escapes every text. The data is encoded in
+base64, which cannot contain an end tag. Scripts write text and never markup. A content security
+policy allows only the page's own script and style, by their hashes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SCRIPTS = (
 
 
 def describe_missing_packages() -> str:
-    """Return a sentence about missing packages of the report; empty if none is missing."""
+    """Return a message about missing packages of the report; empty if all are installed."""
     missing = []
     if importlib.util.find_spec("jinja2") is None:
         missing.append("jinja2")
@@ -70,7 +70,7 @@ def require_packages() -> None:
 
 
 def render_page(contents: data.PageContents) -> str:
-    """Return the page as HTML.
+    """Render the contents of a page as HTML.
 
     Raises:
         QdqtoolError: jinja2 or fast-sugiyama is not installed.
@@ -106,9 +106,9 @@ def _load_template() -> Any:
 
 
 def _mark_safe(text: str) -> Any:
-    """Mark a text as safe, so that the template does not escape it.
+    """Mark a text as safe, so that the template does not escape the text.
 
-    Only for text of this package, or text that cannot end its HTML element.
+    Use this function only for texts of this package, or texts that cannot end their HTML element.
     """
     from markupsafe import Markup
 
@@ -116,18 +116,18 @@ def _mark_safe(text: str) -> Any:
 
 
 def encode_contents(contents: data.PageContents) -> str:
-    """Encode the contents for a data ``<script>`` element, as deflated JSON in base64.
+    """Encode the contents as deflated JSON in base64, for a data ``<script>`` element.
 
-    Base64 cannot contain an end tag.
+    Base64 cannot contain the end tag of the element.
     """
     text = json_text(_to_plain(contents), compact=True)
     return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert dataclasses to dictionaries, four times as fast as ``dataclasses.asdict``.
+    """Convert dataclasses to dictionaries, also inside of containers.
 
-    Other values are not copied.
+    This is four times as fast as ``dataclasses.asdict``, because leaf values are not copied.
     """
     kind: type[Any] = value.__class__
     if kind in _LEAVES:
@@ -155,12 +155,12 @@ def _hash_source(text: str) -> str:
 
 # Names and numbers --------------------------------------------------------------------------------
 
-MAX_NAME = 400  # maximum number of characters; longer names lose their middle
+MAX_NAME = 400  # maximum number of characters; the middle of longer names is cut
 MAX_MESSAGE = 4_000
 
 
 def display_name(name: str, limit: int = MAX_NAME) -> str:
-    """Return a name on one line; in a long name, its length replaces the middle."""
+    """Return a name on one line; replace the middle of a long name by the number of characters."""
     if len(name) > limit:
         half = limit // 2 - 20
         name = f"{name[:half]} …{len(name) - 2 * half} characters… {name[-half:]}"
@@ -168,32 +168,39 @@ def display_name(name: str, limit: int = MAX_NAME) -> str:
 
 
 def display_message(text: str) -> str:
-    """Return a message or a fix as one line."""
+    """Return the text of a finding on one line; replace the middle if the text is very long."""
     return display_name(text, MAX_MESSAGE)
 
 
 def shorten_name(name: str, width: int) -> str:
-    """Return the last ``width`` characters of a name at most, because ends differ most."""
+    """Return at most ``width`` characters from the end of a name, where names differ most."""
     name = display_name(name)
     return name if len(name) <= width else f"…{name[-(width - 1) :]}"
 
 
 def strip_operator(name: str, op: str) -> str:
-    """Return a node's name without leading slash and final operator: ``model.2/cv1/conv``."""
+    """Return a node's name without the leading slash and the operator at the end.
+
+    For example, ``model.2/cv1/conv`` for ``/model.2/cv1/conv/Conv``.
+    """
     head, slash, last = name.rpartition("/")
     return (head if slash and last.startswith(op) and head else name).removeprefix("/")
 
 
 class LogNameParser:
-    """Parser of names in TensorRT's log lines."""
+    """Splits names in TensorRT's log lines into ONNX names.
+
+    Args:
+        names: ONNX names of the model. A name that contains a separator itself is not split.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
-        # Only known names with a separator need protection from splitting.
+        # TensorRT joins names with these separators.
         separators = (" + ", " || ", ", ", "PWN(")
         self._joined = NameSet(n for n in names if any(s in n for s in separators))
 
     def parse(self, name: str) -> list[str]:
-        """Return the ONNX names in the name of a layer or a tensor."""
+        """Return the ONNX names that the name of a layer or tensor consists of."""
         return parse_layer_name(name, self._joined).bases if name else []
 
 
@@ -230,7 +237,7 @@ def format_number(value: float) -> str:
 
 
 def round_digits(value: Any, digits: int) -> float:
-    """Round to a number of significant digits."""
+    """Round a number to some significant digits."""
     return float(f"{float(value):.{digits}g}")
 
 

@@ -1,4 +1,4 @@
-"""Further sections: build, tuning, calibration statistics, weights, time, scale groups."""
+"""Collect the page's sections on build, tuning, calibration, weights, time and scale groups."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from qdqtool.util import limits
 from qdqtool.util.files import read_input, record_input
 from qdqtool.util.json_text import parse_json
 from qdqtool.util.progress import track
+from qdqtool.util.text import format_count
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.times import is_timed, measured_time
 
@@ -49,7 +50,7 @@ def _format_mismatch(mismatch: Mismatch) -> list[str]:
 
 
 def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
-    """Return the agreement of prediction and build; None without a build."""
+    """Return the comparison of the prediction with the build; None without a build."""
     result = collector.subject.verification
     if result is None:
         return None
@@ -79,12 +80,13 @@ def _add_times(agreement: data.BuildAgreement, result: Verification, build: Buil
         agreement.measured_ms = result.times["built_ms"]
         agreement.measured_from = result.times["built_from"]
         agreement.predicted_ms = result.times["predicted_ms"]
-    elif build is not None and is_timed(build):  # the GPU is unknown
+    elif build is not None and is_timed(build):
+        # Without a known GPU, there is no estimate to compare with, only the measured time.
         agreement.measured_ms, agreement.measured_from = measured_time(build)
 
 
 def _describe_build(build: BuildFacts) -> str:
-    version = "a TensorRT that does not state its version"
+    version = "an unknown version of TensorRT"
     if build.tensorrt:
         version = f"TensorRT {build.tensorrt}"
     device = display_name(f" on {build.device}", 120) if build.device else ""
@@ -113,7 +115,7 @@ def _agreement_rows(result: Verification) -> list[list[str]]:
 
 # The Pareto front of ``qdqtool tune``; the contents of the file are untrusted ---------------------
 
-_EXPECTED_FILE = "give what 'qdqtool tune --format json' wrote"
+_EXPECTED_FILE = "give the output of 'qdqtool tune --format json'"
 MAX_POINTS, MAX_SITES, MAX_NOTES = 2_000, 5_000, 50
 
 
@@ -121,13 +123,13 @@ def read_tuning(path: str | os.PathLike[str], model: Model) -> data.TuningPlot:
     """Read the result of ``qdqtool tune`` (``--format json`` or ``--result``) for a model.
 
     Raises:
-        DataError: The file is missing, has another format, or is about another network (``model``
-            has fewer than half of the nodes that it names), or a field for the plot is damaged.
+        DataError: The file is missing, has another format or a damaged field, or belongs to another
+            network: ``model`` has fewer than half of the nodes that the result names.
     """
     name = os.fspath(path)
     result = _read_tuning_file(path)
     try:
-        _require_tuning_of(model, result, name)
+        _check_tuned_model(model, result, name)
         return _parse_tuning(result)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
@@ -161,15 +163,15 @@ def _read_tuning_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     return result
 
 
-def _require_tuning_of(model: Model, result: dict[str, Any], path: str) -> None:
-    """Check that the model has at least half of the nodes that a result names."""
+def _check_tuned_model(model: Model, result: dict[str, Any], path: str) -> None:
+    """Raise an error if the model lacks more than half of the nodes that a result names."""
     sites = _as_objects(result.get("sites"))
     names = {str(node) for site in sites for node in _as_list(site.get("nodes"))}
     common = sum(node.name in names for node in model.nodes)
     if 2 * common < len(names):
         raise DataError(
-            f"is the tuning of another network: only {common} of its {len(names)} nodes are in "
-            f"{model.path or 'the model'}. Give the tuning of this model",
+            f"belongs to another network: only {common} of its {len(names)} nodes are in "
+            f"{model.path or 'the model'}. Give the result of qdqtool tune for this model",
             path,
             code="different-models",
             parameter="tuning",
@@ -185,16 +187,16 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     complete_front = [
         {"index": i, **point} for i, point in enumerate(_as_objects(result["front"])[:MAX_POINTS])
     ]
-    # After a time limit, some placements are not measured on held-out images.
+    # If tune reached its time limit, some configurations were not measured on held-out images.
     front = [point for point in complete_front if point["metric"] is not None]
     if not front:
-        raise ValueError("its front is empty; run qdqtool tune again")
+        raise ValueError("its Pareto front is empty")
     others = _as_objects(result.get("others"))[:MAX_POINTS]
-    judged = [p for p in others if p.get("metric") is not None]
-    unjudged = len(complete_front) - len(front) + len(others) - len(judged)
+    measured = [p for p in others if p.get("metric") is not None]
+    unmeasured = len(complete_front) - len(front) + len(others) - len(measured)
     is_timed_front, has_costs = _have_numbers(front, "ms"), _have_numbers(front, "cost")
     points = [_parse_point(p, True, is_timed_front, has_costs) for p in front]
-    points += [_parse_point(p, False, is_timed_front, has_costs) for p in judged]
+    points += [_parse_point(p, False, is_timed_front, has_costs) for p in measured]
     _mark_chosen(_as_object(result.get("chosen")), front, points)
     float_metric = _as_optional_number(metric.get("float"))
     keep = _as_optional_number(goal.get("keep"))
@@ -208,18 +210,16 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
         budget=_as_optional_number(goal.get("budget_ms")),
         reached=goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
         sites=[_format_site(site) for site in _as_objects(result.get("sites"))[:MAX_SITES]],
-        notes=_list_tuning_notes(result, unjudged),
+        notes=_list_tuning_notes(result, unmeasured),
     )
 
 
-def _list_tuning_notes(result: dict[str, Any], unjudged: int) -> list[str]:
+def _list_tuning_notes(result: dict[str, Any], unmeasured: int) -> list[str]:
     notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
     texts = [display_message(str(note)) for note in notes]
-    if unjudged:
-        return [
-            f"{unjudged} more were tried, but not measured on held-out images. They are not drawn.",
-            *texts,
-        ]
+    if unmeasured:
+        count = format_count(unmeasured, "configuration")
+        return [f"{count} not drawn, because not measured on held-out images.", *texts]
     return texts
 
 
@@ -259,7 +259,11 @@ def _parse_point(
 def _mark_chosen(
     choice: dict[str, Any], front: list[dict[str, Any]], points: list[data.TuningPoint]
 ) -> None:
-    """Mark the chosen configuration, found by its index on the front or by its numbers."""
+    """Mark the point of the chosen configuration.
+
+    The point is found by the index on the front, else by the numbers of INT8 layers and conversions
+    and the metric.
+    """
     for fields, point in zip(front, points, strict=False):
         point.chosen = choice.get("index", -1) == fields["index"]
     if not choice or any(point.chosen for point in points):
@@ -298,9 +302,13 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _as_container(kind: type[_Container], value: Any, description: str) -> _Container:
-    """Return a value if it has a type; return an empty container for None."""
+    """Return a value of the type `kind` unchanged, and an empty container for None.
+
+    Raises:
+        TypeError: The value has another type.
+    """
     if not isinstance(value, kind | None):
-        raise TypeError(f"{description} is something else")
+        raise TypeError(f"{str(value)[:30]!r} is not {description}")
     return kind() if value is None else value
 
 
@@ -321,19 +329,20 @@ def _as_optional_count(value: Any) -> int | None:
 # Histograms with the ranges of the model and of each method ---------------------------------------
 
 BINS = 96
-_SAME_RANGE = 0.01  # ranges with at most this relative difference count as equal
+_SAME_RANGE = 0.01  # maximum relative difference of ranges that count as equal
 
 
 def read_histograms(
     path: str | os.PathLike[str], collector: ModelCollector
 ) -> tuple[list[data.ValueHistogram], str]:
-    """Return histograms of quantized tensors in graph order, and a sentence about the data.
+    """Read histograms of quantized tensors from a calibration cache.
 
-    The histograms come from a calibration cache.
+    Returns:
+        The histograms in graph order, and a sentence with the numbers of tensors and images.
 
     Raises:
-        DataError: The cache is missing or damaged, or of another model: most of its tensors are
-            not in this one.
+        DataError: The cache is missing or damaged, or belongs to another model: the model lacks
+            most of its tensors.
     """
     from calibration.cache import load_statistics
 
@@ -348,8 +357,8 @@ def read_histograms(
     if not calibrated or 2 * common < len(statistics):
         count = sum(q.input(0) in statistics for q in view.activation_qs)
         raise DataError(
-            f"is the cache of another model: only {common} of its {len(statistics)} tensors are "
-            f"in the model, which quantizes {count} of them. Write a cache of this model with "
+            f"belongs to another model: only {common} of the cache's {len(statistics)} tensors are "
+            f"in this model, and {count} of them are quantized. Write a cache of this model with "
             "'qdqtool insert --calib-cache'",
             os.fspath(path),
             code="different-models",
@@ -367,7 +376,8 @@ def read_histograms(
     missing = len(quantizers) - len(histograms)
     if missing > 0:
         sentence += (
-            f"; {missing} quantized tensors take their range from others of their scale group"
+            f"; {missing} more quantized tensors use the range of another tensor in their scale "
+            "group"
         )
     return histograms, sentence
 
@@ -392,7 +402,12 @@ def _add_counts(histogram: data.ValueHistogram, statistics: TensorStatistics) ->
 
 
 def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data.ValueHistogram:
-    """Return the histogram of a tensor, without names; ``amax`` is the range of the model."""
+    """Return the histogram of a tensor, without names.
+
+    Args:
+        statistics: Statistics of the tensor.
+        amax: Range of the tensor in the model; None if unknown.
+    """
     from calibration.methods import clipped_fraction
 
     histogram = data.ValueHistogram(
@@ -414,7 +429,7 @@ def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data
     if amax is None or not (math.isfinite(amax) and amax > 0):
         return histogram
     if abs(amax - statistics.absmax) < 1e-5 * statistics.absmax:
-        # The difference comes from rounding the scale to float32, not from clipping.
+        # This difference is caused by rounding the scale to float32, not by clipping.
         amax = statistics.absmax
     histogram.chosen = round_digits(amax, 5)
     histogram.clipped = round_digits(clipped_fraction(statistics, amax), 5)
@@ -426,12 +441,12 @@ def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data
 
 # Ranges of weights by output channel --------------------------------------------------------------
 
-MAX_CHANNELS = 4096  # maximum per convolution; a plot of more channels would be unreadable
-MAX_VALUES = 300_000_000  # maximum per constant
+MAX_CHANNELS = 4096  # maximum number per convolution; a plot of more channels is unreadable
+MAX_VALUES = 300_000_000  # maximum number of weights of a convolution, to limit the time
 
 
 def add_weights(collector: ModelCollector) -> None:
-    """Add the ranges of every convolution with quantized weights to the collector's model."""
+    """Add the weight ranges of every convolution with quantized weights to the page."""
     subject, model = collector.subject, collector.model
     for node in subject.model.ordered:
         if node.op not in WEIGHTED or node.index not in collector.positions:
@@ -451,7 +466,12 @@ def _is_drawable(shape: Sequence[int], axis: int, scales: int) -> bool:
 
 
 def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
-    """Return the ranges of quantized weights; None if they cannot be shown by channel."""
+    """Return the weight ranges of a node by output channel; None if they cannot be shown.
+
+    They cannot be shown if the weights are not quantized or not constant, if nodes between weights
+    and quantizer change them, if scales are not finite, or if there are too many channels or
+    values.
+    """
     weights = view.weights(node)
     quantizer = weights.first_quantizer
     shape = view.model.constant_shape(weights.source)
@@ -478,7 +498,7 @@ def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
 
 
 def _largest_magnitudes(model: Model, tensor: str, axis: int) -> npt.NDArray[Any]:
-    """Return the largest magnitude of each index of an axis; empty if data is missing."""
+    """Return the largest magnitude of each channel along an axis; empty if data is missing."""
     try:
         values = model.constant(tensor)
     except QdqtoolError:
@@ -505,7 +525,7 @@ PARTS = {
     ),
     "edge": (
         "Inputs and outputs",
-        "reformats of inputs and outputs, and what belongs to no predicted layer",
+        "reformats of inputs and outputs, and all time outside of predicted layers",
     ),
 }
 
@@ -527,7 +547,10 @@ def collect_time(subject: ReportSubject) -> data.EngineTime | None:
 
 
 def collect_parts(subject: ReportSubject, before: ReportSubject | None) -> list[data.TimePart]:
-    """Return estimated and measured milliseconds by kind of layer, and those of `before`."""
+    """Return the time of each kind of layer: estimated, measured, and estimated for `before`.
+
+    Kinds without any time are left out.
+    """
     estimated, measured = _sum_estimates(subject), _sum_measurements(subject)
     earlier = _sum_estimates(before) if before is not None else {}
     none = (0.0, 0)
@@ -552,22 +575,23 @@ def collect_parts(subject: ReportSubject, before: ReportSubject | None) -> list[
 
 
 def describe_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
-    """Return a sentence on why the parts do not add up to the total time.
+    """Return sentences that explain why the parts do not add up to the total time.
 
-    A profile adds time to each layer, and hides the gaps between layers.
+    A profile adds time to each layer and hides the gaps between layers.
     """
     time = subject.time
     measured = [p.measured_ms for p in parts if p.measured_ms is not None]
     sentences = []
     if measured:
         sentences.append(
-            f"Measured parts: {sum(measured):.3f} ms together, with what profiling added."
+            f"Measured parts: {sum(measured):.3f} ms together, including the time that profiling "
+            "adds."
         )
     if time is not None and parts:
         together = sum(p.ms or 0.0 for p in parts)
         sentences.append(
-            f"Estimated parts are as a profile shows them, {together:.3f} ms together; without a "
-            f"profiler, which adds a few us per layer, the estimate is {time.total_ms:.3f} ms."
+            f"Estimated parts: {together:.3f} ms together, as in a profile, which adds a few us "
+            f"per layer. The estimate without profiling is {time.total_ms:.3f} ms."
         )
     return " ".join(sentences)
 
@@ -582,7 +606,7 @@ def collect_unlisted_rows(subject: ReportSubject) -> list[data.ProfileEntry]:
 
 
 def _profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, ProfileRow]]:
-    """Return the rows of a profile with their predicted layers, then those without one."""
+    """Return the rows of a profile with their predicted layers, then the unmatched rows."""
     rows = subject.build.profile_rows if subject.build is not None else []
     layers = subject.prediction.layers
     pairs: list[tuple[EngineLayer | None, ProfileRow]] = []
@@ -596,7 +620,7 @@ def _profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, Prof
 
 
 def _sum_measurements(subject: ReportSubject) -> dict[str, tuple[float, int]]:
-    """Return the sum of milliseconds and the number of profile rows, by kind of layer."""
+    """Return the measured milliseconds and the number of profile rows, by kind of layer."""
     times: dict[str, list[float]] = defaultdict(list)
     for layer, row in _profile_rows(subject):
         times[_row_kind(row) if layer is None else time_kind(layer)].append(row.ms)
@@ -610,7 +634,7 @@ def _row_kind(row: ProfileRow) -> str:
 
 
 def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
-    """Return the sum of estimated milliseconds and the number of layers, by kind of layer."""
+    """Return the estimated milliseconds and the number of layers, by kind of layer."""
     time = subject.time
     if time is None or not time.layers:
         return {}
@@ -638,7 +662,7 @@ def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
 
 
 def collect_roofline(subject: ReportSubject) -> data.GpuRoofline | None:
-    """Return the peak rates of the GPU, None without one."""
+    """Return the GPU's peak rates and bandwidth; None without a GPU."""
     if subject.time is None:
         return None
     gpu = subject.time.gpu
@@ -653,9 +677,12 @@ def collect_roofline(subject: ReportSubject) -> data.GpuRoofline | None:
 def collect_scale_groups(
     collector: ModelCollector, before: ReportSubject | None
 ) -> list[data.ScaleGroupEntry]:
-    """Return quantized activations by scale, the largest group first.
+    """Return groups of quantized activations that share a scale, the largest group first.
 
-    With the float model, the groups are those of ``insert``. Otherwise a group has equal scales.
+    Args:
+        collector: Contents of the Q/DQ model.
+        before: The float model, whose operators determine the groups as in ``insert``. Without a
+            float model, activations with equal scales are a group.
     """
     view = collector.subject.view
     quantizers: dict[str, list[Node]] = defaultdict(list)
@@ -702,11 +729,11 @@ def _group_equal_scales(view: View, quantizers: dict[str, list[Node]]) -> list[l
 
 
 def _group_tied_scales(float_model: Model, tensors: Iterable[str]) -> list[list[str]]:
-    """Group tensors as ``insert`` does; tensors missing in the float model stay single."""
-    tied, alone = [], []
+    """Group tensors as ``insert`` does, each tensor missing in the float model alone."""
+    present, missing = [], []
     for tensor in tensors:
         if tensor in float_model.producers or tensor in float_model.inputs:
-            tied.append(tensor)
+            present.append(tensor)
         else:
-            alone.append([tensor])
-    return [list(group.quantized) for group in find_scale_groups(float_model, tied)] + alone
+            missing.append([tensor])
+    return [list(group.quantized) for group in find_scale_groups(float_model, present)] + missing

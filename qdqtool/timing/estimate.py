@@ -50,6 +50,7 @@ from qdqtool.util.json_text import json_text
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import write_text
 from qdqtool.util.process import pause_gc
+from qdqtool.util.records import replace_fields
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import ProfileRow
@@ -500,7 +501,9 @@ def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Pred
 
 def _target_with_layers(target: Target) -> Target:
     """Return the target, or in place of TensorRT-RTX a strongly typed classic TensorRT."""
-    return strongly_typed(_WEAKLY_TYPED) if target.is_rtx else target
+    if not target.is_rtx:
+        return target
+    return replace_fields(strongly_typed(_WEAKLY_TYPED), largest_fp8_head=target.largest_fp8_head)
 
 
 def _time_engine(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.qdq import is_dq, is_qdq
+from qdqtool.ir.qdq import is_dq, is_qdq, read_params
 from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
 from qdqtool.timing.work import CONV, NOTHING, POINTWISE, POOL, LayerWork, ShapeLookup, width
 from qdqtool.types import Precision
@@ -84,6 +84,30 @@ class RegionNodes:
             return self._moving_work(POINTWISE, written, written, steps=0.0)
         return nothing
 
+    def attention_work(self, scores: Node, values: Node, written_as: Precision) -> LayerWork | None:
+        """Return the work of one kernel with both products of an attention.
+
+        None if a shape is unknown. The kernel reads queries, keys and values, and does not write
+        the scores.
+
+        Args:
+            scores: The first product.
+            values: The second product.
+            written_as: Type of the result.
+        """
+        first, second = self._product_work(scores), self._product_work(values)
+        if first is None or second is None:
+            return None
+        element = width(first.precision)
+        probabilities = first.rows * first.columns * element
+        return replace(
+            first,
+            written_as=written_as,
+            depth=first.depth + second.macs / (first.rows * first.columns),
+            read=first.read + second.read - probabilities,
+            written=second.rows * second.columns * width(written_as),
+        )
+
     def _moving_work(self, kind: str, read: float, written: float, steps: float = 1.0) -> LayerWork:
         element = width(self.float_type)
         return LayerWork(
@@ -110,7 +134,7 @@ class RegionNodes:
         out = float(math.prod(target))
         is_first = self._is_first_product(node)
         is_fused = self._is_fused_product(node)
-        precision = Precision.INT8 if self._reads_int8(node) else self.float_type
+        precision = self._quantized_type(node) or self.float_type
         read, written = sum(sizes), out
         if is_fused:
             read, written = (sum(sizes), 0.0) if is_first else (sizes[-1], out)
@@ -135,11 +159,13 @@ class RegionNodes:
     def _is_fused_product(self, node: Node) -> bool:
         """Return whether a product shares one kernel with the other product of the attention.
 
-        No such kernel computes in FP32. In INT8 there is one for some head sizes.
+        No such kernel computes in FP32. In INT8 there is one for some head sizes. In FP8, the
+        prediction fuses both products into one layer (:meth:`attention_work`).
         """
-        if self.float_type == Precision.FP32:
+        quantized = self._quantized_type(node)
+        if self.float_type == Precision.FP32 or quantized == Precision.FP8:
             return False
-        if not self._reads_int8(node):
+        if quantized is None:
             return True
         tensor = node.input(0) if self._is_first_product(node) else node.output
         shape = self.lookup_shape(tensor)
@@ -167,8 +193,13 @@ class RegionNodes:
                 return node if is_computed_product(self.model, node) else None
         return None
 
-    def _reads_int8(self, node: Node) -> bool:
-        return all(is_dq(self.model.producer(tensor)) for tensor in node.inputs)
+    def _quantized_type(self, node: Node) -> Precision | None:
+        """Return INT8 or FP8 if both inputs come from DQs of that type, else None."""
+        dqs = [self.model.producer(tensor) for tensor in node.inputs]
+        if not all(map(is_dq, dqs)):
+            return None
+        types = {read_params(self.model, dq).precision for dq in dqs if dq is not None}
+        return Precision.FP8 if types == {Precision.FP8} else Precision.INT8
 
     def _input_sizes(self, node: Node) -> list[float] | None:
         """Return the number of elements of each computed input; None if a shape is unknown."""

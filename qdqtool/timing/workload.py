@@ -16,6 +16,7 @@ from onnx import TensorProto
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.qdq import is_qdq, precision_of
+from qdqtool.patterns.heads import is_computed_product
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.model_variants import TensorShapes
@@ -167,9 +168,13 @@ class _WorkloadBuilder:
         """Return the work of a layer without weights in a Myelin region; None for other layers."""
         if layer.type == "Reformat" and self._joins_in_region(layer):
             return self._nothing()
+        nodes = self._layer_nodes(layer)
+        products = [node for node in nodes if is_computed_product(self.model, node)]
+        if len(products) > 1:  # a fused attention
+            scores, values = products[0], products[-1]
+            return self.region_nodes.attention_work(scores, values, self._edge_types(layer)[1])
         if not layer.nodes or not self.regions.issuperset(layer.nodes):
             return None
-        nodes = self._layer_nodes(layer)
         if any(node.op in WEIGHTED and self._is_fixed(node.input(1)) for node in nodes):
             return None
         for node in nodes:

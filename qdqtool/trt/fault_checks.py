@@ -50,6 +50,24 @@ MAX_CHANNELS = 5  # channels that a record lists
 # exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
 # same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
 MAX_FP8_KERNEL = 32
+# Attention heads up to this size run in FP16 (head 8 on TensorRT-RTX 1.7.1; ModelOpt).
+_FP16_HEAD = 8
+_MAX_FP8_SEQUENCE = 3072  # release notes of 10.6
+
+
+def fuses_fp8_attention(head: int | None, sequence: int | None, max_head: int) -> bool:
+    """Return whether an attention with Q/DQ of FP8 becomes one kernel.
+
+    Args:
+        head: Head size; None if unknown.
+        sequence: Number of keys; None if unknown.
+        max_head: Largest head size that the target fuses.
+    """
+    if head is None or sequence is None:
+        return False
+    return _FP16_HEAD < head <= max_head and sequence <= _MAX_FP8_SEQUENCE
+
+
 LARGEST_SCALE = 1024.0  # maximum of plausible scales: twice the largest FP16 number, over 127
 _INT8_MAX = 127.0
 _MAX_WEIGHT_RATIO = 1000.0  # largest weight over the range of its scale

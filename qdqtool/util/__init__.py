@@ -1,1 +1,1 @@
-"""Code that all packages share: records, texts, files, limits."""
+"""Utilities of all packages: records, texts, files, limits, processes."""

@@ -14,10 +14,16 @@ def check_choice(
     choices: Collection[str],
     error: type[QdqtoolError] = QdqtoolError,
 ) -> None:
-    """Check that an argument is one of its choices.
+    """Raise an error if an argument is not one of its choices.
+
+    Args:
+        parameter: Name of the parameter, for the message.
+        value: The argument.
+        choices: Valid arguments.
+        error: Class of the error.
 
     Raises:
-        QdqtoolError: The argument is none of them. The exception is of the class `error`.
+        QdqtoolError: The argument is not one of the choices.
     """
     if value not in choices:
         raise error(
@@ -28,7 +34,7 @@ def check_choice(
 
 
 def check_not_text(parameter: str, value: object) -> None:
-    """Reject a single text as argument where a list of texts is required.
+    """Raise an error if an argument is a single text instead of a list of texts.
 
     Raises:
         QdqtoolError: The argument is a text.

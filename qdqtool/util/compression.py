@@ -1,4 +1,4 @@
-"""Files compressed with gzip, xz or zstd, unpacked block by block up to a limit."""
+"""Unpack files compressed with gzip, xz or zstd, block by block up to a limit."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from qdqtool.util import limits
 
 BLOCK = 1 << 20
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
-HEAD = 6  # number of first bytes that decide the format of a file
+HEAD = 6  # number of first bytes that are needed to recognize the format
 
 Read = Callable[[int], bytes]
 
 
 def find_magic(head: bytes) -> bytes:
-    """Return the magic number of a compressed file; empty if the file is not compressed."""
+    """Return the magic number at the start of a compressed file; empty for other files."""
     return next((magic for magic in (GZIP, XZ, ZSTD) if head.startswith(magic)), b"")
 
 
-class _PartlyRead:
-    """Stream that returns bytes that were read earlier, then the rest of a file."""
+class _PrefixedStream:
+    """Stream that returns given bytes first, then the rest of a file."""
 
     def __init__(self, head: bytes, read: Read) -> None:
         self._head = head
@@ -49,20 +49,19 @@ def unpack(
     """Yield the contents of a compressed file with one or more members.
 
     Args:
-        head: First bytes, at least `HEAD`.
-        read: Function that takes a number and returns at most that many next bytes, empty at the
-            end.
+        head: First bytes of the file, which were already read, at least `HEAD`.
+        read: Function that returns the next bytes, at most the given number; empty at the end.
         name: Name of the file for messages.
-        limit: Bytes after unpacking.
-        whole: Whether damage after the first block is an error. If False, damage ends the data, so
-            that truncated logs can be read.
+        limit: Maximum number of bytes after unpacking.
+        whole: Whether damage after the first block is an error. If False, the contents end at the
+            damage, so that truncated logs can be read.
         error: Class of the errors.
 
     Raises:
-        QdqtoolError: There are more than `limit` bytes, the file is damaged, or Python cannot read
-            zstd.
+        QdqtoolError: The contents have more than `limit` bytes, the file is damaged, or this Python
+            does not support zstd.
     """
-    stream, damage = _open_stream(find_magic(head), _PartlyRead(head, read), name, error)
+    stream, damage = _open_stream(find_magic(head), _PrefixedStream(head, read), name, error)
     total = 0
     while True:
         try:
@@ -94,14 +93,14 @@ def unpack(
 
 
 def _open_stream(
-    magic: bytes, source: _PartlyRead, name: str, error: type[QdqtoolError]
+    magic: bytes, source: _PrefixedStream, name: str, error: type[QdqtoolError]
 ) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a file object that decompresses, and the exceptions it raises for damage."""
+    """Return a file object that decompresses, and the exceptions that it raises for damage."""
     file = cast(IO[bytes], source)
     if magic == GZIP:
         return gzip.GzipFile(fileobj=file), (gzip.BadGzipFile, zlib.error)
     if magic == XZ:
-        import lzma  # most files are not compressed
+        import lzma  # imported only if needed, because most files are not compressed
 
         return lzma.LZMAFile(file, format=lzma.FORMAT_XZ), (lzma.LZMAError,)
     zstd = _import_zstd()

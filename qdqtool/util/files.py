@@ -1,7 +1,7 @@
 """Open and record input files, limit their size, and never overwrite them.
 
-Every file that a command reads is recorded by device and inode, so that links are seen through.
-Outputs go through :func:`qdqtool.util.outputs.atomic_write`, which refuses recorded files.
+Every file that a command reads is recorded by device and inode, so a link to a file counts as the
+file itself. :func:`qdqtool.util.outputs.atomic_write` does not write to recorded files.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ INVALID_NAME = "a file name cannot contain a NUL or an incomplete character"
 
 
 class InputFiles:
-    """Files that were read, and files that are reserved for outputs.
+    """Record of the files that were read, and of the files that are reserved for outputs.
 
     Args:
-        outer: Record of an enclosing block. Files that are read are added to it as well.
+        outer: Record of an enclosing block, to which files that are read are added as well.
     """
 
     def __init__(self, outer: InputFiles | None = None) -> None:
@@ -43,12 +43,16 @@ class InputFiles:
         """
         self._names.setdefault(key, name)
         if key in self._reserved:
-            raise _is_input(*self._reserved[key], name)
+            raise _input_error(*self._reserved[key], name)
         if self._outer is not None:
             self._outer.add(key, name)
 
     def forbid_overwrite(self, path: StrPath, option: str = "") -> None:
-        """Raise an error if an output is a file that was read, also under another name (link).
+        """Raise an error if an output is a file that was read, even through a link.
+
+        Args:
+            path: File to write.
+            option: Option that names the output, for the message.
 
         Raises:
             QdqtoolError: The file was read.
@@ -58,12 +62,12 @@ class InputFiles:
             return
         name = self._names.get(file_key(path))
         if name is not None:
-            raise _is_input(option, os.fspath(path), name)
+            raise _input_error(option, os.fspath(path), name)
         if self._outer is not None:
             self._outer.forbid_overwrite(path, option)
 
     def reserve(self, path: StrPath, option: str) -> None:
-        """Reserve a file for the output of an option, and check it before any work is done.
+        """Reserve a file for the output of an option, after checking that it can be written.
 
         Raises:
             QdqtoolError: The file cannot be written, was read, or is reserved for another option.
@@ -81,18 +85,18 @@ class InputFiles:
             )
 
     def nesting_error(self) -> QdqtoolError:
-        """Return the error for too deeply nested input; its message names the files read."""
+        """Return the error for too deeply nested input, which names the files that were read."""
         names = list(self._names.values())
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         return QdqtoolError(
             f"{', '.join(names[:_MAX_NAMES]) or 'the model in memory'}{more}: nested too deeply "
-            "(functions in functions, graphs in graphs, or lists in a JSON)",
+            "(functions in functions, graphs in graphs, or lists in JSON); flatten the file",
             code="nested-too-deeply",
         )
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Make this the record that is used inside the block, so that its files are protected."""
+        """Use this record inside the block: its files are protected, and new files are added."""
         token = _current.set(self)
         try:
             yield
@@ -119,21 +123,22 @@ def record_inputs() -> Iterator[InputFiles]:
 
 
 def forbid_overwrite(inputs: InputFiles | None) -> contextlib.AbstractContextManager[None]:
-    """Protect the inputs of a result from being overwritten inside the block.
+    """Return a block in which the inputs of a result cannot be overwritten.
 
-    None protects no files.
+    Args:
+        inputs: Files that were read for the result; None to protect no files.
     """
     return contextlib.nullcontext() if inputs is None else inputs.active()
 
 
 def reserve_output(path: StrPath | None, option: str) -> None:
-    """Reserve a file, if any, for the output of an option; see :meth:`InputFiles.reserve`."""
+    """Reserve a file for the output of an option (:meth:`InputFiles.reserve`); ignore None."""
     if path is not None:
         (_current.get() or InputFiles()).reserve(path, option)
 
 
 def check_output(path: StrPath) -> None:
-    """Check in advance that an output can be written.
+    """Raise an error if an output cannot be written.
 
     Raises:
         QdqtoolError: The file cannot be written, or is an input.
@@ -145,10 +150,12 @@ def check_output(path: StrPath) -> None:
 
 
 def record_input(path: StrPath | int) -> None:
-    """Record a file, or an open descriptor, that is read. A missing file is ignored.
+    """Record a file, or an open descriptor, as an input.
+
+    Missing files, pipes and devices are ignored.
 
     Raises:
-        QdqtoolError: It is reserved for an output.
+        QdqtoolError: The file is reserved for an output.
     """
     inputs = _current.get()
     if inputs is None:
@@ -161,15 +168,15 @@ def record_input(path: StrPath | int) -> None:
 
 
 def _output_error(reason: str, path: StrPath, option: str, code: str) -> QdqtoolError:
-    """Return an error about an output; its message begins with the option."""
+    """Return an error about an output, whose message begins with the option if there is one."""
     if option:
         return QdqtoolError(f"{option} {path}: {reason}", code=code)
     return QdqtoolError(reason, os.fspath(path), code=code)
 
 
-def _is_input(option: str, path: str, name: str) -> QdqtoolError:
+def _input_error(option: str, path: str, name: str) -> QdqtoolError:
     same_name = os.path.abspath(path) == os.path.abspath(name) or name == "standard input"
-    other_name = "" if same_name else f" (it is {name})"
+    other_name = "" if same_name else f" (the same file as {name})"
     return _output_error(
         f"is one of the input files{other_name}; choose another name",
         path,
@@ -179,9 +186,10 @@ def _is_input(option: str, path: str, name: str) -> QdqtoolError:
 
 
 def file_key(path: StrPath) -> FileKey:
-    """Return an identity of a file that links share.
+    """Return a key that is equal for all links to a file.
 
-    This is device and inode. For a new file: device and inode of its folder, and its name.
+    The key of an existing file is its device and inode. The key of a new file is the device and
+    inode of its folder, and its name.
     """
     with contextlib.suppress(OSError, ValueError):
         status = os.stat(path)
@@ -194,7 +202,7 @@ def file_key(path: StrPath) -> FileKey:
 
 
 def same_file(a: StrPath, b: StrPath) -> bool:
-    """Return whether both paths name the same existing file, links included."""
+    """Return whether both paths lead to the same existing file, also through links."""
     try:
         return os.path.samefile(a, b)
     except (OSError, ValueError):
@@ -205,9 +213,9 @@ def same_file(a: StrPath, b: StrPath) -> bool:
 
 
 def find_reading_problem(path: StrPath) -> tuple[str, str]:
-    """Return an error code and the reason why a path cannot be read; empty if it can.
+    """Return an error code and the reason why a path cannot be read; both empty if it can.
 
-    Only regular files can be read, because a pipe, a socket or a device may never end.
+    Only regular files are read, because a pipe, a socket or a device may never end.
     """
     try:
         mode = os.stat(path).st_mode
@@ -221,7 +229,7 @@ def find_reading_problem(path: StrPath) -> tuple[str, str]:
         return "", ""
     advice = "give a file"
     if stat.S_ISFIFO(mode):
-        advice = "write its output to a file first (a log can be piped to standard input, as -)"
+        advice = "write the data to a file first (a log can be piped to standard input, as -)"
     return "not-a-file", f"is {_special_kind(mode)}; {advice}"
 
 
@@ -236,13 +244,13 @@ def open_input(
     """Open a regular file for reading.
 
     Args:
-        path: The file.
+        path: File to open.
         error: Class of the errors.
-        record: Whether the file is recorded as an input.
+        record: Whether the file is recorded as an input, so that it cannot be overwritten.
 
     Raises:
         QdqtoolError: The file is missing, not a regular file, not readable, or reserved for an
-                output.
+            output.
     """
     code, problem = find_reading_problem(path)
     if problem:
@@ -261,7 +269,7 @@ def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = Qdqtool
     """Return all bytes of a file; see :func:`open_input`.
 
     Raises:
-        QdqtoolError: As for `open_input`, or if there are more than `limit` bytes.
+        QdqtoolError: As for `open_input`, or the file has more than `limit` bytes.
     """
     subject, name = "the file has", os.fspath(path)
     with open_input(path, error=error) as file:
@@ -277,7 +285,7 @@ _DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 
 
 def descriptor_of(target: Path) -> int | None:
-    """Return the number of the descriptor that a path such as /dev/fd/63 names, else None."""
+    """Return the descriptor number of a path such as /dev/fd/63; None for other paths."""
     name = os.path.abspath(target)
     if name in _DESCRIPTORS:
         return _DESCRIPTORS[name]
@@ -288,7 +296,7 @@ def descriptor_of(target: Path) -> int | None:
 
 
 def is_stream(target: Path) -> bool:
-    """Return whether a path is an open descriptor or a device, to be written directly."""
+    """Return whether a path is an open descriptor or a character device such as /dev/null."""
     try:
         return descriptor_of(target) is not None or stat.S_ISCHR(os.stat(target).st_mode)
     except (OSError, ValueError):
@@ -296,23 +304,27 @@ def is_stream(target: Path) -> bool:
 
 
 def forbid_dash(path: StrPath, option: str) -> None:
-    """Refuse ``-`` as an output, because it would create a file of that name.
+    """Raise an error for the output ``-``, which would create a file of this name.
 
     Raises:
         QdqtoolError: The path is ``-``.
     """
     if os.fspath(path) == "-":
         raise QdqtoolError(
-            f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that "
-            "name",
+            f"{option} -: give a file name; use /dev/stdout for standard output, or ./- for a file "
+            "with this name",
             code="invalid-path",
         )
 
 
 def check_writable(target: Path, option: str = "") -> None:
-    """Check that a file can be written.
+    """Raise an error if a path cannot be written.
 
-    It has to be a regular or new file, an open descriptor, or /dev/null.
+    Regular files, new files in an existing folder, open descriptors and /dev/null can be written.
+
+    Args:
+        target: File to write.
+        option: Option that names the output, for the message.
 
     Raises:
         QdqtoolError: The file cannot be written.
@@ -326,12 +338,12 @@ def check_writable(target: Path, option: str = "") -> None:
 
 
 def _writing_problem(target: Path) -> tuple[str, str]:
-    """Return the code of the error and the reason, both empty if the file can be written."""
+    """Return an error code and the reason why a file cannot be written; both empty if it can."""
     descriptor = descriptor_of(target)
     try:
         mode = os.stat(target if descriptor is None else descriptor).st_mode
         if descriptor is not None:
-            os.write(descriptor, b"")  # fails if it is open for reading only
+            os.write(descriptor, b"")  # fails if the descriptor is open for reading only
             return "", ""
         if not stat.S_ISREG(mode) and not same_file(target, os.devnull):
             return "not-a-file", f"is {_special_kind(mode)}; give a file name"

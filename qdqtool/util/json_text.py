@@ -1,4 +1,4 @@
-"""Write JSON of results, and parse untrusted JSON."""
+"""Format results as JSON, and parse untrusted JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MAX_DIGITS = 20  # longer integers exceed 64 bits and become floats
 
 
 def json_text(data: Any, *, compact: bool = False) -> str:
-    """Return the JSON text of an answer; NaN and infinity, which JSON lacks, become ``null``.
+    """Format values as JSON text; NaN and infinity, which JSON does not have, become ``null``.
 
     Args:
         data: Values of JSON's types.
         compact: Whether to leave out line breaks and spaces.
     """
-    import json  # imported only if needed
+    import json  # imported here to keep `qdqtool --help` fast
 
     layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 1}
     try:
@@ -39,19 +39,19 @@ def _replace_non_finite(data: Any) -> Any:
 
 
 class TooManyValues(ValueError):
-    """The JSON text has so many values that they would take too much memory."""
+    """Error for JSON with more values than fit into memory."""
 
 
 def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = False) -> Any:
-    """Parse untrusted JSON within limits.
+    """Parse untrusted JSON with a limit on the number of values.
 
-    NaN, infinity and numbers that no float can hold become None. Integers beyond 64 bits become
-    floats.
+    NaN, infinity and numbers beyond the range of floats become None. Integers with more than 20
+    digits become floats.
 
     Args:
-        text: The JSON.
-        strict: Whether control characters in strings are refused.
-        infinities: Whether NaN and infinity are kept, as Python writes them.
+        text: JSON text.
+        strict: Whether control characters in strings are an error.
+        infinities: Whether NaN and infinity (as Python writes them) are kept.
 
     Raises:
         ValueError: The text is not JSON, or has too many values (:class:`TooManyValues`).
@@ -69,7 +69,7 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
 
 
 def _count_separators(text: str | bytes) -> int:
-    """Return the number of separators, an upper bound on the number of values."""
+    """Return the number of separators, which limits the number of values."""
     separators: Iterable[Any] = b",[{" if isinstance(text, bytes) else ",[{"
     return sum(text.count(separator) for separator in separators)
 

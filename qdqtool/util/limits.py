@@ -15,14 +15,14 @@ GB = 1 << 30
 MODEL_MESSAGE = (1 << 31) - 1  # a serialized model, as protobuf reads it
 UNPACKED = 512 * MB  # contents of a compressed file: model, arrays, cache or log
 UNPACKED_RATIO = 8  # a compressed file may unpack to this multiple of its size
-UNPACKED_LOG_RATIO = 100  # the same for a log; real ones reach 30
+UNPACKED_LOG_RATIO = 100  # a compressed log may unpack to this multiple; real logs reach 30
 LOG = 4 * GB  # a log, unpacked
 PIPED_LOG = 256 * MB  # a log from a pipe, because a pipe may never end
 PIPED_LINES = 2_000_000  # lines of a log from a pipe
-LOG_LINE = 1 * MB  # a log line; the rest of it is dropped
-LOG_CONSTANTS = 320 * MB  # weights of a network that is rebuilt from a log; YOLOv8x has 260 MB
+LOG_LINE = 1 * MB  # a log line; longer lines are cut
+LOG_CONSTANTS = 320 * MB  # weights of a network reconstructed from a log; YOLOv8x has 260 MB
 LIST_FILE = 64 * MB  # a list of images, a calibration table, a recorded JSON
-JSON_FILE = 20 * MB  # a layer or profile JSON; Python objects take forty times as much
+JSON_FILE = 20 * MB  # a layer or profile JSON, which takes 40 times the memory as Python objects
 JSON_VALUES = 8_000_000  # values in a JSON
 VERIFICATION_FILE = 8 * MB  # the JSON of `verify`
 EXTERNAL_DATA = 16 * GB  # all external weights of a model
@@ -33,18 +33,18 @@ IMAGE_PIXELS = 1 << 26  # pixels of a decoded image
 IMAGE_FILE = 256 * MB  # an image file
 INPUT_PIXELS = 1 << 24  # height times width of the network's input
 SAMPLE = 512 * MB  # one sample of an array file
-SAMPLE_ROWS = 4096  # rows of a fixed batch
-FETCHED = 256 * MB  # tensors that all threads together fetch from onnxruntime at a time
+SAMPLE_ROWS = 4096  # size of a fixed batch
+FETCHED = 256 * MB  # tensors that all threads together get from onnxruntime at a time
 COUNTED = 512 * MB  # histograms of all threads together
 CACHE_MEMORY = 512 * MB  # statistics in a calibration cache
 
 # Graphs
-Q_COPIES = 4096  # copies of quantizers that Concats and Splits cause
+Q_COPIES = 4096  # copies of quantizers that TensorRT moves across Concats and Splits
 NAME = 1 << 16  # characters of a node's or tensor's name
 NAMES = 128 * MB  # characters of all names
 RANK = 64  # dimensions of a tensor, as in numpy
 SHAPE_ENTRIES = 1 << 16  # entries of a 1-D tensor that may hold a shape
-SHAPE_ENTRIES_ALL = 1 << 22  # total entries of these tensors
+SHAPE_ENTRIES_ALL = 1 << 22  # entries of all tensors that may hold shapes
 FUNCTION_LEVELS = 500  # nesting depth of function calls in a model
 FUNCTION_CALLS = 200_000  # nodes after all functions are expanded
 FUNCTION_COPIES = 256 * MB  # copies of function bodies for repeated calls
@@ -52,22 +52,22 @@ ADDED_CONSTANTS = 512 * MB  # constants that one edit adds to a model
 
 # onnx's converter and shape inference in a child process
 ONNX_BYTES = 640 * MB  # memory of the process
-ONNX_BYTES_BYTE = 256  # additional bytes of memory for each byte of the model
+ONNX_BYTES_BYTE = 256  # additional memory of the process for each byte of the model
 ONNX_SECONDS = 120  # seconds
 
 # extract
-COMMAND = 1 << 17  # characters of a command, as Linux has it
-COMMAND_OUTPUT = 64 * MB  # output of a command that is searched
+COMMAND = 1 << 17  # characters of a command, the limit of Linux
+COMMAND_OUTPUT = 64 * MB  # output of a command that is searched for a text
 TRIMMED_NODES = 20_000  # total nodes of all parts predicted while trimming
-# Total nodes of models predicted by `--minimize` without build, command or `--limit`.
+# Total nodes and bytes of all models predicted by `--minimize` without build, command or `--limit`.
 MINIMIZED_NODES = 200_000
-MINIMIZED_BYTES = 16 * GB  # total bytes of these models
+MINIMIZED_BYTES = 16 * GB
 
 # Sessions of onnxruntime
 PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: number of processes that share the memory
 LOOP_WORK = 10**15  # operations of one loop in one run of a model that is calibrated
-SESSION_BYTES = 768 * MB  # tensors alive at the same time in one run of `fix`
-SESSION_INPUT = 201_400_000  # one random input: 1x3x4096x4096
+SESSION_BYTES = 768 * MB  # tensors in memory at the same time in one run of `fix`
+SESSION_INPUT = 201_400_000  # one random input; fits 1x3x4096x4096 floats
 SESSION_PROCESS = 768 * MB  # memory of the process in addition to tensors and weights
 SESSION_WORK = 3 * 10**11  # multiplications of one run; YOLOv8x at 640 x 640 has 1.3 * 10^11
 SESSION_WORK_ALL = 2 * 10**12  # multiplications of all runs of one `fix`
@@ -81,14 +81,14 @@ EFFORT = 1000.0  # factor of `--effort`, which raises these limits
 # demo and tune
 DEMO_SIZE = 960  # pixels of a side of the demo's input
 TUNING_REFERENCES = 256 * MB  # float outputs that are kept for the next run
-TUNING_HELD = 256 * MB  # intermediate outputs that each worker keeps
+TUNING_HELD = 256 * MB  # intermediate outputs that each worker keeps in memory
 TUNING_SESSIONS = 1024 * MB  # onnxruntime sessions kept open on parts of the network
 TUNING_STATE = 256 * MB  # a file of measurements
 TUNING_SAMPLES = 4096  # samples of one set
 
 # Drawings
 DRAWN_LAYERS = 5_000  # layers
-DRAWN_POINTS = 12_000  # edges, counted once for each row that they pass
+DRAWN_POINTS = 12_000  # total number of rows that all edges cross
 DRAWN_ROW = 400  # layers in one row
 REPORT = 48 * MB  # an HTML report
 
@@ -96,7 +96,11 @@ USER_SECONDS = 600.0  # seconds of one run of `--check` or one call of `--metric
 
 
 def check_seconds(seconds: float | None, name: str) -> float:
-    """Check a time limit of the user, and return it; None gives the default, 600 seconds.
+    """Return a time limit of the user in seconds after a check; 600 seconds for None.
+
+    Args:
+        seconds: Time limit.
+        name: Name of the parameter for the message.
 
     Raises:
         QdqtoolError: The time is not above 0 and at most a million seconds.
@@ -105,7 +109,7 @@ def check_seconds(seconds: float | None, name: str) -> float:
         return USER_SECONDS
     if not 0 < seconds <= 1e6:
         raise QdqtoolError(
-            f"`{name}={seconds!r}`: give seconds above 0, up to a million",
+            f"`{name}={seconds!r}`: give a number of seconds above 0 and up to a million",
             code="out-of-range",
             parameter=name,
         )
@@ -113,12 +117,12 @@ def check_seconds(seconds: float | None, name: str) -> float:
 
 
 def max_unpacked_size(size: int, ratio: int = UNPACKED_RATIO) -> int:
-    """Return how many bytes a compressed file of `size` bytes may hold."""
+    """Return the maximum number of unpacked bytes of a compressed file of `size` bytes."""
     return max(UNPACKED, ratio * size)
 
 
 def format_bytes(size: float) -> str:
-    """Return a number of bytes in GB, MB or KB."""
+    """Format a number of bytes in GB, MB or KB with three digits."""
     for unit, name in ((GB, "GB"), (MB, "MB"), (1 << 10, "KB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
@@ -126,7 +130,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_excess(size: float, limit: float, suffix: str = "") -> str:
-    """Format a size and the limit it exceeds, with enough digits to see the difference.
+    """Format a size and the limit that it exceeds; show all digits if they look equal otherwise.
 
     Args:
         size: Actual size.
@@ -148,18 +152,18 @@ def check_size(
     path: str = "",
     code: str = "file-too-large",
 ) -> None:
-    """Raise an error for a number of bytes above a limit.
+    """Raise an error if a number of bytes exceeds a limit.
 
     Args:
         size: Actual size.
         limit: One of the limits of this module.
         subject: Subject and verb of the message, such as "its arrays take".
         error: Class of the error.
-        path: File, with which the message begins.
+        path: File for the start of the message.
         code: Code of the error.
 
     Raises:
-        QdqtoolError: `size` is above `limit`; the message names both.
+        QdqtoolError: `size` is above `limit`. The message names both.
     """
     if size > limit:
         raise error(f"{subject} {format_excess(size, limit)}", path, code=code)

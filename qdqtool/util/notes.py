@@ -1,12 +1,12 @@
 """Notes and warnings of results.
 
-A note is a string that can be printed. Programs and tests read its code and its values, never its
+A note is a string that can be printed. Programs and tests use the note's code and values, never the
 text::
 
     Note(f"{cache}: resumed after {images} images", code="resumed", cache=cache, images=images)
 
-A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command
-line prints the option of that name instead.
+Parameters of the library are written in backticks (`` `clock` ``, `` `clock=1200` ``). The command
+line prints the option instead (``--clock``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Note(str):
     """A note or a warning of a result.
 
     Attributes:
-        code: Identifier of the note, such as ``"resumed"``. Empty for texts of files and users.
+        code: Identifier of the note, such as ``"resumed"``; empty for a text read from a file.
         values: Values in the text, by name.
     """
 
@@ -27,7 +27,7 @@ class Note(str):
     values: Mapping[str, Any]
 
     def __new__(cls, text: str = "", *, code: str = "", **values: Any) -> Self:
-        """Create a note; additional keyword arguments become its `values`."""
+        """Create a note; additional keyword arguments become `values`."""
         note = super().__new__(cls, text)
         note.code = code
         note.values = values

@@ -1,4 +1,4 @@
-"""Output files: complete or absent, and never written over an input."""
+"""Write output files atomically, and never over an input."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from qdqtool.util.text import escape_hidden
 def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
     """Open a temporary file next to `path` and rename it to `path` when the block ends.
 
-    On any error, Ctrl-C included, the temporary file is removed and `path` is unchanged. Devices
-    and open descriptors (/dev/null, /dev/stdout) are written directly.
+    After an error or Ctrl-C, the temporary file is removed and `path` is unchanged. Devices and
+    open descriptors (/dev/null, /dev/stdout) are written directly.
 
     Raises:
         QdqtoolError: The file cannot be written (missing folder, disk full, no permission), or it
@@ -57,7 +57,7 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
 
 
 def _open_stream(target: Path) -> IO[bytes]:
-    """Open a device, or a duplicate of an open descriptor that continues at its position."""
+    """Open a device; for an open descriptor, open a duplicate at the same position."""
     descriptor = descriptor_of(target)
     if descriptor is None:
         return target.open("wb")
@@ -67,18 +67,18 @@ def _open_stream(target: Path) -> IO[bytes]:
 
 
 def write_text(path: StrPath, text: str) -> None:
-    """Write UTF-8 text; see :func:`atomic_write`."""
+    """Write text in UTF-8, atomically; see :func:`atomic_write`."""
     with atomic_write(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))  # file names may not be UTF-8
 
 
 def write_visible(path: StrPath, text: str) -> None:
-    """Write text with control characters escaped (see :mod:`qdqtool.util.text`)."""
+    """Write text atomically, with hidden characters escaped (see :mod:`qdqtool.util.text`)."""
     write_text(path, escape_hidden(text))
 
 
 class SavableResult:
-    """Base of results that can be saved as JSON, but not over their own inputs."""
+    """Base class of results that can be saved as JSON, but not over their own inputs."""
 
     __slots__ = ()
     read: InputFiles | None
@@ -88,7 +88,7 @@ class SavableResult:
         raise NotImplementedError
 
     def save(self, path: StrPath) -> None:
-        """Write the JSON that the command's ``--format json`` prints.
+        """Write the JSON that the command prints with ``--format json``.
 
         Raises:
             QdqtoolError: `path` is an input, its folder is missing, or it cannot be written.

@@ -13,9 +13,9 @@ INTERRUPTED = 130  # exit code after Ctrl-C: 128 + number of the signal
 
 @contextlib.contextmanager
 def pause_gc() -> Iterator[None]:
-    """Pause garbage collection inside the block.
+    """Pause Python's garbage collection inside the block.
 
-    While a large network is indexed, the search for garbage would take half of the time.
+    For example, garbage collection would take half of the time while a large network is indexed.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -28,13 +28,13 @@ def pause_gc() -> Iterator[None]:
 
 def terminal_columns() -> int:
     """Return the width of the terminal in columns; 80 without a terminal."""
-    import shutil  # slow to import, and most commands do not need it
+    import shutil  # imported only if needed, because the import is slow
 
     return shutil.get_terminal_size((80, 24)).columns
 
 
 def silence_stdout() -> None:
-    """Redirect standard output to the null device, so that buffered text is dropped."""
+    """Redirect standard output to the null device, which also discards buffered text."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, sys.stdout.fileno())

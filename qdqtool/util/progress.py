@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, one line a minute elsewhere."""
+"""Progress of long work on stderr: a bar on a terminal, else one line per minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINE_SECONDS = 60.0
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yield items and report how many of them are done.
+    """Yield items, and report on stderr how many of them are done.
 
     Args:
         items: Items to go through.
@@ -26,14 +26,15 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     from rich.console import Console
     from rich.progress import track as rich_track
 
-    stream = getattr(sys.stderr, "unfiltered", sys.stderr)  # a bar needs control characters
+    # The bar needs control characters, which the command line's stderr escapes.
+    stream = getattr(sys.stderr, "unfiltered", sys.stderr)
     yield from rich_track(
         items, description, total=total, console=Console(file=stream), transient=True
     )
 
 
 def _print_lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
-    """Yield items and print a line every minute; nothing if the work takes less."""
+    """Yield items, and print a line to stderr every minute; none in the first minute."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     start = last_line = time.monotonic()

@@ -1,7 +1,7 @@
-"""Frozen records, which behave as frozen dataclasses.
+"""Frozen records, which behave like frozen dataclasses and are faster to define.
 
-Every command imports about forty small classes. Python's decorator compiles six functions for each
-of them, which takes up to a millisecond; a record uses the functions of this module.
+Every command imports about 40 small classes. Python's dataclass decorator compiles six functions
+for each class, which takes up to a millisecond. All records share the functions of this module.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _NAMES = "_names"
 
 @dataclass_transform(frozen_default=True)
 def record(kind: type[T]) -> type[T]:
-    """Turn a class into a record, whose fields are the annotations of its bases and itself.
+    """Class decorator that adds the methods of a frozen dataclass.
 
-    Records are compared, hashed and printed by the values of their fields, unless the class defines
-    these methods. Default values must not be mutable, because all records share them. ``ClassVar``
-    annotations are not fields.
+    The fields are the annotations of the class and its base classes, except ``ClassVar``.
+    Comparison, hash and ``repr`` use the values of all fields, unless the class defines these
+    methods itself. Default values must not be mutable, because all records share them.
     """
     fields = list(getattr(kind, "_fields", ()))
     defaults = dict(getattr(kind, "_defaults", ()))
@@ -48,10 +48,11 @@ def record(kind: type[T]) -> type[T]:
 
 
 class SharedTuple(tuple[T, ...]):
-    """Tuple that many records contain; it caches results that are computed from its items.
+    """Tuple that many records share, with a cache of results computed from its items.
 
     Attributes:
-        more: Place where the search for items stopped early. Empty if the items are complete.
+        more: Name of the node at which the search for items stopped; empty if the items are
+            complete.
     """
 
     more: str
@@ -85,10 +86,10 @@ def once(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
 
 
 def collect_names(item: Any) -> tuple[str, ...]:
-    """Return the distinct texts in a record, and in the records and tuples inside it.
+    """Return the distinct texts in a record, including nested records and tuples.
 
-    The fields ``unnamed_fields`` of a class (default: ``op`` and ``shape``) are left out. The
-    result is cached.
+    A class attribute ``unnamed_fields`` lists fields to leave out (default: ``op`` and ``shape``).
+    The result is cached in the record.
     """
     cache = vars(item)
     if _NAMES not in cache:
@@ -99,12 +100,12 @@ def collect_names(item: Any) -> tuple[str, ...]:
     return result
 
 
-# Most fields; skipped early to save time.
+# Most fields have these types, which contain no names. Skipping them early saves time.
 _NAMELESS_TYPES = frozenset((int, float, bool, type(None)))
 
 
 def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
-    """Add the names in a value, and mark the value as visited."""
+    """Add the texts in a value to `names`, and the value's id to `visited`."""
     if id(value) in visited:
         return
     kind = type(value)
@@ -137,15 +138,15 @@ def _names_of(parts: Sequence[Any]) -> dict[str, None]:
 
 
 def field_values(item: Any) -> tuple[Any, ...]:
-    """Return the values of all fields of a record, in their order."""
+    """Return the values of all fields of a record, in the order of the fields."""
     values = item.__dict__
     return tuple([values[name] for name in item._fields])
 
 
 def to_json_fields(item: Any, *names: str) -> dict[str, Any]:
-    """Return some or all fields of a record or dataclass as JSON values.
+    """Return fields of a record or dataclass as JSON values, by name; all fields by default.
 
-    Values with a method ``as_json`` are converted by this method. Enumerations become texts.
+    Objects with a method ``as_json`` are converted with this method. Enumerations become texts.
     """
     fields = names or getattr(item, "_fields", None) or item.__dataclass_fields__
     return {name: _to_json(getattr(item, name)) for name in fields}
@@ -160,7 +161,7 @@ def _to_json(value: Any) -> Any:
 
 
 def nearest(table: Mapping[type, T], kind: type) -> T | None:
-    """Return the entry of a class or of its nearest base class; None without an entry."""
+    """Return the table entry of a class or of its nearest base class; None without an entry."""
     return next((table[base] for base in kind.__mro__ if base in table), None)
 
 
@@ -183,7 +184,9 @@ def _init(self: Any, *args: Any, **named: Any) -> None:
         or any(name not in values for name in fields)
         or not named.keys().isdisjoint(positional)
     ):
-        raise TypeError(f"{type(self).__name__}({', '.join(fields)}): got {args} and {named}")
+        raise TypeError(
+            f"{type(self).__name__} needs the fields {', '.join(fields)}; got {args} and {named}"
+        )
     self.__dict__.update(values)
 
 

@@ -14,14 +14,15 @@ from typing import IO
 def run_command(
     command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL
 ) -> int | None:
-    """Run a command without a shell and return its exit code; None after a timeout.
+    """Run a command without a shell, and return its exit code; None after a timeout.
 
-    The command runs in its own process group. All processes of this group are killed at the end.
+    The command runs in its own process group. At the end, all remaining processes of the group are
+    killed.
 
     Args:
         command: Program and arguments.
-        timeout: Seconds.
-        output: File or descriptor for its output and errors.
+        timeout: Maximum time in seconds.
+        output: File or descriptor for standard output and standard error.
 
     Raises:
         OSError: The command cannot be started.
@@ -42,8 +43,8 @@ def run_command(
 
 
 def end_process_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that was started with `start_new_session`, and its group."""
-    with contextlib.suppress(OSError):  # the processes have already ended
+    """Kill a process that was started with `start_new_session`, and all processes it started."""
+    with contextlib.suppress(OSError):  # raised if all processes have already ended
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
         else:
@@ -52,5 +53,5 @@ def end_process_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def temporary_folder(purpose: str = "") -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder ``qdqtool-...`` that is removed at the end of its block."""
+    """Create a folder ``qdqtool-...`` as a context manager, which removes the folder at the end."""
     return tempfile.TemporaryDirectory(prefix=f"qdqtool-{purpose}", ignore_cleanup_errors=True)

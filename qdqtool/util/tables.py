@@ -1,4 +1,4 @@
-"""Read the tables of the package: TOML with a schema, and fields separated by tabs."""
+"""Read the package's own tables: TOML with a schema, and tab-separated files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_VERBATIM_FIELDS = ("pattern",)  # fields whose spaces are kept
+_VERBATIM_FIELDS = ("pattern",)  # fields whose line breaks and spaces are kept
 _type_hints = functools.cache(get_type_hints)
 
 
 def read_sections(path: Path) -> Mapping[str, Any]:
-    """Return the sections of a TOML file. Each section is parsed when it is first read.
+    """Return the sections of a TOML file; each section is parsed on first access.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -30,7 +30,7 @@ def read_sections(path: Path) -> Mapping[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a tab-separated file by the names in its first line.
+    """Return the rows of a tab-separated file; the first line has the column names.
 
     Lines that begin with ``#`` are comments.
     """
@@ -42,7 +42,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 class LazyEntries(Mapping[str, T]):
-    """Mapping whose entries are created on first access, because a command needs few."""
+    """Mapping whose entries are created on first access, because a command needs only a few."""
 
     def __init__(self, sources: Mapping[str, Any], make: Callable[[str, Any], T]) -> None:
         self._sources, self._make = sources, make
@@ -64,7 +64,7 @@ class LazyEntries(Mapping[str, T]):
 
 
 def join_lines(text: str) -> str:
-    """Return a text of several lines as one line."""
+    """Join the lines of a text: replace each run of white space by one space."""
     return " ".join(text.split())
 
 
@@ -72,19 +72,21 @@ def make_entry(kind: type[T], fields: Mapping[str, Any], entry_name: str) -> T:
     """Create a record from the fields of an entry in a table.
 
     Args:
-        kind: The record class. Its fields are the schema: a text, a boolean, a list of texts (as a
-            tuple), an enumeration by its value, or an object of the field's type.
-        fields: The fields by name.
-        entry_name: The entry's name, for messages.
+        kind: Record class, whose fields are the schema. A field may be a text, a boolean, a list of
+            texts (as a tuple), an enumeration (by value), or an object of the field's type.
+        fields: Values by field name.
+        entry_name: Name of the entry for messages.
 
     Raises:
-        ValueError: A field is missing, unknown, empty or of another type.
+        ValueError: A field is missing, unknown, empty or has another type.
     """
     names, defaults = kind._fields, kind._defaults  # type: ignore[attr-defined]
     unknown = fields.keys() - set(names)
     missing = [name for name in names if name not in defaults and name not in fields]
     if unknown or missing:
-        reason = f"unknown {', '.join(sorted(unknown))}" if unknown else f"no {', '.join(missing)}"
+        reason = f"unknown field {', '.join(sorted(unknown))}"
+        if not unknown:
+            reason = f"missing field {', '.join(missing)}"
         raise ValueError(f"{entry_name}: {reason}")
     hints = _type_hints(kind)  # type: ignore[arg-type]
     return kind(
@@ -96,7 +98,7 @@ def _convert(hint: Any, value: Any, name: str, entry_name: str) -> Any:
     """Convert a value of a table to the type of a record's field.
 
     Raises:
-        ValueError: The value is empty or of another type.
+        ValueError: The value is empty or has another type.
     """
     if isinstance(value, str) and name not in _VERBATIM_FIELDS:
         value = join_lines(value)
@@ -106,7 +108,7 @@ def _convert(hint: Any, value: Any, name: str, entry_name: str) -> Any:
         if all(isinstance(v, element) for v in value):
             return tuple(value)
         raise ValueError(f"{entry_name}.{name}: {value!r} is not a list of {kinds[0].__name__}")
-    kind = kinds[0] if len(kinds) == 1 else hint  # X | None
+    kind = kinds[0] if len(kinds) == 1 else hint  # X for a field of type X | None
     if isinstance(kind, type):
         if issubclass(kind, enum.Enum):
             return kind(value)

@@ -1,8 +1,9 @@
-"""Text for terminals, logs and JSON: no control characters, one line, short.
+"""Format text for terminals, logs and JSON: short, on one line, without control characters.
 
-Names in models, logs, JSON and archives come from others. An escape sequence in a name would run in
-the user's terminal, and some JSON readers reject C1 codes. The filter for both is here. The command
-line puts it on stdout and stderr, and code that writes an answer to a file uses it as well.
+Names in models, logs, JSON and archives are untrusted. The user's terminal would execute an escape
+sequence in a name, and some JSON readers reject C1 control characters. :func:`escape_hidden`
+escapes such characters. The command line applies it to stdout and stderr; code that writes results
+to files calls it as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TextIO
 
 # Characters to escape: C0 (except tab and newline), DEL and C1; separators that some terminals
 # treat as newlines; marks that are invisible or change the text direction; single surrogates, which
-# Python uses for file names that are not UTF-8; characters that XML forbids; invisible tag
+# Python uses in file names that are not valid UTF-8; characters that XML forbids; invisible tag
 # characters.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
@@ -49,7 +50,7 @@ def _escape(text: str) -> str:
 
 
 def escape_unencodable(text: str, stream: TextIO) -> str:
-    """Return a text with escapes for characters that a stream cannot encode."""
+    """Escape the characters of a text that a stream's encoding does not have."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "escapes").decode(encoding)
 
@@ -64,12 +65,12 @@ codecs.register_error("escapes", _handle_encode_error)
 
 
 def one_line(text: str) -> str:
-    """Return text on one line: each run of white space becomes one space."""
+    """Return a text on one line: replace runs of white space by one space, escape hidden ones."""
     return escape_hidden(" ".join(text.split()))
 
 
 def reason_of(error: BaseException, length: int = 200, *, first_line: bool = False) -> str:
-    """Return the message of an exception on one line, or the name of its class.
+    """Return an exception's message on one line; the name of its class if the message is empty.
 
     Args:
         error: Exception of another package or of the user.
@@ -78,7 +79,7 @@ def reason_of(error: BaseException, length: int = 200, *, first_line: bool = Fal
     """
     try:
         text = str(error)
-    except Exception:  # ``str`` of a user's class may fail
+    except Exception:  # the user's class may define a ``__str__`` that fails
         text = ""
     if first_line:
         text = next(iter(text.strip().splitlines()), "")
@@ -86,7 +87,7 @@ def reason_of(error: BaseException, length: int = 200, *, first_line: bool = Fal
 
 
 def brief_repr(value: object) -> str:
-    """Return the beginning of a value's `repr` on one line, for a message."""
+    """Return the first 60 characters of a value's `repr` on one line, for a message."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # ``repr`` of a user's class or of a huge integer may fail
@@ -95,7 +96,7 @@ def brief_repr(value: object) -> str:
 
 
 def drop_repeated_sentences(texts: Sequence[str]) -> list[str]:
-    """Return texts without sentences that an earlier text already contains."""
+    """Remove each sentence from a text if an earlier text contains the sentence."""
     seen: set[str] = set()
     results = []
     for text in texts:
@@ -106,12 +107,12 @@ def drop_repeated_sentences(texts: Sequence[str]) -> list[str]:
 
 
 def format_count(number: int | str | None, word: str) -> str:
-    """Return ``1 layer`` or ``2 layers``."""
+    """Return a number and a noun in singular or plural: ``1 layer``, ``2 layers``."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def format_count_were(number: int, word: str) -> str:
-    """Return ``1 layer was`` or ``2 layers were``."""
+    """Return a number, a noun and a verb: ``1 layer was``, ``2 layers were``."""
     return f"{format_count(number, word)} {'was' if number == 1 else 'were'}"
 
 
@@ -122,14 +123,14 @@ def format_list(items: Sequence[str], most: int = 4) -> str:
 
 
 def keep_end(name: str, width: int) -> str:
-    """Return the end of a name, which distinguishes nodes, in at most `width` characters."""
+    """Return the last part of a name in at most `width` characters; names differ at the end."""
     return name if len(name) <= width else f"...{name[-(width - 3) :]}"
 
 
 def cut_middle(name: str, width: int) -> str:
-    """Return a name in at most `width` columns, without its middle if it is too long.
+    """Shorten a name to `width` characters (at least 20) by cutting the middle.
 
-    Layers usually differ at the beginning or end of their names.
+    Names of layers usually differ at the beginning or at the end.
     """
     width = max(20, width)
     if len(name) <= width:
@@ -139,7 +140,7 @@ def cut_middle(name: str, width: int) -> str:
 
 
 def format_layer_counts(convolutions: int, products: int) -> str:
-    """Return ``74 (1 convolution, 73 matrix products)`` or, for one kind, ``64 convolutions``."""
+    """Return text such as ``74 (1 convolution, 73 matrix products)`` or ``64 convolutions``."""
     of_convolutions = format_count(convolutions, "convolution")
     of_products = format_count(products, "matrix product")
     if convolutions and products:

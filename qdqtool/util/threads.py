@@ -1,4 +1,4 @@
-"""Run tasks from one iterable in several threads, and collect their results."""
+"""Process the items of one iterable in several threads, and collect the results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ R = TypeVar("R")
 
 
 class SharedTasks(Generic[T]):
-    """Iterable of tasks that several threads share; each thread gets different tasks.
+    """Iterable that several threads can share: each task goes to one thread.
 
     Attributes:
-        stopped: Whether the work was stopped. Long tasks may check it to end early.
+        stopped: Whether no more tasks are handed out. Long tasks may check this to end early.
     """
 
     def __init__(self, tasks: Iterable[T]) -> None:
@@ -25,7 +25,7 @@ class SharedTasks(Generic[T]):
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[T]:
-        """Yield tasks that no other thread gets, until they are stopped or used up."""
+        """Yield tasks that no other thread receives, until all are done or work is stopped."""
         while True:
             with self._lock:
                 if self.stopped:
@@ -47,12 +47,13 @@ def run_threads(
     When the generator ends, all threads have ended.
 
     Args:
-        tasks: Tasks of the workers. They are stopped if a worker fails or the generator is closed.
-        workers: Functions with one argument: a function that they call with each result.
-        on_stop: Called when the work ends, to wake up workers that wait for something.
+        tasks: Tasks that the workers share, which are stopped if a worker fails or the generator is
+            closed.
+        workers: Functions that receive a callback and call it with each result.
+        on_stop: Function that is called when the work ends, to wake up waiting workers.
 
     Raises:
-        BaseException: The exception of a worker.
+        BaseException: A worker raised this exception.
     """
     if not workers:
         return

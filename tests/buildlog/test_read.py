@@ -10,6 +10,7 @@ import operator
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -324,6 +325,28 @@ def test_log_of_torch_tensorrt(form: str) -> None:
     assert [(m.level, m.text) for m in build.messages] == [
         (m.level, m.text) for m in expected.messages
     ]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda line, level: {
+            "log": f"{line}\n",
+            "stream": "stderr",
+            "time": "2026-01-02T10:11:12Z",
+        },
+        lambda line, level: {"level": level, "message": split_prefix(line.encode())[2].decode()},
+        lambda line, level: {"levelname": level, "msg": split_prefix(line.encode())[2].decode()},
+    ],
+    ids=["Docker", "message", "msg"],
+)
+def test_log_with_a_json_object_per_line(wrap: Callable[[str, str], dict[str, str]]) -> None:
+    levels = {"V": "debug", "I": "INFO", "W": "WARNING", "E": "ERROR", "": "info"}
+    lines = [wrap(line, levels[split_prefix(line.encode())[0]]) for line in LOG.splitlines()]
+    build, expected = read("\n".join(map(json.dumps, lines))), read(LOG)
+    assert build.tensorrt == expected.tensorrt
+    assert [e.event for e in build.trace] == [e.event for e in expected.trace]
+    assert [x.name for x in build.layers] == [x.name for x in expected.layers]
 
 
 def test_stamped_line_inside_another_line() -> None:

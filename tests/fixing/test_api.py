@@ -194,7 +194,8 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
     scale = 0.05 * reach / 127
     x = image(1, 16, 8, 8)
     got = run(fixed.proto, x=x)[1]
-    assert np.allclose(got, quantize(x, scale, 0, -128, 127), atol=1e-6)
+    source = np.maximum(x, 0) if reach == 255 else x  # a range that begins at 0 clips as a Relu
+    assert np.allclose(got, quantize(source, scale, 0, -128, 127), atol=1e-6)
 
 
 @pytest.mark.parametrize("op", ["Identity", "Transpose"])

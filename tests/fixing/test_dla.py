@@ -154,6 +154,26 @@ def test_asymmetric_scales_become_symmetric_ones_of_the_same_range(zero: Any, am
     assert translate(model).scales.scales["x"] == pytest.approx(0.5 * amax / 127)
 
 
+def test_clipping_of_quantizers_remains_in_the_float_model() -> None:
+    """A range from 0 is a Relu; weights beyond the range of their scale are clipped."""
+    model = change_quantizers(quantize(one_layer()), "x", scale=np.float32(0.1), zero=np.uint8(0))
+    (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
+    scale = next(t for t in model.graph.initializer if t.name == q.input[1])
+    halved = numpy_helper.to_array(scale) / 2
+    scale.CopyFrom(numpy_helper.from_array(halved, scale.name))
+    translation = translate(model)
+    (sample, *_) = images()
+    floats = open_session(translation.model.SerializeToString()).run(None, sample)[0]
+    sample = {"x": np.maximum(sample["x"], 0)}
+    clipped = open_session(translation.model.SerializeToString()).run(None, sample)[0]
+    np.testing.assert_array_equal(floats, clipped)
+    conv = next(n for n in translation.model.graph.node if n.op_type == "Conv")
+    weights = next(t for t in translation.model.graph.initializer if t.name == conv.input[1])
+    largest = np.abs(numpy_helper.to_array(weights)).max(axis=(1, 2, 3))
+    np.testing.assert_allclose(largest, 128 * halved, rtol=0.01)
+    assert "weight-scales" not in note_codes(translation.notes)
+
+
 def test_largest_of_several_scales_counts() -> None:
     net = Net()
     model = net.output(net.conv("a", "x"), net.conv("b", "x")).model()
@@ -183,7 +203,7 @@ def test_trained_weight_scales_are_noted() -> None:
     for tensor in model.graph.initializer:
         array = numpy_helper.to_array(tensor)
         if array.size == 16 and array.dtype == np.float32 and (array > 0).all():
-            tensor.CopyFrom(numpy_helper.from_array(array * np.float32(0.7), tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(array * np.float32(1.5), tensor.name))
     assert note("weight-scales", count=1, first="c") in translate(model).notes
 
 

@@ -62,6 +62,13 @@ def detector() -> onnx.ModelProto:
     return g.model(g.pair(g.concat([box, score], "all"), "behind", 5.0))
 
 
+def extreme_weights() -> onnx.ModelProto:
+    g = Graph()
+    weights = np.random.default_rng(0).normal(0, 0.3, (8, 8, 1, 1)).astype(np.float32)
+    w = g.pair(g.const("w", weights), "wq", np.full(8, 1e-30), axis=0)
+    return g.model(g.op("Conv", [g.pair(g.input(1, 8, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
+
+
 def duplicate(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return two copies of a network, whose names begin with their number."""
     first, second = (onnx.compose.add_prefix(proto, prefix) for prefix in ("1.", "2."))
@@ -74,7 +81,13 @@ def duplicate(proto: onnx.ModelProto) -> onnx.ModelProto:
 def others() -> list[View]:
     return [
         View(Model(proto))
-        for proto in (shared_model(), faults(), detector(), *map(network, range(12)))
+        for proto in (
+            shared_model(),
+            faults(),
+            extreme_weights(),
+            detector(),
+            *map(network, range(12)),
+        )
     ]
 
 

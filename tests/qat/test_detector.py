@@ -281,8 +281,8 @@ def test_calibration_on_one_image_warns() -> None:
     [
         pytest.param([torch.rand(0, 3, 8, 8)], "empty", "0x3x8x8", id="empty batch"),
         pytest.param([torch.rand(1, 3, 8, 8)], "wrong-call", "batch 0", id="other channels"),
-        pytest.param([{"a": 1, "b": 2}], "unknown-keys", "fn=", id="unknown keys"),
-        pytest.param([3], "wrong-type", "fn=", id="number as batch"),
+        pytest.param([{"a": 1, "b": 2}], "unknown-keys", "give `fn`", id="unknown keys"),
+        pytest.param([3], "wrong-type", "give `fn`", id="number as batch"),
         pytest.param([("a", "b")], "batch-without-tensor", "network", id="no tensor"),
         pytest.param(torch.rand(3), "wrong-shape", "3", id="vector"),
         pytest.param(np.array([None]), "wrong-shape", "1", id="array of objects"),

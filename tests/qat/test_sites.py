@@ -503,7 +503,7 @@ def ready() -> tuple[nn.Module, Tensor]:
         (lambda x: (x, x), "wrong-call", "2 positional arguments but 3"),
         (lambda x: (), "wrong-call", "(no tensor)"),
         (lambda x: {"image": x}, "wrong-call", "'image'"),
-        (lambda x: None, "missing-argument", "sample=None"),
+        (lambda x: None, "missing-argument", "`sample` is missing"),
         (lambda x: x.numpy(), "wrong-type", "ndarray"),
         (lambda x: "x", "wrong-type", "str"),
         (lambda x: 3.5, "wrong-type", "float"),

@@ -384,7 +384,7 @@ def test_modules_divide_long_chains() -> None:
 
 def test_report_for_tensorrt_rtx_has_no_layers(files: NetworkFiles) -> None:
     model = collect(files.model, target="rtx1.7").model
-    assert not model.layers and "names no layers" in model.engine.why and model.onnx.boxes
+    assert not model.layers and "layers of" in model.engine.why and model.onnx.boxes
 
 
 @pytest.mark.parametrize("names", [[], ["r"]], ids=["empty", "relu"])
@@ -497,18 +497,18 @@ def test_tuning_counts_points_without_metric(tmp_path: Path) -> None:
     (other,) = result()["others"]
     tuning = read(tmp_path, result(others=[other, {**other, "int8": 1, "metric": None}]))
     assert [p.metric for p in tuning.points if not p.on_front] == [0.95]
-    assert tuning.notes[0].startswith("1 more")
+    assert tuning.notes[0].startswith("1 configuration not drawn")
 
 
 def test_tuning_that_a_time_limit_ended_is_read(tmp_path: Path) -> None:
-    """Placements of the front that there was no time to judge have null values."""
+    """Placements of the front that were not measured in time have null values."""
     front = result()["front"]
     for i in (0, 2):
         front[i].update(metric=None, low=None, high=None)
     chosen = {**front[1], "index": 1}
     tuning = read(tmp_path, result(front=front, others=[], chosen=chosen))
     assert [(p.x, p.metric, p.chosen) for p in tuning.points] == [(3.0, 0.93, True)]
-    assert tuning.notes[0].startswith("2 more")
+    assert tuning.notes[0].startswith("2 configurations not drawn")
 
 
 def test_missing_tuning_file_is_reported(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.slow import slow_after
 from tests.timing.models import GPU, model_workload
 from tests.trt import evidence
 from tests.trt.builder import Graph
+from tests.trt.passes.test_myelin_regions import fp8_attention
 
 I8, HALF, FULL = Precision.INT8, Precision.FP16, Precision.FP32
 SHAPE = (1, 64, 20, 20)
@@ -316,6 +317,24 @@ def test_kernels_of_attention() -> None:
     assert scores.steps + mixed.steps == 1  # one kernel
     assert softmax.kind == transpose.kind == work.NOTHING
     assert skip.steps == 0 and skip.bytes_moved > 0  # part of the next kernel
+
+
+def test_kernel_of_fused_fp8_attention(g: Graph) -> None:
+    """Two heads of 16 queries, 32 keys and 64 values each; bytes of FP8."""
+    model = Model(g.model(fp8_attention(g, 64, 32)))
+    engine, prediction = model_workload(model, "trt10"), predict(model, "trt10")
+    works = {x.name: w for x, w in zip(prediction.layers, engine.layers, strict=True)}
+    attention = works["scores"]
+    assert attention.macs == 2 * (2 * 16 * 32 * 64)
+    assert (attention.precision, attention.written_as) == (Precision.FP8, Precision.FP8)
+    assert attention.read == 2 * (16 + 32 + 32) * 64
+    assert attention.written == 2 * 16 * 64
+    assert attention.steps == 1
+    unfused = model_workload(model, "10.5").all_work
+    fused = engine.all_work
+    # Both products, the scale and the Softmax are separate kernels on 10.5.
+    assert sum(w.steps for w in unfused) - sum(w.steps for w in fused) == 3
+    assert sum(w.macs for w in unfused) == sum(w.macs for w in fused)
 
 
 def test_qdq_in_a_region_adds_no_kernels() -> None:

@@ -30,10 +30,11 @@ def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) 
             ignored.
         convolutions: Simulated outcomes, with the nodes fused into each convolution.
     """
+    outcomes = {c.name: c for c in convolutions}
     report.ignored_codes = CODES if target_named(report.target).is_rtx else frozenset()
     operators.check_functions(view, report)
     operators.run(view, report)
-    operators.check_attention(view, report)
+    operators.check_attention(view, report, outcomes)
     quantizers.run(view, report)
     fp8.run(view, report)
     weights.run(view, report)
@@ -42,7 +43,7 @@ def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) 
     activation_scales.check_gains(view, report)
     heads.run(view, report)
     dead_scales.run(view, report)
-    operators.check_shapes(view, report, {c.name: c for c in convolutions})
+    operators.check_shapes(view, report, outcomes)
     floats.check_bfloat16(view, report)
     floats.check_float_types(view, report)
     floats.check_half(view, report)

@@ -190,12 +190,23 @@ def _has_quantized_input(view: View, node: Node) -> bool:
     return any(qdq.find_pair(view.model, tensor) is not None for tensor in node.inputs if tensor)
 
 
-def check_attention(view: View, report: FindingReport) -> None:
-    """Add a finding for each attention with Q/DQ whose head size has no INT8 kernel."""
+def check_attention(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
+    """Add a finding for each attention with Q/DQ that is not one kernel.
+
+    In INT8, the head size decides. In FP8, the simulation shows the Softmax in the kernel.
+    """
     for node in view.model.nodes:
         size = _head_size(view.model, node) if node.op == "MatMul" else None
-        if size and size not in INT8_HEAD_SIZES and is_computed_product(view.model, node):
-            report.add(AttentionHead(MODEL_CHECK, node.name, size), convolutions=[node.name])
+        if not size or not is_computed_product(view.model, node):
+            continue
+        outcome = outcomes.get(node.name)
+        if outcome is not None and outcome.is_fp8:
+            kind = Precision.FP8
+            is_fused = any(view.model.node(name).op == "Softmax" for name in outcome.fused)
+        else:
+            kind, is_fused = Precision.INT8, size in INT8_HEAD_SIZES
+        if not is_fused:
+            report.add(AttentionHead(MODEL_CHECK, node.name, size, kind), convolutions=[node.name])
 
 
 def _head_size(model: Model, product: Node) -> int | None:

@@ -32,7 +32,7 @@ def run(view: View, report: FindingReport) -> None:
                 MODEL_CHECK, conv.name, weights.source, weights.folded, sparse
             )
             _add(report, fault, conv)
-        elif weights.dq is not None and qdq.find_pair(view.model, conv.input(0)) is not None:
+        elif _multiplies_int8_activations(view, conv, weights):
             report.add(ProductOfActivations(MODEL_CHECK, conv.name), convolutions=[conv.name])
         _check_bias(view, report, conv)
         _check_float_types(view, report, conv)
@@ -93,6 +93,13 @@ def _float_type(view: View, tensor: str) -> Precision:
         else view.model.elem_type(tensor)
     )
     return qdq.precision_of(kind)
+
+
+def _multiplies_int8_activations(view: View, conv: Node, weights: WeightSource) -> bool:
+    """Return whether both inputs are computed and quantized; False for FP8, which is fused."""
+    if weights.dq is None or view.params(weights.dq).precision == Precision.FP8:
+        return False
+    return qdq.find_pair(view.model, conv.input(0)) is not None
 
 
 def _check_quantized_weights(

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from qdqtool.ir.operators import CONVOLVE
+from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import (
     QDQ,
     Layer,
@@ -12,8 +13,8 @@ from qdqtool.trt.layers import (
     needs_myelin,
     node_name,
 )
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
-from qdqtool.types import MyelinRegion
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
+from qdqtool.types import MyelinRegion, Precision
 
 PRODUCT = seen(
     "product",
@@ -55,6 +56,14 @@ SIDE_BY_SIDE = seen(
     "vitpose-l4-trt113",
     source="324 to 348 layers for 24 blocks with ten products of constant weights each",
 )
+FP8_ATTENTION = documented(
+    "fp8-attention",
+    "An attention whose products have FP8 Q/DQ on all inputs, and a Q after the second one, is one "
+    "kernel for head sizes of 9 to 64 and at most 3,072 keys, from 10.6 on.",
+    "release notes of 10.6 (compute capability 8.9); it is assumed for other GPUs. TensorRT-RTX "
+    "1.7.1 builds one kernel for heads of 32, 64 and 80",
+    about=("MatMul",),
+)
 _KINDS_OUTSIDE = (
     *CONVOLVE,
     *QDQ,
@@ -75,6 +84,16 @@ _POINTWISE_KINDS = (
 )
 
 
+# Layers between the two products of an attention: scale, mask, Softmax and the Q after it.
+_ATTENTION_KINDS = (
+    LayerKind.SCALE,
+    LayerKind.ELEMENTWISE,
+    LayerKind.POINTWISE,
+    LayerKind.SOFTMAX,
+    LayerKind.QUANTIZE,
+)
+
+
 class MyelinRegions(Pass):
     """Marks the regions that Myelin runs, with the Q and DQ around them that it absorbs.
 
@@ -83,7 +102,7 @@ class MyelinRegions(Pass):
     no layer is marked.
     """
 
-    cases = (PRODUCT, EDGE, INSIDE, POINTWISE, ACTIVATION, SIDE_BY_SIDE)
+    cases = (PRODUCT, EDGE, INSIDE, POINTWISE, ACTIVATION, SIDE_BY_SIDE, FP8_ATTENTION)
     is_compared = False
 
     def _apply(self, network: Network) -> None:
@@ -108,6 +127,9 @@ class MyelinRegions(Pass):
                 network.regions.append(region)
             _fuse_activations(network, members)
             _merge_products(members)
+            for product in filter(_multiplies_activations_in_fp8, members):
+                if product.outputs:  # not fused into the product before it
+                    self._fuse_attention(network, product)
 
     def _absorb(self, region: MyelinRegion, members: Collection[Layer]) -> None:
         """Mark the layers of a region, and absorb each Q and DQ that only the region needs."""
@@ -151,6 +173,45 @@ class MyelinRegions(Pass):
         else:
             return
         dq.region = region
+
+    def _fuse_attention(self, network: Network, scores: Layer) -> None:
+        """Fuse an FP8 attention into the layer of its first product, if the target fuses it."""
+        chain = _find_attention(scores)
+        if not chain:
+            return
+        queries, result = scores.data.shape, scores.out.shape
+        sizes = (queries[-1] if queries else None), (result[-1] if result else None)
+        if not fault_checks.fuses_fp8_attention(*sizes, self.target.fp8_head):
+            return
+        scores.int8_out = chain[-1].int8_out
+        for layer in chain:
+            network.absorb_consumer(scores, layer, scores.name)
+        scores.add_cases(FP8_ATTENTION)
+
+
+def _find_attention(scores: Layer) -> list[Layer]:
+    """Return the layers of an FP8 attention after its first product, up to the second product.
+
+    Empty if another layer reads one of their results, if the probabilities have no Q, or if no Q
+    is after the second product.
+    """
+    chain: list[Layer] = []
+    layer = scores.out.single_consumer()
+    while layer is not None and len(chain) < _MAX_HOPS:
+        chain.append(layer)
+        if _multiplies_activations_in_fp8(layer):
+            kinds = [link.kind for link in chain]
+            has_softmax = kinds.count(LayerKind.SOFTMAX) == kinds.count(LayerKind.QUANTIZE) == 1
+            return chain if has_softmax and layer.int8_out and chain[-2].out is layer.data else []
+        if layer.kind not in _ATTENTION_KINDS and not _keeps_order(layer):
+            break
+        layer = layer.out.single_consumer()
+    return []
+
+
+def _multiplies_activations_in_fp8(layer: Layer) -> bool:
+    is_product = layer.kind == LayerKind.MATRIX_MULTIPLY and not layer.weights.constant
+    return is_product and layer.int8 and layer.quantized_type == Precision.FP8
 
 
 def _fuse_activations(network: Network, members: Iterable[Layer]) -> None:

@@ -1,11 +1,13 @@
 """MyelinRegions: the layer listings of gemm-mlp-trt10 and linear-orinnano-trt103, as tables of our own."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from qdqtool.formats.verdicts import verdict
 from qdqtool.prediction import predict
-from qdqtool.types import Prediction
+from qdqtool.types import Evidence, Precision, Prediction
 from tests.trt.builder import Graph
 
 
@@ -71,6 +73,19 @@ def test_matmul_of_quantized_input_writes_float(g: Graph) -> None:
     result = predict_graph(g, g.op("MatMul", [x, w], "q_proj"))
     assert outcomes(result) == [("q_proj", "INT8", "FLOAT", None)]
     assert [r.kernels for r in result.regions] == [["in.Q"]] and result.conversions == 0
+
+
+def test_engine_nodes_count_a_region_as_one_layer(g: Graph) -> None:
+    """A DETR whose listing has hundreds of kernels was published with 57 to 72 engine nodes."""
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "a", 16), "r")
+    w = g.pair(g.const("w", np.ones((8, 8), np.float32)), "wq", np.full(8, 0.01), axis=1)
+    result = predict_graph(g, g.op("MatMul", [g.pair(x, "in", 0.05), w], "product"))
+    assert [layer.type for layer in result.layers][-1] == "MatrixMultiply"
+    (region,) = result.regions
+    inside = {*region.nodes, *region.kernels}
+    outside = [layer for layer in result.layers if inside.isdisjoint(layer.nodes)]
+    assert result.engine_nodes == len(outside) + 1
+    assert result.as_json()["summary"]["engine_nodes"] == result.engine_nodes
 
 
 def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
@@ -150,7 +165,24 @@ def linear_gelu(g: Graph) -> str:
     return g.op("MatMul", [y, weights], "fc2")
 
 
+def fp8_attention(
+    g: Graph, head: int = 64, keys: int = 16, *, probabilities: bool = True, after: bool = True
+) -> str:
+    """Build an attention of two heads with FP8 Q/DQ, whose scores are scaled."""
+    g.opset, g.fp8 = 19, True
+    q, k, v = (
+        g.pair(g.op("Neg", g.input(1, 2, *shape, name=name), f"{name}n"), f"{name}.pair")
+        for name, shape in (("q", (16, head)), ("k", (head, keys)), ("v", (keys, head)))
+    )
+    scores = g.op("Mul", [g.op("MatMul", [q, k], "scores"), g.const("scale", 0.125)], "scaled")
+    softmax = g.op("Softmax", scores, "softmax", axis=-1)
+    softmax = g.pair(softmax, "p.pair") if probabilities else softmax
+    values = g.op("MatMul", [softmax, v], "values")
+    return g.op("Neg", g.pair(values, "end.pair") if after else values, "end")
+
+
 GRAPHS = {
+    "MyelinRegions/fp8-attention": (fp8_attention, "trt10"),
     "MyelinRegions/side-by-side": (lambda g: projections(g, "q", "k", "v"), "trt10"),
     "MyelinRegions/activation": (linear_gelu, "trt10"),
 }
@@ -174,3 +206,46 @@ def test_activation_is_part_of_the_product_on_10(g: Graph, target: str, is_fused
     prediction = predict(g.model(linear_gelu(g)), target, advice=False)
     owner = next(layer for layer in prediction.layers if "act" in layer.nodes)
     assert ("fc1" in owner.nodes) == is_fused
+
+
+# FP8 attention: documented in the release notes of 10.6, seen on TensorRT-RTX ------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "is_fused"),
+    [
+        ("trt10", {}, True),
+        ("trt11", {}, True),
+        ("10.6", {}, True),
+        ("10.5", {}, False),
+        ("trt10", {"head": 16}, True),
+        ("trt10", {"head": 8}, False),
+        ("trt10", {"head": 80}, False),
+        ("trt10", {"keys": 3072}, True),
+        ("trt10", {"keys": 3073}, False),
+        ("trt10", {"probabilities": False}, False),
+        ("trt10", {"after": False}, False),
+    ],
+)
+def test_fp8_attention_is_one_layer(
+    g: Graph, target: str, options: dict[str, Any], is_fused: bool
+) -> None:
+    prediction = predict(g.model(fp8_attention(g, **options)), target)
+    layers = [x for x in prediction.layers if {"scores", "softmax", "values"} & {*x.nodes}]
+    assert len(layers) == (1 if is_fused else 3)
+    scores = prediction.convolution("scores")
+    assert scores.is_fp8 and scores.evidence == Evidence.ASSUMED
+    if is_fused:
+        assert {"scaled", "softmax", "values"} <= {*scores.fused}
+        assert [str(edge.precision) for edge in layers[0].inputs] == ["FP8"] * 3
+        assert scores.output == layers[0].outputs[0].precision == Precision.FP8
+    codes = {f.code: f.message for f in prediction.findings}
+    assert ("ATT-HEAD" in codes) != is_fused and "MATMUL-COMPUTED" not in codes
+    assert "INT8" not in codes.get("ATT-HEAD", "")
+
+
+def test_scores_with_another_consumer_are_written(g: Graph) -> None:
+    output = fp8_attention(g)
+    second = g.op("Abs", "scores:0", "abs")
+    layers = predict(g.model(output, second), "trt10", advice=False).layers
+    assert len([x for x in layers if {"scores", "values"} & {*x.nodes}]) == 2
