@@ -12,7 +12,7 @@ from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.ir import qdq
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Node
-from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
+from qdqtool.ir.operators import POOLINGS_AND_RESIZES, LayerKind, operator_of, rearranges
 from qdqtool.patterns.view import View
 from qdqtool.types import Precision, Prediction
 
@@ -112,7 +112,7 @@ def _find_dequantizer(view: View, tensor: str) -> Node | None:
     """
     producer = view.model.producer(tensor)
     for _ in range(_MAX_MOVES):
-        if producer is None or not (rearranges(producer) or producer.op in RESIZES):
+        if producer is None or not (rearranges(producer) or producer.op in POOLINGS_AND_RESIZES):
             break
         producer = view.model.producer(producer.input(0))
     return producer if qdq.is_dq(producer) else None

@@ -45,7 +45,7 @@ from qdqtool.reasons.tensors import (
     quantizer_consumers,
 )
 from qdqtool.reasons.weights import WeightsNotDequantized
-from qdqtool.trt.surroundings import have_different_scales
+from qdqtool.trt.neighbors import have_different_scales
 from qdqtool.types import Cause, Reason
 from qdqtool.util.records import replace_fields
 

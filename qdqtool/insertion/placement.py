@@ -254,7 +254,7 @@ def can_be_quantized(model: Model, node: Node) -> bool:
     )
 
 
-def _check_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
+def _check_excluded_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
     if op.lower() not in {n.op.lower() for n in model.nodes}:
         raise QdqtoolError(
             f"`exclude_op` {op}: the model has no such operator",
@@ -308,7 +308,7 @@ class _Placer:
         self._excluded = _match_patterns(candidates, rules.exclude, "exclude")
         self._included = _match_patterns(weighted, rules.include, "include")
         for op in rules.exclude_ops:
-            _check_operator(op, model, candidates)
+            _check_excluded_operator(op, model, candidates)
         self._excluded_ops = {op.lower() for op in rules.exclude_ops}
         self._varying = View(model).varying
         attentions = find_attentions(model)

@@ -559,7 +559,7 @@ SUMS = tuple(op.name for op in _TABLE if op.operation == "SUM")
 CUTS = tuple(op.name for op in _TABLE if op.cuts)
 JOINS = tuple(op.name for op in _TABLE if op.joins)
 
-RESIZES = tuple(
+POOLINGS_AND_RESIZES = tuple(
     op.name for op in _TABLE if op.passage and op.kind in (LayerKind.POOLING, LayerKind.RESIZE)
 )
 """Operators that a Q passes and that change height and width: max poolings and resizes."""

@@ -67,7 +67,7 @@ def run(view: View, report: FindingReport) -> None:
     for node in view.model.nodes:
         kind = node.op, node.domain
         if kind not in plain:
-            plain[kind] = _is_plain(node)
+            plain[kind] = _needs_no_check(node)
         if plain[kind]:
             if node.index in quantized and operator_of(node).kind in CONVOLVE:
                 _check_convolution(view, report, node)
@@ -76,7 +76,7 @@ def run(view: View, report: FindingReport) -> None:
         elif _is_unknown(node):
             unknown[node.op].append(node)
         else:
-            _check_operator(view, report, node)
+            _check_special_operator(view, report, node)
     if other_types:
         _report_other_types(view, report, other_types)
     _report_unknown(view, report, unknown)
@@ -169,7 +169,7 @@ def _report_other_types(
     )
 
 
-def _check_operator(view: View, report: FindingReport, node: Node) -> None:
+def _check_special_operator(view: View, report: FindingReport, node: Node) -> None:
     if qdq.is_qdq(node):
         return
     integers = fault_checks.integer_operator(MODEL_CHECK, node)
@@ -225,7 +225,7 @@ def _is_unknown(node: Node) -> bool:
     )
 
 
-def _is_plain(node: Node) -> bool:
+def _needs_no_check(node: Node) -> bool:
     """Return whether a node needs no check except that of a convolution's form."""
     return (
         operator_of(node).name != ""

@@ -1,5 +1,6 @@
 """HorizontalMergeQNodes."""
 
+from qdqtool.trt.neighbors import check_equal_scales
 from qdqtool.trt.passes._infra import (
     Case,
     Layer,
@@ -11,7 +12,6 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.trt.surroundings import check_equal_scales
 from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import ELIMINATING, REMOVING
 

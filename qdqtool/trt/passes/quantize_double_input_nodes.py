@@ -16,8 +16,8 @@ from qdqtool.trt.layers import (
     q_after,
     quantized_type,
 )
+from qdqtool.trt.neighbors import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.trt.surroundings import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision, Reason
 

@@ -63,7 +63,7 @@ def _is_column(model: Model, node: Node, weights: list[int]) -> bool:
     data = model.shape(node.input(0))
     if data is None or len(data) != 4 or (data[0], data[3]) != (1, 1):
         return False
-    is_pointwise = weights[2:] == [1, 1] and _is_plain(node) and not any(_ints(node, "pads"))
+    is_pointwise = weights[2:] == [1, 1] and _has_unit_steps(node) and not any(_ints(node, "pads"))
     return is_pointwise and data[1] == weights[1] <= _COLUMN_CHANNELS
 
 
@@ -170,10 +170,10 @@ def _follows_quantized_reduction(model: Model, dq: Node) -> bool:
 def _has_depthwise_kernel(node: Node, weights: list[int]) -> bool:
     """Return whether a Conv is depthwise, 7x7, without stride and dilation."""
     is_depthwise = weights[0] == node.integer("group", 1) > 1 and weights[1] == 1
-    return is_depthwise and weights[2:] == [7, 7] and _is_plain(node)
+    return is_depthwise and weights[2:] == [7, 7] and _has_unit_steps(node)
 
 
-def _is_plain(node: Node) -> bool:
+def _has_unit_steps(node: Node) -> bool:
     """Return whether a Conv has neither strides nor dilations."""
     return all(step == 1 for step in (*_ints(node, "strides"), *_ints(node, "dilations")))
 
