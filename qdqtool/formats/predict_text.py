@@ -361,16 +361,22 @@ def _add_conversions(page: TextPage, prediction: Prediction) -> None:
         page.fill(f"{finding.message.rstrip('.')}{amount}", 4, "  - ")
 
 
-def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
-    """Add the numbers of findings, and the command that changes them."""
-    groups = _group_by_code(prediction.findings)
-    notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
+def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
+    """Return the numbers of errors and of warnings, with their places, as texts."""
     counts = []
     for severity in (Severity.ERROR, Severity.WARNING):
         sizes = [len(g) for g in groups if g[0].severity == severity]
         if sizes:
             places = f" ({format_count(sum(sizes), 'place')})" if sum(sizes) > len(sizes) else ""
             counts.append(f"{format_count(len(sizes), severity.word)}{places}")
+    return counts
+
+
+def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
+    """Add the numbers of findings, and the command that changes them."""
+    groups = _group_by_code(prediction.findings)
+    notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
+    counts = _count_findings(groups)
     page.add_gap()
     page.fill(
         f"Found {' and '.join(counts)}." if counts else "No errors, no warnings.", style=Style.BOLD

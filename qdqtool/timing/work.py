@@ -43,6 +43,7 @@ class LayerWork:
         weights: Bytes of the weights.
         written: Bytes written.
         steps: Number of kernels: 1, except in a region of many operators.
+        is_matrix_product: Whether it is a MatMul or Gemm instead of a convolution.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class LayerWork:
     weights: float = 0.0
     written: float = 0.0
     steps: float = 1.0
+    is_matrix_product: bool = False
 
     @property
     def macs(self) -> float:
@@ -175,6 +177,7 @@ def product_work(node: Node, lookup_shape: ShapeLookup) -> LayerWork | None:
         written=out,
         read=count_read_elements(float(math.prod(source)), rows, depth, float(groups)),
         weights=columns * depth * groups,
+        is_matrix_product=node.op not in CONVOLUTIONS,
     )
 
 
@@ -323,16 +326,11 @@ class _LayoutTracker:
             return ()
         if layer.type in _LINEAR_TYPES:
             return () if self._keeps_shape(layer) else _LINEAR
-        is_int8 = work.precision == Precision.INT8
         if work.kind in COMPUTING:
-            if not is_int8:
-                return (_float_layout(work),)
-            if work.channels < FEW_CHANNELS and work.kind != DEPTHWISE:
-                return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS)
-            return (Layout.BLOCKS,)
+            return _computing_layouts(work)
         if work.kind in (COPY, RESIZE):
             return ()
-        if is_int8:
+        if work.precision == Precision.INT8:
             return (Layout.BLOCKS, Layout.FOURS)
         if work.precision in _HALVES:
             return (Layout.PAIRS, Layout.CHANNELS_LAST) if work.kind == POOL else _HALF_MAPS
@@ -374,3 +372,12 @@ def _float_layout(work: LayerWork) -> Layout:
     """Return the layout that a float convolution reads and writes."""
     is_starved = work.precision not in _HALVES and work.channels < FEW_CHANNELS
     return Layout.LINEAR if is_starved else Layout.CHANNELS_LAST
+
+
+def _computing_layouts(work: LayerWork) -> tuple[Layout, ...]:
+    """Return the input layouts that a convolution or product accepts."""
+    if work.precision != Precision.INT8:
+        return (_float_layout(work),)
+    if work.channels < FEW_CHANNELS and work.kind != DEPTHWISE:
+        return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS)
+    return (Layout.BLOCKS,)
