@@ -7,6 +7,7 @@ point. TensorRT imports both forms alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx
 from onnx import TensorProto
@@ -28,16 +29,21 @@ def has_custom_quantizers(model: onnx.ModelProto) -> bool:
     return is_declared and any(node.op_type in _NAMES for node in model.graph.node)
 
 
+def _constant_shapes(graph: onnx.GraphProto) -> dict[str, Sequence[int]]:
+    shapes: dict[str, Sequence[int]] = {tensor.name: tensor.dims for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            shapes[node.output[0]] = node.attribute[0].t.dims
+    return shapes
+
+
 def replace_custom_quantizers(model: onnx.ModelProto) -> None:
     """Replace the custom operators of a model by Q and DQ with zero points of FP8.
 
     The opset becomes 19, so that shapes can be inferred, unless the model has operators whose form
     changed before.
     """
-    shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            shapes[node.output[0]] = node.attribute[0].t.dims
+    shapes = _constant_shapes(model.graph)
     zero_points: dict[tuple[int, ...], str] = {}
     for node in model.graph.node:
         if node.op_type in _NAMES and node.domain == DOMAIN and len(node.input) == 2:

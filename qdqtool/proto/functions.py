@@ -309,9 +309,7 @@ class _InliningScope:
         del nodes[:]
         nodes.extend(expanded)
 
-    def _copy_body(self, call: onnx.NodeProto, body: _FunctionBody) -> list[onnx.NodeProto]:
-        """Return the nodes that compute a call's outputs from its inputs."""
-        function, prefix = body.function, self._unique_prefix(call)
+    def _check_call(self, call: onnx.NodeProto, function: onnx.FunctionProto, prefix: str) -> None:
         if len(call.input) > len(function.input) or len(call.output) > len(function.output):
             raise ModelError(
                 f"node '{prefix}' calls function '{function.name}' with more inputs or outputs "
@@ -320,6 +318,11 @@ class _InliningScope:
                 code="node-damaged",
                 node=prefix,
             )
+
+    def _copy_body(self, call: onnx.NodeProto, body: _FunctionBody) -> list[onnx.NodeProto]:
+        """Return the nodes that compute a call's outputs from its inputs."""
+        function, prefix = body.function, self._unique_prefix(call)
+        self._check_call(call, function, prefix)
         tensors = dict.fromkeys(function.input, "")
         tensors.update(zip(function.input, call.input, strict=False))
         copies = []

@@ -256,6 +256,12 @@ def _fits_window(
         return False
     if not all(0 <= number <= _LARGE_SIZE for numbers in stated.values() for number in numbers):
         return False
+    return _has_positive_sizes(kernel, stated, node.op_type == "ConvTranspose")
+
+
+def _has_positive_sizes(
+    kernel: Sequence[int], stated: Mapping[str, list[int]], is_transposed: bool
+) -> bool:
     rank = len(kernel)
     strides = stated.get("strides", [1] * rank)
     dilations = stated.get("dilations", [1] * rank)
@@ -265,7 +271,6 @@ def _fits_window(
         return False
     for axis in range(rank):
         extent = dilations[axis] * (kernel[axis] - 1) + 1 - pads[axis] - pads[axis + rank]
-        is_transposed = node.op_type == "ConvTranspose"
         if is_transposed and added[axis] + extent < strides[axis]:
             return False
         if not is_transposed and extent >= 2 * strides[axis]:
@@ -328,12 +333,16 @@ def _makes_large_tensors(
         if lengths.get(tensor, 0) > limits.RANK:
             return True
         if tensor in constants:
-            values = _small_values(constants[tensor])
-            if values is None or max(map(abs, values), default=0) > _LARGE_SIZE:
+            if _has_large_values(constants[tensor]):
                 return True
         elif tensor and node.op_type == "Slice":  # a step of 2^31 never ends
             return True
     return False
+
+
+def _has_large_values(tensor: onnx.TensorProto) -> bool:
+    values = _small_values(tensor)
+    return values is None or max(map(abs, values), default=0) > _LARGE_SIZE
 
 
 def _largest_input(proto: onnx.ModelProto) -> int:

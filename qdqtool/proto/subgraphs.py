@@ -234,13 +234,12 @@ def extract_part(
         for sparse in whole.sparse_initializer
         if sparse.values.name in needed and sparse.values.name not in fed
     )
-    if whole.quantization_annotation:
-        tensors = needed.union(*(node.output for node in part_nodes))
-        graph.quantization_annotation.extend(
-            annotation
-            for annotation in whole.quantization_annotation
-            if annotation.tensor_name in tensors
-        )
+    tensors = needed.union(*(node.output for node in part_nodes))
+    graph.quantization_annotation.extend(
+        annotation
+        for annotation in whole.quantization_annotation
+        if annotation.tensor_name in tensors
+    )
     return part, needed
 
 

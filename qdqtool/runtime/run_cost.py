@@ -130,8 +130,8 @@ def _sizes(model: Model, tensor: str) -> list[int]:
 
 def _operations(model: Model, node: Node) -> int:
     """Return the multiplications of a node, at least one for each element read or written."""
-    written = sum(_count(model.shape(t)) for t in node.outputs if t)
-    moved = max(written, sum(_count(model.shape(t)) for t in node.inputs if t))
+    written = sum(_count(model.shape(t)) for t in filter(None, node.outputs))
+    moved = max(written, sum(_count(model.shape(t)) for t in filter(None, node.inputs)))
     if node.domain not in DOMAINS:
         return moved
     weights = _sizes(model, node.input(3 if node.op == "QLinearConv" else 1))
