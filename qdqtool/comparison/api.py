@@ -46,7 +46,9 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons.operators import IntegerOperator
 from qdqtool.reasons.quantizers import UnsignedZeroPoint
+from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import TimingOptions
+from qdqtool.trt.gpu_support import require_gpu_support
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util import compression
@@ -257,6 +259,9 @@ def _compare_models(
     first: Model, second: Model, target: str | Target | None, gpu: str | None
 ) -> Comparison:
     resolved = target_named(target if target is not None else DEFAULT_TARGET)
+    if gpu is not None:
+        device = choose_gpu(gpu)
+        require_gpu_support(resolved, device.cc, device.name)
     titles = distinct_names([first.path or "first model"], [second.path or "second model"])
     a, b = (
         ModelSide(View(model), _predict(model, resolved, gpu), title)

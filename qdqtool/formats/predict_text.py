@@ -46,11 +46,13 @@ class NextOptions(NamedTuple):
         target: ``--target`` and ``--strongly-typed``.
         gpu: ``--gpu``, if there is one.
         images: ``--calib`` and how images are prepared.
+        precision: ``--precision`` of ``insert``, if INT8 is not the fastest type of a float model.
     """
 
     target: str = ""
     gpu: str = ""
     images: str = ""
+    precision: str = ""
 
 
 def render(
@@ -106,7 +108,10 @@ def render(
 
         page.add_heading(f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
         page.add_lines(*map(render_event, prediction.trace))
-    _add_closing(page, prediction, options or NextOptions(target_option(target.display_name)))
+    options = options or NextOptions(target_option(target.display_name))
+    if any(time.fastest not in (None, Precision.INT8) for time in times):
+        options = options._replace(precision=" --precision auto")
+    _add_closing(page, prediction, options)
     return page
 
 
@@ -389,7 +394,7 @@ def target_option(name: str) -> str:
 def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
     """Add the commands that make a better model: ``fix``, or ``insert`` from the float model."""
     path = prediction.model.path or "MODEL.onnx"
-    insert = f"--calib images/{options.target}{options.gpu}"
+    insert = f"--calib images/{options.target}{options.precision}{options.gpu}"
     if verdicts.has_no_qdq(prediction):
         page.add_lines("Quantize it, with a few hundred of your images:")
         page.add_command("", f"qdqtool insert {shlex.quote(path)} {insert}")

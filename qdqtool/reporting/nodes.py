@@ -629,6 +629,8 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
     prediction.time = subject.time.as_json()
     prediction.compute_capabilities = target.capability_names or [gpu.cc]
     prediction.findings += gpu_findings(prediction, gpu, model)
+    if build is None and describe_rejection(prediction):
+        subject.time = None  # the page shows no times of an engine that cannot be built
 
 
 def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
