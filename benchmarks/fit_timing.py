@@ -31,6 +31,7 @@ Array = npt.NDArray[np.float64]
 
 # What a call from Python, without a CUDA graph, takes more for each kernel: of those measurements, not of the GPU.
 HOST = "host_us"
+CALL = "call_us"  # of Ultralytics' predictor in Python, for each call
 GAP = "gap_us"  # between two kernels of an engine that is enqueued without a CUDA graph, as trtexec does by default
 GAP_MYELIN = "gap_myelin_us"  # the same on Blackwell
 START = {
@@ -55,6 +56,7 @@ START = {
     "few_copy": 0.3,
     "pool": 0.55,
     HOST: 1.0,
+    CALL: 500.0,
     GAP: 0.8,
     GAP_MYELIN: 0.4,
     "layout": 0.45,
@@ -62,10 +64,12 @@ START = {
     "int8_myelin": 0.8,
     "to_float_old": 0.65,  # the one such layer of a TITAN RTX takes 1.5 times what those that write INT8 do
 }
-# How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached.
-SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 1.0, 0.2
+# How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached. A weak
+# prior of the others let constants of few layers (few_fp16: 130 to 490) move when a network was left out.
+LOOSE_PRIOR, SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 0.1, 1.0, 0.2
 GAIN_WEIGHT = 1.0  # of a measured pair; one network on one GPU has .3. Users choose by the gain
 FIRM = ("dram", "overlap", "floor_us")
+LOOSE = ("floor_myelin", "int8_myelin", GAP_MYELIN, HOST, CALL)  # starts without a source
 
 
 class Model:
@@ -81,6 +85,7 @@ class Model:
             [float(w.kind != work.NOTHING) * w.steps for w, *_ in works], self.starts
         )
         self.launches = kernels * [m.label.startswith("python ") for m in data]
+        self.calls = np.asarray([m.label.startswith("python yolo") for m in data], dtype=float)
         enqueued = kernels * [m.label.startswith(("trtexec ", "blind ", "gain ")) for m in data]
         is_myelin = np.asarray([m.gpu.fuses_conversions for m in data])
         self.enqueued, self.enqueued_myelin = enqueued * ~is_myelin, enqueued * is_myelin
@@ -88,6 +93,7 @@ class Model:
     def seconds(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
         kernels = physics.kernel_seconds(self.features, constants, factors)
         waiting = self.launches * constants[HOST] + self.enqueued * constants[GAP]
+        waiting += self.calls * constants[CALL]
         waiting = (waiting + self.enqueued_myelin * constants[GAP_MYELIN]) * 1e-6
         total: Array = np.add.reduceat(kernels, self.starts) + self.overhead + waiting
         return total
@@ -111,12 +117,9 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
     model = Model(data)
     architectures = sorted({m.gpu.cc for m in data})
     start = np.concatenate([np.log(list(START.values())), np.zeros(len(architectures))])
-    prior = np.sqrt(
-        np.asarray(
-            [FIRM_PRIOR if n in FIRM else SHARED_PRIOR for n in START]
-            + [ARCHITECTURE_PRIOR] * len(architectures)
-        )
-    )
+    priors = dict.fromkeys(START, SHARED_PRIOR)
+    priors |= dict.fromkeys(FIRM, FIRM_PRIOR) | dict.fromkeys(LOOSE, LOOSE_PRIOR)
+    prior = np.sqrt([*priors.values(), *[ARCHITECTURE_PRIOR] * len(architectures)])
     # The gain of a pair counts beside both times; only under trtexec, as calls from Python hold more than the engine.
     pairs = [
         (p.half, p.integer)
@@ -300,9 +303,10 @@ def main() -> int:
         data = {
             "made_by": "benchmarks/fit_timing.py --write",
             "values": rounded(
-                {k: v for k, v in constants.items() if k not in (HOST, GAP, GAP_MYELIN)}
+                {k: v for k, v in constants.items() if k not in (HOST, CALL, GAP, GAP_MYELIN)}
             ),
             HOST: float(f"{constants[HOST]:.3g}"),
+            CALL: float(f"{constants[CALL]:.3g}"),
             "architectures": rounded(factors),
             "overhead_us": OVERHEAD,
             GAP: float(f"{constants[GAP]:.3g}"),

@@ -162,6 +162,7 @@ class JudgedPair:
         time: Estimate.
         layers: Number of predicted kernels that take time.
         listed: Number of predicted layers.
+        nodes: The same if each region of Myelin is one layer.
         conversions: Number of predicted conversions.
     """
 
@@ -169,6 +170,7 @@ class JudgedPair:
     time: TimeEstimate
     layers: int
     listed: int
+    nodes: int
     conversions: int
 
     @property
@@ -183,7 +185,8 @@ class JudgedPair:
         measured = time.float_time
         yield pair.model.removesuffix(".keyhole")
         yield f"{pair.gpu}, {pair.target}" + (f" b{pair.batch}" if pair.batch else "")
-        yield f"{pair.layers or '-'}, {self.listed} ({self.layers})"
+        nodes = f" or {self.nodes}" if self.nodes != self.listed else ""
+        yield f"{pair.layers or '-'}, {self.listed}{nodes} ({self.layers})"
         yield f"{pair.conversions or '-'}, {self.conversions}"
         yield _compare(pair.qdq_ms, time.total_ms)
         yield _compare(pair.float_ms, measured.total_ms if measured else None)
@@ -210,7 +213,12 @@ def judge(pair: PublishedPair, path: Path) -> JudgedPair:
     prediction = predict(model, target, advice=False)
     time = estimate(model, prediction, find_gpu(pair.gpu), target, batch=pair.batch)
     return JudgedPair(
-        pair, time, len(time.kernels), len(prediction.layers), prediction.conversions or 0
+        pair,
+        time,
+        len(time.kernels),
+        len(prediction.layers),
+        prediction.engine_nodes,
+        prediction.conversions or 0,
     )
 
 

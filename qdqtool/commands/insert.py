@@ -271,7 +271,7 @@ def _suggest_tune(model: str, calib: str | None, gpu: str | None, width: int) ->
     page = TextPage(width)
     words = ["qdqtool", "tune", model, "--calib", calib or "images/"]
     page.add_command("Next:", shlex.join([*words, *(["--gpu", gpu] if gpu else [])]))
-    page.fill("tune searches a placement that is faster and accurate enough.", 9, " " * 9)
+    page.fill("tune searches layers for INT8 that are faster and accurate enough.", 9, " " * 9)
     return page
 
 

@@ -47,16 +47,16 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     _add_counts(page, insertion)
     _add_skipped(page, insertion.skipped, float_type)
     _add_groups(page, insertion.groups)
-    _add_formats(page, insertion)
+    if insertion.choice is not None or everything:
+        _add_formats(page, insertion)
     _add_losses(page, insertion)
     if insertion.choice is None or not insertion.choice.errors:  # else part of the choice
         _add_agreement(page, insertion, f"{_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
-        page.add_row("Prediction", verdict(insertion.prediction))
+        page.add_row("In TensorRT", verdict(insertion.prediction))
         nodes = insertion.prediction.conversion_nodes
-        if nodes:
-            names = format_list(nodes, len(nodes) if everything else _MAX_NAMES)
-            page.add_row("Q/DQ layers", names)
+        if nodes and everything:
+            page.add_row("Q/DQ layers", format_list(nodes, len(nodes)))
     _add_remarks(page, insertion.notes, insertion.warnings)
     if everything:
         page.add_heading("Activation scales")
@@ -104,17 +104,18 @@ def _add_counts(page: TextPage, insertion: Insertion) -> None:
     page.fill(f"Quantized {layers} to {_title(insertion)} for {target}", style=Style.BOLD)
     page.add_gap()
     channels = sum(isinstance(q.scale, list) for q in weights)
-    detail = "a scale for each output channel"
-    if channels < len(weights):
-        detail += f" in {channels}, one scale in {len(weights) - channels}"
-    page.add_row("Weights", detail)
+    if channels < len(weights) or page.everything:
+        detail = f"a scale for each output channel in {format_count(channels, 'layer')}"
+        detail += f", one scale in {len(weights) - channels}" if channels < len(weights) else ""
+        page.add_row("Weights", detail)
     methods = Counter(q.method for q in activations).most_common()
     named = ", ".join(method if len(methods) == 1 else f"{method} {n}" for method, n in methods)
     origin = f"the table {insertion.calibration.get('table', '')}"
     if images := insertion.calibration.get("images", 0):
         origin = format_count(images, "image")
     scales = format_count(len(activations), "scale")
-    page.add_row("Activations", f"{scales} from {origin}{f' (method {named})' if named else ''}")
+    method = f" (method {named})" if named else ""
+    page.add_row("Activations", f"{scales}, calibrated with {origin}{method}")
     _add_images(page, insertion)
 
 
@@ -130,16 +131,18 @@ def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precisi
         by_reason.setdefault(node.reason, []).append(node.node)
     label = f"Kept in {float_type}"
     for reason, names in by_reason.items():
-        listed = page.first_rows(names, _MAX_NAMES)
-        more = f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
-        text = f"{as_options(reason)}: {', '.join(listed)}{more}"
-        page.add_row(label, text)
+        listed = ", ".join(page.first_rows(names, 1))
+        if len(names) > 1 and not page.everything:
+            listed = f"{len(names)} nodes, {listed} first"
+        page.add_row(label, f"{as_options(reason)}: {listed}")
         label = ""
 
 
 def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
     """Add the bits that tensors lose by sharing a scale (Concat, Split, Resize ...)."""
     if not groups:
+        return
+    if _max_loss(groups) < _MIN_BITS_LOST and not page.everything:
         return
     ranked = sorted(groups, key=lambda group: -_max_loss([group]))
     page.add_row(
@@ -199,15 +202,18 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     advice = "" if losses.error < SMALL_ERROR else ", so compare the results (below)"
     page.add_row(
         "Output error",
-        f"{losses.error:.1%} of the outputs' standard deviation on "
-        f"{format_count(losses.samples, 'image')}, activations alone ({rating}){advice}",
+        f"{losses.error:.1%} of the outputs' spread on {format_count(losses.samples, 'image')} "
+        f"({rating}){advice}",
     )
+    if page.everything:
+        page.add_row("", "(of the activations alone; the spread is the standard deviation)")
     if not losses.tried:
-        text = f"single activations were not tried (--losses {losses.samples} tries them)"
-        page.add_row("", text)
+        if page.everything:
+            text = f"single activations were not tried (--losses {losses.samples} tries them)"
+            page.add_row("", text)
         return
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
-    if not confirmed:
+    if not confirmed and page.everything:
         page.add_row("", _describe_unconfirmed(losses))
     title = _title(insertion)
     for loss in losses.tensors if page.everything else confirmed:

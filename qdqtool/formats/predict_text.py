@@ -18,7 +18,6 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_n
 from qdqtool.types import (
     EIGHT_BITS,
     ConvOutcome,
-    EngineLayer,
     Finding,
     ModelInfo,
     Precision,
@@ -101,7 +100,7 @@ def render(
     if times and (everything or layers) and not rejection:
         add_kernels(page, times[0])
     if layers:
-        _add_layers(page, prediction.layers, float_type)
+        _add_layers(page, prediction, float_type)
     if trace:
         from qdqtool.trt.trace import render as render_event
 
@@ -448,18 +447,21 @@ def _name_types(types: Iterable[Precision], float_type: Precision, between: str 
     return between.join(names) or "-"
 
 
-def _add_layers(page: TextPage, layers: list[EngineLayer], float_type: Precision) -> None:
-    page.add_heading(f"Engine layers ({len(layers)})")
-    for layer in layers:
+def _add_layers(page: TextPage, prediction: Prediction, float_type: Precision) -> None:
+    count = str(len(prediction.layers))
+    if prediction.engine_nodes != len(prediction.layers):
+        count += f"; {prediction.engine_nodes} if each region of Myelin is one layer"
+    page.add_heading(f"Engine layers ({count})")
+    for layer in prediction.layers:
         for c in layer.layouts:
             types = f"{c['from']} -> {c['to']}"
-            page.add_lines(f"  Reformat: {types}  {c['tensor']}  {c['ms']:.4f} ms")
+            page.fill(f"Reformat: {types}, {c['ms']:.4f} ms, {c['tensor']}", 4, "  ")
         inputs, outputs = (
             _name_types((t.precision for t in ends), float_type)
             for ends in (layer.inputs, layer.outputs)
         )
-        time = "" if layer.ms is None else f"  {layer.ms:.4f} ms"
-        page.add_lines(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}{time}")
+        time = "" if layer.ms is None else f", {layer.ms:.4f} ms"
+        page.fill(f"{layer.type}: {inputs} -> {outputs}{time}, {layer.name}", 4, "  ")
 
 
 def _format_names(names: list[str], *, with_total: bool = False) -> str:

@@ -35,7 +35,7 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     page.add_heading(f"Predicted for {tuning.prediction.target}: {verdict(tuning.prediction)}")
     nodes = tuning.prediction.conversion_nodes
     for name in page.iterate_rows(nodes, _MAX_CONVERSIONS, "    "):
-        page.add_lines(f"  - conversion at {name}")
+        page.add_lines(f"  - Q/DQ layer at {name}")
     return page
 
 
@@ -65,13 +65,13 @@ def _describe_goal(tuning: Tuning) -> str:
         if tuning.reached:
             return f"goal met: within {tuning.budget_ms:g} ms, {images}"
         return (
-            f"goal NOT met: nothing fits {tuning.budget_ms:g} ms. This is the fastest placement: "
+            f"goal NOT met: nothing fits {tuning.budget_ms:g} ms. This is the fastest candidate: "
             f"{images}"
         )
     if tuning.reached:
         return f"goal met: {images}, goal {_format_goal(tuning)}"
     return (
-        f"goal NOT met: {images}, goal {_format_goal(tuning)}. This is the best placement that was "
+        f"goal NOT met: {images}, goal {_format_goal(tuning)}. This is the best candidate that was "
         "found"
     )
 
@@ -91,10 +91,10 @@ def _describe_float_model(tuning: Tuning) -> str:
     condition = f"is faster than the float model and keeps {_format_goal(tuning)}"
     if tuning.effort["stopped"] or not tuning.reached:
         return (
-            f"No placement with {_title(tuning)} that {condition} was found before the time limit. "
-            f"{written} Give a longer --time-limit or a lower --keep"
+            f"No choice of {_title(tuning)} layers that {condition} was found before the time "
+            f"limit. {written} Give a longer --time-limit or a lower --keep"
         )
-    return f"No placement with {_title(tuning)} {condition}. {written}"
+    return f"No choice of {_title(tuning)} layers {condition}. {written}"
 
 
 def _format_goal(tuning: Tuning) -> str:
@@ -110,7 +110,7 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
         return f"the float model{time}"
     counts = (
         f"{cost.int8} of {cost.convolutions} convolutions in {_title(tuning)}, "
-        f"{format_count(cost.conversions, 'conversion')}"
+        f"{format_count(cost.conversions, 'Q/DQ layer')} left"
     )
     time = "" if cost.ms is None else f"{format_ms(cost.ms)} predicted on {tuning.gpu}, "
     if point is tuning.chosen:
@@ -134,7 +134,7 @@ def _list_facts(tuning: Tuning) -> list[str]:
     if images["search_calibration"] != images["calibration"]:
         ranges += f" ({images['search_calibration']} during the search)"
     facts.append(
-        f"ranges from {ranges}, placements compared on {images['chosen_on']}, the result measured "
+        f"ranges from {ranges}, candidates compared on {images['chosen_on']}, the result measured "
         f"on {images['judged_on']} others"
     )
     stopped = tuning.effort["stopped"]
@@ -148,18 +148,18 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     point = tuning.chosen
     if not point.sites and not point.changed:
         if point.cost.int8:
-            page.add_heading("Nothing has to be float except the head preset")
+            page.add_heading("No layer has to be float except those of --head")
         return
     if not tuning.bought:
         page.add_heading(f"Float: {', '.join(point.sites)}")
         return
-    head = f"{'accuracy':>8} {_title(tuning):>5} {'conv.':>6}"
+    head = f"{'accuracy':>8} {_title(tuning):>5} {'Q/DQ':>6}"
     if tuning.gpu is not None:
         head += f" {'ms':>8}"
     column = max(20, page.width - len(head) - 3)
     page.add_heading(
         "Kept in float, and the effect of each while the others are float (convolutions in "
-        f"{_title(tuning)}, conversions)"
+        f"{_title(tuning)}, Q/DQ layers)"
     )
     page.add_lines(f"  {'':<{column}} {head}")
     for benefit in tuning.bought:
@@ -179,12 +179,10 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
     """Add the table of placements that are the most accurate at their cost."""
     unit = "ms" if tuning.gpu is not None else "cost"
     page.add_heading(
-        "Trade-off (Pareto front): the most accurate placements at their cost, by the selection "
+        "Trade-off (Pareto front): the most accurate candidates at their cost, by the selection "
         f"images ({as_options(tuning.cost['sentence'])}); * is the chosen one"
     )
-    heads = (
-        f"{_title(tuning):>5} {'conv.':>6} {'select.':>7}  {'held-out (95 %)':<23} kept in float"
-    )
+    heads = f"{_title(tuning):>5} {'Q/DQ':>6} {'select.':>7}  {'held-out (95 %)':<23} kept in float"
     page.add_lines(f"  {unit:>8} {heads}")
     for point in tuning.front:
         mark = "*" if point is tuning.chosen else " "
@@ -204,20 +202,20 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:
         title = _title(tuning)
-        reason = f"Everything {title} is enough, so that no single site was measured (--front does)"
+        reason = f"Everything {title} is enough: no single layer was measured (--front does)"
         if tuning.effort["stopped"]:
-            reason = f"No single site was measured: the {tuning.effort['stopped']} was over"
+            reason = f"No single layer was measured: the {tuning.effort['stopped']} was over"
         page.add_heading(reason)
         return
     page.add_heading(
-        f"Most sensitive sites: the output error if only this site is {_title(tuning)} (part of "
+        f"Most sensitive layers: the output error if only this layer is {_title(tuning)} (part of "
         "the outputs' standard deviation), and the change of cost if it is float"
     )
     for site in page.first_rows(measured, _MAX_SITES):
         change = site.as_json(tuning.base)
         conversions = change["conversions"]
         plural = "" if abs(conversions) == 1 else "s"
-        price = f"{change['int8']:+d} {_title(tuning)}, {conversions:+d} conversion{plural}"
+        price = f"{change['int8']:+d} {_title(tuning)}, {conversions:+d} Q/DQ layer{plural}"
         price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
         page.fill(
             f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; {site.choice}",

@@ -360,10 +360,17 @@ def speed_verdict(time: TimeEstimate) -> Verdict:
     gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
         return Verdict(f"The gain of {time.quantized} is unknown.", Style.UNCLEAR)
-    text, verb = describe_ratio(gain), "would be" if time.is_float else "is"
+    text, verb = describe_ratio(gain) + _slow_int8(time), "would be" if time.is_float else "is"
     if time.is_float or gain.is_sure:
         return Verdict(f"{gain.quantized} {verb} {text}.", ratio_style(gain))
     return Verdict(f"{text[0].upper()}{text[1:]}.", ratio_style(gain))
+
+
+def _slow_int8(time: TimeEstimate) -> str:
+    """Return the reason why INT8 gains little on some GPUs; empty on others."""
+    if time.quantized is not Precision.INT8 or time.gpu.int8_rate_over_fp16 > 1:
+        return ""
+    return f": {time.gpu.name} computes INT8 no faster than {time.gpu.float_type}"
 
 
 def ratio_style(gain: SpeedGain) -> Style:

@@ -320,8 +320,37 @@ def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
         model: The network, with or without Q/DQ.
         used: The preprocessing, as in the JSON of the run.
     """
-    own = warn_own_normalization(model, used)
+    own = warn_own_normalization(model, used) or warn_of_task(model, used)
     return own or warn_default_preprocess(model, used.get("origin", "option"))
+
+
+def warn_of_task(model: Model, used: Mapping[str, Any]) -> list[Note]:
+    """Return a warning if the user chose other pixel values than Ultralytics uses for the task.
+
+    Ultralytics uses RGB from 0 to 1 for all tasks. Another resize alone is no reason, because
+    deployments differ in it.
+
+    Args:
+        model: The network, whose metadata names the task.
+        used: The preprocessing, as in the JSON of the run.
+    """
+    task = model.metadata.get("task", "")
+    has_task = task in (*_DETECTING, "classify")
+    if not has_task or model.metadata.keys().isdisjoint(_ULTRALYTICS):
+        return []
+    if used.get("origin", "option") != "option":
+        return []
+    if not used.get("bgr") and not any(used.get("mean", ())) and set(used.get("std", ())) <= {1.0}:
+        return []
+    return [
+        Note(
+            f"preprocessing: `preprocess='{used.get('name')}'` does not fit the model's metadata: "
+            f"for task={task} Ultralytics uses RGB from 0 to 1, without mean and std. Leave the "
+            "option out, unless the deployment prepares images in another way",
+            code="preprocess-of-task",
+            task=task,
+        )
+    ]
 
 
 def warn_default_preprocess(model: Model, origin: str) -> list[Note]:

@@ -52,7 +52,7 @@ class PresetPart(StrEnum):
 
 _PRESET_REASONS = {
     PresetPart.BOX: f"box output of a YOLOv8-style head {_HEAD_OPTION}",
-    PresetPart.DFL: f"DFL: expected value over the box bins {_HEAD_OPTION}",
+    PresetPart.DFL: f"DFL, which decodes the boxes of the head {_HEAD_OPTION}",
     PresetPart.PLACES: f"produces boxes or sampling points {_HEAD_OPTION}",
     PresetPart.MLP: f"MLP of a box output {_HEAD_OPTION}",
     PresetPart.REFERENCE: f"reads reference points {_HEAD_OPTION}",

@@ -205,7 +205,7 @@ class PlacementSearch:
         if self.evaluator.store.path is not None and self.evaluator.deadline is None:
             line += (
                 ". After Ctrl-C, the same command continues; with `time_limit`, the best "
-                "measured placement is used"
+                "measured candidate is used"
             )
         self.report(line)
 
@@ -735,7 +735,7 @@ class PlacementSearch:
         except OutOfTime:
             self.notes.append(
                 Note(
-                    "the time limit ended before all placements, or the benefit of each layer in "
+                    "the time limit ended before all candidates, or the benefit of each layer in "
                     "INT8, were measured; give more time",
                     code="no-time-to-judge",
                 )

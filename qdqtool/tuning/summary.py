@@ -104,7 +104,7 @@ def _explain_choice(
             return methods[tensor], reason
     if choices and choices[0].why:
         return site.default, choices[0].why
-    return site.default, _ACCURATE if site.default == INT8 else "the head preset"
+    return site.default, _ACCURATE if site.default == INT8 else "as --head leaves it"
 
 
 def compare_with_float_model(search: PlacementSearch, placement: PlacementResult) -> list[Note]:
@@ -146,7 +146,7 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
 def describe_cost(gpu: gpus.Gpu | None) -> Json:
     """Return the JSON with unit and definition of the cost."""
     if gpu is None:
-        sentence = "float convolutions and conversions, counted together (no `gpu`)"
+        sentence = "float convolutions and Q/DQ layers, counted together (no `gpu`)"
         return {"unit": "operations", "sentence": sentence}
     return {"unit": "ms", "sentence": f"predicted milliseconds on {gpu.name}"}
 
@@ -203,7 +203,7 @@ def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -
     return [
         Note(
             f"only {format_count(chosen, 'image')} for the search and {judged} for the final "
-            "evaluation: too few to distinguish placements whose metrics differ by some "
+            "evaluation: too few to distinguish candidates whose metrics differ by some "
             f"hundredths. Give {more}",
             code="few-images-to-judge",
             chosen_on=chosen,

@@ -84,7 +84,7 @@ def describe_duration(
     """
     unmeasured = (f" ({skipped} skipped, because they cannot save time)") if skipped else ""
     if seconds is None:
-        duration = "an earlier run has measured most of the placements"
+        duration = "an earlier run has measured most of the candidates"
     else:
         minutes = "a minute" if seconds < 90 else f"{seconds / 60:.0f} minutes"
         duration = f"at most about {minutes} with {format_count(workers, 'worker')}"
@@ -133,7 +133,8 @@ def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
 
 
 def _limit_note(verb: str, count: int, images: int) -> Note:
-    text = f"{verb} on {count} of {images} images: more would exceed the time limit"
+    work = "candidates compared" if verb == "chosen" else "results measured"
+    text = f"{work} on {count} of {images} images: more would exceed the time limit"
     return Note(text, code=f"{verb}-on", room=count, images=images)
 
 

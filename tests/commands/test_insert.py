@@ -52,7 +52,7 @@ def next_command(text: str) -> list[str]:
 
 
 def test_insert_writes_a_valid_model_next_to_the_float_model(folder: Path, cli: Cli) -> None:
-    text = cli("insert", "m.onnx", "--calib", "images")
+    text = cli("insert", "m.onnx", "--calib", "images", "--all")
     assert cli.err == ""
     check(onnx.load("m_qdq.onnx"))
     assert "/model.22/dfl/conv/Conv" in text and "/model.0/conv/_input_quantizer" in text
@@ -241,3 +241,47 @@ def test_insert_refuses_a_gpu_that_the_target_does_not_support(folder: Path, cli
 def test_insert_gpu_without_int8_has_no_gain(folder: Path, cli: Cli) -> None:
     answer = insert_small(cli, "--gpu", "Jetson Nano", "--target", "8.5")
     assert answer["time"]["gain"] is None
+
+
+@pytest.fixture
+def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every format lose too much accuracy."""
+    monkeypatch.setattr("qdqtool.insertion.format_choice.LARGE_ERROR", 0.0)
+
+
+@pytest.mark.usefixtures("lossy")
+def test_insert_auto_writes_the_float_model_unchanged(folder: Path, cli: Cli) -> None:
+    arguments = ("insert", "small.onnx", "--calib", "images", "--precision", "auto", "-o", "q.onnx")
+    text = " ".join(cli(*arguments).split())
+    assert "the float model is the best choice" in text and "unchanged to q.onnx" in text
+    assert onnx.load("q.onnx") == onnx.load("small.onnx")
+    data = cli.json(*arguments)
+    assert (data["precision"], data["unchanged"], data["quantized"]) == ("fp16", True, [])
+    assert data["choice"]["precision"] == "fp16"
+
+
+@pytest.mark.usefixtures("lossy")
+def test_insert_auto_writes_no_table_of_the_float_model(folder: Path, cli: Cli) -> None:
+    arguments = ("--calib", "images", "--precision", "auto", "--write-table", "t.cache")
+    data = cli.json("insert", "small.onnx", *arguments, "-o", "q.onnx")
+    assert not Path("t.cache").exists() and "table" not in data
+    assert any("t.cache was not written" in warning for warning in data["warnings"])
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8", "auto"])
+def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precision: str) -> None:
+    arguments = ("--calib", "images", "--precision", precision, "--gpu", "L4", "--losses", "0")
+    data = cli.json("insert", "m.onnx", *arguments, "-o", "q.onnx")
+    times: dict[str, set[float]] = {"int8": set(), "fp8": set(), "fp16": set()}
+    own, formats = data["time"], data.get("formats_time")
+    if data["precision"] in ("int8", "fp8"):
+        times[data["precision"]].add(own["total_ms"])
+        times["fp16"].add(own["float"]["total_ms"])
+    for name, ms in (data["choice"] or {"ms": {}})["ms"].items():
+        times[name].add(ms)
+    if formats:
+        times["fp16"].add(formats["float"]["total_ms"])
+        for name, key in (("int8", "best"), ("fp8", "best_fp8")):
+            times[name].add(formats[key]["total_ms"])
+            assert own[key] == formats[key]
+    assert {name: len(values) for name, values in times.items()} == dict.fromkeys(times, 1)

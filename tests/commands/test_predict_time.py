@@ -309,3 +309,17 @@ def test_predict_require_gain_compares_the_low_end(
     low = cli.json("predict", model, "--gpu", "rtx 3060")["time"]["gain"]["low"]
     cli("predict", model, "--gpu", "rtx 3060", "--require-gain", share * low, code=code)
     assert ("--require-gain" in cli.err) is bool(code)
+
+
+@pytest.mark.parametrize(
+    "gpus", [("L4",), ("RTX 4080",), ("RTX 4090",), ("RTX 3060",), ("L4", "B300"), ("B300", "T4")]
+)
+def test_note_about_fp8_comes_with_a_row_of_fp8(
+    gpus: tuple[str, ...], tmp_path: Path, cli: Cli
+) -> None:
+    path = save_model(tmp_path, convolution_chain(quantized=False))
+    text = cli("predict", path, *(word for gpu in gpus for word in ("--gpu", gpu)))
+    table = text.split("\n  note")[0]
+    has_row = re.search(r"^ +FP8 by| FP8 +speed", table, re.MULTILINE) is not None
+    assert has_row == ("times of FP8 rest on" in " ".join(text.split()))
+    assert has_row == any(find_gpu(gpu).has_fp8 for gpu in gpus)

@@ -1,6 +1,7 @@
 """Networks that are no detectors of YOLO's kind: by metadata, outputs and normalizations."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,7 +10,13 @@ from onnx import helper
 
 from calibration.presets import choose_preprocess
 from qdqtool.ir.graph import Model
-from qdqtool.patterns.network_kind import NetworkKind, find_other_kind, warn_default_preprocess
+from qdqtool.patterns.network_kind import (
+    NetworkKind,
+    find_other_kind,
+    warn_default_preprocess,
+    warn_of_task,
+    warn_preprocess,
+)
 from tests.insertion.nets import detector
 from tests.trt.builder import Graph
 
@@ -268,6 +275,23 @@ def test_task_alone_is_not_enough_to_be_sure_of_ultralytics() -> None:
     assert warn_default_preprocess(set_metadata(classifier(), task="classify"), "metadata")
     complete = set_metadata(classifier(), task="classify", imgsz="[64, 64]", names="{}")
     assert warn_default_preprocess(complete, "metadata") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_warned"),
+    [
+        ({"name": "imagenet", "mean": (0.485, 0.456, 0.406), "std": (0.2, 0.2, 0.2)}, True),
+        ({"name": "yolox", "bgr": True}, True),
+        ({"name": "rtdetr", "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}, False),
+        ({"name": "imagenet", "mean": (0.485, 0.456, 0.406), "origin": "model"}, False),
+    ],
+)
+def test_preprocess_of_another_task_is_warned(changes: dict[str, Any], is_warned: bool) -> None:
+    model = set_metadata(classifier(), task="detect", stride="32")
+    codes = [note.code for note in warn_preprocess(model, {"origin": "option", **changes})]
+    assert codes == (["preprocess-of-task"] if is_warned else [])
+    other = set_metadata(classifier(), task="depth", stride="32")
+    assert not warn_of_task(other, {"origin": "option", **changes})
 
 
 def test_ultralytics_detectors_get_none_whatever_their_outputs() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
 from qdqtool.formats.time_text import add_speed
+from qdqtool.formats.verdicts import speed_verdict
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
@@ -453,9 +454,25 @@ def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str, gpu: 
 )
 def test_note_about_a_gpu_whose_int8_is_no_faster(name: str, is_slow: bool) -> None:
     gpu = find_gpu(name)
-    _, time = estimate_model(convolution_chain(), gpu, compare=False)
+    _, time = estimate_model(convolution_chain(), gpu)
     assert ("int8-not-faster" in note_codes(time.notes)) == is_slow
+    assert ("no faster than" in speed_verdict(time).text) == is_slow
     assert (gpu.int8_rate_over_fp16 <= 1) == is_slow
+
+
+@pytest.mark.parametrize(
+    ("name", "is_slower", "has_fp8"),
+    [("Thor", False, True), ("B300", True, True), ("V100", True, False)],
+)
+def test_note_about_slow_int8_depends_on_the_rates(
+    name: str, is_slower: bool, has_fp8: bool
+) -> None:
+    """INT8 saves memory traffic only at FP16's rate; the note names FP8 if that is faster."""
+    _, time = estimate_model(convolution_chain(), find_gpu(name), compare=False)
+    (note,) = [n for n in time.notes if getattr(n, "code", "") == "int8-not-faster"]
+    assert ("saves only memory traffic" in note) == (not is_slower)
+    assert ("slower than FP16" in note) == is_slower
+    assert ("--precision fp8" in note) == has_fp8
 
 
 def test_fix_of_numbers_saves_no_time() -> None:

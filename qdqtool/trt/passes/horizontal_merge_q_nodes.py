@@ -55,12 +55,17 @@ APART = seen(
     "reads; clones of one Q are merged in the other build; 8.x merges all "
     "(yolo-resnet18-orin-trt8502)",
 )
+APART_ELSEWHERE = assumed(
+    "beside-float-elsewhere",
+    "The same on 10.0 to 10.13 and on 11.",
+    "no build of these versions shows such Qs; the times of five YOLO11n on 10.3 allow both",
+)
 
 
 class HorizontalMergeQNodes(Pass):
     """Merges Qs that read the same tensor with the same scale."""
 
-    cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN, APART)
+    cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN, APART, APART_ELSEWHERE)
     anonymous_lines = (ELIMINATING, REMOVING)
 
     def __init__(self, target: Target) -> None:
@@ -92,7 +97,7 @@ class HorizontalMergeQNodes(Pass):
             survivor = survivors.get(key) if key is not None else None
             is_apart = tensor in self._read_as_float and not q.is_clone
             if survivor is not None and is_apart:
-                q.add_cases(APART)
+                q.add_cases(APART if self.target.has_seen_merges else APART_ELSEWHERE)
             if survivor is None or q.out.is_output or is_apart:
                 remaining.append(q)
                 survivors.setdefault(key, q)

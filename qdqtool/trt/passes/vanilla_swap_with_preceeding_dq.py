@@ -55,6 +55,11 @@ REQUANTIZED = seen(
     "unet-resnet50-orinnano-trt10162",
     source="the pairs <DQ>_clone_0 + <Q> and <DQ>_clone_1 + <Q> after the MaxPool",
 )
+REQUANTIZED_ELSEWHERE = assumed(
+    "requantized-elsewhere",
+    "The same on 10.0 to 10.13 and on 11.",
+    "no build of these versions shows several Qs after such an operator",
+)
 SEVERAL = assumed(
     "several-readers",
     "A DQ with several consumers remains and is not copied for each.",
@@ -65,7 +70,15 @@ SEVERAL = assumed(
 class VanillaSwapWithPreceedingDQ(Pass):
     """Moves a DQ down past operators that it can pass, so that they run in INT8."""
 
-    cases = (INSERTED, LISTED, PER_CHANNEL, COPIED, REQUANTIZED, SEVERAL)
+    cases = (
+        INSERTED,
+        LISTED,
+        PER_CHANNEL,
+        COPIED,
+        REQUANTIZED,
+        REQUANTIZED_ELSEWHERE,
+        SEVERAL,
+    )
     anonymous_lines = (SWAPPING,)
 
     def _apply(self, network: Network) -> None:
@@ -75,7 +88,9 @@ class VanillaSwapWithPreceedingDQ(Pass):
             op = dq.out.single_consumer()
             if op is None:
                 if self.target.copies_moved_dq and dq.path.ops and _feeds_only_quantizers(dq):
-                    self._copy(network, REQUANTIZED, dq, list(dq.out.consumers))
+                    is_seen = self.target.has_seen_merges
+                    copied = REQUANTIZED if is_seen else REQUANTIZED_ELSEWHERE
+                    self._copy(network, copied, dq, list(dq.out.consumers))
                 elif self.target.copies_dq:
                     operators = list(filter(_can_pass, dq.out.consumers))
                     queue.extend(self._copy(network, COPIED, dq, operators))
@@ -119,7 +134,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
             network.add(copy, [dq.data], [out])
             network.set_input(op, 0, out)
             copy.add_cases(*dq.cases, case)
-            if case is REQUANTIZED:
+            if case is not COPIED:
                 op.add_cases(case)
             copies.append(copy)
         if copies:

@@ -137,7 +137,10 @@ def beside_float(g: Graph) -> list[str]:
     return [g.conv(x, "a", scale=0.1), g.conv(x, "b", k=1, scale=0.1), g.op("Neg", x, "n")]
 
 
-GRAPHS = {"HorizontalMergeQNodes/beside-float": (beside_float, "trt10")}
+GRAPHS = {
+    "HorizontalMergeQNodes/beside-float": (beside_float, "trt10"),
+    "HorizontalMergeQNodes/beside-float-elsewhere": (beside_float, "10.3"),
+}
 
 
 @pytest.mark.parametrize(("target", "conversions"), [("trt8.5", 1), ("trt8.6", 1), ("trt10", 2)])

@@ -75,6 +75,19 @@ def test_matmul_of_quantized_input_writes_float(g: Graph) -> None:
     assert [r.kernels for r in result.regions] == [["in.Q"]] and result.conversions == 0
 
 
+def test_engine_nodes_count_a_region_as_one_layer(g: Graph) -> None:
+    """A DETR whose listing has hundreds of kernels was published with 57 to 72 engine nodes."""
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "a", 16), "r")
+    w = g.pair(g.const("w", np.ones((8, 8), np.float32)), "wq", np.full(8, 0.01), axis=1)
+    result = predict_graph(g, g.op("MatMul", [g.pair(x, "in", 0.05), w], "product"))
+    assert [layer.type for layer in result.layers][-1] == "MatrixMultiply"
+    (region,) = result.regions
+    inside = {*region.nodes, *region.kernels}
+    outside = [layer for layer in result.layers if inside.isdisjoint(layer.nodes)]
+    assert result.engine_nodes == len(outside) + 1
+    assert result.as_json()["summary"]["engine_nodes"] == result.engine_nodes
+
+
 def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
     x = g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft")
     result = predict_graph(g, g.conv(x, "b", 16))

@@ -97,7 +97,10 @@ def requantized_pool(g: Graph) -> list[str]:
     return [g.conv(y, "a", scale=0.2), g.conv(y, "b", k=1, scale=0.2)]
 
 
-GRAPHS = {"VanillaSwapWithPreceedingDQ/requantized": (requantized_pool, "trt10")}
+GRAPHS = {
+    "VanillaSwapWithPreceedingDQ/requantized": (requantized_pool, "trt10"),
+    "VanillaSwapWithPreceedingDQ/requantized-elsewhere": (requantized_pool, "10.3"),
+}
 
 
 @pytest.mark.parametrize(
