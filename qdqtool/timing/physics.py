@@ -15,6 +15,10 @@ Orin; they write INT8 or FP32), unless a pooling is fused with it; else at a rat
 same on all GPUs measured. Depthwise convolutions run on the CUDA cores. On Blackwell, where Myelin
 compiles the whole engine, kernels start sooner and INT8 reaches less of its rate. The constants
 come from ``constants.json``, which ``benchmarks/fit_timing.py`` writes.
+
+No FP8 engine was measured. FP8 has the efficiency of INT8, at FP8's own rate (``Gpu.fp8_rate``).
+Its convolutions are slower than that and than INT8's on Ada and GeForce Blackwell
+(:data:`FP8_CONVOLUTION`).
 """
 
 from __future__ import annotations
@@ -44,6 +48,14 @@ DP4A_RATE = 256.0  # MAC per clock and SM: 64 integer lanes of 4 products
 DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
 INT8_BLOCK = 32.0  # channels of the layout NC/32HW32 that INT8 convolutions read and write
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
+
+# Speed of FP8 convolutions over that of INT8 on GPUs whose tensor cores run ``mma.sync``: a FAR3D
+# with a quantized CNN on an RTX 6000 Ada takes 24.6 ms in INT8 and 31.5 ms in FP8, at equal rates
+# (TensorRT 10.11; NVIDIA/Model-Optimizer, examples/onnx_ptq/far3d/README.md). A ResNet-18 on an RTX
+# 4090D was slower in FP8 than in FP16 (Model-Optimizer issue 512). It is assumed for 12.x, whose SM
+# is that of Ada. Hopper, B200 and Thor have other instructions and no published times.
+FP8_CONVOLUTION = 24.6 / 31.5
+_MMA_SYNC = ("8.9", "12.0", "12.1")
 
 # Hardware units that multiply; each has its own fitted efficiency.
 PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")
@@ -164,6 +176,7 @@ def kernel_features(
 def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
     path, rate = _compute_path(w.precision, gpu)
     is_old = float(gpu.cc) < 8.0
+    is_fp8 = w.precision == Precision.FP8
     # Bytes without a fused pooling. If the layer writes far less, it has one.
     convolution_bytes = w.rows * w.columns * w.groups * width(w.written_as)
     return {
@@ -189,6 +202,9 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
         "is_myelin": gpu.fuses_conversions,
         # Measured only on 12.0. On 10.x a different instruction computes INT8.
         "is_slow_int8": float(gpu.cc) >= 12.0 and w.precision in BYTES,
+        "is_fp8": is_fp8,
+        "is_fp8_convolution": is_fp8 and not w.is_matrix_product and gpu.cc in _MMA_SYNC,
+        "int8_rate": float(gpu.rates.int8),
         "to_float": is_old and w.written_as.is_float and not w.precision.is_float,
     }
 
@@ -249,7 +265,11 @@ def kernel_seconds(
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
     is_integer = f.path == PATHS.index("int8")
     rate = np.where(f.is_slow_int8, rate * c["int8_myelin"], rate)
-    by_dp4a = few & is_integer & ~f.pooled
+    # An FP8 convolution is slower than the same one in INT8.
+    int8_rate = f.int8_rate * c["int8"] * factor * np.where(f.is_myelin, c["int8_myelin"], 1.0)
+    fp8_rate = np.minimum(rate, int8_rate) * FP8_CONVOLUTION
+    rate = np.where(f.is_fp8_convolution, fp8_rate, rate)
+    by_dp4a = few & is_integer & ~f.pooled & ~f.is_fp8
     starved = np.where(
         by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(is_integer, c["few_int8"], c["few_fp16"])
     )

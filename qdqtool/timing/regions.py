@@ -149,6 +149,7 @@ class RegionNodes:
             read=read * width(precision),
             written=written * width(self.float_type),
             steps=1.0 if is_first or not is_fused else 0.0,
+            is_matrix_product=True,
         )
 
     def _is_first_product(self, node: Node) -> bool:

@@ -43,6 +43,7 @@ class LayerWork:
         weights: Bytes of the weights.
         written: Bytes written.
         steps: Number of kernels: 1, except in a region of many operators.
+        is_matrix_product: Whether it is a MatMul or Gemm instead of a convolution.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class LayerWork:
     weights: float = 0.0
     written: float = 0.0
     steps: float = 1.0
+    is_matrix_product: bool = False
 
     @property
     def macs(self) -> float:
@@ -175,6 +177,7 @@ def product_work(node: Node, lookup_shape: ShapeLookup) -> LayerWork | None:
         written=out,
         read=count_read_elements(float(math.prod(source)), rows, depth, float(groups)),
         weights=columns * depth * groups,
+        is_matrix_product=node.op not in CONVOLUTIONS,
     )
 
 

@@ -486,3 +486,15 @@ def test_fix_of_numbers_saves_no_time() -> None:
     savings = {f.code: f.saves_ms for f in prediction.findings}
     assert savings["W-PER-TENSOR"] is None
     assert any(saving for saving in savings.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["RTX 4060", "RTX 4090", "L4", "L40S", "RTX 5060", "RTX 5090", "GB10"]
+)
+def test_float_cnn_is_not_recommended_in_fp8(name: str) -> None:
+    """FP8 halves its rate on GeForce, and its convolutions are slower than INT8's on Ada."""
+    proto = convolution_chain(channels=128, size=80, quantized=False)
+    _, time = predict_on_gpu(proto, "trt10", TimingOptions(gpu=name))
+    assert time is not None and time.best is not None and time.best_fp8 is not None
+    assert time.best.total_ms < time.best_fp8.total_ms
+    assert time.fastest != Precision.FP8

@@ -460,3 +460,73 @@ def test_int8_is_slower_than_fp16_without_int8_tensor_cores() -> None:
     integer, half = (conv_physics(1e6, 256, 2304, 256, precision) for precision in (I8, HALF))
     assert time_of(integer, find_gpu("V100")) > time_of(half, find_gpu("V100"))
     assert time_of(integer) < time_of(half)
+
+
+# FP8 ------------------------------------------------------------------------------------------
+
+_ADA_AND_BLACKWELL = [gpu for gpu in all_gpus() if gpu.cc in ("8.9", "12.0", "12.1")]
+
+
+def time_in(gpu: Gpu, precision: Precision, *, is_product: bool) -> float:
+    """Return the time of a layer that computes for long: 4,096 x 4,096 x 4,096 products."""
+    layer = LayerWork(
+        work.CONV,
+        precision,
+        precision,
+        rows=4096.0,
+        columns=4096.0,
+        depth=4096.0,
+        channels=4096.0,
+        is_matrix_product=is_product,
+    )
+    return float(estimate_seconds([layer], gpu)[0])
+
+
+@pytest.mark.parametrize("gpu", _ADA_AND_BLACKWELL, ids=lambda gpu: gpu.name)
+def test_convolution_is_slower_in_fp8_than_in_int8(gpu: Gpu) -> None:
+    """FAR3D on an RTX 6000 Ada: 24.6 ms in INT8, 31.5 ms in FP8, at equal rates."""
+    int8, fp8 = (
+        time_in(gpu, precision, is_product=False) for precision in (Precision.INT8, Precision.FP8)
+    )
+    assert fp8 / int8 > 31.5 / 24.6 * 0.97
+    if gpu.cc == "8.9" and not gpu.is_geforce:
+        assert fp8 / int8 == pytest.approx(31.5 / 24.6, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["L4", "L40S", "H100 SXM", "B200", "RTX PRO 6000 Blackwell"])
+def test_matrix_product_in_fp8_is_as_fast_as_in_int8(name: str) -> None:
+    gpu = find_gpu(name)
+    int8, fp8 = (
+        time_in(gpu, precision, is_product=True) for precision in (Precision.INT8, Precision.FP8)
+    )
+    assert fp8 <= int8 * 1.001
+
+
+@pytest.mark.parametrize("name", ["H100 SXM", "B200"])
+def test_convolution_in_fp8_has_no_published_loss(name: str) -> None:
+    int8, fp8 = (
+        time_in(find_gpu(name), precision, is_product=False)
+        for precision in (Precision.INT8, Precision.FP8)
+    )
+    assert fp8 == pytest.approx(int8, rel=1e-3)
+
+
+def test_stem_in_fp8_does_not_use_integer_units(g: Graph) -> None:
+    """``dp4a`` multiplies integers only."""
+    stem = LayerWork(
+        work.CONV,
+        Precision.INT8,
+        Precision.INT8,
+        rows=320.0 * 320.0,
+        columns=32.0,
+        depth=27.0,
+        channels=3.0,
+        written=320.0 * 320.0 * 32.0,
+    )
+    in_fp16 = replace(
+        stem, precision=Precision.FP16, written_as=Precision.FP16, written=2 * stem.written
+    )
+    in_fp8 = replace(stem, precision=Precision.FP8, written_as=Precision.FP8)
+    gpu = find_gpu("L4")
+    int8, fp16, fp8 = (float(estimate_seconds([w], gpu)[0]) for w in (stem, in_fp16, in_fp8))
+    assert int8 < fp8 < 1.5 * fp16
