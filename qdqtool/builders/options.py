@@ -38,14 +38,14 @@ class BuildOptions:
         check_choice("builder", self.builder, BUILDERS, BuilderError)
         if self.sm and self.builder != "tensorrt-rtx":
             raise BuilderError(
-                f"`sm` is for tensorrt-rtx only: {self.builder} builds for the GPU of this "
-                "machine; leave `sm` out",
+                f"compute capabilities are for tensorrt-rtx only: {self.builder} builds for the GPU "
+                "of this machine; leave them out",
                 code="option-conflict",
                 parameter="sm",
             )
         if self.keep_engine and self.output is None:
             raise BuilderError(
-                "`keep_engine` needs a folder for the engine; give `output`",
+                "keeping the engine needs a folder; give `output`",
                 code="missing-argument",
                 parameter="output",
             )
