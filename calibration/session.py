@@ -28,6 +28,7 @@ from qdqtool.util import limits
 
 Size = tuple[int, int]
 _MAX_STRIDE = 1024  # larger strides in the metadata are ignored; networks have 8 to 64
+_NO_OPERATOR = ("is not a registered function/op", "Could not find an implementation for")
 
 
 def input_specs(model: Model) -> list[InputSpec]:
@@ -325,8 +326,14 @@ def open_packed_session(source: bytes, threads: int, name: str, **options: Any) 
 
 
 def _session_error(path: str, error: BaseException) -> ModelError:
+    reason = sessions.describe_failure(error)
+    if any(text in reason for text in _NO_OPERATOR):
+        reason += (
+            ". If the operator is a plugin of TensorRT, give the ranges as a table "
+            "(`calib_table`), or export the model without the plugin"
+        )
     return ModelError(
-        f"onnxruntime cannot run the model: {sessions.describe_failure(error)}",
+        f"onnxruntime cannot run the model: {reason}",
         path or "model",
         code="onnxruntime-failed",
     )

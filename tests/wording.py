@@ -18,7 +18,7 @@ from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.convolutions import DepthwiseAdd, LargeKernel
 from qdqtool.reasons.gpus import GpuFact, GpuLacks
-from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales
+from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales, UniformScales
 from qdqtool.reasons.weights import WeightsNotConstant
 from qdqtool.types import Cause, Evidence, Finding, Reason, Severity
 from tests.comparison.networks import float_network, network
@@ -271,6 +271,7 @@ def records() -> list[Reason]:
         OutlierScales(MODEL_CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear)
         for linear in (True, False)
     ]
+    listed.append(UniformScales(MODEL_CHECK, "", 0.1, 4, 4))
     listed += [
         DecomposedNorm(MODEL_CHECK, "n", exact, opset)
         for exact in (True, False)

@@ -19,6 +19,7 @@ from qdqtool.insertion.scales import (
     constant_scale,
 )
 from qdqtool.ir.graph import Model
+from qdqtool.trt.fault_checks import LARGEST_SCALE, SMALLEST_SCALE
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Json
 from qdqtool.util.notes import Note
@@ -120,6 +121,8 @@ def read_table_scales(
             result.append(constant_scale(group, group.largest, number_format))
             continue
         scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
+        for tensor, scale in scales.items():
+            _check_table_scale(tensor, scale, path)
         if not scales:
             missing.append(group.quantized[0])
             continue
@@ -137,6 +140,17 @@ def read_table_scales(
             os.fspath(path),
             code="other-model",
             parameter="calib_table",
+        )
+    if missing and missing[0] in source.skipped:
+        raise DataError(
+            f"the entry of tensor '{brief(missing[0])}' has no single 8-bit INT8 scale: it is for "
+            f"another number of bits, a float type or single channels ({len(source.skipped)} of "
+            f"{len(table) + len(source.skipped)} entries). Export 8-bit ranges for each tensor, or "
+            "give images",
+            os.fspath(path),
+            code="missing-scale",
+            parameter="calib_table",
+            node=missing[0],
         )
     if missing:
         raise DataError(
@@ -159,6 +173,19 @@ def read_table_scales(
         "notes": _note_table(source, unknown),
     }
     return result, report
+
+
+def _check_table_scale(tensor: str, scale: float, path: str | os.PathLike[str]) -> None:
+    if SMALLEST_SCALE < scale <= LARGEST_SCALE:
+        return
+    raise DataError(
+        f"scale {scale:g} of tensor '{brief(tensor)}', a range of +-{scale * LEVELS:g}, comes from "
+        "no calibration: the quantizer was not calibrated, or training diverged. Calibrate again",
+        os.fspath(path),
+        code="invalid-scale",
+        parameter="calib_table",
+        node=tensor,
+    )
 
 
 def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:

@@ -398,6 +398,28 @@ class ActivationScales(Reason):
         )
 
 
+class UniformScales(Reason):
+    """Activations and weights that all have one scale.
+
+    Attributes:
+        scale: The scale.
+        activations: Number of quantizers of activations.
+        weights: Number of quantized weights.
+    """
+
+    rules = (FindingRule("SCALE-UNIFORM"),)
+
+    scale: float
+    activations: int
+    weights: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"all {self.activations} quantizers of activations and all {self.weights} quantized "
+            f"weights have the scale {format_number(self.scale)}, which no calibration gives."
+        )
+
+
 class OutlierScales(Reason):
     """Scales whose range covers a few values that are far larger than all other values.
 

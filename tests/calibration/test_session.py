@@ -65,6 +65,15 @@ def test_fetched_values_are_those_of_a_plain_run(shape: tuple[int | str, ...]) -
             np.testing.assert_allclose(values[name].reshape(-1), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_missing_plugin_names_the_remedy() -> None:
+    """A table of ranges needs no run of the plugin."""
+    model = conv_net()
+    model.graph.node[0].op_type, model.graph.node[0].domain = "RotateTRT", "trt.plugins"
+    model.opset_import.append(helper.make_opsetid("trt.plugins", 1))
+    with pytest.raises(ModelError, match="calib_table"):
+        open_session(load(model), ["c1"], 1)
+
+
 def test_memory_of_values_is_used_again_once_they_are_released() -> None:
     fetcher = TensorFetcher(open_session(load(conv_net()), ["c1"], 1))
     first = fetcher.run(FEED)

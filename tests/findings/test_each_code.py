@@ -104,6 +104,18 @@ def on_gpu(sm: str) -> Prediction:
     )[0]
 
 
+def placeholders(first: float = 0.1) -> onnx.ModelProto:
+    """Return four convolutions whose activations and weights have one scale."""
+    g = Graph()
+    x = g.input(1, 16, 16, 16)
+    for number in range(4):
+        data = g.pair(x, f"p{number}", first if number == 0 else 0.1)
+        weights = g.const(f"w{number}", g.random.normal(0, 0.3, (16, 16, 1, 1)))
+        inputs = [data, g.pair(weights, f"w{number}.w", 0.1)]
+        x = g.relu(g.op("Conv", inputs, f"c{number}", kernel_shape=[1, 1]), f"r{number}")
+    return g.model(x)
+
+
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "ACT-INNER-Q": lambda: after_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
     "CONST-FP16": lambda: after_convolution(
@@ -115,6 +127,7 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
         )
     ),
     "HEAD-SCORE": yolo_head,
+    "SCALE-UNIFORM": placeholders,
     "KERNEL-LARGE": large_kernel,
     "POOL-MIXED": pool_with_two_consumers,
     "NORM-PIECES": lambda: add_pairs(vit(pieces=True), "b0.res1"),
@@ -173,6 +186,7 @@ def test_each_code_comes_out_of_a_network() -> None:
     [
         ("ATT-HEAD", lambda: attention(32)),
         ("GROUP-KERNELS", lambda: grouped(16)),
+        ("SCALE-UNIFORM", lambda: placeholders(first=0.2)),
         ("STEM-POOL", lambda: stem(is_between=False)),
     ],
 )

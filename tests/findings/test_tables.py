@@ -161,8 +161,10 @@ def texts(value: object, place: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        pytest.param({"targets": [], "evidence": "seen"}, "no source", id="field-missing"),
-        pytest.param({**HOLDS, "sauce": "x"}, "unknown sauce", id="field-unknown"),
+        pytest.param(
+            {"targets": [], "evidence": "seen"}, "missing field source", id="field-missing"
+        ),
+        pytest.param({**HOLDS, "sauce": "x"}, "unknown field sauce", id="field-unknown"),
         pytest.param({**HOLDS, "source": 3}, "source: 3 is not a str", id="number-for-text"),
         pytest.param({**HOLDS, "source": ""}, "source: '' is not a str", id="text-empty"),
         pytest.param(

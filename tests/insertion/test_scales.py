@@ -308,9 +308,22 @@ def test_table_without_scale_is_refused(scales: dict[str, float], tmp_path: Path
         read_table_scales(path, [GROUP], MODEL)
 
 
-def test_scale_from_table_is_positive(tmp_path: Path) -> None:
-    (chosen,) = read_table_scales(table(tmp_path, a=1e-45), [GROUP], MODEL)[0]
-    assert chosen.scale == TINY
+@pytest.mark.parametrize("scale", [1e-45, 1e-30, 3e4, 1e22, 3e38])
+def test_scale_that_no_calibration_gives_is_refused(tmp_path: Path, scale: float) -> None:
+    path = table(tmp_path, a=scale)
+    refused = has("invalid-scale", path=str(path), parameter="calib_table", node="a")
+    with pytest.raises(DataError, check=refused):
+        read_table_scales(path, [GROUP], MODEL)
+
+
+def test_entries_of_other_widths_are_named(tmp_path: Path) -> None:
+    entry = {"bw": 16, "dtype": "INT", "is_sym": True, "offset": [-32768], "scale": [1e-4]}
+    path = tmp_path / "aimet.json"
+    entries = [{"name": name, **entry} for name in ("a", "b", "joined")]
+    path.write_text(json.dumps({"version": "1.0.0", "activation_encodings": entries}))
+    with pytest.raises(DataError, check=has("missing-scale", path=str(path))) as caught:
+        read_table_scales(path, [GROUP], MODEL)
+    assert "8-bit" in str(caught.value)
 
 
 def report_calibration(data: object, cache: Path | None = None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from qdqtool.patterns.heads import is_attention_probability
 from qdqtool.patterns.layernorm import last_axis_gains, skip_identities
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
-from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales
+from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales, UniformScales
 from qdqtool.types import Precision
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ _MAX_LISTED = 5
 _MAX_FACTOR_SPREAD = 1.4  # other images change ranges by this factor
 _MIN_AGREEING_SHARE = 0.8  # share of the quantizers that agree on the common factor
 _MIN_QUANTIZERS = 3
+_MIN_UNIFORM = 4  # quantizers of activations, and of weights, that show a placeholder
 _MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales-results.md has measured ratios
 # Standard deviations from the mean to each end of a channel's range, for some thousand values.
 _CHANNEL_DEVIATIONS = 4.0
@@ -64,6 +65,25 @@ def find_int8_quantizers(view: View) -> list[Node]:
     return [
         q for q, s in scales if s is not None and s.size == 1 and s[0] > 0 and math.isfinite(s[0])
     ]
+
+
+def check_uniform(view: View, report: FindingReport) -> None:
+    """Add a finding if activations and weights all have one scale, as placeholders have."""
+    quantizers = find_int8_quantizers(view)
+    if len(quantizers) < _MIN_UNIFORM:
+        return
+    scales = [_scale_of(view, quantizer) for quantizer in quantizers]
+    weights = [view.weights(node).first_quantizer for node in view.nodes_with_weights]
+    quantized = [view.params(node).scale for node in weights if node is not None]
+    values = {*scales, *(s for scale in quantized if scale is not None for s in np.unique(scale))}
+    if len(quantized) >= _MIN_UNIFORM and len(values) == 1:
+        report.add(UniformScales(MODEL_CHECK, "", scales[0], len(quantizers), len(quantized)))
+
+
+def _scale_of(view: View, quantizer: Node) -> float:
+    scale = view.params(quantizer).scale
+    assert scale is not None  # find_int8_quantizers returns known scales only
+    return float(scale.reshape(-1)[0])
 
 
 def run(view: View, report: FindingReport, statistics: Statistics) -> None:

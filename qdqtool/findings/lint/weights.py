@@ -125,6 +125,8 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
         return
     channel_axis = (output_axis(conv, len(shape)) or 0) if shape else 0
     transposed = operator_of(conv).kind == LayerKind.DECONVOLUTION
+    if transposed and len(shape) == 5 and report.tensorrt.deconvolution_3d_float:
+        return  # no scales change a layer that runs in float
     proven = not transposed or target_named(report.target).transposed_per_channel
     for node in (weights.q, weights.dq):
         if node is None:

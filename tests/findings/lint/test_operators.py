@@ -67,6 +67,16 @@ def test_3d_conv_transpose_is_reported(g: Graph, op: str, axes: int, nodes: list
     assert nodes_of(model, "CT3D-FLOAT", "trt10") == nodes
 
 
+@pytest.mark.parametrize(("axes", "nodes"), [(2, ["c"]), (3, [])])
+def test_scales_of_a_3d_conv_transpose_in_float_do_not_matter(
+    g: Graph, axes: int, nodes: list[str]
+) -> None:
+    w = g.pair(ones(g, 4, 4, *[2] * axes), "wq", np.full(4, 0.01), axis=1)
+    x = g.pair(g.input(1, 4, *[8] * axes), "in")
+    model = g.model(g.op("ConvTranspose", [x, w], "c", kernel_shape=[2] * axes))
+    assert nodes_of(model, "CT-AXIS", "trt10") == nodes
+
+
 @pytest.mark.parametrize(("size", "nodes"), [(32, ["c"]), (14, ["c"]), (7, [])])
 def test_patch_embedding_is_reported(g: Graph, size: int, nodes: list[str]) -> None:
     x = g.pair(g.input(1, 3, 64, 64), "in")
