@@ -230,6 +230,14 @@ def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
         ) from error
 
 
+def _read_arrays(archive: Archive) -> dict[str, npt.NDArray[Any]]:
+    arrays = {name: archive.read(name) for name in _ARRAY_TYPES}
+    for name, (dtype, rank) in _ARRAY_TYPES.items():
+        if arrays[name].dtype != dtype or arrays[name].ndim != rank:
+            raise ValueError(f"wrong type of array {name}")
+    return arrays
+
+
 def _read_progress(archive: Archive) -> CalibrationProgress:
     header = parse_json(archive.read("header").tobytes().decode(), infinities=True)
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
@@ -241,10 +249,7 @@ def _read_progress(archive: Archive) -> CalibrationProgress:
     for name, kind in _HEADER_TYPES.items():
         if not isinstance(header[name], kind):
             raise ValueError(f"wrong type of {name}")
-    arrays = {name: archive.read(name) for name in _ARRAY_TYPES}
-    for name, (dtype, rank) in _ARRAY_TYPES.items():
-        if arrays[name].dtype != dtype or arrays[name].ndim != rank:
-            raise ValueError(f"wrong type of array {name}")
+    arrays = _read_arrays(archive)
     names, focused, bins = header["tensors"], header["focused"], header["bins"]
     if names:
         size = histogram_bytes(len(names) + len(focused), bins)

@@ -383,10 +383,8 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
         )
     nhwc = spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
     _, *dims = spec.shape
-    if nhwc:
-        height, width, channels = dims
-    else:
-        channels, height, width = dims
+    channels = dims.pop(-1 if nhwc else 0)
+    height, width = dims
     if channels is None:
         channels = 3
     if channels not in (1, 3):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,6 +152,10 @@ def _read_single_number(value: Any) -> float | None:
 # Text ---------------------------------------------------------------------------------------------
 
 
+def _has_scale(entries: Iterable[_Entry]) -> bool:
+    return any(scale is not None for _, scale in entries)
+
+
 def _read_lines(text: str, name: str) -> RangeTable:
     """Read lines ``tensor: range`` of Paddle or ``tensor range`` of onnxruntime.
 
@@ -174,7 +178,7 @@ def _read_lines(text: str, name: str) -> RangeTable:
         try:
             values = [float(v) for v in numbers.split(",")]
         except ValueError:
-            if not any(scale is not None for _, scale in entries):
+            if not _has_scale(entries):
                 raise _unknown_format(name) from None
             raise DataError(
                 f"line {number} is not 'tensor: largest value'", name, code="invalid-line"
@@ -182,7 +186,7 @@ def _read_lines(text: str, name: str) -> RangeTable:
         is_single = len(values) == 1
         scale = values[0] / _MAX_INT8 if is_single else _symmetric_scale(min(values), max(values))
         entries.append((tensor, scale))
-    if not any(scale is not None for _, scale in entries):
+    if not _has_scale(entries):
         raise _unknown_format(name)
     return _make_table("text", iter(entries), name)
 

@@ -258,6 +258,12 @@ def _sort_findings(findings: list[Finding]) -> list[Finding]:
     )
 
 
+def _list_names(finding: Finding) -> list[str]:
+    """Return the names in a finding and its causes, each once, the finding's node first."""
+    reasons = [reason for cause in finding.causes for reason in (cause.reason, *cause.also)]
+    return list(dict.fromkeys([finding.node, *(name for r in reasons for name in r.names())]))
+
+
 def _number_findings(findings: list[Finding], prediction: Prediction, model: Model) -> None:
     convolutions: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
     node_names = {n.name for n in model.nodes}
@@ -265,11 +271,7 @@ def _number_findings(findings: list[Finding], prediction: Prediction, model: Mod
         conv.findings.clear()
     for number, finding in enumerate(findings):
         finding.id = number
-        names = {finding.node: None}
-        for cause in finding.causes:
-            for reason in (cause.reason, *cause.also):
-                names.update(dict.fromkeys(reason.names()))
-        finding.nodes = tuple([name for name in names if name in node_names])
+        finding.nodes = tuple(filter(node_names.__contains__, _list_names(finding)))
         if finding.node in convolutions and finding.node not in finding.convolutions:
             finding.convolutions.append(finding.node)
         for name in finding.convolutions:

@@ -60,16 +60,8 @@ def assert_int8(
     if required is None:
         required = [c for c in convolutions if c not in allowed]
     failures = [_float_message(prediction, c) for c in required if not c.is_quantized]
-    if max_conversions is not None:
-        if prediction.conversions is None:
-            raise QdqtoolError(
-                f"max_conversions: {prediction.target} does not show conversions as layers, so "
-                "they cannot be counted; leave max_conversions out",
-                code="option-without-effect",
-                parameter="max_conversions",
-            )
-        if prediction.conversions > max_conversions:
-            failures.append(_conversions_message(prediction, max_conversions))
+    if max_conversions is not None and _count_conversions(prediction) > max_conversions:
+        failures.append(_conversions_message(prediction, max_conversions))
     if not convolutions:
         failures.append("the model has no Conv, ConvTranspose, Gemm or MatMul")
     if failures:
@@ -122,6 +114,27 @@ def _float_message(prediction: Prediction, conv: ConvOutcome) -> str:
     return text + "".join(_finding_message(f) for f in causes[:2])
 
 
+def _count_conversions(prediction: Prediction) -> int:
+    if prediction.conversions is None:
+        raise QdqtoolError(
+            f"max_conversions: {prediction.target} does not show conversions as layers, so "
+            "they cannot be counted; leave max_conversions out",
+            code="option-without-effect",
+            parameter="max_conversions",
+        )
+    return prediction.conversions
+
+
+def _find_conversion_causes(prediction: Prediction) -> list[Finding]:
+    """Return the findings at conversions, or else warnings, or else other findings."""
+    findings, names = prediction.findings, set(prediction.conversion_nodes)
+    return (
+        [f for f in findings if f.severity != Severity.INFO and f.node in names]
+        or [f for f in findings if f.severity == Severity.WARNING]
+        or [f for f in findings if not f.code.endswith("CONVERSION")]
+    )
+
+
 def _conversions_message(prediction: Prediction, limit: int) -> str:
     nodes = prediction.conversion_nodes
     text = (
@@ -130,13 +143,7 @@ def _conversions_message(prediction: Prediction, limit: int) -> str:
     )
     if len(nodes) > 3:
         text += f" and {len(nodes) - 3} more"
-    names = set(nodes)
-    causes = [f for f in prediction.findings if f.severity != Severity.INFO and f.node in names]
-    causes = (
-        causes
-        or [f for f in prediction.findings if f.severity == Severity.WARNING]
-        or [f for f in prediction.findings if not f.code.endswith("CONVERSION")]
-    )
+    causes = _find_conversion_causes(prediction)
     unique = {f.code: f for f in reversed(causes)}
     for finding in list(unique.values())[::-1][:3]:
         alike = sum(f.code == finding.code for f in causes)

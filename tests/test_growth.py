@@ -21,7 +21,7 @@ from qdqtool.patterns.view import View
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.trt import surroundings
+from qdqtool.trt import neighbors
 from qdqtool.trt.targets import TARGETS
 from tests.slow import slow_after
 from tools.growth.families import FAMILIES
@@ -61,7 +61,7 @@ def test_growth_of_quantizers_on_one_tensor() -> None:
 
 
 def test_paths_to_a_producer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "STEPS", 5)
+    monkeypatch.setattr(neighbors, "STEPS", 5)
     found = qdqtool.predict(FAMILIES["MaxPool, read along"](60), target="trt8.5").refusals
     origins = {r.name: r.origin for r in found if isinstance(r, RemainingConversion)}
     ways = [(len(o.path), o.op) for o in origins.values()]

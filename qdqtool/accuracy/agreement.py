@@ -330,17 +330,18 @@ def _pair_inputs(
     if all(spec.name in by_name for spec in first):
         second = [by_name[spec.name] for spec in first]
     pairs = []
-    for a, b in itertools.zip_longest(first, second):
-        shape = None if a is None or b is None else _merge_shapes(a.shape, b.shape)
-        if a is None or b is None or shape is None:
-            texts = [" ".join(s.shape_text() for s in specs) for specs in (first, second)]
-            raise ModelError(
-                f"takes inputs {texts[1]}, {reference.path or 'the reference'} takes {texts[0]}. "
-                "Export both with the same inputs.",
-                model.path or "model",
-                code="wrong-shape",
-            )
-        pairs.append((replace(a, shape=shape), replace(b, shape=shape)))
+    for a, b in zip(first, second, strict=False):
+        shape = _merge_shapes(a.shape, b.shape)
+        if shape is not None:
+            pairs.append((replace(a, shape=shape), replace(b, shape=shape)))
+    if not len(pairs) == len(first) == len(second):
+        texts = [" ".join(s.shape_text() for s in specs) for specs in (first, second)]
+        raise ModelError(
+            f"takes inputs {texts[1]}, {reference.path or 'the reference'} takes {texts[0]}. "
+            "Export both with the same inputs.",
+            model.path or "model",
+            code="wrong-shape",
+        )
     return pairs
 
 

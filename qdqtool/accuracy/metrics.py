@@ -458,12 +458,14 @@ def _classifier_metric(model: Model) -> TopClassMetric | None:
     shape = [int(d or 0) for d in model.shape(output) or ()]
     if len(shape) < 2 or shape[1] < 2 or any(d != 1 for d in shape[2:]):
         return None
-    node = model.producer(output)
+    return TopClassMetric(output, shape[1]) if _is_score(model, output) else None
+
+
+def _is_score(model: Model, tensor: str) -> bool:
+    node = model.producer(tensor)
     while node is not None and node.op in _SCORE_MOVES:
         node = model.producer(node.input(0))
-    if node is None or node.op not in _SCORE_PRODUCERS:
-        return None
-    return TopClassMetric(output, shape[1])
+    return node is not None and node.op in _SCORE_PRODUCERS
 
 
 def _sorts_results(model: Model) -> bool:
@@ -494,11 +496,16 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
         return None
     classes = channels.pop() or 0
     for output in model.outputs:
-        shape = model.shape(output) or ()
-        rows, columns = (int(d or 0) for d in shape[1:]) if len(shape) == 3 else (0, 0)
+        rows, columns = _table_size(model, output)
         if 4 + classes <= min(rows, columns) and rows != columns:
             return DetectionAgreementMetric(output, classes, rows > columns)
     return None
+
+
+def _table_size(model: Model, tensor: str) -> tuple[int, int]:
+    """Return rows and columns of a tensor [batch, rows, columns]; zeros if they are unknown."""
+    shape = model.shape(tensor) or ()
+    return (int(shape[1] or 0), int(shape[2] or 0)) if len(shape) == 3 else (0, 0)
 
 
 def resample(
@@ -515,22 +522,18 @@ def resample(
     return np.asarray([metric.value([evidence[i] for i in rows]) for rows in drawn])
 
 
-def estimate_interval(
-    metric: Metric, evidence: Sequence[Evidence], level: float = 0.95
-) -> tuple[float, float]:
-    """Return the low and the high end of a metric's confidence interval over its samples.
+def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[float, float]:
+    """Return the low and the high end of a metric's 95 % confidence interval over its samples.
 
     The interval is Wilson's for shares, and a bootstrap's for other metrics.
 
     Args:
         metric: The metric.
         evidence: Evidence of the samples, not empty.
-        level: Confidence of a bootstrap interval. Wilson's interval always has 0.95.
     """
     if isinstance(metric, TopClassMetric):
         return _wilson_interval(metric.value(evidence), len(evidence))
-    tail = 50.0 * (1.0 - level)
-    low, high = np.nanpercentile(resample(metric, evidence), [tail, 100.0 - tail])
+    low, high = np.nanpercentile(resample(metric, evidence), [2.5, 97.5])
     return float(low), float(high)
 
 

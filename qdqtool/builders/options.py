@@ -38,8 +38,8 @@ class BuildOptions:
         check_choice("builder", self.builder, BUILDERS, BuilderError)
         if self.sm and self.builder != "tensorrt-rtx":
             raise BuilderError(
-                f"compute capabilities are for tensorrt-rtx only: {self.builder} builds for the GPU "
-                "of this machine; leave them out",
+                f"compute capabilities are for tensorrt-rtx only: {self.builder} builds for the "
+                "GPU of this machine; leave them out",
                 code="option-conflict",
                 parameter="sm",
             )

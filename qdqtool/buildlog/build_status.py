@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
@@ -117,6 +117,14 @@ def find_truncations(build: Build) -> list[Gap]:
     ]
 
 
+def _find_unwritten(tensors: Iterable[str], sources: Container[str]) -> str | None:
+    """Return the first tensor that neither a layer nor the network's input writes, else None."""
+    for tensor in tensors:
+        if tensor not in sources and not _MYELIN_CONSTANT.fullmatch(tensor):
+            return tensor
+    return None
+
+
 def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
     """Return a gap if layers are missing from the listing, else None.
 
@@ -133,10 +141,10 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
         return None
     outputs = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
     consumers = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
-    sources = outputs | network_ends
-    for tensor, consumer in consumers.items():
-        if tensor not in sources and not _MYELIN_CONSTANT.fullmatch(tensor):
-            return Gap(Section.LISTING, GapKind.UNWRITTEN, name=consumer[:80], tensor=tensor[:80])
+    unwritten = _find_unwritten(consumers, outputs | network_ends)
+    if unwritten is not None:
+        name, tensor = consumers[unwritten][:80], unwritten[:80]
+        return Gap(Section.LISTING, GapKind.UNWRITTEN, name=name, tensor=tensor)
     # The bindings in a log may include lines of other programs, so check only JSON listings.
     if build.listing != ListingSource.LAYER_JSON:
         return None
@@ -186,18 +194,26 @@ def _find_version_by_spelling(build: Build) -> str | None:
     layers = build.layers
     if not layers:
         return None
-    tensors = [tensor for layer in layers for tensor in (*layer.inputs, *layer.outputs)]
     if any("_quantize_scale_node" in layer.name for layer in layers):
         return "8.0"
-    if any("StrideOrder" in x.extras for x in layers) or any(map(_has_separate_format, tensors)):
+    if any(map(_is_of_tensorrt_11, layers)):
         return "11"
     if any(layer.type in _MYELIN_TYPES for layer in layers):
         return "10"
     if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
         return LATEST_SPELLING
-    if build.listing != ListingSource.ENGINE_LINES:
-        return "8.4" if build.listing else None
-    if any(tensor.vector > 1 for tensor in tensors):
+    if build.listing == ListingSource.ENGINE_LINES:
+        return _find_version_of_engine_lines(layers)
+    return "8.4" if build.listing else None
+
+
+def _is_of_tensorrt_11(layer: BuiltLayer) -> bool:
+    tensors = (*layer.inputs, *layer.outputs)
+    return "StrideOrder" in layer.extras or any(map(_has_separate_format, tensors))
+
+
+def _find_version_of_engine_lines(layers: Sequence[BuiltLayer]) -> str:
+    if any(tensor.vector > 1 for layer in layers for tensor in (*layer.inputs, *layer.outputs)):
         return "8.5"
     return "8.4" if all(x.tactic.startswith("0x") for x in layers if x.tactic) else "8.2"
 

@@ -252,16 +252,20 @@ def _has_weights(layer: BuiltLayer) -> bool:
     return layer.is_convolution or "gemm" in layer.type.lower() or "MatrixMultiply" in layer.type
 
 
+def _size_of(count: int, precision: Precision) -> int:
+    """Return the size of weights in bytes."""
+    return math.ceil(count * (precision.width or 4.0))
+
+
 def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | None:
     listed = _find_listed_weights(layer)
     if listed is not None:
-        count, precision = listed
-        return math.ceil(count * (precision.width or 4.0))
+        return _size_of(*listed)
     if layer.constants and _has_weights(layer):
         # Skip biases, which have one dimension.
         return _count_bytes(c for c in layer.constants if c.shape is not None and len(c.shape) > 1)
     if parsed_weights is not None:
-        return math.ceil(parsed_weights * (layer.input_precision.width or 4.0))
+        return _size_of(parsed_weights, layer.input_precision)
     return None if layer.is_convolution else 0
 
 
@@ -329,17 +333,22 @@ def _count_convolution_macs(
     return math.prod(target) // max(1, target[1]) * weights
 
 
+def _count_stored_weights(layer: BuiltLayer) -> int | None:
+    for constant in layer.constants:
+        if constant.shape is not None and len(constant.shape) >= 4 and constant.elements:
+            return constant.elements
+    return None
+
+
 def _count_convolution_weights(
     layer: BuiltLayer, parsed_weights: int | None, channels: int
 ) -> int | None:
     listed = _find_listed_weights(layer)
     if listed is not None:
         return listed[0]
-    for constant in layer.constants:
-        if constant.shape is not None and len(constant.shape) >= 4 and constant.elements:
-            return constant.elements
-    if parsed_weights is not None:
-        return parsed_weights
+    stored = _count_stored_weights(layer) or parsed_weights
+    if stored is not None:
+        return stored
     kernel = int_list(layer.extras.get("Kernel"), 1)
     maps, groups = layer.extras.get("OutMaps"), layer.extras.get("Groups", 1)
     if kernel is None or not isinstance(maps, int) or not isinstance(groups, int) or groups < 1:

@@ -118,13 +118,17 @@ def read_profile_row(build: Build, text: str) -> bool:
     values = [value for piece in pieces if (value := parse_number(piece)) is not None]
     if len(values) != count:
         return False
-    total, average, *rest = values
+    _add_profile_row(build, name, values)
+    return True
+
+
+def _add_profile_row(build: Build, name: str, values: list[float]) -> None:
+    total, average, *median, share = values
     if name == "Total":
         build.profile_total_ms = average
     elif len(build.profile_rows) < _MAX_ROWS:
-        median = rest[0] if count == 4 else None
-        build.profile_rows.append(ProfileRow(name, total, average, median, rest[-1]))
-    return True
+        row = ProfileRow(name, total, average, median[0] if median else None, share)
+        build.profile_rows.append(row)
 
 
 def _read_profile_head(columns: dict[str, str], text: str) -> bool:

@@ -203,12 +203,7 @@ class _GraphRebuilder:
         constants = [name for name in names if name in self.inputs and name not in self.outputs]
         return list(map(self._constant, constants))
 
-    def _constant(self, name: str) -> onnx.TensorProto:
-        tensor = self.tensors.get(name)
-        shape = [size or 0 for size in tensor.shape or ()] if tensor is not None else []
-        dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
-        # numpy checks the product of the other dimensions even if one of them is 0.
-        self._constant_bytes += math.prod(size or 1 for size in shape) * dtype.itemsize
+    def _check_size(self, name: str, shape: list[int]) -> None:
         path = ", ".join(self.build.files) or "the log"
         if len(shape) > limits.RANK:
             raise BuildLogError(
@@ -223,6 +218,14 @@ class _GraphRebuilder:
             f"{path}: its constants up to '{name[:80]}' of {shape} would take",
             BuildLogError,
         )
+
+    def _constant(self, name: str) -> onnx.TensorProto:
+        tensor = self.tensors.get(name)
+        shape = [size or 0 for size in tensor.shape or ()] if tensor is not None else []
+        dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
+        # numpy checks the product of the other dimensions even if one of them is 0.
+        self._constant_bytes += math.prod(size or 1 for size in shape) * dtype.itemsize
+        self._check_size(name, shape)
         array: npt.NDArray[Any] = np.full(shape, self.scales.get(name, 0), dtype)
         value = self.values.get(name)
         if value is not None and len(value) == array.size:

@@ -125,12 +125,13 @@ def command(
         options.refuse_without("images (--calib)", "max_images")
     reserve_output(page, "--report")
     models = [is_model_file(path) for path in (a, b)]
-    if (more_a and models[0]) or (more_b and models[1]):
-        raise UsageError(
-            "--with-a and --with-b add files to a build, not to a model",
-            code="option-conflict",
-            parameter="more_a" if models[0] and more_a else "more_b",
-        )
+    for name, is_model, more in zip(("more_a", "more_b"), models, (more_a, more_b), strict=True):
+        if is_model and more:
+            raise UsageError(
+                "--with-a and --with-b add files to a build, not to a model",
+                code="option-conflict",
+                parameter=name,
+            )
     if page is not None and not all(models):
         raise UsageError(
             "--report is for two models; 'qdqtool report MODEL BUILD' shows a model and its build",

@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +219,10 @@ def _print_note(text: str) -> None:
     print(f"qdqtool: {as_line(text)}", file=sys.stderr)
 
 
+def _has_value(options: Iterable[object]) -> bool:
+    return any(option is not None for option in options)
+
+
 def _check_options(
     requests: list[TimingOptions], require_gain: float | None, form: str, models: int
 ) -> None:
@@ -236,7 +240,7 @@ def _check_options(
         request.calibrate,
         request.save_calibration,
     )
-    if request.gpu is None and any(option is not None for option in needing_gpu):
+    if request.gpu is None and _has_value(needing_gpu):
         raise UsageError(
             "--clock, --power, --batch, --calibrate and --save-calibration need --gpu",
             code="option-without-effect",
@@ -249,7 +253,7 @@ def _check_options(
             "--require-gain needs --gpu", code="option-without-effect", parameter="require_gain"
         )
     for_one_gpu = (request.clock, request.power, request.calibrate, request.save_calibration)
-    if len(requests) > 1 and any(option is not None for option in for_one_gpu):
+    if len(requests) > 1 and _has_value(for_one_gpu):
         raise UsageError(
             "--clock, --power, --calibrate and --save-calibration take one --gpu; call predict "
             "once for each",
@@ -290,14 +294,20 @@ def _predict(
 
     results = [predict_with_time(path, target, request, **settings) for request in requests]
     times = [time for _, time in results if time is not None]
+    predictions = [prediction for prediction, _ in results]
     if any(time.is_supported for time in times):
-        _demote_support_errors([prediction for prediction, _ in results])
-    prediction = results[0][0]
-    places = {(f.code, f.node) for f in prediction.findings}
-    for other, _ in results[1:]:
-        prediction.findings += [f for f in other.findings if (f.code, f.node) not in places]
+        _demote_support_errors(predictions)
+    return _merge_findings(predictions), times
+
+
+def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
+    """Add the findings of all GPUs to the first prediction, and return it."""
+    first, *others = predictions
+    places = {(f.code, f.node) for f in first.findings}
+    for other in others:
+        first.findings += [f for f in other.findings if (f.code, f.node) not in places]
         places |= {(f.code, f.node) for f in other.findings}
-    return prediction, times
+    return first
 
 
 def _demote_support_errors(predictions: list[Prediction]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdqtool.buildlog.build_status import find_listing_hole, is_float_build
 from qdqtool.buildlog.costs import EngineReport, analyze
-from qdqtool.buildlog.engine_comparison import compare_engines
+from qdqtool.buildlog.engine_comparison import EngineComparison, compare_engines
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.comparison.build_side import (
@@ -46,7 +46,9 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons.operators import IntegerOperator
 from qdqtool.reasons.quantizers import UnsignedZeroPoint
+from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import TimingOptions
+from qdqtool.trt.gpu_support import require_gpu_support
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util import compression
@@ -257,6 +259,9 @@ def _compare_models(
     first: Model, second: Model, target: str | Target | None, gpu: str | None
 ) -> Comparison:
     resolved = target_named(target if target is not None else DEFAULT_TARGET)
+    if gpu is not None:
+        device = choose_gpu(gpu)
+        require_gpu_support(resolved, device.cc, device.name)
     titles = distinct_names([first.path or "first model"], [second.path or "second model"])
     a, b = (
         ModelSide(View(model), _predict(model, resolved, gpu), title)
@@ -314,10 +319,8 @@ def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[N
     changes = []
     for index, partner in matching.pairs.items():
         if index in a.nodes or partner.index in b.nodes:
-            node = nodes[index]
-            ours = a.nodes.get(index) or NodeSide(node.name, node.op, data=False)
-            theirs = b.nodes.get(partner.index) or NodeSide(partner.name, partner.op, data=False)
-            changes.append(explainer.explain(compare_sides(ours, theirs)))
+            change = compare_sides(a.find_node(nodes[index]), b.find_node(partner))
+            changes.append(explainer.explain(change))
     paired = {partner.index for partner in matching.pairs.values()}
     changes += [_one_sided_change(s, None) for i, s in a.nodes.items() if i not in matching.pairs]
     changes += [_one_sided_change(None, s) for i, s in b.nodes.items() if i not in paired]
@@ -363,16 +366,17 @@ class _ChangeExplainer:
             for name in finding.convolutions:
                 self._findings.setdefault(name, finding)
 
+    def _find_cause(self, name: str, changes: Container[ChangeKind]) -> Finding | None:
+        """Return the finding of a convolution that lost INT8, if the prediction shows the loss."""
+        is_lost = ChangeKind.LOST_INT8 in changes and name not in self._int8
+        is_output_lost = ChangeKind.LOST_INT8_OUTPUT in changes and name not in self._int8_to_int8
+        return self._findings.get(name) if is_lost or is_output_lost else None
+
     def explain(self, node: NodeChange) -> NodeChange:
         """Set `lost`, `finding` and `why` of a change in place, and return the change."""
         name, message = node.b.name if node.b is not None else "", ""
         is_lost = ChangeKind.LOST_INT8 in node.changes
-        is_output_lost = ChangeKind.LOST_INT8_OUTPUT in node.changes
-        finding = None
-        if (is_lost and name not in self._int8) or (
-            is_output_lost and name not in self._int8_to_int8
-        ):
-            finding = self._findings.get(name)
+        finding = self._find_cause(name, node.changes)
         if (
             node.lost == LossReason.UNKNOWN
             and self._fallback is not None
@@ -406,11 +410,7 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
         matched_by=engines.aligned_by,
         engines=engines,
     )
-    for node in pair_layers(engines):
-        if node.a is not None and node.b is not None:
-            node = compare_sides(node.a, node.b, scales=False)
-        node.why = describe_changes(node)
-        result.nodes.append(node)
+    result.nodes = _compare_layers(engines)
     has_pairs = any(p.first and p.second for p in engines.pairs)
     if not has_pairs and (result.nodes or any(profiles)):
         raise BuildLogError(
@@ -419,16 +419,32 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
             code="different-models",
         )
     untyped = [title for is_profile, title in zip(profiles, titles, strict=True) if is_profile]
+    result.notes += _note_missing_parts(untyped, first.has_times == second.has_times)
+    return result
+
+
+def _note_missing_parts(untyped: Sequence[str], alike_timed: bool) -> list[Note]:
+    notes = []
     if untyped:
         text = (
             f"{' and '.join(untyped)}: has layer times but no data types; give the layer JSON "
             "or the log as well"
         )
-        result.notes.append(Note(text, code="untyped-times", files=untyped))
-    if first.has_times != second.has_times:
+        notes.append(Note(text, code="untyped-times", files=untyped))
+    if not alike_timed:
         text = "only one of the builds has layer times: give the profile of the other build as well"
-        result.notes.append(Note(text, code="one-untimed"))
-    return result
+        notes.append(Note(text, code="one-untimed"))
+    return notes
+
+
+def _compare_layers(engines: EngineComparison) -> list[NodeChange]:
+    changes = []
+    for node in pair_layers(engines):
+        if node.a is not None and node.b is not None:
+            node = compare_sides(node.a, node.b, scales=False)
+        node.why = describe_changes(node)
+        changes.append(node)
+    return changes
 
 
 def _check_listing(build: Build) -> None:
@@ -480,9 +496,7 @@ def _compare_with_build(
     file.count_int8([requested[c.index] for c in weighted])
     engine.count_int8(realized.values())
     for summary in (file, engine):
-        summary.convolutions = len(prediction.convolutions)
-        summary.products = sum(c.is_product for c in prediction.convolutions)
-        summary.plain = summary.convolutions - summary.products
+        summary.count_layers(prediction)
     file.conversions = _predicted_conversions(prediction, engine.conversions)
     file.obstacle = describe_obstacles(prediction.findings)
     sides = (engine, file) if build_first else (file, engine)

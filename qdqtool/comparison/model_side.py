@@ -12,7 +12,7 @@ from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.ir import qdq
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Node
-from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
+from qdqtool.ir.operators import POOLINGS_AND_RESIZES, LayerKind, operator_of, rearranges
 from qdqtool.patterns.view import View
 from qdqtool.types import Precision, Prediction
 
@@ -38,6 +38,10 @@ class ModelSide:
         """The nodes with weights or with Q/DQ, by node index."""
         return _collect_nodes(self.view, self.prediction)
 
+    def find_node(self, node: Node) -> NodeSide:
+        """Return a node of the comparison; nodes without weights and Q/DQ have no values."""
+        return self.nodes.get(node.index) or NodeSide(node.name, node.op, data=False)
+
 
 def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeSide]:
     weighted = {n.index for n in view.nodes_with_weights}
@@ -52,12 +56,15 @@ def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeS
         _add_prediction(nodes, view, prediction)
         return nodes
     for index in weighted & nodes.keys():
-        node_side = nodes[index]
-        is_quantized = node_side.data and node_side.weights is not False
-        is_fp8 = node_side.scale is not None and node_side.scale.type == Precision.FP8
-        quantized = Precision.FP8 if is_fp8 else Precision.INT8
-        node_side.precision = quantized if is_quantized else Precision.FLOAT
+        nodes[index].precision = _requested_precision(nodes[index])
     return nodes
+
+
+def _requested_precision(node: NodeSide) -> Precision:
+    if not node.data or node.weights is False:
+        return Precision.FLOAT
+    is_fp8 = node.scale is not None and node.scale.type == Precision.FP8
+    return Precision.FP8 if is_fp8 else Precision.INT8
 
 
 def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Prediction) -> None:
@@ -86,8 +93,9 @@ def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
         # The axis of a matrix product only depends on whether its weights are stored transposed.
         with_axis = operator_of(node).kind != LayerKind.MATRIX_MULTIPLY
         side.weights_scale = read_scales(view, weights.first_quantizer, with_axis)
-    for position, tensor in enumerate(node.inputs):
-        if position == 0 or (position == 1 and has_constant_weights) or tensor in view.constants:
+    start = 2 if has_constant_weights else 1
+    for position, tensor in enumerate(node.inputs[start:], start):
+        if tensor in view.constants:
             continue
         scales = read_scales(view, _find_dequantizer(view, tensor))
         if scales is not None:
@@ -104,7 +112,7 @@ def _find_dequantizer(view: View, tensor: str) -> Node | None:
     """
     producer = view.model.producer(tensor)
     for _ in range(_MAX_MOVES):
-        if producer is None or not (rearranges(producer) or producer.op in RESIZES):
+        if producer is None or not (rearranges(producer) or producer.op in POOLINGS_AND_RESIZES):
             break
         producer = view.model.producer(producer.input(0))
     return producer if qdq.is_dq(producer) else None
@@ -112,15 +120,21 @@ def _find_dequantizer(view: View, tensor: str) -> Node | None:
 
 def read_scales(view: View, node: Node | None, with_axis: bool = True) -> QuantizerScales | None:
     """Return the scales of a Q or DQ; None if they are unknown."""
-    params = view.params(node) if node is not None else None
-    if node is None or params is None or params.scale is None or not params.scale.size:
+    if node is None:
+        return None
+    params = view.params(node)
+    if params.scale is None or not params.scale.size:
         return None
     axis = view.axis(node) if with_axis and params.scale.size > 1 else None
     if axis is not None and axis < 0:
         axis += len(view.shape(node.input(0)) or ())
+    return QuantizerScales(params.scale, axis, params.precision, _nonzero_points(params))
+
+
+def _nonzero_points(params: qdq.QuantParams) -> tuple[int, ...]:
+    """Return the zero points; empty if all are 0."""
     zero = params.zero_point
-    zeros = tuple(np.ravel(zero).tolist()) if zero is not None and np.any(zero) else ()
-    return QuantizerScales(params.scale, axis, params.precision, zeros)
+    return tuple(np.ravel(zero).tolist()) if zero is not None and np.any(zero) else ()
 
 
 def summarize_model(side: ModelSide) -> SideSummary:

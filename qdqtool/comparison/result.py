@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.buildlog.types import Gap, GapKind, Section
-from qdqtool.types import BYTES, EIGHT_BITS, TOOL_VERSION, Json, Precision
+from qdqtool.types import BYTES, EIGHT_BITS, TOOL_VERSION, Json, Precision, Prediction
 from qdqtool.util.files import InputFiles
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import SavableResult
@@ -304,6 +304,12 @@ class SideSummary:
         self.int8 = len(int8)
         self.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
 
+    def count_layers(self, prediction: Prediction) -> None:
+        """Set the numbers of convolutions and matrix products."""
+        self.convolutions = len(prediction.convolutions)
+        self.products = sum(c.is_product for c in prediction.convolutions)
+        self.plain = self.convolutions - self.products
+
     @property
     def missing(self) -> list[str]:
         """Descriptions of the gaps."""
@@ -497,15 +503,15 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
 
 
 def _precision_changes(a: NodeSide, b: NodeSide) -> list[ChangeKind]:
-    unknown = (None, Precision.UNKNOWN)
-    if a.precision in unknown or b.precision in unknown:
+    unknown = {None, Precision.UNKNOWN}
+    if unknown & {a.precision, b.precision}:
         return []
     if a.is_quantized != b.is_quantized:
         return [ChangeKind.LOST_INT8 if a.is_quantized else ChangeKind.GAINED_INT8]
     if not a.is_quantized:
         return []
     kinds = [ChangeKind.FORMAT] if a.is_int8 != b.is_int8 else []
-    if a.output in unknown or b.output in unknown:
+    if unknown & {a.output, b.output}:
         return kinds
     wrote, writes = a.output in _OUTPUTS, b.output in _OUTPUTS
     if wrote != writes:
@@ -536,11 +542,17 @@ def _qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list[Chan
     return changes
 
 
-def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
-    """Return the kinds of scale changes, and store the largest one in `change`."""
+def _pair_input_scales(
+    a: NodeSide, b: NodeSide
+) -> list[tuple[QuantizerScales | None, QuantizerScales | None]]:
     pairs = [(a.scale, b.scale)] if a.data and b.data else []
     pairs += [(s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales]
-    different = [pair for pair in pairs if scales_differ(*pair)]
+    return pairs
+
+
+def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
+    """Return the kinds of scale changes, and store the largest one in `change`."""
+    different = [pair for pair in _pair_input_scales(a, b) if scales_differ(*pair)]
     kinds = []
     if different:
         change.scales = max(different, key=_scale_distance)

@@ -201,14 +201,18 @@ def _count_layers(nodes: Sequence[NodeChange]) -> str:
     return format_layer_counts(len(nodes) - products, products)
 
 
-def _describe_losses(comparison: Comparison) -> list[str]:
-    nodes = comparison.where(ChangeKind.LOST_INT8)
+def _count_loss_reasons(nodes: Sequence[NodeChange]) -> list[tuple[int, str]]:
     examples = {(n.lost, n.finding): n for n in nodes}
     counts = Counter((n.lost, n.finding) for n in nodes).most_common()
     grouped: Counter[str] = Counter()
     for key, count in counts:
         grouped[_loss_reason(examples[key], many=len(nodes) > 1)] += count
-    reasons = [(count, reason) for reason, count in grouped.most_common()]
+    return [(count, reason) for reason, count in grouped.most_common()]
+
+
+def _describe_losses(comparison: Comparison) -> list[str]:
+    nodes = comparison.where(ChangeKind.LOST_INT8)
+    reasons = _count_loss_reasons(nodes)
     if not reasons:
         return []
     text = f": {reasons[0][1]}" if reasons[0][1] else ""
@@ -322,6 +326,8 @@ def _describe_change(
         return f"{lost}: {reason}" if reason else lost
     if kind == ChangeKind.FORMAT:
         return f"{b.precision} instead of {a.precision}"
+    if kind in (ChangeKind.SCALE, ChangeKind.WEIGHTS_SCALE):
+        return _describe_scale_change(node, kind)
     if kind == ChangeKind.LOST_INT8_OUTPUT:
         text = f"{verbs[0]} {_name_format(a)}, {verbs[1]} {_name_type(b.output)}"
         return f"{text}: {finding}" if finding else text
@@ -330,12 +336,6 @@ def _describe_change(
     if kind == ChangeKind.RESIDUAL:
         types = _name_type(b.inputs[1]), _name_type(a.inputs[1])
         return f"reads the residual as {types[0]} instead of {types[1]}"
-    if kind == ChangeKind.SCALE:
-        scales = node.scales or (a.scale, b.scale)
-        return _describe_scales("scale", *scales, node.factor)
-    if kind == ChangeKind.WEIGHTS_SCALE:
-        scales = (a.weights_scale, b.weights_scale)
-        return _describe_scales("weights' scale", *scales, node.weights_factor)
     before, after = (", ".join(side.fused) or "nothing" for side in (a, b))
     again = "" if a.fused and b.fused else "fused "
     return f"fused with {before} in A, {again}with {after} in B"
@@ -346,22 +346,25 @@ def _name_type(precision: Precision | None) -> str:
     return "float" if precision == Precision.FLOAT else str(precision)
 
 
+def _describe_scale_change(node: NodeChange, kind: ChangeKind) -> str:
+    assert node.a is not None and node.b is not None
+    if kind == ChangeKind.WEIGHTS_SCALE:
+        scales = (node.a.weights_scale, node.b.weights_scale)
+        return _describe_scales("weights' scale", *scales, node.weights_factor)
+    return _describe_scales("scale", *(node.scales or (node.a.scale, node.b.scale)), node.factor)
+
+
 def _describe_scales(
     name: str, a: QuantizerScales | None, b: QuantizerScales | None, factor: float | None
 ) -> str:
     """Return ``scale 0.1 -> 0.2 (times 2)``, with the other differences in the parentheses."""
     changes = [] if factor is None or factor == 1.0 else [_format_factor(factor)]
-    if changes and a is not None and b is not None and a.type != b.type:
-        changes = [f"range {changes[0]}"]
-        if (a.count, a.axis, a.zero) == (b.count, b.axis, b.zero):  # scales of two formats
-            return f"{name.removesuffix('scale')}{changes[0]}"
     if a is not None and b is not None:
-        if a.count == b.count and a.axis != b.axis:
-            changes.append(f"axis {a.axis} -> {b.axis}")
-        if a.count == b.count and a.type != b.type:
-            changes.append(f"type {a.type} -> {b.type}")
-        if a.zero != b.zero:
-            changes.append("zero points differ")
+        if changes and a.type != b.type:
+            changes = [f"range {changes[0]}"]
+            if (a.count, a.axis, a.zero) == (b.count, b.axis, b.zero):  # scales of two formats
+                return f"{name.removesuffix('scale')}{changes[0]}"
+        changes += _describe_parameters(a, b)
     changes.extend(
         f"{side} is not a valid scale"
         for side, scales in (("A", a), ("B", b))
@@ -369,6 +372,17 @@ def _describe_scales(
     )
     text = f"{name} {format_scales(a)} -> {format_scales(b)}"
     return f"{text} ({', '.join(changes)})" if changes else text
+
+
+def _describe_parameters(a: QuantizerScales, b: QuantizerScales) -> list[str]:
+    changes = []
+    if a.count == b.count and a.axis != b.axis:
+        changes.append(f"axis {a.axis} -> {b.axis}")
+    if a.count == b.count and a.type != b.type:
+        changes.append(f"type {a.type} -> {b.type}")
+    if a.zero != b.zero:
+        changes.append("zero points differ")
+    return changes
 
 
 def _format_factor(factor: float) -> str:

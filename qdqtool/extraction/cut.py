@@ -182,6 +182,19 @@ class ModelCutter:
                     node=tensor,
                 )
 
+    def _make_unconnected_error(self, starts: Mapping[str, None], ends: list[str]) -> ModelError:
+        protos = [n.proto for n in self.model.ordered]
+        code, hint = "ends-unconnected", "; give a tensor before this output"
+        if not find_dependencies(protos, starts)[1].isdisjoint(ends):
+            code = "ends-exchanged"
+            hint = ", but the inputs depend on this output; exchange `inputs` and `outputs`"
+        return ModelError(
+            f"output '{ends[0]}' does not depend on '{next(iter(starts))}'{hint}",
+            self.model.path or "model",
+            code=code,
+            node=ends[0],
+        )
+
     def _check_starts(
         self, starts: Mapping[str, None], ends: list[str], needed: frozenset[str] | set[str]
     ) -> None:
@@ -197,17 +210,7 @@ class ModelCutter:
         """
         path = self.model.path or "model"
         if needed.isdisjoint(starts):
-            protos = [n.proto for n in self.model.ordered]
-            is_exchanged = not find_dependencies(protos, starts)[1].isdisjoint(ends)
-            hint = "; give a tensor before this output"
-            if is_exchanged:
-                hint = ", but the inputs depend on this output; exchange `inputs` and `outputs`"
-            raise ModelError(
-                f"output '{ends[0]}' does not depend on '{next(iter(starts))}'{hint}",
-                path,
-                code="ends-exchanged" if is_exchanged else "ends-unconnected",
-                node=ends[0],
-            )
+            raise self._make_unconnected_error(starts, ends)
         for tensor in self.model.inputs:
             if tensor in needed and tensor not in starts:
                 end = self._find_dependent_end(tensor, starts, ends)

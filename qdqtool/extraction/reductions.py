@@ -6,7 +6,7 @@ smallest first. Candidates may be invalid.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -196,6 +196,11 @@ def bypass_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
                 continue
             if types[source] == types.get(nodes[index].output[0]):
                 yield _bypass(proto, index, source)
+    yield from _bypass_pairs(proto, constants)
+
+
+def _bypass_pairs(proto: onnx.ModelProto, constants: Container[str]) -> Iterator[onnx.ModelProto]:
+    nodes = proto.graph.node
     quantizers = {n.output[0]: n for n in nodes if n.op_type == qdq.Q}
     for index in range(len(nodes) - 1, -1, -1):
         if nodes[index].op_type == qdq.DQ and nodes[index].input[0] in quantizers:
@@ -293,14 +298,18 @@ def _replace(size: int, old: int) -> int:
     return 1 if size == old else size
 
 
+def _reduce_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
+    candidate = copy_message(proto)
+    for value in candidate.graph.input:
+        _change_dims(value.type.tensor_type.shape.dim[:1], lambda size: 1)
+    return _remove_types(candidate)
+
+
 def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Yield models with a batch of one, then with smaller images."""
     shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.input]
     if any(shape and shape[0] > 1 for shape in shapes):
-        candidate = copy_message(proto)
-        for value in candidate.graph.input:
-            _change_dims(value.type.tensor_type.shape.dim[:1], lambda size: 1)
-        yield _remove_types(candidate)
+        yield _reduce_batch(proto)
     sides = sorted({d for shape in shapes for d in shape[2:] if d > 1}, reverse=True)
     for factor in _factors(sides):
         # A size in a constant may be independent of the image size, a side, or an area.
@@ -378,6 +387,18 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from (a.t for a in node.attribute if a.HasField("t"))
 
 
+def _resize_attributes(
+    node: onnx.NodeProto,
+    resize: Callable[[onnx.TensorProto, str], onnx.TensorProto],
+    change: Callable[[int], int],
+) -> None:
+    for attribute in node.attribute:
+        if node.op_type == "Constant" and attribute.HasField("t"):
+            attribute.t.CopyFrom(resize(attribute.t, node.output[0]))
+        if attribute.name == "group" and attribute.i > 1:
+            attribute.i = change(attribute.i)
+
+
 def _resize(
     proto: onnx.ModelProto,
     change: Callable[[int], int],
@@ -407,11 +428,7 @@ def _resize(
 
     candidate = prune(proto, lambda tensor: resize(tensor, tensor.name))
     for node in candidate.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Constant" and attribute.HasField("t"):
-                attribute.t.CopyFrom(resize(attribute.t, node.output[0]))
-            if attribute.name == "group" and attribute.i > 1:
-                attribute.i = change(attribute.i)
+        _resize_attributes(node, resize, change)
     for value in candidate.graph.input:
         _change_dims(value.type.tensor_type.shape.dim[1:2], change)
     if change_contents:

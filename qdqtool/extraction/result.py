@@ -182,15 +182,7 @@ def report(
     lines += ["", "## Command", "", "```", _fence(command), "```", "", "## Predicted", ""]
     if extraction.checked:
         lines += [f"The whole model: {extraction.checked}.", ""]
-    places = {(f.code, f.node) for f in shown.findings}
-    findings = [f for f in prediction.findings if (f.code, f.node) in places]
-    for finding in findings:
-        lines += [
-            f"* **{finding.code}** ({finding.severity}, {finding.evidence}) at "
-            f"{_code(finding.node or '-')}: {_plain(finding.message)} Fix: {_plain(finding.fix)}"
-        ]
-    if findings:
-        lines += [""]
+    lines += _list_findings(extraction)
     names = {c.name for c in shown.convolutions}
     rows = [c for c in prediction.convolutions if c.name in names]
     lines += _table((rows or prediction.convolutions)[:_MAX_ROWS])
@@ -198,6 +190,17 @@ def report(
         lines += ["", "## Expected and seen", "", *_list_mismatches(extraction, verification)]
     build_versions = verification if extraction.private is None else None
     return as_text([*lines, "", "## Versions", "", *_versions(build_versions)])
+
+
+def _list_findings(extraction: Extraction) -> list[str]:
+    places = {(f.code, f.node) for f in extraction.shown.findings}
+    lines = [
+        f"* **{f.code}** ({f.severity}, {f.evidence}) at {_code(f.node or '-')}: "
+        f"{_plain(f.message)} Fix: {_plain(f.fix)}"
+        for f in extraction.prediction.findings
+        if (f.code, f.node) in places
+    ]
+    return [*lines, ""] if lines else []
 
 
 def _table(rows: list[ConvOutcome]) -> list[str]:
@@ -229,16 +232,17 @@ def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> li
         return ["The build shows no mismatch at the nodes of the extract."]
     lines = ["| difference | where | expected | seen |", "|---|---|---|---|"]
     for mismatch in mismatches[:_MAX_ROWS]:
-        sides = [
-            _describe_side(mismatch.get(side), private is not None)
-            for side in ("predicted", "built")
-        ]
-        kind = str(mismatch.get("kind", ""))
-        cells = [kind if kind in set(MismatchKind) else "", _code(rename(mismatch)), *sides]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(_format_mismatch(mismatch, rename(mismatch), private is not None))
     if len(mismatches) > _MAX_ROWS:
         lines += ["", f"and {len(mismatches) - _MAX_ROWS} more"]
     return lines
+
+
+def _format_mismatch(mismatch: dict[str, Any], name: str, types_only: bool) -> str:
+    kind = str(mismatch.get("kind", ""))
+    sides = [_describe_side(mismatch.get(side), types_only) for side in ("predicted", "built")]
+    cells = [kind if kind in set(MismatchKind) else "", _code(name), *sides]
+    return f"| {' | '.join(cells)} |"
 
 
 def _describe_side(fields: Any, types_only: bool) -> str:

@@ -166,15 +166,16 @@ class ModelShrinker:
         except Exception:
             return False
         if holds:
-            self._light = typed
-            marks = (t.doc_string for t in typed.graph.initializer)
-            # New tensors are copied, because a tensor keeps its whole candidate in memory.
-            self._constants = {
-                m: self._constants.get(m) or copy_message(constants[m])
-                for m in marks
-                if m in constants
-            }
+            self._keep(typed, constants)
         return holds
+
+    def _keep(self, typed: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]) -> None:
+        self._light = typed
+        marks = (t.doc_string for t in typed.graph.initializer)
+        # Copy new tensors, because a tensor keeps its whole candidate in memory.
+        self._constants = {
+            m: self._constants.get(m) or copy_message(constants[m]) for m in marks if m in constants
+        }
 
     def _infer_types(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         return infer_shapes(proto, check_type=self._strict, strict_mode=self._strict)

@@ -50,6 +50,15 @@ The checks report these faults, also where no layer reads them. Layers get no fi
 """
 
 
+def _explain_residuals(recorded: RecordedReasons) -> None:
+    for residual in recorded.reasons_of_kind(ResidualBothQuantized):
+        outcome = recorded.outcomes.get(residual.node)
+        if outcome is not None and outcome.is_quantized:
+            recorded.add(
+                Diagnosis(residual.add, Cause(residual), residual.elements, (residual.node,))
+            )
+
+
 def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
     """Add a finding for each float convolution, float output and conversion of a prediction.
 
@@ -59,13 +68,7 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
             so that further findings can refer to them.
     """
     recorded = RecordedReasons(prediction, report)
-    for residual in recorded.reasons_of_kind(ResidualBothQuantized):
-        outcome = recorded.outcomes.get(residual.node)
-        if outcome is not None and outcome.is_quantized:
-            diagnosis = Diagnosis(
-                residual.add, Cause(residual), residual.elements, (residual.node,)
-            )
-            recorded.add(diagnosis)
+    _explain_residuals(recorded)
     for pair in recorded.reasons_of_kind(InsideActivation):
         size = pair.elements.values if pair.elements is not None else None
         report.add(pair, convolutions=[pair.convolution], values=size)

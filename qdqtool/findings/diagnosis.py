@@ -45,7 +45,7 @@ from qdqtool.reasons.tensors import (
     quantizer_consumers,
 )
 from qdqtool.reasons.weights import WeightsNotDequantized
-from qdqtool.trt.surroundings import have_different_scales
+from qdqtool.trt.neighbors import have_different_scales
 from qdqtool.types import Cause, Reason
 from qdqtool.util.records import replace_fields
 
@@ -114,9 +114,31 @@ OUTPUT_REASONS: tuple[type[Reason], ...] = (
 )
 
 
+def _find_decisive_reason(reasons: Sequence[Reason]) -> Reason | None:
+    return next((r for kind in OUTPUT_REASONS for r in reasons if isinstance(r, kind)), None)
+
+
+def _diagnose_residual(
+    recorded: RecordedReasons, r: ResidualFloat, convolutions: tuple[str, ...]
+) -> Diagnosis:
+    outcome = recorded.outcomes.get(r.node)
+    is_fused = outcome is not None and r.add in outcome.fused
+    return Diagnosis(
+        r.add,
+        Cause(r, fused=is_fused),
+        r.elements,
+        convolutions,
+        joined=True,
+        # If a consumer needs float, Q/DQ on the residual only adds a DQ that remains
+        # (resnet18-a100-qat-residual, last block).
+        gains=can_be_int8(r.consumers),
+        automatic=_has_scale(recorded, r.add),
+    )
+
+
 def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
     """Return why a layer writes float, from the reasons of its node."""
-    r = next((r for kind in OUTPUT_REASONS for r in reasons if isinstance(r, kind)), None)
+    r = _find_decisive_reason(reasons)
     if r is None:
         return None
     convolutions = recorded.as_convolution(r.node)
@@ -127,19 +149,7 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Dia
     if isinstance(r, OutputNotQuantized):
         return _diagnose_not_quantized(recorded, r, convolutions)
     if isinstance(r, ResidualFloat):
-        outcome = recorded.outcomes.get(r.node)
-        is_fused = outcome is not None and r.add in outcome.fused
-        return Diagnosis(
-            r.add,
-            Cause(r, fused=is_fused),
-            r.elements,
-            convolutions,
-            joined=True,
-            # If a consumer needs float, Q/DQ on the residual only adds a DQ that remains
-            # (resnet18-a100-qat-residual, last block).
-            gains=can_be_int8(r.consumers),
-            automatic=_has_scale(recorded, r.add),
-        )
+        return _diagnose_residual(recorded, r, convolutions)
     node, gains = r.node, True
     if isinstance(r, BatchNormNotConstant):
         node = r.batchnorm
@@ -366,8 +376,6 @@ def _report_dequantization(recorded: RecordedReasons, conversion: RemainingConve
         convolutions = recorded.as_convolution(fusing)
         _add_conversion(recorded, conversion, explanation, convolutions=convolutions)
         return
-    for consumer in conversion.consumers:
-        explanation = recorded.explanation(consumer.node)
-        if explanation:
-            break
-    _add_conversion(recorded, conversion, inner or explanation, convolutions=())
+    explanations = (recorded.explanation(consumer.node) for consumer in conversion.consumers)
+    explanation = inner or next(filter(None, explanations), ())
+    _add_conversion(recorded, conversion, explanation, convolutions=())

@@ -257,11 +257,16 @@ def _describe_form(error: ErrorLine) -> Iterator[str]:
         function = f", function {error.function}" if error.function else ""
         part = f", belongs to {error.part}" if error.part else ""
         yield f"{error.file}{function}{part}. {error.about}".rstrip()
-    name = f"{error.condition} {error.function}".lower()
+    topic = _find_topic(f"{error.condition} {error.function}".lower())
+    if topic:
+        yield topic
+
+
+def _find_topic(name: str) -> str:
     for words, topic in _TOPICS.items():
         if any(word in name for word in words):
-            yield topic
-            return
+            return topic
+    return ""
 
 
 def _explain_marked_line(text: str) -> KnownError | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -111,21 +111,24 @@ def explain_line(text: str) -> LineAnswer | None:
     else:
         owners = [] if event.pass_name else _possible_passes(event)
     rules = tuple(_sort_cases(_make_rule(kind), event) for kind in owners)
-    note: str = ""
+    return LineAnswer(line, event, rules, _describe_owners(event, rules))
+
+
+def _describe_owners(event: Event, rules: Sequence[object]) -> str:
     if not rules:
-        note = Note(
+        return Note(
             f"{event.pass_name} is a pass that no available build shows; qdqtool does not simulate "
             "it. Please report a log that contains it.",
             code="pass-unknown",
             name=event.pass_name,
         )
-    elif len(rules) > 1:
-        note = Note(
+    if len(rules) > 1:
+        return Note(
             "Several passes print this line: it belongs to the pass of the last 'Running: ...' "
             "line above it.",
             code="passes-share-line",
         )
-    return LineAnswer(line, event, rules, note)
+    return ""
 
 
 def _possible_passes(event: Event) -> list[type[Pass]]:

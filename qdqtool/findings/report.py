@@ -106,16 +106,10 @@ class FindingReport:
             if gains and not first.gains:
                 first.gains, first.severity = True, severity
             first.automatic = first.automatic and automatic
-            if joined and cause not in first.causes:
-                first.causes += (cause,)
-                first.values = max(first.values or 0, values or 0) or None
+            if joined:
+                _join_cause(first, cause, values)
             return True
-        if fatal:
-            severity = Severity.ERROR
-        if fatal is False and severity == Severity.ERROR:
-            severity = Severity.WARNING
-        if not gains:
-            severity = Severity.INFO
+        severity = _adjust_severity(severity, fatal) if gains else Severity.INFO
         finding = Finding(
             code,
             severity,
@@ -291,3 +285,16 @@ class RecordedReasons:
             if self.report.has(code, node):
                 return ((code, node),)
         return ()
+
+
+def _join_cause(finding: Finding, cause: Cause, values: int | None) -> None:
+    if cause not in finding.causes:
+        finding.causes += (cause,)
+        finding.values = max(finding.values or 0, values or 0) or None
+
+
+def _adjust_severity(severity: Severity, fatal: bool | None) -> Severity:
+    if fatal:
+        return Severity.ERROR
+    is_harmless = fatal is False and severity == Severity.ERROR
+    return Severity.WARNING if is_harmless else severity

@@ -362,8 +362,7 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
         if not codes or step.costs_speed:
             continue
         try:
-            sites = step.find_sites(view, target, prediction, codes)
-            sites = [s for s in sites if not s.skip_reason]
+            sites = step.find_possible_sites(view, target, prediction, codes)
             if not 0 < len(sites) <= _MAX_SITES:
                 continue
             candidate, _ = apply_sites(model, sites)

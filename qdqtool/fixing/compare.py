@@ -54,12 +54,18 @@ def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto
     if not removed:
         return model.proto, []
     names = _names_of_nodes(model, removed)
+    return _remove_nodes(model, _add_downstream(model, removed)), names
+
+
+def _add_downstream(model: Model, indices: set[int]) -> set[int]:
+    """Return the indices of nodes, and of all nodes that depend on them."""
+    dependent: set[int] = set()
     tensors: set[str] = set()
     for node in model.ordered:
-        if node.index in removed or not tensors.isdisjoint(node.inputs):
-            removed.add(node.index)
+        if node.index in indices or not tensors.isdisjoint(node.inputs):
+            dependent.add(node.index)
             tensors.update(node.outputs)
-    return _remove_nodes(model, removed), names
+    return dependent
 
 
 def _names_of_nodes(model: Model, indices: set[int]) -> list[str]:
@@ -70,12 +76,9 @@ def _remove_nodes(model: Model, removed: set[int]) -> onnx.ModelProto:
     """Return the model without some nodes. Tensors that they read become outputs."""
     nodes = [n for n in model.nodes if n.index in removed]
     produced = {o for n in nodes for o in n.outputs}
-    ends = [
-        t
-        for n in nodes
-        for t in n.inputs
-        if t and t not in produced and not model.is_constant(t) and t not in model.inputs
-    ]
+    read = dict.fromkeys(t for n in nodes for t in n.inputs)
+    fixed = {"", *produced, *model.inputs}
+    ends = [t for t in read if t not in fixed and not model.is_constant(t)]
     ends += [t for t in model.outputs if t not in produced]
     # Quantized tensors are compared after their DQ.
     return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])

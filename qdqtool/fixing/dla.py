@@ -168,14 +168,7 @@ class _Measurement:
         return {g.tensors[0]: choose_scale(g, statistics, methods)[0].scale for g in groups}
 
 
-def _prepare(model: Model) -> Model:
-    """Return a copy with Q and DQ in its graph, their parameters as constants, and unique names."""
-    model = fold_constant_branches(model)
-    if not is_quantized(model) and find_fake_quantizers(model):
-        model = model.copy()
-        if model.opset < MIN_OPSET:
-            raise_opset(model, MIN_OPSET)
-        rewrite_fake_quantizers(model)
+def _check_quantized(model: Model) -> None:
     branches = nested_graphs(n.proto for n in model.nodes)
     if any(node.op_type in (Q, DQ) for graph in branches for node in graph.node):
         raise ModelError(
@@ -190,6 +183,17 @@ def _prepare(model: Model) -> Model:
             model.path or "model",
             code="not-quantized",
         )
+
+
+def _prepare(model: Model) -> Model:
+    """Return a copy with Q and DQ in its graph, their parameters as constants, and unique names."""
+    model = fold_constant_branches(model)
+    if not is_quantized(model) and find_fake_quantizers(model):
+        model = model.copy()
+        if model.opset < MIN_OPSET:
+            raise_opset(model, MIN_OPSET)
+        rewrite_fake_quantizers(model)
+    _check_quantized(model)
     model = model.copy()
     _store_parameters(model)
     return _name_nodes(model)

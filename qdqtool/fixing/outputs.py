@@ -149,6 +149,18 @@ def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPar
     return output_parts
 
 
+def _copy_constants(model: Model, tensors: Iterable[str]) -> list[onnx.TensorProto]:
+    constants = []
+    for tensor in tensors:
+        constant = model.constant_proto(tensor)
+        if constant is not None:
+            copy = onnx.TensorProto()
+            copy.CopyFrom(constant)
+            copy.name = tensor
+            constants.append(copy)
+    return constants
+
+
 def _label_elements(
     model: Model, output: str, parts: list[str], inputs: Arrays, run: Run
 ) -> npt.NDArray[Any]:
@@ -160,14 +172,7 @@ def _label_elements(
     feeds = _compute_tensors(model, list(dict.fromkeys([*parts, *operands])), inputs, run)
     for number, tensor in enumerate(parts):
         feeds[tensor] = np.full_like(feeds[tensor], number)
-    constants = []
-    for tensor in consumed:
-        constant = None if tensor in feeds else model.constant_proto(tensor)
-        if constant is not None:
-            copy = onnx.TensorProto()
-            copy.CopyFrom(constant)
-            copy.name = tensor
-            constants.append(copy)
+    constants = _copy_constants(model, [t for t in consumed if t not in feeds])
     starts = [
         helper.make_tensor_value_info(t, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
         for t, v in feeds.items()
@@ -186,8 +191,8 @@ def _compute_tensors(model: Model, tensors: list[str], inputs: Arrays, run: Run)
     computed = [t for t in tensors if not model.is_constant(t) and t not in model.inputs]
     if computed:
         values.update(run(partial_model(model, computed), inputs))
-    for tensor in tensors:
-        constant = model.constant(tensor) if model.is_constant(tensor) else None
+    for tensor in filter(model.is_constant, tensors):
+        constant = model.constant(tensor)
         if constant is not None:
             values[tensor] = constant
     for tensor in tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from qdqtool.insertion.scales import find_scale_groups
 from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
-from qdqtool.ir.graph import Node
+from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, commuting_inputs, operator_of, passage
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
@@ -280,11 +280,8 @@ def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason])
             continue
         tail = _find_unweighted_nodes(view, start, dfl)
         visited |= tail
-        pairs = [
-            q
-            for q in view.activation_qs
-            if q.index in tail and _dequantizers(view, q) and not _reaches_weights(view, q)
-        ]
+        inside = (q for q in view.activation_qs if q.index in tail)
+        pairs = [q for q in inside if _dequantizers(view, q) and not _reaches_weights(view, q)]
         if pairs:
             sites.append(_head_tail_site(view, pairs))
     return sites
@@ -334,31 +331,30 @@ def find_different_scales(view: View, target: Target, reasons: Sequence[Reason])
     names = collect_names(reasons)
     sites = []
     activations = {q.index: q for q in view.activation_qs}
-    tensors = [
-        *(q.input(0) for q in activations.values()),
-        *(t for n in view.model.ordered for t in n.outputs),
-    ]
+    tensors = [q.input(0) for q in activations.values()]
+    tensors += [tensor for node in view.model.ordered for tensor in node.outputs]
     for group in find_scale_groups(view.model, tensors):
         consumers = {n.index for tensor in group.tensors for n in view.model.consumers(tensor)}
         quantizers = [activations[index] for index in sorted(consumers & activations.keys())]
-        places = {*(q.name for q in quantizers), *(q.input(0) for q in quantizers)}
-        places.update(
-            producer.name
-            for producer in map(view.model.producer, group.tensors)
-            if producer is not None and commuting_inputs(view.model, producer)
-        )
+        places = {name for q in quantizers for name in (q.name, q.input(0))}
+        places |= _find_moving_producers(view.model, group.tensors)
         if not places.isdisjoint(names):
             sites.append(_common_scale_site(view, quantizers, places))
     return list_sites(sites)
+
+
+def _find_moving_producers(model: Model, tensors: Iterable[str]) -> set[str]:
+    """Return the names of the producers that keep the scale of an input."""
+    producers = filter(None, map(model.producer, tensors))
+    return {producer.name for producer in producers if commuting_inputs(model, producer)}
 
 
 def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> FixSite | None:
     scales = [s for q in quantizers if (s := _scalar_scale(view.params(q))) is not None]
     if len(scales) != len(quantizers) or len(set(scales)) < 2:
         return None
-    for q in quantizers:
-        if view.params(q).precision != Precision.INT8 or _is_asymmetric(view, q):
-            return None
+    if not all(_is_symmetric_int8(view, q) for q in quantizers):
+        return None
     smallest, largest = min(scales), max(scales)
 
     def apply(editor: Editor) -> None:
@@ -395,3 +391,7 @@ def _scalar_scale(params: QuantParams) -> float | None:
 def _is_asymmetric(view: View, q: Node) -> bool:
     zero = view.params(q).zero_point
     return zero is None or bool(np.any(zero != 0))
+
+
+def _is_symmetric_int8(view: View, q: Node) -> bool:
+    return view.params(q).precision == Precision.INT8 and not _is_asymmetric(view, q)

@@ -10,6 +10,7 @@ from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons
 from qdqtool.fixing import gains, quantizers
 from qdqtool.fixing.compare import Arrays
 from qdqtool.fixing.judge import OutputJudge
+from qdqtool.fixing.outputs import OutputError
 from qdqtool.fixing.site import FixCriteria, FixSite, FixStep
 from qdqtool.fixing.steps import HALVING_CODES, ModelStep
 from qdqtool.ir.editor import Editor
@@ -205,8 +206,7 @@ class FixSession:
         attempts: list[FixAttempt] = []
         steps: list[FixStep] = []
         for step, codes in self._refused_steps:
-            sites = step.find_sites(View(model), self.target, prediction, codes)
-            sites = [s for s in sites if not s.skip_reason]
+            sites = step.find_possible_sites(View(model), self.target, prediction, codes)
             if not sites:
                 continue
             try:
@@ -223,12 +223,7 @@ class FixSession:
             steps.append(step)
         if not attempts:
             return
-        criteria = FixCriteria(
-            tuple(kind for step in steps for kind in step.reason_types),
-            max(step.noise_factor for step in steps),
-            costs_speed=any(step.costs_speed for step in steps),
-        )
-        if self._keep_if_better(model, prediction, attempts, criteria) is None:
+        if self._keep_if_better(model, prediction, attempts, _join_criteria(steps)) is None:
             applied = {(a.code, a.node) for a in attempts}
             self.refused = [a for a in self.refused if (a.code, a.node) not in applied]
 
@@ -306,29 +301,14 @@ class FixSession:
         if self.judge.has_samples:
             self.judge.run_reference()  # needed if no fix was tried
         errors = self.judge.list_errors()
-        grown = [e for e in errors if e.grew]
         inputs = "" if self.judge.has_samples else " on random inputs"
-        self.notes += [
-            Note(
-                f"the error of {e.title} grew from {e.before:.2%} to {e.after:.2%}{inputs}",
-                code="error-grew",
-            )
-            for e in grown
-        ] + [
-            Note(
-                f"{e.title} has the same value everywhere, but not in the float network: its "
-                "information is lost",
-                code="output-lost",
-            )
-            for e in errors
-            if e.lost
-        ]
+        self.notes += _describe_errors(errors, inputs)
         # Fixes may store them as floats, but their exact values were lost before.
         rounded = quantizers.find_rounded_constants(View(self._original))
         if rounded:
             self.notes.append(_describe_rounded(rounded))
         halved = any(a.code in HALVING_CODES for a in self.applied)
-        is_worse = bool(grown) and self.judge.has_samples
+        is_worse = self.judge.has_samples and any(e.grew for e in errors)
         if halved or is_worse or rounded or _has_lossy_weights(self.prediction):
             self.notes.append(
                 Note(
@@ -378,3 +358,32 @@ def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
 def _has_lossy_weights(prediction: Prediction) -> bool:
     reasons = [c.reason for f in prediction.findings for c in f.causes]
     return any(isinstance(r, WeightsPerTensor) and r.lossy for r in reasons)
+
+
+def _join_criteria(steps: Sequence[FixStep]) -> FixCriteria:
+    return FixCriteria(
+        tuple(kind for step in steps for kind in step.reason_types),
+        max(step.noise_factor for step in steps),
+        costs_speed=any(step.costs_speed for step in steps),
+    )
+
+
+def _describe_errors(errors: Sequence[OutputError], inputs: str) -> list[Note]:
+    grown = [
+        Note(
+            f"the error of {e.title} grew from {e.before:.2%} to {e.after:.2%}{inputs}",
+            code="error-grew",
+        )
+        for e in errors
+        if e.grew
+    ]
+    lost = [
+        Note(
+            f"{e.title} has the same value everywhere, but not in the float network: its "
+            "information is lost",
+            code="output-lost",
+        )
+        for e in errors
+        if e.lost
+    ]
+    return grown + lost

@@ -178,6 +178,13 @@ class FixStep(FixCriteria):
                 sites.append(self._attach_reports(site, [reports[n] for n in sorted(numbers)]))
         return sites
 
+    def find_possible_sites(
+        self, view: View, target: Target, prediction: Prediction, codes: Collection[str]
+    ) -> list[FixSite]:
+        """Return the sites of `find_sites` without those that have a reason to skip them."""
+        sites = self.find_sites(view, target, prediction, codes)
+        return [site for site in sites if not site.skip_reason]
+
     def _collect_reports(self, prediction: Prediction) -> list[_ReasonReport]:
         reports = []
         for f in prediction.findings:

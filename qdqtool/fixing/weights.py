@@ -217,8 +217,7 @@ def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite |
     if stored is None or weights.after or view.params(quantizer).precision != Precision.INT8:
         return None
     supported = weight_scale_axis(conv, stored.ndim, target.transposed_per_channel)
-    axes = [view.axis(n) for n in (weights.q, weights.dq) if n is not None]
-    if all(axis is None or axis == supported for axis in axes):
+    if _axes_of(view, weights) <= {None, supported}:
         return None
     value = stored
     if weights.q is None:
@@ -354,12 +353,9 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
         return None
     factor, shift = affine
     value, params = view.model.constant(weights.source), view.params(quantizer)
-    is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)
-    if params.scale is None or params.scale.size not in (1, factor.size) or not is_symmetric:
-        return None
     if value is None or value.ndim < 2 or value.shape[1] != factor.size:
         return None
-    if view.axis(quantizer) not in (None, 1):
+    if params.scale is None or not _fits_factor(view, quantizer, factor.size):
         return None
     scale = np.broadcast_to(params.scale, factor.shape) * np.abs(factor)
     multiplier = factor if weights.q is not None else np.sign(factor)
@@ -383,6 +379,18 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
     return FixSite(conv.name, f"{norm.name} folded into {conv.name}", apply)
 
 
+def _axes_of(view: View, weights: WeightSource) -> set[int | None]:
+    return {view.axis(node) for node in (weights.q, weights.dq) if node is not None}
+
+
+def _fits_factor(view: View, quantizer: Node, channels: int) -> bool:
+    """Return whether one factor for each channel can be merged into the scales of weights."""
+    params = view.params(quantizer)
+    is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)
+    has_scales = params.scale is not None and params.scale.size in (1, channels)
+    return is_symmetric and has_scales and view.axis(quantizer) in (None, 1)
+
+
 def _batchnorm_affine(view: View, conv: Node, norm: Node) -> tuple[Array, Array] | None:
     """Return factor and shift of each output channel that a BatchNormalization applies.
 
@@ -392,7 +400,7 @@ def _batchnorm_affine(view: View, conv: Node, norm: Node) -> tuple[Array, Array]
     if conv.integer("group", 1) != 1 or model.is_output(conv.output):
         return None
     bias = model.constant(conv.input(2)) if conv.input(2) else np.zeros((), np.float32)
-    constants = [model.constant(t) for t in norm.inputs[1:5]]
+    constants = map(model.constant, norm.inputs[1:5])
     parameters = [np.asarray(c, np.float64) for c in constants if c is not None]
     if bias is None or len(parameters) < 4:
         return None

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from qdqtool.findings import codes
 from qdqtool.formats.time_text import describe_times
 from qdqtool.formats.verdicts import describe_rejection, remarks, speed_verdict, verdict
-from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction
+from qdqtool.types import TOOL_VERSION, ConvOutcome, Finding, Json, Prediction
 from qdqtool.util.text import one_line
 
 if TYPE_CHECKING:
@@ -163,16 +163,19 @@ def _section(review: ModelReview) -> list[str]:
     if not review.prediction.findings:
         return [*lines, "No findings.", ""]
     lines += _finding_table(review.prediction.findings)
-    names = [c.name for c in review.prediction.convolutions if not c.is_quantized]
-    fp8 = any(c.is_fp8 for c in review.prediction.convolutions)
-    if names:
-        rows = [f"* {_cell(name)}" for name in names[:_ROWS]]
-        if len(names) > _ROWS:
-            rows.append(f"* and {len(names) - _ROWS} more")
-        types = "INT8 or FP8" if fp8 else "INT8"
-        summary = f"<details><summary>Not {types} ({len(names)})</summary>"
-        lines += ["", summary, "", *rows, "", "</details>"]
-    return [*lines, ""]
+    return [*lines, *_list_floats(review.prediction.convolutions), ""]
+
+
+def _list_floats(convolutions: Sequence[ConvOutcome]) -> list[str]:
+    names = [c.name for c in convolutions if not c.is_quantized]
+    if not names:
+        return []
+    rows = [f"* {_cell(name)}" for name in names[:_ROWS]]
+    if len(names) > _ROWS:
+        rows.append(f"* and {len(names) - _ROWS} more")
+    types = "INT8 or FP8" if any(c.is_fp8 for c in convolutions) else "INT8"
+    summary = f"<details><summary>Not {types} ({len(names)})</summary>"
+    return ["", summary, "", *rows, "", "</details>"]
 
 
 def _finding_table(findings: list[Finding]) -> list[str]:

@@ -94,10 +94,13 @@ def _add_layer(page: TextPage, row: LayerCost) -> None:
         ", ".join(map(format_tensor, tensors)) or "-"
         for tensors in (row.layer.inputs, row.layer.outputs)
     )
-    expected = ""
-    if row.expected_ms and row.best_ms:
-        expected = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
-    page.fill(f"{row.layer.type}: {inputs} -> {outputs}{expected}", 8, " " * 8)
+    page.fill(f"{row.layer.type}: {inputs} -> {outputs}{_describe_expected(row)}", 8, " " * 8)
+
+
+def _describe_expected(row: LayerCost) -> str:
+    if not row.expected_ms or not row.best_ms:
+        return ""
+    return f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
 
 
 def _format_macs(row: LayerCost) -> str:
@@ -140,6 +143,20 @@ def _add_totals(page: TextPage, key: str, totals: dict[str, LayerTotals], *, tim
 # Two builds or models -----------------------------------------------------------------------------
 
 
+def _add_changes(page: TextPage, comparison: Comparison) -> None:
+    """List each node once, under its gravest change."""
+    from qdqtool.comparison.result import ChangeKind
+    from qdqtool.comparison.text import name_formats
+
+    listed: set[int] = set()
+    for change, title in _CHANGE_TITLES.items():
+        nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in listed]
+        listed.update(map(id, nodes))
+        if nodes:
+            page.add_heading(f"{name_formats(title, ChangeKind(change), nodes)} ({len(nodes)})")
+            _add_nodes(page, nodes)
+
+
 def render_comparison(
     comparison: Comparison, width: int = 80, *, everything: bool = False
 ) -> TextPage:
@@ -148,7 +165,7 @@ def render_comparison(
     ``everything`` lists every node and layer.
     """
     from qdqtool.comparison.result import ChangeKind
-    from qdqtool.comparison.text import name_formats, summarize
+    from qdqtool.comparison.text import summarize
 
     page = TextPage(width, everything)
     losses = comparison.count(ChangeKind.LOST_INT8) or (comparison.times_as_long or 1.0) > 1.0
@@ -163,14 +180,7 @@ def render_comparison(
         add_agreement(page, comparison.agreement)
     for note in comparison.notes:
         page.fill(f"note: {as_options(note)}", style=Style.NOTE)
-    listed: set[int] = set()
-    for change, title in _CHANGE_TITLES.items():
-        # List each node once, under its gravest change.
-        nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in listed]
-        listed.update(map(id, nodes))
-        if nodes:
-            page.add_heading(f"{name_formats(title, ChangeKind(change), nodes)} ({len(nodes)})")
-            _add_nodes(page, nodes)
+    _add_changes(page, comparison)
     if comparison.engines is not None:
         page.add_gap()
         add_engines(page, comparison.engines)
@@ -243,6 +253,14 @@ def _add_nodes(page: TextPage, nodes: list[NodeChange]) -> None:
         page.fill(f"{node.name}{other}: {node.why}{time}", 6, "  ")
 
 
+def _add_kinds(page: TextPage, comparison: EngineComparison, timed: bool) -> None:
+    columns = f" {'A ms':>10} {'B ms':>10} {'change':>10}" if timed else ""
+    page.add_lines(f"{'By kind':<26} {'A':>7} {'B':>7}{columns}")
+    for kind, (a, b) in comparison.totals_by_kind.items():
+        times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
+        page.add_lines(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
+
+
 def add_engines(page: TextPage, comparison: EngineComparison) -> None:
     """Add the times of two engines by kind and by layer, the largest changes first."""
     first, second = comparison.first, comparison.second
@@ -253,11 +271,7 @@ def add_engines(page: TextPage, comparison: EngineComparison) -> None:
             f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / first.total_ms:.1%}) "
             f"{'slower' if change > 0 else 'faster'}"
         )
-    columns = f" {'A ms':>10} {'B ms':>10} {'change':>10}" if timed else ""
-    page.add_lines(f"{'By kind':<26} {'A':>7} {'B':>7}{columns}")
-    for kind, (a, b) in comparison.totals_by_kind.items():
-        times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
-        page.add_lines(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
+    _add_kinds(page, comparison, timed)
     pairs = comparison.pairs
     order = "in the order of A"
     if timed:

@@ -184,15 +184,18 @@ def _add_merged(page: TextPage, facts: Json) -> None:
         page.fill(" || ".join(group), 6, f"  {len(group)}: ")
 
 
+def _add_skipped_kernels(page: TextPage, tuning: Json) -> None:
+    for row in tuning["refused"]:
+        layer = f" for {row['layer']}" if row["layer"] else ""
+        _add_fact(page, "Tuning", f"{row['runner']} has no tactic{layer}{_format_times(row)}")
+    for row in tuning["reasons"]:
+        _add_fact(page, "Tuning", f"passed over: {row['reason']}{_format_times(row)}")
+
+
 def _add_tuning(page: TextPage, facts: Json) -> None:
     tuning = facts["tuning"]
     if not tuning["tactics"]:  # no timings: an excerpt about skipped kernels
-        for row in tuning["refused"]:
-            layer = f" for {row['layer']}" if row["layer"] else ""
-            text = f"{row['runner']} has no tactic{layer}{_format_times(row)}"
-            _add_fact(page, "Tuning", text)
-        for row in tuning["reasons"]:
-            _add_fact(page, "Tuning", f"passed over: {row['reason']}{_format_times(row)}")
+        _add_skipped_kernels(page, tuning)
         return
     counts = (
         f"{format_count(tuning['tactics'], 'tactic')} timed for "
@@ -254,8 +257,11 @@ def _add_performance(page: TextPage, facts: Json) -> None:
             unit = "qps" if name == "Throughput" else "s"
             page.add_lines(f"  {name:<23}{values['value']:>12,.6g} {unit}")
     timed = {name: values for name, values in rows.items() if "mean" in values}
-    if not timed:
-        return
+    if timed:
+        _add_time_table(page, timed)
+
+
+def _add_time_table(page: TextPage, timed: Json) -> None:
     keys = itertools.chain.from_iterable(timed.values())
     percentiles = list(dict.fromkeys(key for key in keys if key.startswith("perc")))
     columns = ["min", "mean", "median", *percentiles[-1:], "max"]

@@ -46,11 +46,13 @@ class NextOptions(NamedTuple):
         target: ``--target`` and ``--strongly-typed``.
         gpu: ``--gpu``, if there is one.
         images: ``--calib`` and how images are prepared.
+        precision: ``--precision`` of ``insert``, if INT8 is not the fastest type of a float model.
     """
 
     target: str = ""
     gpu: str = ""
     images: str = ""
+    precision: str = ""
 
 
 def render(
@@ -106,7 +108,10 @@ def render(
 
         page.add_heading(f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
         page.add_lines(*map(render_event, prediction.trace))
-    _add_closing(page, prediction, options or NextOptions(target_option(target.display_name)))
+    options = options or NextOptions(target_option(target.display_name))
+    if any(time.fastest not in (None, Precision.INT8) for time in times):
+        options = options._replace(precision=" --precision auto")
+    _add_closing(page, prediction, options)
     return page
 
 
@@ -356,16 +361,22 @@ def _add_conversions(page: TextPage, prediction: Prediction) -> None:
         page.fill(f"{finding.message.rstrip('.')}{amount}", 4, "  - ")
 
 
-def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
-    """Add the numbers of findings, and the command that changes them."""
-    groups = _group_by_code(prediction.findings)
-    notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
+def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
+    """Return the numbers of errors and of warnings, with their places, as texts."""
     counts = []
     for severity in (Severity.ERROR, Severity.WARNING):
         sizes = [len(g) for g in groups if g[0].severity == severity]
         if sizes:
             places = f" ({format_count(sum(sizes), 'place')})" if sum(sizes) > len(sizes) else ""
             counts.append(f"{format_count(len(sizes), severity.word)}{places}")
+    return counts
+
+
+def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
+    """Add the numbers of findings, and the command that changes them."""
+    groups = _group_by_code(prediction.findings)
+    notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
+    counts = _count_findings(groups)
     page.add_gap()
     page.fill(
         f"Found {' and '.join(counts)}." if counts else "No errors, no warnings.", style=Style.BOLD
@@ -383,7 +394,7 @@ def target_option(name: str) -> str:
 def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
     """Add the commands that make a better model: ``fix``, or ``insert`` from the float model."""
     path = prediction.model.path or "MODEL.onnx"
-    insert = f"--calib images/{options.target}{options.gpu}"
+    insert = f"--calib images/{options.target}{options.precision}{options.gpu}"
     if verdicts.has_no_qdq(prediction):
         page.add_lines("Quantize it, with a few hundred of your images:")
         page.add_command("", f"qdqtool insert {shlex.quote(path)} {insert}")

@@ -153,17 +153,21 @@ def _infer_reshape_sizes(
     return results
 
 
+def _split_sizes(sizes: Sequence[str | int]) -> tuple[Counter[str], int]:
+    """Return the symbols of a shape, and the product of its numbers."""
+    symbols = Counter(size for size in sizes if isinstance(size, str))
+    return symbols, math.prod(size for size in sizes if isinstance(size, int))
+
+
 def _solve_new_size(
     before: Sequence[str | int], after: Sequence[str | int]
 ) -> tuple[int, int] | None:
     """Return axis and size of the only new dimension of a Reshape; None if it is unknown."""
-    symbols_before = Counter(n for n in before if isinstance(n, str))
-    symbols_after = Counter(n for n in after if isinstance(n, str))
+    symbols_before, elements = _split_sizes(before)
+    symbols_after, rest = _split_sizes(after)
     new = symbols_after - symbols_before
     if new.total() != 1 or symbols_after - new != symbols_before or "" in before:
         return None
-    elements = math.prod(n for n in before if isinstance(n, int))
-    rest = math.prod(n for n in after if isinstance(n, int))
     return None if elements % rest else (after.index(next(iter(new))), elements // rest)
 
 

@@ -203,21 +203,20 @@ def update_scales(
             raised.append((factor, entry.tensor))
         if entry.tensor in by_tensor and not scale.ndim:
             by_tensor[entry.tensor] = replace(by_tensor[entry.tensor], scale=float(scale))
-    notes = []
-    if raised:
-        factor, tensor = max(raised)
-        notes.append(
-            Note(
-                f"the scales of {len(raised)} tensors were raised to the smallest value that FP16 "
-                f"holds ({_SMALLEST:.3g}), for example {tensor} by a factor of {factor:.3g} "
-                "(`high_precision='fp32'` keeps the scales)",
-                code="scales-raised",
-                count=len(raised),
-                tensor=tensor,
-                factor=factor,
-            )
-        )
-    return list(by_tensor.values()), notes
+    return list(by_tensor.values()), [_note_raised(raised)] if raised else []
+
+
+def _note_raised(raised: Sequence[tuple[float, str]]) -> Note:
+    factor, tensor = max(raised)
+    return Note(
+        f"the scales of {len(raised)} tensors were raised to the smallest value that FP16 "
+        f"holds ({_SMALLEST:.3g}), for example {tensor} by a factor of {factor:.3g} "
+        "(`high_precision='fp32'` keeps the scales)",
+        code="scales-raised",
+        count=len(raised),
+        tensor=tensor,
+        factor=factor,
+    )
 
 
 def find_wide_tensors(
@@ -286,6 +285,11 @@ def describe_fp16(
                 kept=list(wide.items()),
             )
         )
+    return notes + _describe_normalizations(model)
+
+
+def _describe_normalizations(model: Model) -> list[Note]:
+    notes = []
     layer_norms = find_decomposed_layer_norms(model)
     remaining = [p for p in layer_norms if layer_norm_inputs(model, p) is None]
     if count := len(layer_norms) - len(remaining):

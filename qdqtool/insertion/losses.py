@@ -256,9 +256,9 @@ def _rank_losses(
         entry.tensor: 1.0 - sum(errors[entry.tensor].values()) / before for entry in candidates
     }
     ordered = sorted(candidates, key=lambda entry: -gains[entry.tensor])
-    best = [entry.tensor for entry in ordered if gains[entry.tensor] >= MIN_GAIN][:_MAX_CONFIRMED]
-    if len(confirming) < _MIN_CONFIRMING:
-        best = []
+    best: list[str] = []
+    if len(confirming) >= _MIN_CONFIRMING:
+        best = [e.tensor for e in ordered if gains[e.tensor] >= MIN_GAIN][:_MAX_CONFIRMED]
     confirmed = measurement.measure(network, best, others) if others and best else errors
     losses = []
     for entry in ordered:

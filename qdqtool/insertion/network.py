@@ -122,7 +122,6 @@ def _check_float_model(model: Model) -> None:
             code="already-quantized",
             node=nested.node.name,
         )
-    sparse = {s.values.name for s in model.proto.graph.sparse_initializer}
     fakes = find_fake_quantizers(model) or find_nested_quantizers(model)
     if fakes:
         raise ModelError(
@@ -133,10 +132,14 @@ def _check_float_model(model: Model) -> None:
             code="already-quantized",
             node=fakes[0].name,
         )
+    _check_outputs(model, path)
+
+
+def _check_outputs(model: Model, path: str) -> None:
+    sparse = {s.values.name for s in model.proto.graph.sparse_initializer}
+    produced = {*model.producers, *model.initializers, *model.inputs, *sparse}
     for output in model.outputs:
-        if not any(
-            output in m for m in (model.producers, model.initializers, model.inputs, sparse)
-        ):
+        if output not in produced:
             raise ModelError(
                 f"no node makes the output '{output}'; export the model again",
                 path,
@@ -163,11 +166,9 @@ def _describe_subgraphs(model: Model) -> list[Note]:
     return warnings
 
 
-def _prepare(
-    network: PreparedNetwork, target: Target, weights: str, number_format: NumberFormat
-) -> None:
-    """Prepare a network in place."""
-    model, notes = network.model, network.notes
+def _widen_floats(model: Model, target: Target) -> list[Note]:
+    """Convert bfloat16, and float16 if the target reads no FP16 scales, to float32 in place."""
+    notes = []
     if find_bfloat16(model):
         fp16.widen_bfloat16(model)
         notes.append(
@@ -177,10 +178,8 @@ def _prepare(
                 code="bfloat16-widened",
             )
         )
-    has_fp16 = fp16.has_fp16(model)
-    if has_fp16 and not target.float16_scales:
+    if fp16.has_fp16(model) and not target.float16_scales:
         fp16.convert_to_fp32(model)
-        has_fp16 = False
         notes.append(
             Note(
                 f"float16 was widened to float32, because {target.name} reads no FP16 scales; "
@@ -189,6 +188,15 @@ def _prepare(
                 target=target.name,
             )
         )
+    return notes
+
+
+def _prepare(
+    network: PreparedNetwork, target: Target, weights: str, number_format: NumberFormat
+) -> None:
+    """Prepare a network in place."""
+    model, notes = network.model, network.notes
+    notes += _widen_floats(model, target)
     if weights == "int8" and not target.int8_weights:
         network.warnings.append(
             Note(
@@ -203,7 +211,7 @@ def _prepare(
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
     if network.loaded.inlined_functions:
         notes.append(Note("the model's own functions were inlined", code="inlined"))
-    opset = HALF_OPSET if has_fp16 or network.fp16 else MIN_OPSET
+    opset = HALF_OPSET if fp16.has_fp16(model) or network.fp16 else MIN_OPSET
     notes.extend(prepare(model, opset=max(opset, number_format.opset)))
     count = fold_leading_batch_normalization(model)
     change = "folded into the convolutions after it"

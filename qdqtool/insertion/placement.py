@@ -254,7 +254,7 @@ def can_be_quantized(model: Model, node: Node) -> bool:
     )
 
 
-def _check_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
+def _check_excluded_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
     if op.lower() not in {n.op.lower() for n in model.nodes}:
         raise QdqtoolError(
             f"`exclude_op` {op}: the model has no such operator",
@@ -308,7 +308,7 @@ class _Placer:
         self._excluded = _match_patterns(candidates, rules.exclude, "exclude")
         self._included = _match_patterns(weighted, rules.include, "include")
         for op in rules.exclude_ops:
-            _check_operator(op, model, candidates)
+            _check_excluded_operator(op, model, candidates)
         self._excluded_ops = {op.lower() for op in rules.exclude_ops}
         self._varying = View(model).varying
         attentions = find_attentions(model)
@@ -493,6 +493,13 @@ class _Placer:
                 return UnsuitableInput(PLACEMENT, name, InputFault.TRANSPOSED)
         return None if self._rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
 
+    def _is_fast_with_few_channels(self, conv: Node, shape: Sequence[int]) -> bool:
+        outputs, inputs, *kernel = shape
+        is_first = not set(self._model.inputs).isdisjoint(conv.inputs)
+        is_wide = is_first or max(outputs, inputs) >= _MIN_CHANNELS
+        is_aligned = outputs % 8 == 0 or inputs % 8 == 0
+        return is_wide and is_aligned and len(set(kernel)) == 1
+
     def _refuse_few_channels(self, node: Node) -> Reason | None:
         """Return a reason for convolutions with few channels and no fast INT8 kernel, else None.
 
@@ -502,16 +509,13 @@ class _Placer:
         if operator_of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
             return None
         outputs, inputs, kernel = shape[0], shape[1], shape[2:]
-        if outputs >= _MIN_CHANNELS and inputs >= _MIN_CHANNELS:
+        if min(outputs, inputs) >= _MIN_CHANNELS:
             return None
         groups = node.integer("group", 1)
         if groups == 1:
-            is_first = any(t in self._model.inputs for t in node.inputs)
-            is_wide = is_first or max(outputs, inputs) >= _MIN_CHANNELS
-            is_aligned = outputs % 8 == 0 or inputs % 8 == 0
-            is_fast = is_wide and is_aligned and len(set(kernel)) == 1
+            is_fast = self._is_fast_with_few_channels(node, shape)
         else:
-            is_fast = groups > 1 and outputs % 8 == 0 and all(k >= 3 for k in kernel)
+            is_fast = groups > 1 and outputs % 8 == 0 and min(kernel) >= 3
         return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
     def _refuse_failing_form(self, node: Node) -> Reason | None:

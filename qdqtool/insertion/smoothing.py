@@ -193,6 +193,21 @@ def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[str]:
     return texts
 
 
+def _describe_migration(
+    region: _ScaleRegion,
+    linears: Sequence[Node],
+    activations: npt.NDArray[Any],
+    factors: npt.NDArray[Any],
+) -> ScaleMigration:
+    return ScaleMigration(
+        tuple(dict.fromkeys(n.input(0) for n in linears)),
+        tuple(n.name for n in region.producers),
+        tuple(n.name for n in linears),
+        _channel_spread(activations),
+        _channel_spread(activations / factors),
+    )
+
+
 def _smooth_regions(
     regions: Sequence[_ScaleRegion],
     quantized: set[int],
@@ -217,15 +232,7 @@ def _smooth_regions(
             np.maximum.at(weights, channel, _weight_maxima(model, node)[is_channel])
         factors = _compute_factors(activations, weights, alpha)
         if factors is not None and region.apply(factors, constants):
-            migrations.append(
-                ScaleMigration(
-                    tuple(dict.fromkeys(n.input(0) for n in nodes)),
-                    tuple(n.name for n in region.producers),
-                    tuple(n.name for n in nodes),
-                    _channel_spread(activations),
-                    _channel_spread(activations / factors),
-                )
-            )
+            migrations.append(_describe_migration(region, nodes, activations, factors))
     if migrations:
         _write_constants(model, constants)
     return migrations

@@ -217,7 +217,7 @@ class _Completion:
         for node in consumers:
             if tensor not in commuting_inputs(self.model, node):
                 continue
-            scales = [self.result.scales.get(t) for t in node.outputs if t]
+            scales = [self.result.scales.get(output) for output in filter(None, node.outputs)]
             if operator_of(node).cuts and (None in scales or len(consumers) > 1):
                 continue  # the other parts may have larger values
             known += [s for s in scales if s is not None]

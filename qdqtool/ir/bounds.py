@@ -100,12 +100,21 @@ def _bound_node(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds |
     return None
 
 
+def _bounds_before_pair(
+    model: Model, dq: Node, params: qdq.QuantParams, bounds: dict[str, Bounds]
+) -> Bounds | None:
+    """Return the bounds of the tensor before a pair with equal parameters; None for others."""
+    q = model.producer(dq.input(0))
+    if q is None or not qdq.is_q(q) or not qdq.read_params(model, q).same_as(params):
+        return None
+    return bounds.get(q.input(0))
+
+
 def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
     """Return the rounded bounds of the quantized tensor, or the range of the integer type."""
     params = qdq.read_params(model, node)
-    q = model.producer(node.input(0))
-    source = bounds.get(q.input(0)) if q is not None and qdq.is_q(q) else None
-    if q is None or source is None or not qdq.read_params(model, q).same_as(params):
+    source = _bounds_before_pair(model, node, params, bounds)
+    if source is None:
         full_range = _quantize_range(params, -math.inf, math.inf)
         return None if full_range is None else Bounds(*full_range, node.name, node.op)
     scalars = read_scalars(params)

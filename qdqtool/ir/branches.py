@@ -188,6 +188,14 @@ def _defined_tensors(graphs: Iterable[onnx.GraphProto]) -> Iterator[str]:
         yield from (tensor for node in graph.node for tensor in node.output)
 
 
+def _unused_name(tensor: str, prefix: str, used: set[str]) -> str:
+    name = tensor if tensor not in used else f"{prefix}/{tensor}"
+    while name in used:
+        name += "_"
+    used.add(name)
+    return name
+
+
 def _inline(
     proto: onnx.ModelProto, node: Node, branch: onnx.GraphProto, used: set[str]
 ) -> list[onnx.NodeProto]:
@@ -211,11 +219,7 @@ def _inline(
             passed.append((value.name, output))
     for tensor in _defined_tensors([copy]):
         if tensor and tensor not in names:
-            name = tensor if tensor not in used else f"{node.name}/{tensor}"
-            while name in used:
-                name += "_"
-            used.add(name)
-            names[tensor] = name
+            names[tensor] = _unused_name(tensor, node.name, used)
     rename_tensors(copy.node, names)
     for inner in copy.node:
         if inner.name in used:

@@ -210,12 +210,10 @@ class ConstantEvaluator:
             values: Values of its inputs.
             max_elements: Limit on the elements of all outputs together.
         """
-        if node.op not in _LINEAR or node.domain not in DOMAINS or node.captured:
+        if not _is_evaluable(node):
             return None
-        if not has_sane_attributes(node.proto):
-            return None
-        inputs = {tensor: values[tensor] for tensor in node.inputs if tensor}
-        outputs = [tensor for tensor in node.outputs if tensor]
+        inputs = {tensor: values[tensor] for tensor in filter(None, node.inputs)}
+        outputs = list(filter(None, node.outputs))
         model = self._single_node_model(node, inputs, outputs)
         size = _infer_size(model)
         if size is None or size > max_elements:
@@ -357,6 +355,11 @@ def find_computed_parameters(model: Model) -> dict[str, list[Node]]:
     return {t: nodes for t, nodes in parameters.items() if evaluator.evaluate(t) is not None}
 
 
+def _is_evaluable(node: Node) -> bool:
+    is_linear = node.op in _LINEAR and node.domain in DOMAINS
+    return is_linear and not node.captured and has_sane_attributes(node.proto)
+
+
 def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> bool | None:
     """Return whether an operator other than a move computes the outputs of a node.
 
@@ -368,7 +371,7 @@ def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> b
         shape = model.shape(node.input(0))
         is_static = shape is not None and None not in shape and not node.attributes
         return True if is_static else None
-    inputs = [tensor for tensor in node.inputs if tensor]
+    inputs = list(filter(None, node.inputs))
     if not inputs or not all(t in computed or model.is_constant(t) for t in inputs):
         return None
     if operator_of(node).kind in _MOVING_KINDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import onnx
 
@@ -68,17 +69,21 @@ def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name in model.inputs:
         shape = model.shape(name)
-        if shape is None or all(d is not None and d > 0 for d in shape):
+        if shape is None or all(map(_is_fixed, shape)):
             continue
         defaults = [batch, *([1] * (len(shape) - 1))]
         if len(shape) == 4:
             defaults[_side_axes(shape)] = metadata_size(model) or _DEFAULT_SIZE
         # Some exporters write 0 or -1 for an open dimension.
         shapes[name] = tuple(
-            d if d is not None and d > 0 else default
-            for d, default in zip(shape, defaults, strict=True)
+            size if _is_fixed(size) else default
+            for size, default in zip(shape, defaults, strict=True)
         )
     return shapes
+
+
+def _is_fixed(size: int | None) -> TypeGuard[int]:
+    return size is not None and size > 0
 
 
 def set_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -52,7 +52,13 @@ def check_form(proto: onnx.ModelProto, path: str) -> None:
                 path,
                 code="wrong-opset",
             )
-    inputs = [value.name for value in proto.graph.input]
+    _check_names(proto.graph, path)
+    for node in with_subgraph_nodes([n for n in proto.graph.node if n.attribute]):
+        _check_attribute_references(node, path)
+
+
+def _check_names(graph: onnx.GraphProto, path: str) -> None:
+    inputs = [value.name for value in graph.input]
     if not all(inputs):
         raise ModelError("an input has no name; the file is damaged", path, code="missing-name")
     if len(set(inputs)) < len(inputs):
@@ -63,10 +69,8 @@ def check_form(proto: onnx.ModelProto, path: str) -> None:
             code="duplicate",
             node=name,
         )
-    if not all(value.name for value in proto.graph.output):
+    if not all(value.name for value in graph.output):
         raise ModelError("an output has no name; the file is damaged", path, code="missing-name")
-    for node in with_subgraph_nodes([n for n in proto.graph.node if n.attribute]):
-        _check_attribute_references(node, path)
 
 
 def _check_attribute_references(node: onnx.NodeProto, path: str) -> None:

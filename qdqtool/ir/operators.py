@@ -559,7 +559,7 @@ SUMS = tuple(op.name for op in _TABLE if op.operation == "SUM")
 CUTS = tuple(op.name for op in _TABLE if op.cuts)
 JOINS = tuple(op.name for op in _TABLE if op.joins)
 
-RESIZES = tuple(
+POOLINGS_AND_RESIZES = tuple(
     op.name for op in _TABLE if op.passage and op.kind in (LayerKind.POOLING, LayerKind.RESIZE)
 )
 """Operators that a Q passes and that change height and width: max poolings and resizes."""
@@ -666,6 +666,9 @@ def is_run_time(model: Model, tensor: str) -> bool:
     return False
 
 
+_GLOBAL_POOLINGS = {"GlobalAveragePool": "AVERAGE", "GlobalMaxPool": "MAX"}
+
+
 def pooling_type(model: Model, node: Node) -> str | None:
     """Return the type of the pooling that TensorRT replaces a reduction with.
 
@@ -676,10 +679,8 @@ def pooling_type(model: Model, node: Node) -> str | None:
     ReduceMean with ``keepdims=1`` does. A ReduceMax over the width alone was a pooling in a user's
     engine. With ``keepdims=0``, or over other axes, it remains a reduction.
     """
-    if node.op == "GlobalAveragePool":
-        return "AVERAGE"
-    if node.op == "GlobalMaxPool":
-        return "MAX"
+    if node.op in _GLOBAL_POOLINGS:
+        return _GLOBAL_POOLINGS[node.op]
     if node.op not in ("ReduceMean", "ReduceMax") or not node.integer("keepdims", 1):
         return None
     shape, stated_axes = model.shape(node.input(0)), reduction_axes(model, node)

@@ -312,8 +312,8 @@ class _QuantizerFinder:
         bits = self.value(node.input(3))
         scale, zero = self.value(node.input(1)), self.value(node.input(2))
         if bits is None or bits.size != 1 or float(bits.reshape(-1)[0]) != _BITS:
-            text = "unknown" if bits is None else ", ".join(f"{b:g}" for b in bits.reshape(-1)[:3])
-            return FakeQuantizer(form, nodes, source, problem=(f"it has {text} bits, not 8"))
+            problem = f"it has {_format_bits(bits)} bits, not 8"
+            return FakeQuantizer(form, nodes, source, problem=problem)
         low, high = (-128, 127) if node.integer("signed", 1) else (0, 255)
         narrow = node.integer("narrow", 0)
         low, high = (low + narrow, high) if low else (low, high - narrow)
@@ -385,6 +385,10 @@ class _QuantizerFinder:
         scale, zero = (*values, None, None)[:2]
         nodes = (node, consumers[0])
         return self.build(form, nodes, source, self._spread(source, scale, axis), zero, bounds)
+
+
+def _format_bits(bits: _FloatArray | None) -> str:
+    return "unknown" if bits is None else ", ".join(f"{b:g}" for b in bits.reshape(-1)[:3])
 
 
 class _RoundChain:

@@ -361,6 +361,12 @@ class _NetworkCopy:
         return result
 
 
+def _name_inputs(call: NetworkCall) -> list[str]:
+    count = sum(isinstance(argument, Tensor) for argument in call.args)
+    keywords = [name for name, value in call.kwargs.items() if isinstance(value, Tensor)]
+    return [*(f"input{i or ''}" for i in range(count)), *keywords]
+
+
 def _export_options(
     inputs: Sequence[str] | None,
     outputs: Sequence[str] | None,
@@ -370,11 +376,7 @@ def _export_options(
 ) -> dict[str, Any]:
     """Return options of ``torch.onnx.export`` for the names and dynamic axes."""
     if inputs is None:
-        count = sum(isinstance(a, Tensor) for a in call.args)
-        inputs = [
-            *(f"input{i or ''}" for i in range(count)),
-            *(k for k, v in call.kwargs.items() if isinstance(v, Tensor)),
-        ]
+        inputs = _name_inputs(call)
     if outputs is None:
         outputs = [f"output{i or ''}" for i in range(output_count)]
     options: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}

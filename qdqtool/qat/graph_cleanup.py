@@ -2,6 +2,7 @@
 
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,15 @@ def fold_constants(model: Model) -> Model:
     return editor.finish()
 
 
+def _constant_inputs(
+    model: Model, node: Node, values: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the values of a node's inputs; empty unless all are constant."""
+    inputs = {tensor: values.get(tensor, model.constant(tensor)) for tensor in node.inputs}
+    constants = {tensor: value for tensor, value in inputs.items() if value is not None}
+    return constants if len(constants) == len(inputs) else {}
+
+
 def _compute_constants(model: Model) -> dict[str, npt.NDArray[Any]]:
     """Return the outputs of all nodes that can be folded, by tensor name."""
     evaluator = ConstantEvaluator(model, sys.maxsize)
@@ -60,9 +70,8 @@ def _compute_constants(model: Model) -> dict[str, npt.NDArray[Any]]:
     for node in model.ordered:
         if node.op not in _FOLDED or node.domain != "" or model.is_output(node.output):
             continue
-        inputs = {t: values.get(t, model.constant(t)) for t in node.inputs}
-        constants = {t: v for t, v in inputs.items() if v is not None}
-        if constants and len(constants) == len(inputs):
+        constants = _constant_inputs(model, node, values)
+        if constants:
             outputs = evaluator.evaluate_node(node, constants, sys.maxsize) or {}
             value = outputs.get(node.output)
         else:

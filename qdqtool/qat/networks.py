@@ -98,6 +98,10 @@ def override_attributes(owner: Any, **values: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+def _is_settable(module: nn.Module, name: str) -> bool:
+    return hasattr(module, name) and not isinstance(getattr(type(module), name, None), property)
+
+
 @contextmanager
 def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
     """Switch detection heads to their export mode until the context ends.
@@ -111,11 +115,7 @@ def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
         kind, attributes = type(module), module.__dict__
         if attributes.get("export", getattr(kind, "export", None)) is not False:
             continue
-        names = [
-            n
-            for n in _EXPORT_MODE
-            if hasattr(module, n) and not isinstance(getattr(kind, n, None), property)
-        ]
+        names = [name for name in _EXPORT_MODE if _is_settable(module, name)]
         before.append((attributes, names, {n: attributes[n] for n in names if n in attributes}))
         attributes.update({n: _EXPORT_MODE[n] for n in names})
     try:

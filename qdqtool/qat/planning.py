@@ -135,10 +135,12 @@ class Plan:
         shared = (sites.values() for sites in groups.values() if len(sites) > 1)
         return [list(itertools.chain(*sites)) for sites in shared]
 
+    def _list_sites(self, kind: str) -> list[QuantizerSite]:
+        return [a.site for a in self.activations if a.site.kind == kind]
+
     def text(self) -> str:
         """Return the plan as text, with a line for each module."""
-        residuals = [a.site for a in self.activations if a.site.kind == ADD]
-        pools = [a.site for a in self.activations if a.site.kind == POOL]
+        residuals, pools = self._list_sites(ADD), self._list_sites(POOL)
         lines = [
             f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in "
             f"INT8, residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: "
@@ -150,12 +152,7 @@ class Plan:
             *(f"  float     {name}: {reason}" for name, reason in self.skipped),
         ]
         if self.unseen:
-            names = ", ".join(self.unseen[:4]) + (", ..." if len(self.unseen) > 4 else "")
-            lines.append(
-                f"  float     {len(self.unseen)} layers that did not run with this sample in "
-                f"evaluation mode ({names}): branches for training only, or experts that the "
-                "sample does not reach; to quantize an expert, give a sample that reaches it"
-            )
+            lines.append(_describe_unseen(self.unseen))
         return "\n".join(lines)
 
 
@@ -211,6 +208,15 @@ def plan(
     """
     options = QatOptions(target, backend, head, residual, unify, exclude, include, merge)
     return make_plan(model, sample, options)
+
+
+def _describe_unseen(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return (
+        f"  float     {len(names)} layers that did not run with this sample in evaluation "
+        f"mode ({listed}): branches for training only, or experts that the sample does not "
+        "reach; to quantize an expert, give a sample that reaches it"
+    )
 
 
 def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:

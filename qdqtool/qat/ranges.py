@@ -254,12 +254,16 @@ def _collect_together(collect: Callable[[], DataStatistics]) -> DataStatistics:
     for rank, (_, message) in enumerate(everywhere):
         if message:
             raise DataError(f"process {rank}: {message}", code="failed-elsewhere")
+    return _merge_statistics([statistics for statistics, _ in everywhere])
+
+
+def _merge_statistics(everywhere: Sequence[DataStatistics]) -> DataStatistics:
     parts: dict[str, list[TensorStatistics]] = defaultdict(list)
-    for statistics, _ in everywhere:
+    for statistics in everywhere:
         for name, tensor in statistics.tensors.items():
             parts[name].append(tensor)
     return DataStatistics(
         {name: merge_all(tensors) for name, tensors in parts.items()},
-        sum(statistics.batches for statistics, _ in everywhere),
-        sum(statistics.images for statistics, _ in everywhere),
+        sum(statistics.batches for statistics in everywhere),
+        sum(statistics.images for statistics in everywhere),
     )

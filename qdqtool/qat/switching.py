@@ -17,7 +17,7 @@ from qdqtool.qat.batches import (
 )
 from qdqtool.qat.calls import NetworkCall, device_of, evaluation_mode
 from qdqtool.qat.checking import flatten_tensors, largest_difference
-from qdqtool.qat.modules import QuantizedModule, find_quantizers
+from qdqtool.qat.modules import QuantizedModule, QuantizerReference, find_quantizers
 from qdqtool.qat.networks import override_attributes, unwrap
 from qdqtool.qat.preparation import read_plan
 from qdqtool.util.checks import compile_pattern
@@ -73,6 +73,20 @@ def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iter
             module.qdq_off = off
 
 
+def _match_quantizers(
+    quantizers: Sequence[QuantizerReference], pattern: str
+) -> list[QuantizerReference]:
+    search = compile_pattern(pattern, f"'{pattern}'").search
+    matches = [q for q in quantizers if search(q.name)]
+    if not matches:
+        raise QdqtoolError(
+            f"'{pattern}' matches no quantizer; use names such as '{quantizers[0].name}'",
+            code="no-match",
+            parameter="patterns",
+        )
+    return matches
+
+
 def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[str]:
     model = unwrap(model)
     read_plan(model)
@@ -80,15 +94,7 @@ def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[
     patterns = [patterns] if isinstance(patterns, str) else patterns
     selected = [] if patterns else quantizers
     for pattern in patterns:
-        search = compile_pattern(pattern, f"'{pattern}'").search
-        matches = [q for q in quantizers if search(q.name)]
-        if not matches:
-            raise QdqtoolError(
-                f"'{pattern}' matches no quantizer; use names such as '{quantizers[0].name}'",
-                code="no-match",
-                parameter="patterns",
-            )
-        selected += matches
+        selected += _match_quantizers(quantizers, pattern)
     for q in selected:
         if off:
             q.module.qdq_off |= {q.attribute}

@@ -236,6 +236,10 @@ def insert(
     return result
 
 
+def _with_precision(options: InsertOptions, precision: str) -> InsertOptions:
+    return replace(options, placement=replace(options.placement, precision=precision))
+
+
 def _insert_better(
     model: ModelSource | Model,
     data: object,
@@ -258,15 +262,8 @@ def _insert_better(
             code="option-conflict",
             parameter="precision",
         )
-    trials = [
-        _Inserter(
-            model,
-            data,
-            target,
-            replace(options, placement=replace(options.placement, precision=name)),
-        )
-        for name in (FORMATS if target.has_fp8 else (INT8.name,))
-    ]
+    formats = FORMATS if target.has_fp8 else (INT8.name,)
+    trials = [_Inserter(model, data, target, _with_precision(options, name)) for name in formats]
     obstacle = _find_fp8_obstacle(target, gpu, trials[1:])
     if obstacle:
         trials = trials[:1]
@@ -279,8 +276,7 @@ def _insert_better(
         choice = replace(choice, reason=f"{obstacle}; {choice.reason}")
     int8 = trials[0]
     if choice.is_float:
-        placement = replace(options.placement, precision=INT8.name)
-        floats = _Inserter(model, data, target, replace(options, placement=placement))
+        floats = _Inserter(model, data, target, _with_precision(options, INT8.name))
         floats.result.choice = choice
         return floats.finish_float(int8)
     chosen = int8 if choice.precision == INT8.name else trials[1]
@@ -527,6 +523,12 @@ class _Inserter:
             progress=options.progress,
         )
 
+    def _check_pixels(self, statistics: Statistics) -> None:
+        for name in self._model.inputs:
+            if name in statistics and statistics[name].count:
+                low, high = statistics[name].minimum, statistics[name].maximum
+                check_pixels(name, low, high, self._preprocess)
+
     def _calibrate(self, groups: Sequence[ScaleGroup], methods: MethodChoice) -> list[GroupScale]:
         options = self._options
         statistics, report = self._shared or self._collect(self._model, groups, options.cache)
@@ -535,10 +537,7 @@ class _Inserter:
         self.result.warnings.extend(map(Note.from_text, statistics.warnings))
         self._record_preprocess()
         if options.network.input_type == "uint8":
-            for name in self._model.inputs:
-                if name in statistics and statistics[name].count:
-                    low, high = statistics[name].minimum, statistics[name].maximum
-                    check_pixels(name, low, high, self._preprocess)
+            self._check_pixels(statistics)
         scales = []
         for group in groups:
             scale, warnings = choose_scale(group, statistics, methods)

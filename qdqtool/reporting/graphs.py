@@ -254,11 +254,8 @@ class _OnnxDrawing:
                 edge.precision = written.get(edge.source, "UNKNOWN")
                 edge.paint = choose_paint(edge.precision)
             precision = self._output_precision(box)
-            if precision is None:  # the output has the type of the input, as for a Reshape
-                inputs = [e.precision for e in incoming[number] if e.precision != "UNKNOWN"]
-                precision = inputs[0] if inputs else "UNKNOWN"
-                if box.role == "node" and box.paint == data.OTHER and inputs:
-                    box.paint = choose_paint(precision)
+            if precision is None:
+                precision = _pass_precision(box, incoming[number])
             written[number] = precision
 
     def _output_precision(self, box: data.Box) -> str | None:
@@ -488,6 +485,15 @@ class _EngineDrawing:
                 self._add_edge(box, name, source)
         return True
 
+    def _add_conversion(self, layer: EngineLayer, sources: Sequence[_TensorSource]) -> None:
+        output = layer.outputs[0]
+        kind = "Q" if output.precision in EIGHT_BITS else "DQ"
+        mark = data.EdgeMark(display_name(layer.name), kind, True)
+        for source in sources:
+            marks = (*source.marks, mark)[-_MAX_MARKS:]
+            converted = _TensorSource(source.box, str(output.precision), marks)
+            self.sources.setdefault(output.tensor, []).append(converted)
+
     def _add_layer(self, number: int, layer: EngineLayer) -> None:
         sources = [
             (t.tensor, source)
@@ -496,13 +502,7 @@ class _EngineDrawing:
         ]
         self.consumed.update(t.tensor for t in layer.inputs)
         if layer.type == "Conversion" and len(layer.inputs) == 1 and len(layer.outputs) == 1:
-            output = layer.outputs[0]
-            kind = "Q" if output.precision in EIGHT_BITS else "DQ"
-            mark = data.EdgeMark(display_name(layer.name), kind, True)
-            for _, source in sources:
-                marks = (*source.marks, mark)[-_MAX_MARKS:]
-                converted = _TensorSource(source.box, str(output.precision), marks)
-                self.sources.setdefault(output.tensor, []).append(converted)
+            self._add_conversion(layer, [source for _, source in sources])
             return
         box = len(self.boxes)
         entry = self.collector.model.layers[number]
@@ -535,3 +535,13 @@ class _EngineDrawing:
                 shape=self.collector.format_shape(tensor),
             )
         )
+
+
+def _pass_precision(box: data.Box, incoming: Sequence[data.Edge]) -> str:
+    """Return the precision of a box that has the type of its input, such as a view."""
+    inputs = [edge.precision for edge in incoming if edge.precision != "UNKNOWN"]
+    if not inputs:
+        return "UNKNOWN"
+    if box.role == "node" and box.paint == data.OTHER:
+        box.paint = choose_paint(inputs[0])
+    return inputs[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -311,13 +311,7 @@ class ModelCollector:
                     ms=layer.ms,
                 )
             )
-        for entry, work in zip(self.model.layers, self.subject.work, strict=False):
-            if work.kind not in ("unknown", "nothing"):
-                entry.macs, entry.bytes = round(work.macs), round(work.bytes_moved)
-        if self.subject.build is not None:
-            rows = match_profile_rows(layers, self.subject.build.profile_rows)
-            for entry, row in zip(self.model.layers, rows, strict=True):
-                entry.measured = None if row is None else round(row.ms, 5)
+        self._add_work(layers)
         # Several layers of a module, such as a convolution and an Add, may have the same title.
         titles = Counter(entry.title for entry in self.model.layers)
         for entry in self.model.layers:
@@ -345,6 +339,15 @@ class ModelCollector:
         node = self.model.nodes[self._main_node(nodes)]
         weighted = sum(self.model.nodes[n].op in WEIGHTED for n in nodes)
         return strip_operator(node.name, node.op) + (f" (+{weighted - 1})" if weighted > 1 else "")
+
+    def _add_work(self, layers: Sequence[EngineLayer]) -> None:
+        for entry, work in zip(self.model.layers, self.subject.work, strict=False):
+            if work.kind not in ("unknown", "nothing"):
+                entry.macs, entry.bytes = round(work.macs), round(work.bytes_moved)
+        if self.subject.build is not None:
+            rows = match_profile_rows(layers, self.subject.build.profile_rows)
+            for entry, row in zip(self.model.layers, rows, strict=True):
+                entry.measured = None if row is None else round(row.ms, 5)
 
     def _add_convolutions(self) -> None:
         layer_numbers: dict[str, int] = {}
@@ -626,6 +629,8 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
     prediction.time = subject.time.as_json()
     prediction.compute_capabilities = target.capability_names or [gpu.cc]
     prediction.findings += gpu_findings(prediction, gpu, model)
+    if build is None and describe_rejection(prediction):
+        subject.time = None  # the page shows no times of an engine that cannot be built
 
 
 def _estimate_work(subject: ReportSubject) -> list[LayerWork]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -34,14 +34,19 @@ from qdqtool.verification.times import is_timed, measured_time
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
-    from qdqtool.buildlog.agreement import BuildFacts
-    from qdqtool.buildlog.types import ProfileRow
+    from qdqtool.buildlog.agreement import BuildFacts, Mismatch
+    from qdqtool.buildlog.types import Build, ProfileRow
     from qdqtool.patterns.view import View
     from qdqtool.verification.result import Verification
 
 
 _Container = TypeVar("_Container", dict[str, Any], list[Any])
 MAX_MISMATCHES = 500
+
+
+def _format_mismatch(mismatch: Mismatch) -> list[str]:
+    line = "" if mismatch.line is None else str(mismatch.line)
+    return [str(mismatch.kind), display_name(mismatch.name), line, display_message(mismatch.why)]
 
 
 def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
@@ -62,26 +67,22 @@ def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
         complete=result.complete,
         missing=[display_message(m) for m in build.missing],
         rows=_agreement_rows(result),
-        mismatches=[
-            [
-                str(m.kind),
-                display_name(m.name),
-                "" if m.line is None else str(m.line),
-                display_message(m.why),
-            ]
-            for m in mismatches
-        ],
+        mismatches=[_format_mismatch(m) for m in mismatches],
         mismatch_nodes=[collector.find_first_node([m.name]) for m in mismatches],
         notes=[display_message(n) for n in notes],
     )
+    _add_times(agreement, result, collector.subject.build)
+    return agreement
+
+
+def _add_times(agreement: data.BuildAgreement, result: Verification, build: Build | None) -> None:
     if result.times is not None:
         agreement.measured_ms = result.times["built_ms"]
         agreement.measured_from = result.times["built_from"]
         agreement.predicted_ms = result.times["predicted_ms"]
-    elif collector.subject.build is not None and is_timed(collector.subject.build):
+    elif build is not None and is_timed(build):
         # Without a known GPU, there is no estimate to compare with, only the measured time.
-        agreement.measured_ms, agreement.measured_from = measured_time(collector.subject.build)
-    return agreement
+        agreement.measured_ms, agreement.measured_from = measured_time(build)
 
 
 def _describe_build(build: BuildFacts) -> str:
@@ -177,6 +178,10 @@ def _check_tuned_model(model: Model, result: dict[str, Any], path: str) -> None:
         )
 
 
+def _have_numbers(points: Iterable[dict[str, Any]], name: str) -> bool:
+    return all(_as_optional_number(point.get(name)) is not None for point in points)
+
+
 def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     metric, goal = _as_object(result.get("metric")), _as_object(result.get("goal"))
     complete_front = [
@@ -189,21 +194,12 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     others = _as_objects(result.get("others"))[:MAX_POINTS]
     measured = [p for p in others if p.get("metric") is not None]
     unmeasured = len(complete_front) - len(front) + len(others) - len(measured)
-    is_timed_front = all(_as_optional_number(p.get("ms")) is not None for p in front)
-    has_costs = all(_as_optional_number(p.get("cost")) is not None for p in front)
+    is_timed_front, has_costs = _have_numbers(front, "ms"), _have_numbers(front, "cost")
     points = [_parse_point(p, True, is_timed_front, has_costs) for p in front]
     points += [_parse_point(p, False, is_timed_front, has_costs) for p in measured]
     _mark_chosen(_as_object(result.get("chosen")), front, points)
     float_metric = _as_optional_number(metric.get("float"))
     keep = _as_optional_number(goal.get("keep"))
-    notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
-    texts = [display_message(str(note)) for note in notes]
-    if unmeasured:
-        texts.insert(
-            0,
-            f"{format_count(unmeasured, 'configuration')} not drawn, because not measured on "
-            "held-out images.",
-        )
     return data.TuningPlot(
         metric=display_name(str(metric.get("name") or "metric"), 80),
         sentence=display_message(str(metric.get("sentence") or "")),
@@ -214,8 +210,17 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
         budget=_as_optional_number(goal.get("budget_ms")),
         reached=goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
         sites=[_format_site(site) for site in _as_objects(result.get("sites"))[:MAX_SITES]],
-        notes=texts,
+        notes=_list_tuning_notes(result, unmeasured),
     )
+
+
+def _list_tuning_notes(result: dict[str, Any], unmeasured: int) -> list[str]:
+    notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
+    texts = [display_message(str(note)) for note in notes]
+    if unmeasured:
+        count = format_count(unmeasured, "configuration")
+        return [f"{count} not drawn, because not measured on held-out images.", *texts]
+    return texts
 
 
 def _axis_label(result: dict[str, Any], is_timed_front: bool) -> str:
@@ -348,7 +353,7 @@ def read_histograms(
     for q in view.activation_qs:
         quantizers.setdefault(q.input(0), q)
     calibrated = [tensor for tensor in quantizers if tensor in statistics]
-    common = sum(t in view.model.producers or t in view.model.inputs for t in statistics)
+    common = len({*view.model.producers, *view.model.inputs}.intersection(statistics))
     if not calibrated or 2 * common < len(statistics):
         count = sum(q.input(0) in statistics for q in view.activation_qs)
         raise DataError(
@@ -362,8 +367,7 @@ def read_histograms(
     histograms = []
     for tensor in track(calibrated, "Ranges of each method"):
         q = quantizers[tensor]
-        scale = view.params(q).scale
-        amax = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
+        amax = _stated_range(view, q)
         histogram = _collect_histogram(statistics[tensor], amax)
         histogram.tensor, histogram.quantizer = display_name(tensor), display_name(q.name)
         histogram.node = collector.find_first_node([q.name])
@@ -378,6 +382,25 @@ def read_histograms(
     return histograms, sentence
 
 
+def _stated_range(view: View, q: Node) -> float | None:
+    scale = view.params(q).scale
+    return float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
+
+
+def _add_counts(histogram: data.ValueHistogram, statistics: TensorStatistics) -> None:
+    """Add the values of a tensor, and the range that each method chooses."""
+    from calibration.methods import METHODS, amax_of, clipped_fraction
+
+    histogram.minimum = round_digits(statistics.minimum, 5)
+    histogram.maximum = round_digits(statistics.maximum, 5)
+    for name in METHODS:
+        value = amax_of(statistics, name)
+        clipped = round_digits(clipped_fraction(statistics, value), 5)
+        histogram.methods.append(data.MethodRange(name, round_digits(value, 5), clipped))
+    if statistics.absmax > 0:
+        histogram.counts = [round(float(c)) for c in statistics.linear(BINS).counts]
+
+
 def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data.ValueHistogram:
     """Return the histogram of a tensor, without names.
 
@@ -385,7 +408,7 @@ def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data
         statistics: Statistics of the tensor.
         amax: Range of the tensor in the model; None if unknown.
     """
-    from calibration.methods import METHODS, amax_of, clipped_fraction
+    from calibration.methods import clipped_fraction
 
     histogram = data.ValueHistogram(
         tensor="",
@@ -402,14 +425,7 @@ def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data
         methods=[],
     )
     if statistics.count:
-        histogram.minimum = round_digits(statistics.minimum, 5)
-        histogram.maximum = round_digits(statistics.maximum, 5)
-        for name in METHODS:
-            value = amax_of(statistics, name)
-            clipped = round_digits(clipped_fraction(statistics, value), 5)
-            histogram.methods.append(data.MethodRange(name, round_digits(value, 5), clipped))
-        if statistics.absmax > 0:
-            histogram.counts = [round(float(c)) for c in statistics.linear(BINS).counts]
+        _add_counts(histogram, statistics)
     if amax is None or not (math.isfinite(amax) and amax > 0):
         return histogram
     if abs(amax - statistics.absmax) < 1e-5 * statistics.absmax:
@@ -443,6 +459,12 @@ def add_weights(collector: ModelCollector) -> None:
             model.weights.append(ranges)
 
 
+def _is_drawable(shape: Sequence[int], axis: int, scales: int) -> bool:
+    if not -len(shape) <= axis < len(shape):
+        return False
+    return math.prod(shape) <= MAX_VALUES and max(scales, shape[axis]) <= MAX_CHANNELS
+
+
 def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
     """Return the weight ranges of a node by output channel; None if they cannot be shown.
 
@@ -457,11 +479,9 @@ def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
         return None
     scale = view.params(quantizer).scale
     axis = output_axis(node, len(shape))
-    if scale is None or not scale.size or not np.isfinite(scale).all():
+    if scale is None or not scale.size or not np.isfinite(scale).all() or axis is None:
         return None
-    if axis is None or not -len(shape) <= axis < len(shape):
-        return None
-    if math.prod(shape) > MAX_VALUES or max(scale.size, shape[axis]) > MAX_CHANNELS:
+    if not _is_drawable(shape, axis, scale.size):
         return None
     largest = _largest_magnitudes(view.model, weights.source, axis)
     if weights.q is None and largest.size:  # the weights are stored as integers
@@ -628,9 +648,8 @@ def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
     layouts_ms = sum(changes)
     if layouts_ms:
         sums["layout"], counts["layout"] = layouts_ms, len(changes)
-    listed = {layer.name for layer in layers}
-    nodes = {node.name for node in subject.model.nodes}
-    regions = [k.ms for k in time.kernels if k.name not in listed and k.name in nodes]
+    inside = {node.name for node in subject.model.nodes} - {layer.name for layer in layers}
+    regions = [kernel.ms for kernel in time.kernels if kernel.name in inside]
     if regions:
         sums["region"], counts["region"] = sum(regions), len(regions)
     total = sum(kernel.ms for kernel in time.kernels)

@@ -131,8 +131,8 @@ def _sizes(model: Model, tensor: str) -> list[int]:
 
 def _operations(model: Model, node: Node) -> int:
     """Return the number of multiplications of a node, or of elements moved if that is larger."""
-    written = sum(_count(model.shape(t)) for t in node.outputs if t)
-    moved = max(written, sum(_count(model.shape(t)) for t in node.inputs if t))
+    written = sum(_count(model.shape(t)) for t in filter(None, node.outputs))
+    moved = max(written, sum(_count(model.shape(t)) for t in filter(None, node.inputs)))
     if node.domain not in DOMAINS:
         return moved
     weights = _sizes(model, node.input(3 if node.op == "QLinearConv" else 1))

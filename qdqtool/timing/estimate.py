@@ -278,6 +278,29 @@ class _TimedEngine:
         return estimate_seconds(idle, gpu) * 1e3
 
 
+def _note_limits(gpu: Gpu, model: Model, is_float: bool, uses_int8: bool) -> list[Note]:
+    notes = []
+    if gpu.fuses_conversions and not is_float:
+        notes.append(
+            Note(
+                f"on {gpu.rates.architecture} TensorRT compiles the network with Myelin: a "
+                "conversion next to an elementwise or copy kernel is counted as part of that "
+                "kernel (seen in one engine)",
+                code="in-myelin",
+            )
+        )
+    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1 and uses_int8:
+        notes.append(_slow_int8_note(gpu))
+    if count_subgraphs(model):
+        notes.append(
+            Note(
+                "the times exclude the branches of If and the bodies of Loop and Scan",
+                code="subgraphs-excluded",
+            )
+        )
+    return notes
+
+
 def estimate(
     model: Model,
     prediction: Prediction,
@@ -327,25 +350,8 @@ def estimate(
     is_float = not model_variants.has_qdq(resolved_model)
     float_types = _float_choices(resolved_model, target, float_type)
     engine = _time_engine(resolved_model, simulated, gpu, float_types, factor)
-    if gpu.fuses_conversions and not is_float:
-        notes.append(
-            Note(
-                f"on {gpu.rates.architecture} TensorRT compiles the network with Myelin: a "
-                "conversion next to an elementwise or copy kernel is counted as part of that "
-                "kernel (seen in one engine)",
-                code="in-myelin",
-            )
-        )
     uses_int8 = is_float or simulated.summary()["int8"] > 0
-    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1 and uses_int8:
-        notes.append(_slow_int8_note(gpu))
-    if count_subgraphs(resolved_model):
-        notes.append(
-            Note(
-                "the times exclude the branches of If and the bodies of Loop and Scan",
-                code="subgraphs-excluded",
-            )
-        )
+    notes += _note_limits(gpu, resolved_model, is_float, uses_int8)
     correction = _make_calibration(calibrate, gpu, engine)
     ms = engine.running_ms(correction, has_gaps=not cuda_graph)
     result = _summarize(engine, gpu, correction, ms)

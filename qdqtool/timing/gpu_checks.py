@@ -12,7 +12,7 @@ from qdqtool.reasons.gpus import GpuFact, GpuLacks
 from qdqtool.timing.gpus import Gpu, find_gpu, find_rates, load_rates
 from qdqtool.trt.gpu_support import GpuSupport, find_gpu_support
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import Evidence, Finding, Prediction
+from qdqtool.types import ConvOutcome, Evidence, Finding, Prediction
 
 FIRST_BF16 = 8.0
 _OPEN_CAPABILITIES = 10.0  # from here on, more compute capabilities may come; all others are known
@@ -102,15 +102,19 @@ def _int8_facts(prediction: Prediction, gpu: Gpu, model: Model | None) -> Iterat
         fact = GpuFact.DP4A_FP16 if rates.fp16 > rates.fp32_pipe else GpuFact.DP4A_FP32
         yield GpuFact.DP4A_TENSOR if gpu.has_tensor_cores else fact, names, rates.evidence, ()
     if rates.int8_path != "tensor":
-        pointwise = [c.name for c in int8 if "PWN(" in (c.layer or "")]
-        if pointwise:
-            yield GpuFact.FUSION, pointwise, Evidence.DOCUMENTED, ()
-        indices = find_depthwise(model) if model is not None else frozenset()
-        depthwise = [c.name for c in int8 if c.index in indices]
-        if depthwise:
-            yield GpuFact.KERNELS, depthwise, Evidence.DOCUMENTED, ()
+        yield from _facts_without_tensor_cores(int8, model)
     if gpu.is_jetson:
         yield GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED, ()
+
+
+def _facts_without_tensor_cores(int8: list[ConvOutcome], model: Model | None) -> Iterator[_Fact]:
+    pointwise = [c.name for c in int8 if "PWN(" in (c.layer or "")]
+    if pointwise:
+        yield GpuFact.FUSION, pointwise, Evidence.DOCUMENTED, ()
+    indices = find_depthwise(model) if model is not None else frozenset()
+    depthwise = [c.name for c in int8 if c.index in indices]
+    if depthwise:
+        yield GpuFact.KERNELS, depthwise, Evidence.DOCUMENTED, ()
 
 
 def _other_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]:

@@ -646,10 +646,7 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
     elif power is not None:
         limit = _parse_watts(power)
         if limit is not None and limit < gpu.power:
-            # Power is proportional to f V^2. The voltage V depends on the clock f, so that f
-            # grows between the cube root and the first power of the limit.
-            exponent = 0.6 if gpu.is_jetson else _CLOCK_OF_POWER
-            slow = gpu.clock * max(0.3, (limit / gpu.power) ** exponent)
+            slow = _estimate_clock(gpu, limit)
             notes.append(
                 Note(
                     f"a clock of {slow:.0f} MHz was estimated from the limit of {limit:g} W (of "
@@ -659,6 +656,17 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
             )
             gpu = replace(gpu, clock=slow)
     return replace(gpu, notes=tuple(notes))
+
+
+def _estimate_clock(gpu: Gpu, limit: float) -> float:
+    """Return the clock in MHz of a GPU with a power limit in watts.
+
+    Power is proportional to f V^2. The voltage V depends on the clock f, so that f grows between
+    the cube root and the first power of the limit.
+    """
+    exponent = 0.6 if gpu.is_jetson else _CLOCK_OF_POWER
+    share: float = (limit / gpu.power) ** exponent
+    return gpu.clock * max(0.3, share)
 
 
 def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:

@@ -231,10 +231,9 @@ class TensorShapes:
             types[tensor] = helper.make_tensor_type_proto(kind or TensorProto.FLOAT, shape)
         shapes: dict[str, Shape] = {}
         for name, output in infer_node(node.proto, types, self._model.opset, data).items():
-            if output.tensor_type.HasField("shape"):
-                dims = output.tensor_type.shape.dim
-                if all(d.HasField("dim_value") for d in dims):
-                    shapes[name] = tuple(d.dim_value for d in dims)
+            shape = _fixed_shape(output)
+            if shape is not None:
+                shapes[name] = shape
         return shapes
 
     def _compute(self, node: Node) -> Array | None:
@@ -244,7 +243,7 @@ class TensorShapes:
         function = _OPERATORS.get(node.op)
         if function is None:
             return None
-        inputs = [self._constant(t) for t in node.inputs if t]
+        inputs = [self._constant(tensor) for tensor in filter(None, node.inputs)]
         if not inputs or any(value is None for value in inputs):
             return None
         try:
@@ -292,3 +291,9 @@ _OPERATORS: dict[str, Callable[..., Array]] = {
     "Squeeze": lambda node, a, *axes: np.squeeze(a, axis=_read_axes(node, axes) or None),
     "Slice": _slice,
 }
+
+
+def _fixed_shape(kind: onnx.TypeProto) -> Shape | None:
+    dims = kind.tensor_type.shape.dim
+    is_fixed = kind.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims)
+    return tuple(d.dim_value for d in dims) if is_fixed else None

@@ -103,6 +103,9 @@ class _SavingFinder:
             self._savings[slow] = float(faster + vanishing)
         return self._savings[slow]
 
+    def _is_float_pooling(self, j: int) -> bool:
+        return self.layers[j].type == "Pooling" and self.workload.layers[j].precision.is_float
+
     def _find_vanishing(self, convolutions: Iterable[int]) -> set[int]:
         """Return the positions of kernels after convolutions that INT8 would make superfluous.
 
@@ -119,9 +122,7 @@ class _SavingFinder:
                     continue
                 if self.layers[j].type == "Conversion":
                     kernels.add(j)
-                elif (
-                    self.layers[j].type == "Pooling" and self.workload.layers[j].precision.is_float
-                ):
+                elif self._is_float_pooling(j):
                     kernels.add(j)  # fuses into the convolution's layer
                     pending += [edge.tensor for edge in self.layers[j].outputs]
         return kernels

@@ -326,16 +326,11 @@ class _LayoutTracker:
             return ()
         if layer.type in _LINEAR_TYPES:
             return () if self._keeps_shape(layer) else _LINEAR
-        is_int8 = work.precision == Precision.INT8
         if work.kind in COMPUTING:
-            if not is_int8:
-                return (_float_layout(work),)
-            if work.channels < FEW_CHANNELS and work.kind != DEPTHWISE:
-                return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS)
-            return (Layout.BLOCKS,)
+            return _computing_layouts(work)
         if work.kind in (COPY, RESIZE):
             return ()
-        if is_int8:
+        if work.precision == Precision.INT8:
             return (Layout.BLOCKS, Layout.FOURS)
         if work.precision in _HALVES:
             return (Layout.PAIRS, Layout.CHANNELS_LAST) if work.kind == POOL else _HALF_MAPS
@@ -377,3 +372,12 @@ def _float_layout(work: LayerWork) -> Layout:
     """Return the layout that a float convolution reads and writes."""
     is_starved = work.precision not in _HALVES and work.channels < FEW_CHANNELS
     return Layout.LINEAR if is_starved else Layout.CHANNELS_LAST
+
+
+def _computing_layouts(work: LayerWork) -> tuple[Layout, ...]:
+    """Return the input layouts that a convolution or product accepts."""
+    if work.precision != Precision.INT8:
+        return (_float_layout(work),)
+    if work.channels < FEW_CHANNELS and work.kind != DEPTHWISE:
+        return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS)
+    return (Layout.BLOCKS,)

@@ -416,29 +416,29 @@ class _WorkloadBuilder:
 
     # Layers -----------------------------------------------------------------------------------
 
+    def _count_channels(self, layer: EngineLayer) -> float:
+        """Return the channels of a layer's first input; 64 if they are unknown."""
+        shape = self._shape(layer.inputs[0].tensor) if layer.inputs else None
+        return float(shape[1]) if shape and len(shape) > 2 else 64.0
+
     def _layer_work(self, layer: EngineLayer) -> LayerWork | None:
         nodes = self._layer_nodes(layer)
         weighted = [node for node in nodes if node.op in WEIGHTED]
         if weighted:
             return self._weighted_work(layer, nodes, weighted)
         input_type, output_type = self._edge_types(layer)
-        is_view = layer.type in ("Shuffle", "Identity") and not any(
-            node.op == "Transpose" for node in nodes
-        )
-        if is_view or layer.type == "NoOp":
+        if _is_view(layer, nodes):
             return LayerWork(work.NOTHING, input_type, output_type)
         default = work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE
         kind = work.LAYER_KINDS.get(layer.type, default)
         read, written = self._count_moved(layer, nodes, kind)
         if read is None or written is None:
             return None
-        shape = self._shape(layer.inputs[0].tensor) if layer.inputs else None
-        channels = float(shape[1]) if shape and len(shape) > 2 else 64.0
         return LayerWork(
             kind,
             input_type,
             output_type,
-            channels=channels,
+            channels=self._count_channels(layer),
             read=read * width(input_type),
             written=written * width(output_type),
         )
@@ -623,10 +623,10 @@ class _WorkloadBuilder:
         for node in self.model.ordered:
             is_fixed = node.op in ("Shape", "Size")
             if not is_fixed and not node.op.startswith("Random") and not node.captured:
-                inputs = [tensor for tensor in node.inputs if tensor]
+                inputs = filter(None, node.inputs)
                 is_fixed = all(t in fixed or self.model.is_constant(t) for t in inputs)
             if is_fixed:
-                fixed.update(tensor for tensor in node.outputs if tensor)
+                fixed.update(filter(None, node.outputs))
         return frozenset(fixed)
 
     def _add_chain(self, chain: list[Node]) -> None:
@@ -719,3 +719,10 @@ def _make_copy(precision: Precision, channels: float, moved: float) -> LayerWork
 def _computes_in_any_float(layer: EngineLayer) -> bool:
     """Return whether a layer has kernels for any float type, so keeps that of its input."""
     return layer.type in ("Pooling", "PointWise", "ElementWise", "Scale", "NoOp", "Shuffle")
+
+
+def _is_view(layer: EngineLayer, nodes: Iterable[Node]) -> bool:
+    """Return whether a layer moves no data."""
+    if layer.type == "NoOp":
+        return True
+    return layer.type in ("Shuffle", "Identity") and all(n.op != "Transpose" for n in nodes)

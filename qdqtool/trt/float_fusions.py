@@ -10,10 +10,10 @@ from qdqtool.ir.operators import CONVOLVE, LayerKind
 from qdqtool.patterns.pointwise import activation_input
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.layers import Layer, Tensor, constant_before
+from qdqtool.trt.neighbors import is_sum
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.passes.point_wise_fusion import POINTWISE_KINDS
-from qdqtool.trt.surroundings import is_sum
 from qdqtool.trt.targets import TARGETS, Target
 
 # Maximum tensors between a residual Add and its convolution; real networks have a handful.

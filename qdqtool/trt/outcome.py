@@ -263,10 +263,8 @@ class Outcome:
                 return _INT8 if is_uint8 else layer.quant.precision
         elif layer.kind in _KINDS_THAT_KEEP_TYPE or layer.pooling_type == "MAX":
             types = {self.precision(t) for t in layer.inputs}
-            if types == _ONLY_INT8:
-                return _INT8
-            if types == _ONLY_FP8:
-                return _FP8
+            if types in (_ONLY_INT8, _ONLY_FP8):
+                return types.pop()
         return float_precision(tensor.elem_type, self._target.strongly_typed)
 
     # Layers -----------------------------------------------------------------------------------

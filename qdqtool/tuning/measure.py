@@ -407,11 +407,7 @@ class PartitionedNetwork:
                 run = runs[recipe][number]
                 turns[run] = run.producers
             turns[recipe] = [runs[recipe][number] for number in finals]
-        uses: dict[PartRun, list[int]] = defaultdict(list)
-        for turn, sources in enumerate(turns.values()):
-            for source in sources:
-                uses[source].append(turn)
-        cache = ActivationCache(uses)
+        cache = ActivationCache(_list_uses(turns.values()))
         for turn, (item, sources) in enumerate(turns.items()):
             if isinstance(item, PartRun):
                 self._run_part(item, sample, cache)
@@ -569,3 +565,12 @@ class ClusterMapper(contextlib.ExitStack):
 def open_job(job: TuningJob, threads: int) -> TuningJob:
     """Return the job as the state of a worker process; the network is parsed on first use."""
     return job
+
+
+def _list_uses(turns: Iterable[Sequence[PartRun]]) -> dict[PartRun, list[int]]:
+    """Return the numbers of the turns that use the outputs of each run."""
+    uses: dict[PartRun, list[int]] = defaultdict(list)
+    for turn, sources in enumerate(turns):
+        for source in sources:
+            uses[source].append(turn)
+    return uses

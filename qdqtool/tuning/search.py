@@ -352,14 +352,16 @@ class PlacementSearch:
                         code="goal-not-reached",
                     )
                 )
-        while (
-            chain.first_sufficient is not None
-            and chain.first_sufficient - chain.last_insufficient > 1
-        ):
-            middle = (chain.first_sufficient + chain.last_insufficient) // 2
+        if chain.first_sufficient is not None:
+            self._bisect(chain, chain.first_sufficient)
+
+    def _bisect(self, chain: _MeasuredChain, first_sufficient: int) -> None:
+        """Measure steps of a chain until the last insufficient and the first sufficient meet."""
+        while first_sufficient - chain.last_insufficient > 1:
+            middle = (first_sufficient + chain.last_insufficient) // 2
             self.measure([chain.steps[middle]])
             if self._is_sufficient(chain.steps[middle][1]):
-                chain.first_sufficient = middle
+                chain.first_sufficient = first_sufficient = middle
             else:
                 chain.last_insufficient = middle
 

@@ -8,6 +8,7 @@ tactic and the types of its tensors.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.types import Precision
@@ -104,6 +105,10 @@ def _fused_kernel_precision(layer: BuiltLayer) -> Precision:
         return stored[0]
     if _has_cast_after_product(layer) and Precision.FP16 in floats:
         return Precision.FP16
+    return _float_kernel_precision(layer, floats)
+
+
+def _float_kernel_precision(layer: BuiltLayer, floats: Sequence[Precision]) -> Precision:
     if len({t.precision for t in layer.outputs}) > 1:
         # Some outputs belong to other nodes, and the listing does not say which.
         return floats[0] if len(set(floats)) == 1 else Precision.UNKNOWN

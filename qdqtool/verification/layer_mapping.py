@@ -188,6 +188,19 @@ def count_named_convolutions(model: Model, build: Build) -> tuple[int, int]:
     return named, len(names)
 
 
+def _find_parsed_conflicts(
+    view: View, build: Build, shapes: Mapping[int, tuple[int, ...]]
+) -> dict[str, NameConflict]:
+    parsed = {n.name: n for n in build.parse.nodes if n.name}
+    conflicts: dict[str, NameConflict] = {}
+    for node in view.nodes_with_weights:
+        shape = shapes.get(node.index, ())
+        conflict = _compare_parsed_node(node, parsed.get(trt_name(node)), shape)
+        if conflict is not None:
+            conflicts[node.name] = conflict
+    return conflicts
+
+
 def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[NameConflict]:
     """Return the names that stand for different nodes in the model and in the build.
 
@@ -197,13 +210,7 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
         n.index: view.weights(n).source for n in view.nodes_with_weights if view.weights(n).folded
     }
     shapes = {i: tuple(view.model.constant_shape(name) or ()) for i, name in weights.items()}
-    parsed = {n.name: n for n in build.parse.nodes if n.name}
-    conflicts: dict[str, NameConflict] = {}
-    for node in view.nodes_with_weights:
-        shape = shapes.get(node.index, ())
-        conflict = _compare_parsed_node(node, parsed.get(trt_name(node)), shape)
-        if conflict is not None:
-            conflicts[node.name] = conflict
+    conflicts = _find_parsed_conflicts(view, build, shapes)
     weight_names = set(weights.values())
     for layer in mapper.layers:
         product = _find_single_product(layer, mapper)

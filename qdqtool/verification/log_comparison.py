@@ -19,7 +19,7 @@ from qdqtool.buildlog.agreement import (
     TraceCounts,
 )
 from qdqtool.buildlog.names import SCALE_NODE
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Section
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent, Section
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import precision_of
 from qdqtool.trt import trace
@@ -129,23 +129,34 @@ def compare_trace(
         return PartComparison(TraceCounts(len(predicted)))
     logged = [e for e in build.trace if is_compared(e) and e.event not in excluded]
     events = [e.event for e in logged]
-    extra = Counter(events) - Counter(predicted)
-    missing = Counter(predicted) - Counter(events)
-    mismatches: list[Mismatch] = []
-    for event in logged:
-        if _take(extra, event.event):
-            difference = Difference.LOGGED if mismatches else Difference.FIRST_LINE
-            name = trace.render(event.event)
-            mismatches.append(
-                Mismatch(kind, name, {}, event.as_json(), difference, line=event.line)
-            )
+    mismatches = _list_unpredicted(predicted, logged, kind)
     if complete:
-        mismatches += [
-            Mismatch(kind, trace.render(e), e.as_json(), {}, Difference.NOT_LOGGED)
-            for e in predicted
-            if _take(missing, e)
-        ]
+        mismatches += _list_unlogged(predicted, events, kind)
     return PartComparison(count_agreement(predicted, events), mismatches)
+
+
+def _list_unpredicted(
+    predicted: Sequence[Event], logged: Sequence[LogEvent], kind: MismatchKind
+) -> list[Mismatch]:
+    extra = Counter(line.event for line in logged) - Counter(predicted)
+    mismatches: list[Mismatch] = []
+    for line in logged:
+        if _take(extra, line.event):
+            difference = Difference.LOGGED if mismatches else Difference.FIRST_LINE
+            name = trace.render(line.event)
+            mismatches.append(Mismatch(kind, name, {}, line.as_json(), difference, line=line.line))
+    return mismatches
+
+
+def _list_unlogged(
+    predicted: Sequence[Event], logged: Sequence[Event], kind: MismatchKind
+) -> list[Mismatch]:
+    missing = Counter(predicted) - Counter(logged)
+    return [
+        Mismatch(kind, trace.render(event), event.as_json(), {}, Difference.NOT_LOGGED)
+        for event in predicted
+        if _take(missing, event)
+    ]
 
 
 def _take(remaining: Counter[Event], event: Event) -> bool:
@@ -199,7 +210,7 @@ def _built_conversions(build: Build, complete: bool) -> list[str] | None:
     """
     if build.layers and not build.names_only and not build.has_gap(Section.LISTING):
         return [layer.name for layer in build.layers if layer.is_qdq]
-    if not complete or not any(e.pass_name in qdq_pass_names() for e in build.trace):
+    if not complete or qdq_pass_names().isdisjoint(e.pass_name for e in build.trace):
         return None
     return [e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"]
 
@@ -299,18 +310,21 @@ def find_inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
     return mismatches + _find_int8_bindings(model, build, first_uses)
 
 
+def _binding_types(model: Model, build: Build) -> dict[str, Precision]:
+    """Return the types of inputs and outputs, also under the names in the build."""
+    names = (*model.inputs, *model.outputs)
+    bindings = {name: precision_of(model.elem_type(name)) for name in names}
+    if bindings and all(p.is_float for p in bindings.values()):
+        return dict.fromkeys(build.bindings, Precision.FLOAT) | bindings
+    return bindings
+
+
 def _find_int8_bindings(
     model: Model, build: Build, first_uses: dict[str, tuple[Precision, BuiltLayer]]
 ) -> list[Mismatch]:
     """Return the float inputs and outputs of the network that are INT8 in the engine."""
     mismatches: list[Mismatch] = []
-    bindings = {
-        name: precision_of(model.elem_type(name)) for name in (*model.inputs, *model.outputs)
-    }
-    if bindings and all(p.is_float for p in bindings.values()):
-        # The build may have other names for the inputs and outputs.
-        bindings |= {name: Precision.FLOAT for name in build.bindings if name not in bindings}
-    for name, expected in bindings.items():
+    for name, expected in _binding_types(model, build).items():
         if name not in first_uses or not expected.is_float:
             continue
         precision, first = first_uses[name]

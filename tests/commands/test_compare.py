@@ -1,6 +1,7 @@
 """`qdqtool compare`."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,21 @@ def test_compare_min_agreement(models: Path, cli: Cli, least: float, code: int) 
     assert answer["agreement"]["images"] == 2
     assert 0.0 < answer["agreement"]["value"] < 1.0
     assert bool(cli.err) == bool(code)
+
+
+def test_compare_refuses_a_gpu_that_the_target_does_not_support(models: Path, cli: Cli) -> None:
+    message = cli.refuse("compare", "float.onnx", "good.onnx", "--gpu", "GTX 1080")
+    assert "GTX 1080" in message and "6.1" in message
+    cli("compare", "float.onnx", "good.onnx", "--gpu", "GTX 1080", "--target", "8.6")
+
+
+def test_compare_starts_with_the_agreement(models: Path, cli: Cli) -> None:
+    np.save("images.npy", np.random.default_rng(0).random((2, 4, 16, 16), np.float32))
+    text = cli("compare", "float.onnx", "good.onnx", "--calib", "images.npy")
+    line = " ".join(text.split("\n\n")[0].split())
+    assert re.match(
+        r"B against A: agreement -?\d\.\d+ \(-?\d\.\d+ to \d\.\d+\) on 2 images; ", line
+    )
 
 
 def test_compare_min_agreement_needs_images(models: Path, cli: Cli) -> None:

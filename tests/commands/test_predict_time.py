@@ -323,3 +323,13 @@ def test_note_about_fp8_comes_with_a_row_of_fp8(
     has_row = re.search(r"^ +FP8 by| FP8 +speed", table, re.MULTILINE) is not None
     assert has_row == ("times of FP8 rest on" in " ".join(text.split()))
     assert has_row == any(find_gpu(gpu).has_fp8 for gpu in gpus)
+
+
+@pytest.mark.parametrize(("gpu", "advises_auto"), [("B300", True), ("L4", False)])
+def test_advice_to_quantize_depends_on_the_fastest_type(
+    gpu: str, advises_auto: bool, tmp_path: Path, cli: Cli
+) -> None:
+    """B300 computes INT8 far slower than FP16."""
+    path = save_model(tmp_path, convolution_chain(channels=256, quantized=False))
+    text = cli("predict", path, "--gpu", gpu)
+    assert ("--precision auto --gpu" in " ".join(text.split())) == advises_auto

@@ -30,7 +30,7 @@ from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommut
 from qdqtool.reasons.outputs import OutputScale
 from qdqtool.reasons.quantizers import OutsideRules
 from qdqtool.reasons.weights import WeightsAxis, WeightsNotDequantized
-from qdqtool.trt import fault_checks, surroundings
+from qdqtool.trt import fault_checks, neighbors
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.rtx import compiler_faults, fp8_kernels, operands
@@ -184,7 +184,7 @@ def made_in(module: ModuleType, start: str = "") -> set[type[Reason]]:
 
 
 def test_reasons_of_a_layer_are_reported_or_faults_of_the_model() -> None:
-    of_layers = made_in(surroundings, "find_int8_obstacle") | made_in(quantize_double_input_nodes)
+    of_layers = made_in(neighbors, "find_int8_obstacle") | made_in(quantize_double_input_nodes)
     reported = {
         OutputScale,
         InputNotDequantized,

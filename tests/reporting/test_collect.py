@@ -485,6 +485,12 @@ def test_tuning_points_goal_and_sites_are_shown(tmp_path: Path) -> None:
     assert tuning.sites == [["/a", "convolution", "float", "0.1", "", "it costs"]]
 
 
+def test_report_of_a_gpu_that_the_target_does_not_support_has_no_times() -> None:
+    page = qdqtool.report(two_convolutions(), gpu="GTX 1080").page
+    assert page.model.rejected and page.model.time is None and not page.parts
+    assert qdqtool.report(two_convolutions(), gpu="GTX 1080", target="8.6").page.parts
+
+
 def test_tuning_without_gpu_shows_costs(tmp_path: Path) -> None:
     front = [{**point, "ms": None} for point in result()["front"]]
     tuning = read(tmp_path, result(front=front, others=[], gpu=None, goal={}))

@@ -83,7 +83,7 @@ COUNTED_SIZES = {"crossed Concats with pairs": (300, 450), "C2f": (300, 600)}
 # on; with less, a list without a limit would stay unnoticed.
 LIMITS = {
     "qdqtool.ir.bounds": ("_MAX_TENSORS",),
-    "qdqtool.trt.surroundings": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
+    "qdqtool.trt.neighbors": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
     "qdqtool.findings.lint.weights": ("STEPS",),
     "qdqtool.reasons.tensors": ("STEPS",),
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),

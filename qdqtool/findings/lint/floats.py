@@ -1,6 +1,8 @@
 """Check the float remainder of a Q/DQ model: values outside FP16, and FP32 layers."""
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +11,7 @@ import onnx
 from qdqtool.findings.report import FindingReport
 from qdqtool.findings.ways import FloatFlag
 from qdqtool.ir import qdq
-from qdqtool.ir.graph import Node
+from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.qdq import find_bfloat16
 from qdqtool.patterns.half import find_fp16_nodes
@@ -60,6 +62,14 @@ def check_norms(view: View, report: FindingReport) -> None:
             report.add(fault, automatic=False)
 
 
+def _float32_operands(model: Model, node: Node) -> Iterator[npt.NDArray[Any]]:
+    """Yield the small float32 constants that an arithmetic operator reads."""
+    for tensor in _arithmetic_operands(node):
+        value = model.constant(tensor)
+        if value is not None and value.dtype == np.float32 and value.size <= _MAX_CONSTANT_VALUES:
+            yield value
+
+
 def _check_constants(view: View, report: FindingReport) -> None:
     """Add a finding for constant operands of arithmetic that FP16 cannot hold.
 
@@ -69,10 +79,7 @@ def _check_constants(view: View, report: FindingReport) -> None:
     imprecise: list[tuple[str, float]] = []
     counts: Counter[str] = Counter()
     for node in view.model.nodes:
-        for tensor in _arithmetic_operands(node):
-            value = view.model.constant(tensor)
-            if value is None or value.dtype != np.float32 or value.size > _MAX_CONSTANT_VALUES:
-                continue
+        for value in _float32_operands(view.model, node):
             sizes = np.abs(value[np.isfinite(value) & (value != 0)])
             problem = _find_fp16_problem(node, sizes, value.size == 1)
             if not problem:

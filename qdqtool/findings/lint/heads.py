@@ -101,6 +101,15 @@ def run(view: View, report: FindingReport) -> None:
             add(conv, "class")
         else:
             add(conv, "box" if head.dfl else "head")
+    _check_concats(view, report)
+
+
+# Detectors report objects with a score above a threshold. Ultralytics' default is the usual one.
+CONFIDENCE = 0.25
+COARSE_LOGITS = 2.0  # a step of logits: scores of 0.5 and 0.88 are one step apart
+
+
+def _check_concats(view: View, report: FindingReport) -> None:
     for q in view.activation_qs:
         has_steps = view.params(q).precision != Precision.FP8
         is_last = has_steps and q.index not in view.feeds_weighted
@@ -110,28 +119,22 @@ def run(view: View, report: FindingReport) -> None:
             report.add(fault, fatal=_is_fatal(fault))
 
 
-# Detectors report objects with a score above a threshold. Ultralytics' default is the usual one.
-CONFIDENCE = 0.25
-COARSE_LOGITS = 2.0  # a step of logits: scores of 0.5 and 0.88 are one step apart
-
-
 def _build_concat_fault(view: View, q: Node, concat: Node) -> ConcatAfterHead:
     """Return the fault of a Q that gives all inputs of a Concat one scale."""
-    params, bounds = view.params(q), find_bounds(view.model)
-    scale = float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
+    scale, bounds = _single_scale(view, q), find_bounds(view.model)
     parts = find_concat_parts(view.model, q.input(0))
     scores = [t for t in parts if t in bounds and 0.0 <= bounds[t].low < bounds[t].high <= 1.0]
     if not scores or len(scores) == len(parts):
         raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
         return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, raw=raw)
-    own = (
-        float(params.scale[0])
-        for consumer in view.model.consumers(scores[0])
-        if qdq.is_q(consumer)
-        and (params := view.params(consumer)).scale is not None
-        and params.scale.size == 1
-    )
-    return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, scores[0], own=next(own, None))
+    own = (_single_scale(view, c) for c in view.model.consumers(scores[0]) if qdq.is_q(c))
+    first = next((value for value in own if value is not None), None)
+    return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, scores[0], own=first)
+
+
+def _single_scale(view: View, q: Node) -> float | None:
+    scale = view.params(q).scale
+    return float(scale[0]) if scale is not None and scale.size == 1 else None
 
 
 def _is_fatal(fault: ConcatAfterHead) -> bool:
@@ -166,16 +169,21 @@ def check_residual_streams(view: View, report: FindingReport) -> None:
     norms = {n.input(0): n.name for n in view.model.nodes if n.op in NORMALIZATIONS}
     norms |= {p.input: p.nodes[0].name for p in find_decomposed_layer_norms(view.model)}
     for tensor, norm in norms.items():
-        add = view.model.producer(tensor)
-        while add is not None and (qdq.is_qdq(add) or rearranges(add)) and add.input(0):
-            add = view.model.producer(add.input(0))
-        if add is None or not adds_computed(view, add):
+        add = _find_stream_add(view, tensor)
+        if add is None:
             continue
-        pairs = [
-            pair[0].name for pair in (qdq.find_pair(view.model, t) for t in add.inputs) if pair
-        ]
-        if pairs:
+        pairs = filter(None, (qdq.find_pair(view.model, t) for t in add.inputs))
+        names = tuple(dq.name for dq, _ in pairs)
+        if names:
             report.add(
-                QuantizedStream(MODEL_CHECK, add.name, tuple(pairs), norm),
+                QuantizedStream(MODEL_CHECK, add.name, names, norm),
                 values=view.element_count(add.output),
             )
+
+
+def _find_stream_add(view: View, tensor: str) -> Node | None:
+    """Return the Add of two computed tensors before a normalization, past Q, DQ and moves."""
+    add = view.model.producer(tensor)
+    while add is not None and (qdq.is_qdq(add) or rearranges(add)) and add.input(0):
+        add = view.model.producer(add.input(0))
+    return add if add is not None and adds_computed(view, add) else None

@@ -67,7 +67,7 @@ def run(view: View, report: FindingReport) -> None:
     for node in view.model.nodes:
         kind = node.op, node.domain
         if kind not in plain:
-            plain[kind] = _is_plain(node)
+            plain[kind] = _needs_no_check(node)
         if plain[kind]:
             if node.index in quantized and operator_of(node).kind in CONVOLVE:
                 _check_convolution(view, report, node)
@@ -76,7 +76,7 @@ def run(view: View, report: FindingReport) -> None:
         elif _is_unknown(node):
             unknown[node.op].append(node)
         else:
-            _check_operator(view, report, node)
+            _check_special_operator(view, report, node)
     if other_types:
         _report_other_types(view, report, other_types)
     _report_unknown(view, report, unknown)
@@ -169,7 +169,7 @@ def _report_other_types(
     )
 
 
-def _check_operator(view: View, report: FindingReport, node: Node) -> None:
+def _check_special_operator(view: View, report: FindingReport, node: Node) -> None:
     if qdq.is_qdq(node):
         return
     integers = fault_checks.integer_operator(MODEL_CHECK, node)
@@ -196,22 +196,25 @@ def check_attention(view: View, report: FindingReport, outcomes: Mapping[str, Co
     In INT8, the head size decides. In FP8, the simulation shows the Softmax in the kernel.
     """
     for node in view.model.nodes:
-        if node.op != "MatMul" or not all(is_dq(view.model.producer(t)) for t in node.inputs):
-            continue
-        shape = view.model.shape(node.input(0))
-        consumers = view.model.consumers(node.output)
-        if not shape or not any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers):
-            continue
-        outcome, size = outcomes.get(node.name), shape[-1]
+        size = _head_size(view.model, node) if node.op == "MatMul" else None
         if not size or not is_computed_product(view.model, node):
             continue
+        outcome = outcomes.get(node.name)
         if outcome is not None and outcome.is_fp8:
+            kind = Precision.FP8
             is_fused = any(view.model.node(name).op == "Softmax" for name in outcome.fused)
         else:
-            is_fused = size in INT8_HEAD_SIZES
+            kind, is_fused = Precision.INT8, size in INT8_HEAD_SIZES
         if not is_fused:
-            kind = Precision.FP8 if outcome is not None and outcome.is_fp8 else Precision.INT8
             report.add(AttentionHead(MODEL_CHECK, node.name, size, kind), convolutions=[node.name])
+
+
+def _head_size(model: Model, product: Node) -> int | None:
+    """Return the head size of quantized attention scores; None for other products."""
+    shape, consumers = model.shape(product.input(0)), model.consumers(product.output)
+    is_quantized = all(is_dq(model.producer(tensor)) for tensor in product.inputs)
+    is_score = any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers)
+    return shape[-1] if shape and is_quantized and is_score else None
 
 
 def _is_unknown(node: Node) -> bool:
@@ -222,7 +225,7 @@ def _is_unknown(node: Node) -> bool:
     )
 
 
-def _is_plain(node: Node) -> bool:
+def _needs_no_check(node: Node) -> bool:
     """Return whether a node needs no check except that of a convolution's form."""
     return (
         operator_of(node).name != ""
@@ -321,6 +324,15 @@ def check_shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvO
             _check_shape(view, report, conv, outcomes.get(conv.name))
 
 
+def _check_depthwise(view: View, report: FindingReport, conv: Node, outcome: ConvOutcome) -> None:
+    consumers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
+    # Builds failed on SiLU only, not on other gates.
+    has_sigmoid = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
+    activation = outcome.activation if has_sigmoid else ""
+    for form in find_depthwise_faults(MODEL_CHECK, conv, activation, consumers, last):
+        report.add(form, convolutions=[conv.name])
+
+
 def _check_shape(
     view: View, report: FindingReport, conv: Node, outcome: ConvOutcome | None
 ) -> None:
@@ -333,13 +345,7 @@ def _check_shape(
             fp8.check_shape(report, conv, inputs, outputs, groups)
         return
     if groups > 1 and groups == inputs and outcome is not None:
-        consumers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
-        # Builds failed on SiLU only, not on other gates.
-        has_sigmoid = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
-        for form in find_depthwise_faults(
-            MODEL_CHECK, conv, outcome.activation if has_sigmoid else "", consumers, last
-        ):
-            report.add(form, convolutions=[conv.name])
+        _check_depthwise(view, report, conv, outcome)
     elif 1 < groups != inputs:
         report.add(
             GroupedConvolution(MODEL_CHECK, conv.name, groups, inputs // groups),

@@ -1,7 +1,7 @@
 """Check types, scales, zero points and axes of every QuantizeLinear and DequantizeLinear."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import numpy as np
 import onnx
@@ -48,14 +48,7 @@ def run(view: View, report: FindingReport) -> None:
         ):
             continue  # checked with the convolution of the bias, or with the Q before the DQ
         params = view.params(node)
-        # A Q with one scale and no attributes has faults of scale and zero point only.
-        shared = (
-            node.inputs[1:]
-            if qdq.is_q(node)
-            and not (params.is_per_channel or node.attributes)
-            and params.has_zero_point
-            else None
-        )
+        shared = node.inputs[1:] if _depends_on_parameters(node, params) else None
         if shared in clean:
             continue
         faults_of_node = [
@@ -104,7 +97,18 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
     for fault in misread:
         if fault.quantizer:
             report.add(fault, convolutions=_consumers_of(view, fault.quantizer))
-    reported = {fault.quantizer for fault in misread}
+    _check_computed_parameters(model, view, report, {fault.quantizer for fault in misread})
+
+
+def _depends_on_parameters(node: Node, params: QuantParams) -> bool:
+    """Return whether a Q, with one scale and no attributes, has faults of its parameters only."""
+    is_plain = not (params.is_per_channel or node.attributes)
+    return qdq.is_q(node) and is_plain and params.has_zero_point
+
+
+def _check_computed_parameters(
+    model: Model, view: View, report: FindingReport, reported: Container[str]
+) -> None:
     for tensor, nodes in find_computed_parameters(model).items():
         is_scale = tensor == nodes[0].input(1)
         producer = model.producer(tensor)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
@@ -35,15 +36,21 @@ def run(view: View, report: FindingReport) -> None:
             report.add(ProductOfActivations(MODEL_CHECK, conv.name), convolutions=[conv.name])
         _check_bias(view, report, conv)
         _check_float_types(view, report, conv)
-    for source, users in sources.items():
-        convs = tuple(c.name for c, _ in users)
-        consumers = convs if len(users) > 1 else (*convs, *_other_consumers(view, *users[0]))
-        _add(
-            report,
-            fault_checks.weights_shared(MODEL_CHECK, source, source, consumers),
-            *(c for c, _ in users),
-        )
+    for users in sources.values():
+        _check_shared(view, report, users)
     _report_misread_constants(view, report)
+
+
+def _check_shared(
+    view: View, report: FindingReport, users: Sequence[tuple[Node, WeightSource]]
+) -> None:
+    source = users[0][1].source
+    convs = [conv for conv, _ in users]
+    consumers = [conv.name for conv in convs]
+    if len(users) == 1:
+        consumers += _other_consumers(view, *users[0])
+    fault = fault_checks.weights_shared(MODEL_CHECK, source, source, tuple(consumers))
+    _add(report, fault, *convs)
 
 
 def _add(report: FindingReport, fault: Reason | None, *convolutions: Node) -> None:
@@ -119,6 +126,14 @@ def _check_quantized_weights(
     _check_axis(view, report, conv, weights)
 
 
+def _has_wrong_count(
+    q: Node, params: qdq.QuantParams, axis: int | None, shape: tuple[int, ...]
+) -> bool:
+    """Return whether the number of scales differs from the size of their axis."""
+    count = params.scale.size if params.scale is not None and axis is not None else 0
+    return fault_checks.scale_count(MODEL_CHECK, q.name, count, axis or 0, shape) is not None
+
+
 def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSource) -> None:
     shape = view.weight_shape(conv)
     if shape is None:
@@ -132,12 +147,7 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
         if node is None:
             continue
         params, axis = view.params(node), view.axis(node)
-        count = params.scale.size if params.scale is not None and axis is not None else 0
-        if (
-            node is weights.first_quantizer
-            and fault_checks.scale_count(MODEL_CHECK, node.name, count, axis or 0, shape)
-            is not None
-        ):
+        if node is weights.first_quantizer and _has_wrong_count(node, params, axis, shape):
             return
         _add(
             report,

@@ -1,5 +1,6 @@
 """DqQFusion."""
 
+from qdqtool.trt.neighbors import check_equal_scales
 from qdqtool.trt.passes._infra import (
     Layer,
     LayerKind,
@@ -10,7 +11,6 @@ from qdqtool.trt.passes._infra import (
     q_after,
     seen,
 )
-from qdqtool.trt.surroundings import check_equal_scales
 
 EQUAL = seen(
     "equal-scales",

@@ -1,5 +1,6 @@
 """HorizontalMergeQNodes."""
 
+from qdqtool.trt.neighbors import check_equal_scales
 from qdqtool.trt.passes._infra import (
     Case,
     Layer,
@@ -11,7 +12,6 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.trt.surroundings import check_equal_scales
 from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import ELIMINATING, REMOVING
 
@@ -105,6 +105,9 @@ class HorizontalMergeQNodes(Pass):
                 merged.setdefault(survivor, []).append(q)
         for survivor, others in merged.items():
             self._eliminate(network, survivor, others)
+        self._refuse_different_scales(tensor, remaining)
+
+    def _refuse_different_scales(self, tensor: Tensor, remaining: list[Layer]) -> None:
         different = check_equal_scales(self.name, node_name(remaining[0]), tensor, remaining)
         if different is not None:
             if None in different.scales:

@@ -4,6 +4,7 @@ from collections.abc import Container
 
 from qdqtool.reasons.attention import InMyelin
 from qdqtool.trt.layers import WEIGHTED, constant_before, find_reachable, needs_myelin, node_name
+from qdqtool.trt.neighbors import to_step
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     QDQ,
@@ -15,7 +16,6 @@ from qdqtool.trt.passes._infra import (
     assumed,
     dq_before,
 )
-from qdqtool.trt.surroundings import to_step
 
 TAIL = assumed(
     "tail",

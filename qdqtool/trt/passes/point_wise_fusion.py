@@ -16,6 +16,7 @@ from qdqtool.trt.layers import (
     node_name,
     q_after,
 )
+from qdqtool.trt.neighbors import tensor_size
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     MAX_JOINED,
@@ -25,7 +26,6 @@ from qdqtool.trt.passes._infra import (
     documented,
     seen,
 )
-from qdqtool.trt.surroundings import tensor_size
 
 CHAIN = seen(
     "chain",

@@ -3,8 +3,8 @@
 from qdqtool.ir.operators import CONVOLVE
 from qdqtool.reasons.fusions import BatchNormNotConstant, ConvTransposeBatchNorm
 from qdqtool.trt.layers import Layer, dq_before, node_name, weights_position
+from qdqtool.trt.neighbors import tensor_size
 from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, documented, seen
-from qdqtool.trt.surroundings import tensor_size
 
 FOLDED = seen(
     "batchnorm",

@@ -6,6 +6,13 @@ from collections.abc import Callable
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.tensors import TensorConsumer
 from qdqtool.trt.layers import quantized_type
+from qdqtool.trt.neighbors import (
+    find_consumers,
+    find_origin,
+    find_weighted_consumers,
+    quantizer_scale,
+    tensor_size,
+)
 from qdqtool.trt.passes._infra import (
     QDQ,
     Case,
@@ -18,13 +25,6 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
     weakest_evidence,
-)
-from qdqtool.trt.surroundings import (
-    find_consumers,
-    find_origin,
-    find_weighted_consumers,
-    quantizer_scale,
-    tensor_size,
 )
 from qdqtool.trt.trace import SWAP_TYPE
 from qdqtool.types import Precision

@@ -13,6 +13,15 @@ from qdqtool.trt.layers import (
     quantized_type,
     weights_position,
 )
+from qdqtool.trt.neighbors import (
+    check_output_scales,
+    find_consumers,
+    find_int8_obstacle,
+    find_origin,
+    is_sum,
+    quantizer_scale,
+    tensor_size,
+)
 from qdqtool.trt.passes._infra import (
     FUSING,
     FUSING_INTO,
@@ -24,15 +33,6 @@ from qdqtool.trt.passes._infra import (
     Pass,
     assumed,
     seen,
-)
-from qdqtool.trt.surroundings import (
-    check_output_scales,
-    find_consumers,
-    find_int8_obstacle,
-    find_origin,
-    is_sum,
-    quantizer_scale,
-    tensor_size,
 )
 from qdqtool.types import Precision
 

@@ -16,8 +16,8 @@ from qdqtool.trt.layers import (
     q_after,
     quantized_type,
 )
+from qdqtool.trt.neighbors import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.trt.surroundings import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision, Reason
 
@@ -247,16 +247,9 @@ class QuantizeDoubleInputNodes(Pass):
         types = set(map(quantized_type, dqs))
         if not all(map(can_absorb, dqs)) or (Precision.FP8 in types and len(types) > 1):
             return
-        q = q_after(layer.out)
-        is_plain_sum = layer.op == "Add" and len(layer.nodes) == 1
-        if Precision.FP8 in types:
-            case = FP8_POINTWISE
-        elif can_absorb(q):
-            case = SUM if is_plain_sum else POINTWISE
-        else:
-            case = FLOAT_SUM if is_plain_sum else FLOAT_POINTWISE
-        if q is None:
+        if q_after(layer.out) is None:
             self.refuse(explain_float_output(layer, self.name))
+        case = FP8_POINTWISE if Precision.FP8 in types else _choose_pointwise_case(layer)
         self._absorb(network, case, layer, layer.inputs)
 
     def _absorb(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
@@ -300,3 +293,10 @@ class QuantizeDoubleInputNodes(Pass):
             layer.add_cases(OTHER_TYPE)
             return None
         return q
+
+
+def _choose_pointwise_case(layer: Layer) -> Case:
+    is_plain_sum = layer.op == "Add" and len(layer.nodes) == 1
+    if can_absorb(q_after(layer.out)):
+        return SUM if is_plain_sum else POINTWISE
+    return FLOAT_SUM if is_plain_sum else FLOAT_POINTWISE

@@ -3,6 +3,7 @@
 from qdqtool.ir.operators import AVERAGES
 from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.layers import quantized_type
+from qdqtool.trt.neighbors import find_consumers, find_origin, tensor_size
 from qdqtool.trt.passes._infra import (
     Layer,
     LayerKind,
@@ -15,7 +16,6 @@ from qdqtool.trt.passes._infra import (
     q_after,
     seen,
 )
-from qdqtool.trt.surroundings import find_consumers, find_origin, tensor_size
 from qdqtool.trt.trace import REMOVING
 from qdqtool.types import Precision
 

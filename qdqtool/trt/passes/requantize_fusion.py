@@ -1,6 +1,7 @@
 """Fusion of a DQ and a Q of another scale."""
 
 from qdqtool.trt.layers import quantized_type
+from qdqtool.trt.neighbors import quantizer_scale
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     Layer,
@@ -11,7 +12,6 @@ from qdqtool.trt.passes._infra import (
     dq_before,
     node_name,
 )
-from qdqtool.trt.surroundings import quantizer_scale
 
 INTO = documented(
     "into-convolution",

@@ -9,8 +9,8 @@ from qdqtool.reasons.different_scales import ConcatScales
 from qdqtool.reasons.motion import ConcatReadElsewhere
 from qdqtool.reasons.tensors import Scale
 from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_before, node_name, q_after, rank_before
+from qdqtool.trt.neighbors import find_consumers, quantizer_scale, tensor_size, to_step
 from qdqtool.trt.passes._infra import MAX_NAME, LayerKind, Network, Pass, documented
-from qdqtool.trt.surroundings import find_consumers, quantizer_scale, tensor_size, to_step
 from qdqtool.util import limits
 
 CONCAT = find_case("Concat")

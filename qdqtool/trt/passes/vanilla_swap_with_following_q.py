@@ -6,6 +6,7 @@ from qdqtool.ir.operators import QPassage
 from qdqtool.reasons.motion import ManyConsumers, NotCommuting
 from qdqtool.reasons.tensors import TensorConsumer
 from qdqtool.trt.layers import is_computed_in_float
+from qdqtool.trt.neighbors import find_consumers, to_step
 from qdqtool.trt.passes._infra import (
     SWAPPING,
     Layer,
@@ -16,7 +17,6 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.trt.surroundings import find_consumers, to_step
 from qdqtool.trt.targets import Target
 
 SINGLE = seen(

@@ -11,6 +11,7 @@ from qdqtool.trt.layers import (
     next_rank,
     node_name,
 )
+from qdqtool.trt.neighbors import find_consumers, to_step
 from qdqtool.trt.passes._infra import (
     SWAPPING,
     Case,
@@ -21,7 +22,6 @@ from qdqtool.trt.passes._infra import (
     documented,
     seen,
 )
-from qdqtool.trt.surroundings import find_consumers, to_step
 from qdqtool.util.records import replace_fields
 
 INSERTED = seen(

@@ -285,12 +285,16 @@ def _check_convolution(states: GraphStates, node: Node) -> Iterator[Reason]:
         return
     if data in _TYPE_NAMES and data not in WIDTH:
         yield _fault(node, FaultKind.INTEGERS, _TYPE_NAMES[data])
-    left, right = states.state(node.input(0)), states.state(node.input(1))
-    if node.op != "Conv" or not isinstance(left, IntegerState):
-        return
-    is_int8 = left.precision == Precision.INT8 and left.scalar and not left.axes
-    if is_int8 and isinstance(right, IntegerState) and right.precision == Precision.INT4:
+    if node.op == "Conv" and _reads_int8_and_int4(states, node):
         yield _fault(node, FaultKind.INT4_WEIGHTS)
+
+
+def _reads_int8_and_int4(states: GraphStates, node: Node) -> bool:
+    left, right = states.state(node.input(0)), states.state(node.input(1))
+    if not isinstance(left, IntegerState) or not isinstance(right, IntegerState):
+        return False
+    is_int8 = left.precision == Precision.INT8 and left.scalar and not left.axes
+    return is_int8 and right.precision == Precision.INT4
 
 
 _CHECKS: dict[str, Callable[[GraphStates, Node], Iterator[Reason]]] = {
@@ -335,9 +339,16 @@ def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Rea
     yield from _check_zero_point(states, node, name)
 
 
+def _read_scales(states: GraphStates, node: Node) -> qdq.ParameterValues | None:
+    """Return the scales of a quantizer, also if they are computed from constants."""
+    scales = qdq.read_params(states.model, node).scales
+    value = states.constants.value(node.input(1)) if scales is None else None
+    return scales if value is None else qdq.ParameterValues(value.astype(np.float64).reshape(-1))
+
+
 def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
-    model, constants, scale = states.model, states.constants, node.input(1)
-    if scale not in constants.plain:
+    model = states.model
+    if node.input(1) not in states.constants.plain:
         yield from _check_computed_scale(states, node, name)
         return
     shape, dims, axis = (
@@ -348,10 +359,7 @@ def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason 
     if shape is not None and 0 in shape:
         yield fault_checks.scale_count(COMPILER, name, 0, axis, dims or (), strict=True)
         return
-    scales = qdq.read_params(model, node).scales
-    value = constants.value(scale) if scales is None else None
-    if value is not None:
-        scales = qdq.ParameterValues(value.astype(np.float64).reshape(-1))
+    scales = _read_scales(states, node)
     yield fault_checks.scale_not_positive(COMPILER, model, node, scales, allow_infinite=True)
     if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
         return

@@ -63,7 +63,7 @@ def _is_column(model: Model, node: Node, weights: list[int]) -> bool:
     data = model.shape(node.input(0))
     if data is None or len(data) != 4 or (data[0], data[3]) != (1, 1):
         return False
-    is_pointwise = weights[2:] == [1, 1] and _is_plain(node) and not any(_ints(node, "pads"))
+    is_pointwise = weights[2:] == [1, 1] and _has_unit_steps(node) and not any(_ints(node, "pads"))
     return is_pointwise and data[1] == weights[1] <= _COLUMN_CHANNELS
 
 
@@ -134,33 +134,46 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
     An activation may follow the column. The column has a bias and has joined the Q before it. After
     a reduction that reads a DQ, it has four channels.
     """
-    while node.op in _ACTIVATIONS and len(model.consumers(node.input(0))) == 1:
-        producer = model.producer(node.input(0))
-        if producer is None:
-            return False
-        node = producer
-    weights = _weight_shape(model, node)
-    if not weights or not node.input(2) or not _is_column(model, node, weights):
+    column = _find_before_activation(model, node)
+    weights = _weight_shape(model, column) if column is not None else None
+    if column is None or not weights or not column.input(2):
         return False
-    dqs = [model.producer(tensor) for tensor in node.inputs[:2]]
-    data, scaled = (dq if qdq.is_dq(dq) else None for dq in dqs)
-    if data is None or scaled is None or not qdq.read_params(model, scaled).scale_shape:
+    data, scaled = (model.producer(tensor) for tensor in column.inputs[:2])
+    if data is None or scaled is None or not qdq.is_dq(data) or not qdq.is_dq(scaled):
         return False
-    q = model.producer(data.input(0))
+    if not _is_column(model, column, weights) or not qdq.read_params(model, scaled).scale_shape:
+        return False
+    is_narrow = weights[1] < _COLUMN_CHANNELS
+    if is_narrow and _follows_quantized_reduction(model, data):
+        return False
+    return _joins_quantizer(model, column, data, depth)
+
+
+def _find_before_activation(model: Model, node: Node) -> Node | None:
+    """Return the node before the activations that end with a node; None at an input."""
+    current: Node | None = node
+    while current is not None and current.op in _ACTIVATIONS:
+        if len(model.consumers(current.input(0))) != 1:
+            break
+        current = model.producer(current.input(0))
+    return current
+
+
+def _follows_quantized_reduction(model: Model, dq: Node) -> bool:
+    q = model.producer(dq.input(0))
     before = _find_producer(model, q) if q is not None and qdq.is_q(q) else None
-    if before is not None and _is_reduction(before) and weights[1] < _COLUMN_CHANNELS:
-        if qdq.is_dq(model.producer(before.input(0))):
-            return False
-    return _joins_quantizer(model, node, data, depth)
+    if before is None or not _is_reduction(before):
+        return False
+    return qdq.is_dq(model.producer(before.input(0)))
 
 
 def _has_depthwise_kernel(node: Node, weights: list[int]) -> bool:
     """Return whether a Conv is depthwise, 7x7, without stride and dilation."""
     is_depthwise = weights[0] == node.integer("group", 1) > 1 and weights[1] == 1
-    return is_depthwise and weights[2:] == [7, 7] and _is_plain(node)
+    return is_depthwise and weights[2:] == [7, 7] and _has_unit_steps(node)
 
 
-def _is_plain(node: Node) -> bool:
+def _has_unit_steps(node: Node) -> bool:
     """Return whether a Conv has neither strides nor dilations."""
     return all(step == 1 for step in (*_ints(node, "strides"), *_ints(node, "dilations")))
 

@@ -51,13 +51,7 @@ class GraphStates:
         """
         stored = self.model.elem_type(output)
         if qdq.is_q(node):
-            zero_point = node.input(2)
-            kind = (
-                self.types.get(zero_point, 0)
-                or self.model.elem_type(zero_point)
-                or node.integer("output_dtype", 0)
-            )
-            return onnx.TensorProto.INT8 if kind in (0, onnx.TensorProto.INT32) else kind
+            return self._quantized_type(node)
         if qdq.is_dq(node):
             scale = node.input(1)
             return self.model.elem_type(scale) or self.types.get(scale, 0) or stored
@@ -65,8 +59,22 @@ class GraphStates:
             return node.integer("to", stored)
         if node.op == "Constant" or (stored and stored not in WIDTH):
             return stored
-        input_types = (self.types.get(tensor, 0) for tensor in node.inputs if tensor)
+        input_types = (self.types.get(tensor, 0) for tensor in filter(None, node.inputs))
         return next((t for t in input_types if t in WIDTH), stored)
+
+    def _quantized_type(self, q: Node) -> int:
+        zero_point = q.input(2)
+        kind = (
+            self.types.get(zero_point, 0)
+            or self.model.elem_type(zero_point)
+            or q.integer("output_dtype", 0)
+        )
+        return onnx.TensorProto.INT8 if kind in (0, onnx.TensorProto.INT32) else kind
+
+    def _scale_axes(self, node: Node) -> frozenset[int]:
+        data = self.model.shape(node.input(0)) or self.model.shape(node.output)
+        axis = self.scale_axis(node)
+        return frozenset({axis % len(data) if data else axis})
 
     def _dequantize(self, node: Node) -> IntegerState:
         """Return the state of a DQ's output.
@@ -83,11 +91,7 @@ class GraphStates:
         value = params.scale if params.scale is not None else self.constants.value(node.input(1))
         if value is not None:
             scale = value.astype("float32").tobytes()
-        axes: frozenset[int] = frozenset()
-        if len(shape) == 1 and shape[0] > 1:
-            data = self.model.shape(node.input(0)) or self.model.shape(node.output)
-            axis = self.scale_axis(node)
-            axes = frozenset({axis % len(data) if data else axis})
+        axes = self._scale_axes(node) if len(shape) == 1 and shape[0] > 1 else frozenset()
         width = WIDTH.get(self.types.get(node.output, 0), 32)
         return IntegerState(
             node,

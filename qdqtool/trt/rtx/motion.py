@@ -193,10 +193,14 @@ class ConsumerIndex:
                     continue
                 if consumer.op != node.op:
                     return False
-                others = [t for t in consumer.inputs if t and t != name]
-                if constant and not any(self.has_equal_values(constant, t) for t in others):
+                if constant and not self._reads_equal_values(consumer, name, constant):
                     return False
         return True
+
+    def _reads_equal_values(self, consumer: Node, tensor: str, constant: str) -> bool:
+        """Return whether an input other than ``tensor`` equals a constant."""
+        others = (other for other in consumer.inputs if other and other != tensor)
+        return any(self.has_equal_values(constant, other) for other in others)
 
     def reaches_quantizer(self, tensor: str) -> bool:
         """Return whether a downstream Q moves up to a tensor, past operators."""
@@ -325,7 +329,7 @@ class IntegerMotion:
 
     def _join(self, node: Node, quantized: list[IntegerState]) -> State:
         first = quantized[0]
-        count = len([t for t in node.inputs if t]) - (node.op == "Where")
+        count = len(list(filter(None, node.inputs))) - (node.op == "Where")
         if len(quantized) != count:
             return _lose(LossCause.JOIN_FLOAT, node, first)
         if any(state.axes != first.axes for state in quantized):
@@ -374,6 +378,12 @@ class IntegerMotion:
                 factor = factor / step if is_divided else factor * step
         return replace_fields(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
 
+    def _read_pads(self, node: Node) -> list[int] | None:
+        pads = node.attributes.get("pads")
+        if pads is None and node.input(1):
+            pads = self.constants.ints(node.input(1))
+        return None if pads is None else list(map(int, pads))
+
     def _pad(self, node: Node, state: IntegerState) -> State:
         """Keep zeros around height and width for the convolution that reads them.
 
@@ -381,20 +391,16 @@ class IntegerMotion:
         """
         if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
             return self._move_axes(node, state)
-        pads = node.attributes.get("pads")
-        if pads is None and node.input(1):
-            pads = self.constants.ints(node.input(1))
+        pads = self._read_pads(node)
         if pads is None:
             return _lose(LossCause.PAD, node, state)
-        pads = [int(p) for p in pads]
         if max(pads, default=0) <= 0 and state.pad is None:
             return self._move_axes(node, state)
-        if not self._is_zero_border(node, pads):
-            return _lose(LossCause.PAD, node, state)
-        if (
-            self.model.is_output(node.output)
-            or len(self.consumers.live_consumers(node.output)) != 1
-        ):
+        is_joined = (
+            not self.model.is_output(node.output)
+            and len(self.consumers.live_consumers(node.output)) == 1
+        )
+        if not is_joined or not self._is_zero_border(node, pads):
             return _lose(LossCause.PAD, node, state)
         return replace_fields(state, pad=node)
 

@@ -258,6 +258,12 @@ class ConstantTensors:
                 return None
         return self._values[tensor]
 
+    def _static_shape(self, node: Node) -> npt.NDArray[Any] | None:
+        dims = self.model.shape(node.input(0))
+        if dims is None or None in dims or node.op != "Shape" or node.attributes:
+            return None
+        return np.asarray(dims, dtype=np.int64)
+
     def _compute(self, tensor: str) -> npt.NDArray[Any] | None:
         if tensor not in self.plain:
             return None
@@ -268,17 +274,13 @@ class ConstantTensors:
         if node is None:
             return None
         if node.op in ("Shape", "Size"):
-            dims = self.model.shape(node.input(0))
-            if dims is None or None in dims or node.op != "Shape" or node.attributes:
-                return None
-            return np.asarray(dims, dtype=np.int64)
+            return self._static_shape(node)
         values = {}
-        for name in node.inputs:
-            value = self.value(name) if name else None
-            if value is not None:
-                values[name] = value
-            elif name:
+        for name in filter(None, node.inputs):
+            value = self.value(name)
+            if value is None:
                 return None
+            values[name] = value
         return (self._evaluator.evaluate_node(node, values, _SMALL) or {}).get(tensor)
 
     def scalar(self, tensor: str) -> float | None:

@@ -12,8 +12,7 @@ from qdqtool.reasons.tensors import ConsumerKind, TensorSize
 from qdqtool.reasons.text import describe_consumers, describe_unread_consumers
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.surroundings import (
+from qdqtool.trt.neighbors import (
     find_consumers,
     find_origin,
     find_weighted_consumers,
@@ -21,6 +20,7 @@ from qdqtool.trt.surroundings import (
     quantizer_scale,
     tensor_size,
 )
+from qdqtool.trt.network import Network
 from tests.trt.builder import Graph
 
 
