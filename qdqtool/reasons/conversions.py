@@ -21,6 +21,7 @@ from qdqtool.reasons.tensors import (
     quantizer_consumers,
 )
 from qdqtool.reasons.text import (
+    NO_ACTION,
     Message,
     advise_common_scale,
     consumer_names,
@@ -154,10 +155,12 @@ class RemainingConversion(Reason, key="stays"):
         if finding.code == "INPUT-CONVERSION":
             is_unknown = self.precision == Precision.UNKNOWN
             kind = "a type that TensorRT does not support" if is_unknown else self.precision
-            return (
+            text = (
                 f"{self.name} converts the network's input '{self.origin.tensor}' to {kind} "
                 f"(scale {scale})."
             )
+            # The code's advice is about images of INT8 and UINT8.
+            return (text, NO_ACTION) if self.precision == Precision.FP8 else text
         assumed = (
             (
                 " This is assumed: if the attention becomes one kernel, the conversion is part of "

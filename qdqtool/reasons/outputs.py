@@ -127,7 +127,7 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
             return (
                 f"{float_result(self)}: {norm.node} ({norm.op}) reads it as float.",
                 (
-                    f"Put Q/DQ before {norm.node}: {self.node} then writes INT8 with faster "
+                    f"Put Q/DQ before {norm.node}: {self.node} then writes 8 bits with faster "
                     "kernels (ModelOpt pull request 1117). The normalization itself remains "
                     "float."
                 ),
@@ -182,7 +182,7 @@ class OutputManyConsumers(Reason, key="output-many-consumers"):
         add, pool = find_float_sum(self), find_shared_pooling(self)
         if pool is not None:
             return (
-                f"{float_result(self)} because {pool.node} ({pool.op}) is consumed in INT8 by "
+                f"{float_result(self)} because {pool.node} ({pool.op}) is read through Q/DQ by "
                 f"{list_names(consumer_names(quantized))} and as float by "
                 f"{list_names(consumer_names(floats))}{describe_unread_consumers(self.consumers)}: "
                 "no Q can move up past it.",
@@ -203,7 +203,7 @@ class OutputManyConsumers(Reason, key="output-many-consumers"):
             f"{float_result(self)} because {list_names(names)} "
             f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
             f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}."
-            + ("" if finding.gains else " No action needed: INT8 gains nothing for this consumer."),
+            + ("" if finding.gains else " No action needed: Q/DQ gain nothing for this consumer."),
             (f"Quantize the float consumer as well, with scale {format_scale(quantized[0].scale)}.")
             if finding.gains
             else NO_ACTION,
