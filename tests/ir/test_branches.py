@@ -312,3 +312,33 @@ def test_bfloat16_in_a_branch_is_found() -> None:
     prediction = qdqtool.predict(proto, "10.3")
     assert "FLOAT-BF16" not in [f.code for f in prediction.findings]
     assert prediction.model.has_bfloat16
+
+
+def test_simulated_quantizers_in_a_branch_are_found() -> None:
+    nodes = [
+        helper.make_node("QcQuantizeOp", ["x"], ["t"], "quantizer", domain="aimet.customop.cpu")
+    ]
+    then = helper.make_graph(nodes, "then", [], [helper.make_tensor_value_info("t", FLOAT, IMAGE)])
+    node = helper.make_node(
+        "If",
+        ["flag"],
+        ["y"],
+        "if",
+        then_branch=then,
+        else_branch=branch("no", "x", "e", quantized=False),
+    )
+    proto = model_with(node, flag=True)
+    assert "FAKE-QUANT" in [f.code for f in qdqtool.predict(proto).findings]
+    feeds = {"x": np.zeros(IMAGE, np.float32), "flag": np.asarray(True)}
+    with pytest.raises(QdqtoolError) as error:
+        qdqtool.insert(proto, [feeds])
+    assert error.value.code == "already-quantized"
+
+
+def test_fix_states_that_branches_are_unchanged() -> None:
+    g = Graph(opset=17)
+    stem = g.model(g.conv(g.input(*IMAGE), "stem", 16)).graph
+    before = (*stem.node, helper.make_node("Relu", [stem.node[-1].output[0]], ["r"]))
+    proto = model_with(conditional("flag", x="r"), *stem.initializer, before=before, flag=True)
+    (note,) = (n for n in qdqtool.fix(proto).notes if n.code == "subgraphs-unchanged")
+    assert note.values["count"] == 8
