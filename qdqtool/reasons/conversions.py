@@ -21,6 +21,7 @@ from qdqtool.reasons.tensors import (
     quantizer_consumers,
 )
 from qdqtool.reasons.text import (
+    NO_ACTION,
     Message,
     advise_common_scale,
     consumer_names,
@@ -53,20 +54,22 @@ def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
 COVERED_TYPES = (Precision.INT8, Precision.FP8, Precision.INT32, Precision.UNKNOWN)
 
 
+def _name_consumers(r: RemainingConversion) -> str:
+    return list_names(
+        "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.consumers
+    )
+
+
 def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
     """Return the reason for a remaining conversion as text, by finding, reason or node."""
     origin = r.origin
     if r.precision not in COVERED_TYPES and origin.node:
         return f"{r.precision} is not covered by the prediction"
     if cause.see:
-        return "see " + ", and ".join(
-            f"{code} at {node}" if node else code for code, node in cause.see
-        )
+        places = (f"{code} at {node}" if node else code for code, node in cause.see)
+        return f"see {', and '.join(places)}"
     if not r.quantize:
-        who = list_names(
-            "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.consumers
-        )
-        return f"{who or 'its consumer'} cannot absorb it"
+        return f"{_name_consumers(r) or 'its consumer'} cannot absorb it"
     if cause.also:
         return _describe_obstacle(r, cause.also[0])
     if origin.int8:
@@ -154,10 +157,12 @@ class RemainingConversion(Reason, key="stays"):
         if finding.code == "INPUT-CONVERSION":
             is_unknown = self.precision == Precision.UNKNOWN
             kind = "a type that TensorRT does not support" if is_unknown else self.precision
-            return (
+            text = (
                 f"{self.name} converts the network's input '{self.origin.tensor}' to {kind} "
                 f"(scale {scale})."
             )
+            # The code's advice is about images of INT8 and UINT8.
+            return (text, NO_ACTION) if self.precision == Precision.FP8 else text
         assumed = (
             (
                 " This is assumed: if the attention becomes one kernel, the conversion is part of "

@@ -102,32 +102,26 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
     elements: TensorSize | None = None
     activation: PathStep | None = None
 
+    def _explain_pooling(self, finding: Finding, pooling: Reason | None) -> Message | str:
+        if isinstance(pooling, ReduceNotPooling):
+            return f"{float_result(self)} because {describe_reduction(pooling)}", REDUCTION_ADVICE
+        why = "it is not quantized"
+        if isinstance(pooling, PoolingOneSide):
+            quantizers_after = quantizer_consumers(pooling.consumers)
+            if quantizers_after:
+                why = f"only its output is quantized ({quantizers_after[0].node})"
+        return f"{float_result(self)} because {finding.node} runs in float: {why}."
+
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         quantized = quantizer_consumers(self.consumers)
         if finding.code == "POOL-FLOAT":
-            if cause.also and isinstance(cause.also[0], ReduceNotPooling):
-                return (
-                    f"{float_result(self)} because {describe_reduction(cause.also[0])}",
-                    REDUCTION_ADVICE,
-                )
-            pooling = cause.also[0] if cause.also else None
-            quantizers_after = (
-                quantizer_consumers(pooling.consumers)
-                if isinstance(pooling, PoolingOneSide)
-                else []
-            )
-            why = (
-                f"only its output is quantized ({quantizers_after[0].node})"
-                if quantizers_after
-                else "it is not quantized"
-            )
-            return f"{float_result(self)} because {finding.node} runs in float: {why}."
+            return self._explain_pooling(finding, cause.also[0] if cause.also else None)
         if is_before_normalization(self) and self.node in finding.convolutions:
             norm = self.consumers[0]
             return (
                 f"{float_result(self)}: {norm.node} ({norm.op}) reads it as float.",
                 (
-                    f"Put Q/DQ before {norm.node}: {self.node} then writes INT8 with faster "
+                    f"Put Q/DQ before {norm.node}: {self.node} then writes 8 bits with faster "
                     "kernels (ModelOpt pull request 1117). The normalization itself remains "
                     "float."
                 ),
@@ -182,7 +176,7 @@ class OutputManyConsumers(Reason, key="output-many-consumers"):
         add, pool = find_float_sum(self), find_shared_pooling(self)
         if pool is not None:
             return (
-                f"{float_result(self)} because {pool.node} ({pool.op}) is consumed in INT8 by "
+                f"{float_result(self)} because {pool.node} ({pool.op}) is read through Q/DQ by "
                 f"{list_names(consumer_names(quantized))} and as float by "
                 f"{list_names(consumer_names(floats))}{describe_unread_consumers(self.consumers)}: "
                 "no Q can move up past it.",
@@ -203,7 +197,7 @@ class OutputManyConsumers(Reason, key="output-many-consumers"):
             f"{float_result(self)} because {list_names(names)} "
             f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
             f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}."
-            + ("" if finding.gains else " No action needed: INT8 gains nothing for this consumer."),
+            + ("" if finding.gains else " No action needed: Q/DQ gain nothing for this consumer."),
             (f"Quantize the float consumer as well, with scale {format_scale(quantized[0].scale)}.")
             if finding.gains
             else NO_ACTION,

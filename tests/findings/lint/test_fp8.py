@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qdqtool.findings.report import title_of
 from qdqtool.formats.predict_text import choose_typing
 from qdqtool.formats.verdicts import verdict
 from qdqtool.prediction import predict
@@ -14,7 +15,7 @@ from qdqtool.timing import work
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision, Prediction, Severity
+from qdqtool.types import Evidence, Precision, Prediction, Severity
 from tests.trt.builder import Graph
 
 
@@ -181,3 +182,16 @@ def test_texts_about_e5m2_do_not_say_int8(target: str) -> None:
     findings = predict(model, target).findings
     assert not any("INT8" in f.message for f in findings)
     assert any("E5M2" in f.message and "E4M3FN" in f.fix for f in findings)
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11"])
+def test_findings_of_an_fp8_network_do_not_speak_of_int8(target: str) -> None:
+    """OUT-FLOAT, INPUT-CONVERSION and FP8-WEAK; none is seen in a build of TensorRT."""
+    prediction = predict(chain("FP8", "FP8"), target)
+    findings = {f.code: f for f in prediction.findings if f.code != "FLOAT-FP32"}
+    assert {"OUT-FLOAT", "INPUT-CONVERSION"} <= findings.keys()
+    for finding in findings.values():
+        assert "INT8" not in finding.message + finding.fix
+        assert finding.evidence != Evidence.SEEN
+        assert not title_of(finding.code).startswith("An INT8")
+    assert not any(c.evidence == Evidence.SEEN for c in prediction.convolutions if c.is_fp8)
