@@ -45,7 +45,7 @@ from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import nested_graphs
-from qdqtool.trt.fault_checks import LARGEST_SCALE
+from qdqtool.trt.fault_checks import LARGEST_SCALE, channel_maxima
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Precision
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _WEIGHT_TOLERANCE = 0.01  # permitted relative difference of a weight scale from max|w| / 127
+_MAX_CLIPPING = 4.0  # largest weight over the range of its scale; above, the scale is wrong
 _INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -301,7 +302,8 @@ def _has_other_scales(view: View, node: Node) -> bool:
     largest: npt.NDArray[np.float64] = np.abs(value.astype(np.float64)).max(axis=axes).reshape(-1)
     if largest.size != params.scale.size:
         return True
-    largest = np.minimum(largest, params.scale * LEVELS)  # larger weights are clipped in the model
+    limit = params.scale * LEVELS
+    largest = np.where(largest <= _MAX_CLIPPING * limit, np.minimum(largest, limit), largest)
     used = largest > 0
     return not np.allclose(params.scale[used] * LEVELS, largest[used], rtol=_WEIGHT_TOLERANCE)
 
@@ -340,8 +342,12 @@ def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
             broadcast_along(part, value.shape, axis, node.name)
             for part in (params.scale, params.zero_point)
         )
+        if not (np.isfinite(scale).all() and (scale > 0).all()):
+            continue
         low, high = ((limit - zero) * scale for limit in limits)
-        clipped = np.clip(value, low, high).astype(value.dtype)
+        largest = broadcast_along(channel_maxima(value, axis), value.shape, axis, node.name)
+        is_plausible = largest <= _MAX_CLIPPING * np.maximum(-low, high)
+        clipped = np.where(is_plausible, np.clip(value, low, high), value).astype(value.dtype)
         if not np.array_equal(clipped, value):
             constants[weights.dq.output] = numpy_helper.from_array(clipped, weights.dq.output)
     return constants

@@ -114,8 +114,11 @@ class OutputJudge:
         if criteria.requantizes_weights or criteria.costs_speed:
             reference = self._run(remove_quantizers(part.copy()).proto)
         noise = self._measure(proto, reference)
-        if not criteria.requantizes_weights and not compare.is_within(
-            before, noise, factor, rounding, parts=parts
+        is_compared = noise.finite or before.finite  # NaN remains NaN until its scale is repaired
+        if (
+            is_compared
+            and not criteria.requantizes_weights
+            and not compare.is_within(before, noise, factor, rounding, parts=parts)
         ):
             worst = compare.find_worst_part(before, noise, factor) if parts else None
             return _describe_growth(before, noise, worst)

@@ -75,6 +75,11 @@ STEPS = (
         find=quantizers.find_asymmetric_quantizers,
     ),
     FixStep(
+        (OperatorsOnWeights, MisreadConstant, ParameterIndirect),
+        _EXACT,
+        find=quantizers.find_computed_constants,
+    ),
+    FixStep(
         (ScaleNotPositive,),
         _EXACT,
         requantizes_weights=True,
@@ -92,11 +97,6 @@ STEPS = (
         find=quantizers.find_scale_vectors,
     ),
     FixStep((BiasQuantized,), _EXACT, find=weights.find_quantized_biases),
-    FixStep(
-        (OperatorsOnWeights, MisreadConstant, ParameterIndirect),
-        _EXACT,
-        find=quantizers.find_computed_constants,
-    ),
     FixStep((WeightsStored,), _EXACT, find=weights.find_stored_integers),
     FixStep((WeightsShared,), _EXACT, find=weights.find_shared_weights),
     FixStep((BatchNormNotConstant,), _EXACT, find=weights.find_batchnorm_parameters),

@@ -207,6 +207,20 @@ def test_trained_weight_scales_are_noted() -> None:
     assert note("weight-scales", count=1, first="c") in translate(model).notes
 
 
+@pytest.mark.parametrize("factor", [1e-30, 0.05, np.nan, 1e22])
+def test_wrong_weight_scales_do_not_change_the_weights(factor: float) -> None:
+    """TensorRT computes its own scales, so that a note suffices."""
+    model = quantize(one_layer())
+    expected = translate(model)
+    (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
+    scale = next(t for t in model.graph.initializer if t.name == q.input[1])
+    wrong = numpy_helper.to_array(scale) * np.float32(factor)
+    scale.CopyFrom(numpy_helper.from_array(wrong, scale.name))
+    translation = translate(model)
+    assert_same_outputs(expected.model, translation.model, images()[0], rtol=0, atol=0)
+    assert "weight-scales" in note_codes(translation.notes)
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf, 1e22])
 def test_unusable_scales_are_refused(scale: float) -> None:
     model = change_quantizers(quantize(one_layer()), "x", scale=np.float32(scale))

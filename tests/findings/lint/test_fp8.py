@@ -7,7 +7,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import qdqtool
 from qdqtool.findings.report import title_of
 from qdqtool.formats.predict_text import choose_typing
 from qdqtool.formats.verdicts import verdict
@@ -196,12 +195,3 @@ def test_findings_of_an_fp8_network_do_not_speak_of_int8(target: str) -> None:
         assert finding.evidence != Evidence.SEEN
         assert not title_of(finding.code).startswith("An INT8")
     assert not any(c.evidence == Evidence.SEEN for c in prediction.convolutions if c.is_fp8)
-
-
-def test_report_times_the_float_rest_as_predict_does() -> None:
-    """Strongly typed, so FP32 as in the file."""
-    report = qdqtool.report(chain("FP8"), target="trt10", gpu="L4")
-    _, time = predict_on_gpu(chain("FP8"), "trt10", TimingOptions(gpu="L4"))
-    assert time is not None
-    assert report.page.model.time is not None
-    assert report.page.model.time.total == pytest.approx(time.total_ms)

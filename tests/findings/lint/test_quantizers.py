@@ -168,6 +168,20 @@ def test_extreme_scale_of_weights_is_computed_again(value: float, channels: list
             np.testing.assert_allclose(stored[node.input[1]], exact, rtol=1e-6)
 
 
+@pytest.mark.parametrize("value", [NAN, 0.0, 1e-30])
+def test_scale_behind_an_identity_is_folded_and_computed_again(value: float) -> None:
+    proto = with_weights(np.full(4, value))
+    names = {}
+    for node in proto.graph.node:
+        if node.name.startswith("wq"):
+            names[node.input[1]] = node.input[1] = f"{node.input[1]}_copy"
+    for name, copy in [(copy.removesuffix("_copy"), copy) for copy in names.values()]:
+        proto.graph.node.insert(0, onnx.helper.make_node("Identity", [name], [copy], copy))
+    fixed = qdqtool.fix(proto)
+    code = EXTREME if value > 0 else NOT_POSITIVE
+    assert {change.code for change in fixed.applied} == {"SCALE-INDIRECT", code} and fixed.ok
+
+
 def test_scales_of_weights_that_are_nearly_zero_are_not_reported() -> None:
     weights, scales = weights_and_scales()
     weights[1], scales[1] = 0.0, 1e-30
