@@ -24,7 +24,7 @@ FORMAT_SAMPLES = 8  # number of samples on which the output errors of both forma
 # ranges are the maximum. Measured on activations of trained detectors: 11 to 12.
 FP8_SPREAD = 12.0
 # Output error from which a format loses too much. Measured on four trained networks: errors up to
-# 14 % kept .92 to .98 of the results, errors of 19 % kept .62 and .77 (docs/fp8.md).
+# 14 % kept .87 to .98 of the results, errors from 19 % kept .62 and .77 (docs/fp8.md).
 LARGE_ERROR = 0.16
 FLOAT = "fp16"  # choice of the float network
 _MIN_RATIO = 1.15  # output errors with a smaller ratio count as equal
