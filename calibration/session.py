@@ -150,6 +150,10 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
             )
 
 
+def _strip_weights(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    return strip_data(tensor) if external.is_separable(tensor) else tensor
+
+
 def partial_model(
     model: Model,
     tensors: Sequence[str],
@@ -170,10 +174,8 @@ def partial_model(
     """
     fed_names = {value.name for value in fed}
     source = model.proto
-    stored = (
-        t if weights or not external.is_separable(t) else strip_data(t)
-        for t in source.graph.initializer
-    )
+    initializers = source.graph.initializer
+    stored = initializers if weights else map(_strip_weights, initializers)
     outputs = [onnx.ValueInfoProto(name=t) for t in tensors]
     result, needed = extract_part(
         source, [n.proto for n in model.ordered], outputs, stored, fed_names

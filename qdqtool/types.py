@@ -388,6 +388,11 @@ class Cause:
     see: tuple[tuple[FindingCode, str], ...] = ()
     fused: bool = False
 
+    @property
+    def refusal(self) -> Reason:
+        """Former name of `reason`, for one version."""
+        return self.reason
+
 
 @dataclass(slots=True, repr=False)
 class Finding:

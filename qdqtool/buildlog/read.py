@@ -206,6 +206,12 @@ _FIRST_VALUE_FIELDS = (
 )
 
 
+def _fill_empty_fields(build: Build, other: Build) -> None:
+    for name in _FIRST_VALUE_FIELDS:
+        if not getattr(build, name) and getattr(other, name):
+            setattr(build, name, getattr(other, name))
+
+
 def merge(build: Build, other: Build) -> None:
     """Add to `build` in place what it lacks and another file of the same build has.
 
@@ -217,9 +223,7 @@ def merge(build: Build, other: Build) -> None:
     if (is_listing and other.source.is_log) or build.source == BuildSource.PROFILE_JSON:
         build.source = other.source
     build.files.extend(other.files)
-    for name in _FIRST_VALUE_FIELDS:
-        if not getattr(build, name) and getattr(other, name):
-            setattr(build, name, getattr(other, name))
+    _fill_empty_fields(build, other)
     build.is_rtx |= other.is_rtx
     if build.parse == ParseSection():
         build.parse = other.parse

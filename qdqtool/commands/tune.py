@@ -1,9 +1,11 @@
 """``qdqtool tune``: the fastest placement of Q/DQ that keeps the accuracy."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import click
@@ -135,6 +137,7 @@ def command(
     Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad
     input.
     """
+    started = perf_counter()
     if state is not None and no_state:
         raise UsageError(
             "--state and --no-state exclude each other", code="option-conflict", parameter="state"
@@ -178,6 +181,7 @@ def command(
             say=lambda line: print(f"qdqtool: {as_line(as_options(line))}", file=sys.stderr),
         )
     tuning.save(path)
+    seconds = perf_counter() - started
     if result is not None:
         tuning.save_result(result)
 
@@ -185,12 +189,15 @@ def command(
         page = render_tuning(tuning, width, everything=everything)
         page.add_gap()
         what = "the float model unchanged to " if tuning.unchanged else ""
-        page.fill(f"Wrote {what}{path}", style=Style.BOLD)
+        page.fill(f"Wrote {what}{path} ({seconds:.1f} s)", style=Style.BOLD)
         if state is not None:
             page.fill(
                 f"Measurements saved in {state}: a rerun with another --keep takes seconds. "
                 "Delete it when done."
             )
+        if not tuning.unchanged:
+            repeated = options.repeat_options("target", "gpu", "clock", "power")
+            page.add_command("Next:", f"qdqtool predict {shlex.quote(path)}{repeated}")
         return page
 
     answer.write(lambda: use_option_names(tuning.as_json()), render_text)

@@ -169,6 +169,13 @@ def _name_format(side: NodeSide | None) -> str:
     return "FP8" if side is not None and side.precision == Precision.FP8 else "INT8"
 
 
+def _list_requested(comparison: Comparison) -> list[NodeChange]:
+    """Return the nodes that the model of a model and its build quantizes."""
+    both = [node for node in comparison.nodes if node.a and node.b]
+    models = [node.a if comparison.a.kind == "model" else node.b for node in both]
+    return [n for n, model in zip(both, models, strict=True) if model and model.is_quantized]
+
+
 def _describe_realized_int8(comparison: Comparison) -> list[str]:
     """Describe how many quantized convolutions of a model run in INT8 or FP8 in its build.
 
@@ -177,9 +184,7 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
     a, b = comparison.a, comparison.b
     if {a.kind, b.kind} != {"model", "build"}:
         return []
-    both = [node for node in comparison.nodes if node.a and node.b]
-    models = [node.a if a.kind == "model" else node.b for node in both]
-    requested = [n for n, model in zip(both, models, strict=True) if model and model.is_quantized]
+    requested = _list_requested(comparison)
     realized = sum(node.is_quantized for node in requested)
     text = f"{realized} of {_count_layers(requested)} that the model quantizes run in INT8"
     if NO_LISTING in (*a.gaps, *b.gaps):

@@ -162,12 +162,15 @@ class ModelCutter:
                 path,
                 code="empty",
             )
-        nodes = [model.nodes[i] for i in inside]
+        return self._make_part(inside, list(starts) or model.inputs, ends)
+
+    def _make_part(self, inside: set[int], starts: list[str], ends: list[str]) -> ModelPart:
+        nodes = [self.model.nodes[i] for i in inside]
         produced = {t for n in nodes for t in n.outputs}
         consumed = {t for n in nodes for t in n.consumed_tensors}
         return ModelPart(
             frozenset(inside),
-            tuple(t for t in starts or model.inputs if t in consumed),
+            tuple(t for t in starts if t in consumed),
             tuple(t for t in ends if t in produced),
         )
 

@@ -166,7 +166,7 @@ def report(
         model: File name of the small model.
         verification: JSON of a verification of the whole model; None without a build.
     """
-    shown, prediction = extraction.shown, extraction.prediction
+    shown = extraction.shown
     subject = _code(shown.convolutions[0].name) if shown.convolutions else "A build"
     title = ", ".join(dict.fromkeys(str(f.code) for f in shown.findings)) or subject
     lines = [
@@ -183,9 +183,7 @@ def report(
     if extraction.checked:
         lines += [f"The whole model: {extraction.checked}.", ""]
     lines += _list_findings(extraction)
-    names = {c.name for c in shown.convolutions}
-    rows = [c for c in prediction.convolutions if c.name in names]
-    lines += _table((rows or prediction.convolutions)[:_MAX_ROWS])
+    lines += _table(_select_outcomes(extraction)[:_MAX_ROWS])
     if verification is not None:
         lines += ["", "## Expected and seen", "", *_list_mismatches(extraction, verification)]
     build_versions = verification if extraction.private is None else None
@@ -201,6 +199,13 @@ def _list_findings(extraction: Extraction) -> list[str]:
         if (f.code, f.node) in places
     ]
     return [*lines, ""] if lines else []
+
+
+def _select_outcomes(extraction: Extraction) -> list[ConvOutcome]:
+    """Return the outcomes of the convolutions shown; of all if none is shown."""
+    names = {c.name for c in extraction.shown.convolutions}
+    convolutions = extraction.prediction.convolutions
+    return [c for c in convolutions if c.name in names] or convolutions
 
 
 def _table(rows: list[ConvOutcome]) -> list[str]:

@@ -47,8 +47,9 @@ def _add_result(page: TextPage, tuning: Tuning) -> None:
     if cheaper is not None:
         images = format_count(tuning.images["judged_on"], "image")
         page.fill(
-            f"Cheaper: {_describe_placement(cheaper, tuning)}. It may be enough: its interval "
-            f"reaches the goal, and {images} cannot rule it out. More images can (--eval)",
+            f"Cheaper: {_describe_placement(cheaper, tuning)}. It may be enough: on "
+            f"{images} that did not choose, its interval reaches the goal. Only more images can "
+            "decide (--eval)",
             4,
             "  ",
         )
@@ -88,7 +89,8 @@ def _describe_float_model(tuning: Tuning) -> str:
         written = f"The float model was written in {tuning.float_type.upper()}."
     if tuning.budget_ms is not None:
         return f"The float model is within {tuning.budget_ms:g} ms. {written}"
-    condition = f"is faster than the float model and keeps {_format_goal(tuning)}"
+    chosen_on = format_count(tuning.images["chosen_on"], "selection image")
+    condition = f"is faster than the float model and keeps {_format_goal(tuning)} on {chosen_on}"
     if tuning.effort["stopped"] or not tuning.reached:
         return (
             f"No choice of {_title(tuning)} layers that {condition} was found before the time "

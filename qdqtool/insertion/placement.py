@@ -370,11 +370,8 @@ class _Placer:
         A quantized node can be the reason to quantize another one. So the nodes are visited until
         nothing changes.
         """
-        pending = [
-            n
-            for n in reversed(self._model.ordered)
-            if operator_of(n).weights is None and can_be_quantized(self._model, n)
-        ]
+        unweighted = (n for n in reversed(self._model.ordered) if operator_of(n).weights is None)
+        pending = [n for n in unweighted if can_be_quantized(self._model, n)]
         reasons: dict[int, Reason | None] = {}
         changed = True
         while changed:

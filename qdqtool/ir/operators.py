@@ -681,8 +681,12 @@ def pooling_type(model: Model, node: Node) -> str | None:
     """
     if node.op in _GLOBAL_POOLINGS:
         return _GLOBAL_POOLINGS[node.op]
-    if node.op not in ("ReduceMean", "ReduceMax") or not node.integer("keepdims", 1):
-        return None
+    if node.op in ("ReduceMean", "ReduceMax") and node.integer("keepdims", 1):
+        return _reduction_type(model, node)
+    return None
+
+
+def _reduction_type(model: Model, node: Node) -> str | None:
     shape, stated_axes = model.shape(node.input(0)), reduction_axes(model, node)
     if not shape or stated_axes is None:
         return None

@@ -54,20 +54,22 @@ def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
 COVERED_TYPES = (Precision.INT8, Precision.FP8, Precision.INT32, Precision.UNKNOWN)
 
 
+def _name_consumers(r: RemainingConversion) -> str:
+    return list_names(
+        "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.consumers
+    )
+
+
 def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
     """Return the reason for a remaining conversion as text, by finding, reason or node."""
     origin = r.origin
     if r.precision not in COVERED_TYPES and origin.node:
         return f"{r.precision} is not covered by the prediction"
     if cause.see:
-        return "see " + ", and ".join(
-            f"{code} at {node}" if node else code for code, node in cause.see
-        )
+        places = (f"{code} at {node}" if node else code for code, node in cause.see)
+        return f"see {', and '.join(places)}"
     if not r.quantize:
-        who = list_names(
-            "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.consumers
-        )
-        return f"{who or 'its consumer'} cannot absorb it"
+        return f"{_name_consumers(r) or 'its consumer'} cannot absorb it"
     if cause.also:
         return _describe_obstacle(r, cause.also[0])
     if origin.int8:

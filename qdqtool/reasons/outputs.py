@@ -102,26 +102,20 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
     elements: TensorSize | None = None
     activation: PathStep | None = None
 
+    def _explain_pooling(self, finding: Finding, pooling: Reason | None) -> Message | str:
+        if isinstance(pooling, ReduceNotPooling):
+            return f"{float_result(self)} because {describe_reduction(pooling)}", REDUCTION_ADVICE
+        why = "it is not quantized"
+        if isinstance(pooling, PoolingOneSide):
+            quantizers_after = quantizer_consumers(pooling.consumers)
+            if quantizers_after:
+                why = f"only its output is quantized ({quantizers_after[0].node})"
+        return f"{float_result(self)} because {finding.node} runs in float: {why}."
+
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         quantized = quantizer_consumers(self.consumers)
         if finding.code == "POOL-FLOAT":
-            if cause.also and isinstance(cause.also[0], ReduceNotPooling):
-                return (
-                    f"{float_result(self)} because {describe_reduction(cause.also[0])}",
-                    REDUCTION_ADVICE,
-                )
-            pooling = cause.also[0] if cause.also else None
-            quantizers_after = (
-                quantizer_consumers(pooling.consumers)
-                if isinstance(pooling, PoolingOneSide)
-                else []
-            )
-            why = (
-                f"only its output is quantized ({quantizers_after[0].node})"
-                if quantizers_after
-                else "it is not quantized"
-            )
-            return f"{float_result(self)} because {finding.node} runs in float: {why}."
+            return self._explain_pooling(finding, cause.also[0] if cause.also else None)
         if is_before_normalization(self) and self.node in finding.convolutions:
             norm = self.consumers[0]
             return (

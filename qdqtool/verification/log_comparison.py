@@ -226,7 +226,8 @@ def compare_layers(
         mapper: Mapper of the build's layers.
         reported: Names of layers already reported as convolution mismatches; not reported again.
     """
-    listed = [x for x in mapper.layers if _is_predictable(x) and (x.type or build.names_only)]
+    predictable = filter(_is_predictable, mapper.layers)
+    listed = [layer for layer in predictable if layer.type or build.names_only]
     if not listed or prediction.conversions is None:
         return PartComparison(LayerCounts(len(listed) or None))
     predicted = {_layer_key(layer.name): layer for layer in prediction.layers}

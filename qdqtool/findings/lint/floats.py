@@ -134,6 +134,11 @@ def check_float_types(view: View, report: FindingReport) -> None:
         if not report.has_code("FP8-WEAK"):  # whose builds have no flags
             report.add(FloatFlag(MODEL_CHECK, "", bool(find_bfloat16(view.model))))
         return
+    _check_remaining_float(view, report)
+
+
+def _check_remaining_float(view: View, report: FindingReport) -> None:
+    """Report layers in FP32 that could use FP16, in a strongly typed network."""
     weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     types = {n.index: _compute_type(view, n) for n in weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
