@@ -1,6 +1,6 @@
-"""Real builds with a TensorRT on this machine.
+"""Builds of models with a TensorRT on this machine; call :func:`build`.
 
-:func:`build` is the only entry. ``tensorrt-rtx`` needs no GPU, ``tensorrt`` and ``trtexec`` do.
+The builder ``tensorrt-rtx`` needs no GPU. The builders ``tensorrt`` and ``trtexec`` need a GPU.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ def build(
     keep_engine: bool = False,
     shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> BuildResult:
-    """Build a model and read the build.
+    """Build a model with a TensorRT on this machine, and read the log of the build.
 
     Args:
-        model: Path of an ONNX model; it is not changed.
+        model: Path of an ONNX model, which is not changed.
         builder: ``tensorrt-rtx`` (needs no GPU), ``trtexec`` or ``tensorrt`` (for the GPU of this
             machine).
-        output: Folder for ``build.log`` and the engine; it is made if it is missing. None keeps
-            nothing on disk.
-        sm: Compute capabilities to build for, as ``[86]`` (TensorRT-RTX only). Default: 86, with
-            FP8 89.
-        timeout: Seconds until the build is stopped.
+        output: Folder for ``build.log`` and the engine, which is created if missing. None keeps
+            no files.
+        sm: Compute capabilities to build for, such as ``[86]`` (TensorRT-RTX only). Default: 86,
+            with FP8 89.
+        timeout: Time limit of the build in seconds.
         keep_engine: Whether to write ``engine.plan`` into `output`.
-        shapes: Minimum, preferred and maximum shape of inputs with run-time dimensions, by the
-            name of the input.
+        shapes: Minimum, preferred and maximum shape of each input with dynamic dimensions, by name
+            of the input.
 
     Returns:
-        The build. A model that the compiler rejects, or that crashes it, is not an error.
+        Result of the build. If the compiler rejects the model or crashes, the result says so; this
+        does not raise an error.
 
     Raises:
-        BuilderError: The builder is unknown, not installed, or cannot run here.
+        BuilderError: The builder is unknown, not installed, or cannot run on this machine.
         ModelError: The model cannot be read.
         QdqtoolError: `timeout` is not a number of seconds.
     """
@@ -64,11 +65,11 @@ def build(
     from qdqtool.builders.compiler_process import CompilerProcess
 
     if isinstance(model, (str, os.PathLike)) and not os.path.exists(model):
-        # The same error with and without a compiler on this machine.
+        # Checked first, so that the error is the same with and without a compiler.
         raise ModelError("no such file", os.fspath(model), code="file-missing")
     package = "tensorrt_rtx" if options.builder == "tensorrt-rtx" else "tensorrt"
     with CompilerProcess(package) as process:
-        process.start()  # the compiler loads while onnx is imported and the model is read
+        process.start()  # loads the compiler while this process imports onnx and reads the model
         from qdqtool.builders.run import build_with_package, run_build
         from qdqtool.ir.modelfile import load
         from qdqtool.ir.qdq import uses_fp8
@@ -83,10 +84,14 @@ def build(
 
 
 def check_capabilities(capabilities: Sequence[int], target: Target) -> None:
-    """Check that TensorRT-RTX can build for compute capabilities.
+    """Raise an error if TensorRT-RTX cannot build for a compute capability.
+
+    Args:
+        capabilities: Compute capabilities as numbers, such as 86.
+        target: TensorRT-RTX with its list of supported capabilities.
 
     Raises:
-        BuilderError: It cannot build for one of them.
+        BuilderError: A compute capability is not supported.
     """
     for capability in capabilities:
         if capability not in target.buildable:

@@ -1,4 +1,4 @@
-"""Run a compiler in a child process, to survive crashes and limit the time of builds."""
+"""Run a compiler in a child process, which survives crashes and limits the time of builds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_installed(package: str) -> bool:
 
 
 class CompilerProcess:
-    """Worker process of one compiler; started at the first request, restarted after a crash.
+    """Child process with a compiler, started at the first request and restarted after a crash.
 
     Args:
         package: ``tensorrt_rtx`` or ``tensorrt``.
@@ -63,7 +63,7 @@ class CompilerProcess:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
+        """End the child process; kill it if it does not end within 5 seconds."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -81,18 +81,18 @@ class CompilerProcess:
     def send(
         self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], object] | None = None
     ) -> dict[str, Any]:
-        """Send a request to the worker and return its answer (formats: see ``worker.py``).
+        """Send a request to the child process, and return its answer.
 
-        If the worker dies, the answer has the status ``crashed``. If the time runs out, the worker
-        is stopped and the status is ``timeout``.
+        ``worker.py`` describes the formats. If the process dies, the answer has the status
+        ``crashed``. If the time runs out, the process is stopped, and the status is ``timeout``.
 
         Args:
             request: The request.
-            timeout: Seconds, including the start of the process.
-            meanwhile: Function to call before waiting for the answer.
+            timeout: Maximum time in seconds, including the start of the process.
+            meanwhile: Function to call while the process works.
 
         Raises:
-            BuilderError: The worker cannot load its compiler.
+            BuilderError: The process cannot load the compiler.
         """
         process = self.start()
         assert process.stdin is not None and process.stdout is not None
@@ -124,7 +124,7 @@ class CompilerProcess:
         return answer
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the process unless it runs, so that the compiler loads in the background."""
+        """Start the child process unless it runs; the compiler loads in the background."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), self._package],
@@ -135,7 +135,7 @@ class CompilerProcess:
         return self._process
 
     def _read_line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-        """Return a line of the worker: empty if the worker ended, None at the deadline."""
+        """Return a line of the process; empty if the process ended, None at the deadline."""
         assert process.stdout is not None
         data = b""
         while not data.endswith(b"\n"):
@@ -159,7 +159,7 @@ class CompilerProcess:
         if code >= 0:
             return {
                 "status": "crashed",
-                "message": f"the compiler's process ended with code {code}",
+                "message": f"the process of the compiler ended with code {code}",
             }
         try:
             name = signal.Signals(-code).name
@@ -178,16 +178,16 @@ NOTICE = (
 
 
 def print_license_notice() -> bool:
-    """Print the license notice on stderr once per user; return whether it was printed.
+    """Print the license notice to stderr once per user; return whether it was printed.
 
-    A marker file records that it was shown. If the file cannot be written, the notice is printed
-    each time.
+    A marker file records that the notice was shown. If this file cannot be written, the notice is
+    printed each time.
     """
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(
         os.path.expanduser("~"), ".local", "state"
     )
     marker = Path(state) / "qdqtool" / "tensorrt-rtx-notice-shown"
-    if os.path.exists(marker):  # unlike Path.exists, it does not raise if the folder is unreadable
+    if os.path.exists(marker):  # Path.exists would raise if the folder is unreadable
         return False
     print(NOTICE, file=sys.stderr)
     with contextlib.suppress(OSError, QdqtoolError):

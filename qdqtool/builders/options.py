@@ -16,21 +16,21 @@ BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Builder, its settings, and the files to keep.
+    """Builder, settings of the build, and files to keep.
 
     Attributes:
         builder: One of :data:`BUILDERS`.
-        output: Folder for ``build.log``, layers and engine. None keeps no file.
-        sm: Compute capabilities to build for (TensorRT-RTX).
-        timeout: Seconds until the build is stopped.
+        output: Folder for ``build.log`` and the engine; None keeps no files.
+        sm: Compute capabilities to build for (TensorRT-RTX only).
+        timeout: Time limit of the build in seconds.
         keep_engine: Whether to write ``engine.plan`` into `output`.
-        shapes: Minimum, preferred and maximum shape of inputs with run-time dimensions.
+        shapes: Minimum, preferred and maximum shape of each input with dynamic dimensions, by name.
     """
 
     builder: str = "tensorrt-rtx"
     output: str | os.PathLike[str] | None = None
     sm: Sequence[int] | None = None
-    timeout: float = 1800.0  # on a Jetson, timing tactics takes many minutes
+    timeout: float = 1800.0  # on a Jetson, a build may take many minutes
     keep_engine: bool = False
     shapes: Shapes | None = None
 
@@ -38,14 +38,14 @@ class BuildOptions:
         check_choice("builder", self.builder, BUILDERS, BuilderError)
         if self.sm and self.builder != "tensorrt-rtx":
             raise BuilderError(
-                f"compute capabilities are for tensorrt-rtx; {self.builder} builds for the GPU of "
-                "this machine",
+                f"compute capabilities are for tensorrt-rtx only: {self.builder} builds for the "
+                "GPU of this machine; leave them out",
                 code="option-conflict",
                 parameter="sm",
             )
         if self.keep_engine and self.output is None:
             raise BuilderError(
-                "storing an engine requires a folder; give `output`",
+                "keeping the engine needs a folder; give `output`",
                 code="missing-argument",
                 parameter="output",
             )

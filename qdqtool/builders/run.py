@@ -1,4 +1,4 @@
-"""Run one build: from a model file to the log and listing of its build."""
+"""Run one build of a model, and read its log and its list of layers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_./:@#$%&*=|~^-]{1,200}")
-# Error lines without a reason: TensorRT-RTX without a GPU prints the first with each error; the
-# other lines surround the parser's error.
+# Error lines that give no reason. Without a GPU, TensorRT-RTX prints the first with each error. The
+# other lines precede or follow the parser's error.
 _FRAME = re.compile(
     r".*CUDA driver version is insufficient|Invalid Node|false$|Node name:|"
     r"ModelImporter\.cpp(?!.*ERROR)"
@@ -45,16 +45,17 @@ class BuildResult:
         builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
         status: ``built``; ``refused`` (by the parser or the builder); ``crashed`` (the compiler
             died); ``timeout``.
-        version: Version of the compiler, empty if unknown.
-        targets: Compute capabilities built for (TensorRT-RTX).
-        message: Reason of the status in one line; empty for ``built``.
+        version: Version of the compiler; empty if unknown.
+        targets: Compute capabilities of the build (TensorRT-RTX only).
+        message: Reason for the status in one line; empty for ``built``.
         errors: All error lines, in order.
-        seconds: Wall time of the child process.
-        model: The model that was built. None before it was read.
-        names: Name of each node in the listing of the build, by index of the node.
-        build: The log with those names. None if nothing was written.
-        log_path: The verbose log. None if it was not kept.
-        engine_path: The engine. None if it was not kept.
+        seconds: Wall-clock time of the build in seconds.
+        model: The model that was built; None before it was read.
+        names: Name of each node in the log, by index of the node.
+        build: Contents of the log and the list of layers; None if the compiler wrote no log, or a
+            log of a failed build that cannot be read.
+        log_path: File of the verbose log; None if it was not kept.
+        engine_path: File of the engine; None if it was not kept.
     """
 
     builder: str
@@ -72,9 +73,9 @@ class BuildResult:
 
 
 def log_names(model: Model) -> dict[int, str]:
-    """Return a unique name for each node that a log can contain, by index of the node.
+    """Return a unique name for each node, by index of the node.
 
-    It is the node's name if that is unique and can be printed in a log.
+    A name that is unique and can be printed in a log stays. All other nodes get new names.
     """
     names = {
         node.index: node.name
@@ -94,13 +95,20 @@ def log_names(model: Model) -> dict[int, str]:
 
 
 def prepare_model_file(model: Model, names: dict[int, str], folder: Path) -> Path:
-    """Return the path of a model file whose nodes have the given names.
+    """Return the path of a model file whose nodes have some names.
 
-    If the model's own file has these names, return it. Otherwise write a copy to `folder`.
+    If the names in the model's own file are equal, its path is returned. Otherwise a copy is
+    written.
+
+    Args:
+        model: The model.
+        names: Name of each node, by index of the node.
+        folder: Folder for the copy.
     """
     has_names = all(names[node.index] == node.proto.name for node in model.nodes)
     if has_names and model.path and not model.path.endswith(".gz"):
-        # Fail early: the compiler would only print "Failed to import initializer".
+        # Missing weights raise an error here: the compiler would only print "Failed to import
+        # initializer".
         modelfile.require_weights(model)
         return Path(model.path)
     copy = onnx.ModelProto()
@@ -117,12 +125,12 @@ def run_build(
     output: str | os.PathLike[str] | None,
     build: Callable[[Path, Path], BuildResult],
 ) -> BuildResult:
-    """Build a model and read the build.
+    """Build a model, and read the log of the build.
 
     Args:
-        source: Model, or its path.
-        output: Folder for log and engine, None to keep neither.
-        build: Function that builds the model of a path, and writes its files into a folder.
+        source: Model or path of a model.
+        output: Folder for the log and the engine; None to keep neither.
+        build: Function that builds the model at a path, and writes its files into a folder.
     """
     model = modelfile.load(source)
     if output is not None:
@@ -143,7 +151,7 @@ def _create_folder(path: str | os.PathLike[str]) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BuilderError(
-            f"cannot be made: {error.strerror or error}",
+            f"cannot be created: {error.strerror or error}",
             str(Path(path)),
             code="not-written",
             parameter="output",
@@ -157,12 +165,12 @@ def _create_folder(path: str | os.PathLike[str]) -> None:
 def build_with_package(
     process: CompilerProcess, options: BuildOptions, path: Path, work: Path
 ) -> BuildResult:
-    """Build a model with a Python package of NVIDIA.
+    """Build a model with NVIDIA's Python package ``tensorrt`` or ``tensorrt_rtx``.
 
     Args:
-        process: Process of the package.
+        process: Child process with the package.
         options: Options of the build.
-        path: The model.
+        path: File of the model.
         work: Folder for ``build.log``, ``inspector.json`` and ``engine.plan``.
     """
     is_rtx = options.builder == "tensorrt-rtx"
@@ -198,19 +206,19 @@ def build_with_package(
 
 
 def find_refusal_reason(errors: Sequence[str]) -> str:
-    """Return the error line that best explains why TensorRT refused a model."""
+    """Return the first error line that gives a reason why TensorRT rejected a model."""
     lines = [line.strip() for error in errors for line in error.splitlines() if line.strip()]
     reasons = [line for line in lines if not _FRAME.match(line)]
     return next(iter(reasons or lines), "the compiler gave no reason")
 
 
 def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResult) -> None:
-    """Read log and layer JSON from a folder, and store the build in a result.
+    """Read the log and layer JSON of a build, and store them in a result.
 
     Args:
         model: The model that was built.
-        names: Names of its nodes in the log, by index.
-        work: Folder of the files.
+        names: Name of each node in the log, by index of the node.
+        work: Folder with ``build.log`` and ``inspector.json``.
         result: Result whose `build`, `model` and `names` are set.
 
     Raises:

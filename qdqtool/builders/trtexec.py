@@ -15,7 +15,7 @@ from qdqtool.errors import BuilderError
 from qdqtool.util.subprocesses import run_command
 
 _VERSION = re.compile(r"\[TensorRT v(\d+)\]")
-# Where JetPack and NVIDIA's packages install trtexec without adding the folder to PATH.
+# JetPack and NVIDIA's packages install trtexec here without adding the folder to PATH.
 TRTEXEC_PATHS = (
     "/usr/src/tensorrt/bin/trtexec",
     "/opt/tensorrt/bin/trtexec",
@@ -24,11 +24,11 @@ TRTEXEC_PATHS = (
 
 
 def build_with_trtexec(options: BuildOptions, path: Path, work: Path) -> BuildResult:
-    """Build a model with trtexec.
+    """Build a model with the trtexec of this machine.
 
     Args:
         options: Options of the build.
-        path: The model.
+        path: File of the model.
         work: Folder for ``build.log``, ``inspector.json`` and ``engine.plan``.
 
     Raises:
@@ -70,8 +70,8 @@ def _find_trtexec() -> str:
     program = shutil.which("trtexec") or next(installed, None)
     if program is None:
         raise BuilderError(
-            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build "
-            "with tensorrt-rtx",
+            "trtexec is neither on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or "
+            "build with tensorrt-rtx",
             code="missing-program",
             parameter="builder",
         )
@@ -95,17 +95,17 @@ def _read_help(program: str) -> str:
 def trtexec_flags(
     help_text: str, model: Path, layers: Path, engine: Path | None, shapes: Shapes
 ) -> list[str]:
-    """Return trtexec flags for a build that can be verified, limited to supported flags.
+    """Return the trtexec flags for a build that can be verified, if trtexec supports them.
 
-    Up to TensorRT 10 a Q/DQ model needs ``--int8``, and ``--fp16`` for its float part. TensorRT 11
-    takes the types from the model. Source: trtexec's options by version, 8.0 to 11.
+    Up to TensorRT 10, a Q/DQ model needs ``--int8``, and ``--fp16`` for its float layers. TensorRT
+    11 uses the types in the model. Source: trtexec's options by version, 8.0 to 11.
 
     Args:
         help_text: Output of ``trtexec --help``.
         model: Model to build.
-        layers: File for the listing of layers.
-        engine: File for the engine, None to write none.
-        shapes: Minimum, preferred and maximum shape by input.
+        layers: File for the list of layers.
+        engine: File for the engine; None to write no engine.
+        shapes: Minimum, preferred and maximum shape of inputs, by name.
     """
 
     def has(flag: str) -> bool:
@@ -117,7 +117,7 @@ def trtexec_flags(
         *(f"--{flag}" for flag in ("int8", "fp16", "dumpLayerInfo") if has(flag)),
     ]
     if has("profilingVerbosity"):
-        # 8.2 and 8.3 call the value "verbose", all later ones "detailed".
+        # TensorRT 8.2 and 8.3 call the value "verbose", later versions "detailed".
         verbosity = "detailed" if "detailed" in help_text else "verbose"
         flags.append(f"--profilingVerbosity={verbosity}")
     elif has("nvtxMode"):

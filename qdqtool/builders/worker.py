@@ -1,8 +1,8 @@
-"""Child process that runs a TensorRT: it answers each line of stdin with one of stdout.
+"""Child process that runs TensorRT: each line of stdin is a request, answered with a line.
 
-It runs as a file (``worker.py tensorrt_rtx`` or ``worker.py tensorrt``), so that it imports nothing
-of qdqtool, onnx or numpy. A crash of the compiler ends only this process. The parent reads the
-signal and the log written so far.
+The process runs this file directly (``worker.py tensorrt_rtx`` or ``worker.py tensorrt``), so it
+imports nothing of qdqtool, onnx or numpy. A crash of the compiler ends only this process. The
+parent then reads the signal and the log so far.
 
 Request:  {"model", "log", "sm": [86], "engine": path or null, "layers": path or null,
            "profiles": {"x": [min, opt, max]}}
@@ -17,12 +17,12 @@ import sys
 import time
 from typing import Any
 
-SEVERITIES = "FEWIV"  # letters of internal error, error, warning, info and verbose in trtexec's log
+SEVERITIES = "FEWIV"  # letters in trtexec's log: internal error, error, warning, info, verbose
 
 
 def _create_logger(trt: Any) -> Any:
     class FileLogger(trt.ILogger):  # type: ignore[misc]
-        """Logger that writes lines like trtexec's, and keeps the errors for the answer."""
+        """Logger that writes lines in trtexec's format, and collects errors for the answer."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -49,7 +49,7 @@ def _configure(trt: Any, config: Any, request: dict[str, Any], is_rtx: bool) -> 
         for index, capability in enumerate(request["sm"]):
             config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), index)
         return
-    # TensorRT 11 has no such flags, because it uses the model's types.
+    # TensorRT 11 does not have these flags, because it uses the types in the model.
     for name in ("INT8", "FP16"):
         flag = getattr(trt.BuilderFlag, name, None)
         if flag is not None:
@@ -57,10 +57,10 @@ def _configure(trt: Any, config: Any, request: dict[str, Any], is_rtx: bool) -> 
 
 
 def _add_profile(builder: Any, network: Any, config: Any, profiles: dict[str, Any]) -> None:
-    """Add an optimization profile for the inputs with run-time dimensions.
+    """Add an optimization profile if the network has inputs with dynamic dimensions.
 
-    Without shapes in the request, the batch is 1. Other open dimensions range from 32 to 640 and
-    prefer 640, which fits the strides of detection networks.
+    For inputs without shapes in the request, the batch is 1, and other dynamic dimensions range
+    from 32 to 640 with 640 preferred. These sizes fit the strides of detection networks.
     """
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     dynamic = [tensor for tensor in inputs if any(size < 0 for size in tensor.shape)]
@@ -125,7 +125,7 @@ def _build(trt: Any, logger: Any, request: dict[str, Any], is_rtx: bool) -> dict
 def main() -> None:
     """Answer requests until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # redirect the compiler's output to stderr, away from the answers
+    os.dup2(2, 1)  # the compiler's output goes to stderr, so that stdout has only answers
     package = sys.argv[1]
     try:
         trt = importlib.import_module(package)
@@ -140,7 +140,7 @@ def main() -> None:
         with open(
             request["log"], "w", encoding="utf-8", errors="replace", buffering=1 << 16
         ) as logger.file:
-            # Same first line as in a trtexec log.
+            # A trtexec log has the same first line.
             logger.file.write(f"[I] TensorRT version: {trt.__version__}\n")
             answer = _build(trt, logger, request, package == "tensorrt_rtx")
         logger.file = None

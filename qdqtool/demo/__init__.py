@@ -1,1 +1,1 @@
-"""Demo: insert, predict and verify on a generated YOLOv8n network and generated images."""
+"""``qdqtool demo``: insert, verify and report for a generated YOLOv8n and generated images."""

@@ -1,4 +1,4 @@
-"""Generated images to calibrate the demo network with: gradients, shapes and noise."""
+"""Generate calibration images for the demo network: gradients, shapes and noise."""
 
 import os
 import re
@@ -14,7 +14,7 @@ IMAGE_NAME = re.compile(r"demo-\d{3,6}\.png")  # file names of :func:`write_imag
 
 
 def make_image(size: int, index: int, seed: int = 0) -> Image.Image:
-    """Return an RGB image of `size` by `size` pixels. The same arguments give the same image."""
+    """Return an RGB image of `size` by `size` pixels; equal arguments give equal images."""
     rng = np.random.default_rng((seed, index))
     image = Image.fromarray(_draw_background(rng, size))
     draw = ImageDraw.Draw(image)
@@ -63,7 +63,7 @@ def write_images(
     """Write generated images `demo-000.png`, `demo-001.png` ... into an existing folder.
 
     Args:
-        folder: The folder.
+        folder: Folder for the images.
         count: Number of images.
         size: Height and width in pixels.
         seed: Seed of the images.

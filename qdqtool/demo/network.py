@@ -1,4 +1,4 @@
-"""YOLOv8 networks with random weights."""
+"""Build YOLOv8 networks with random weights."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqtool.errors import ModelError
 
 STRIDES = (8, 16, 32)
-REG_MAX = 16  # bins of the distribution over each box side (DFL)
+REG_MAX = 16  # number of bins of the distribution over each box side (DFL)
 OPSET = 17
 
 # Published networks: channels of layers 0, 1, 3, 5 and 7; repetitions of blocks 2, 4, 6 and 8.
@@ -24,11 +24,11 @@ SIZES = {
     "x": ((80, 160, 320, 640, 640), (3, 6, 6, 3)),
 }
 
-# Mean square of each activation around its mean, for a standard normal input. The mean itself does
-# not matter, because weights with sum 0 remove it.
+# Variance of each activation function's output for a standard normal input. The mean does not
+# matter, because weights with a sum of 0 remove it.
 _SECOND_MOMENT = {"silu": 0.356, "relu": 0.41}
-_IMAGE_MOMENT = 0.05  # mean square of an image's deviation from its mean; pixels from 0 to 1
-_POOL_GROWTH = 2.2  # factor on the mean square by a 5x5 MaxPool (measured on the demo images)
+_IMAGE_MOMENT = 0.05  # variance of the pixels (from 0 to 1) of an image
+_POOL_GROWTH = 2.2  # factor by which a 5x5 MaxPool increases the variance, for the demo's images
 
 
 def yolov8n(
@@ -39,7 +39,7 @@ def yolov8n(
     Args:
         size: Side of the square input in pixels, a multiple of 32.
         classes: Number of classes.
-        seed: Seed of the weights. The same seed gives the same bytes.
+        seed: Seed of the weights. Equal seeds give equal bytes.
         activation: ``silu``, as in published models, or ``relu``.
 
     Returns:
@@ -60,10 +60,21 @@ def yolov8(
     seed: int = 0,
     activation: str = "silu",
 ) -> onnx.ModelProto:
-    """Build YOLOv8n, s, m, l or x as :func:`yolov8n` does; `letter` is a key of :data:`SIZES`."""
+    """Build YOLOv8 of any size with random weights; see :func:`yolov8n`.
+
+    Args:
+        letter: Size of the network: ``n``, ``s``, ``m``, ``l`` or ``x``.
+        size: Side of the square input in pixels, a multiple of 32.
+        classes: Number of classes.
+        seed: Seed of the weights.
+        activation: ``silu`` or ``relu``.
+
+    Raises:
+        ModelError: ``size`` is not a positive multiple of 32.
+    """
     if size < 32 or size % 32:
         raise ModelError(
-            f"demo model: size {size} is not a positive multiple of 32",
+            f"`size` {size} of the demo model is not a multiple of 32; give 32, 64, 96, ...",
             code="out-of-range",
             parameter="size",
         )
@@ -73,10 +84,10 @@ def yolov8(
 
 
 class YoloBuilder:
-    """Builder of a YOLOv8 network.
+    """Builds a YOLOv8 network node by node.
 
-    Methods that add nodes return the name of the output tensor. `cin` and `cout` are numbers of
-    input and output channels.
+    Methods that add nodes return the name of the output tensor. The parameters `cin` and `cout` are
+    the numbers of input and output channels.
     """
 
     def __init__(self, seed: int, activation: str) -> None:
@@ -84,8 +95,8 @@ class YoloBuilder:
         self.initializers: list[onnx.TensorProto] = []
         self.rng = np.random.default_rng(seed)
         self.activation = activation
-        # Expected mean square of each tensor. Weights are divided by its root, so that the output
-        # of every convolution has mean square 1.
+        # Expected variance of each tensor. Weights are divided by the square root of their input's
+        # variance, so that the output of every convolution has a variance of 1.
         self.moments: dict[str, float] = {"images": _IMAGE_MOMENT}
 
     def _add_outputs(
@@ -106,7 +117,7 @@ class YoloBuilder:
         return self._add_outputs(op, name, inputs, 1, **attributes)[0]
 
     def split(self, name: str, tensor: str, *sizes: int) -> list[str]:
-        """Add a Split of the channels and return its output tensors."""
+        """Add a Split of the channels; return the names of its output tensors."""
         inputs = [tensor, self.integers(f"{name}_sizes", *sizes)]
         return self._add_outputs("Split", name, inputs, len(sizes), axis=1)
 
@@ -117,12 +128,12 @@ class YoloBuilder:
         )
 
     def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        """Add an initializer."""
+        """Add an initializer; return its name."""
         self.initializers.append(numpy_helper.from_array(value, name))
         return name
 
     def integers(self, name: str, *values: int) -> str:
-        """Add an initializer of 64-bit integers."""
+        """Add an initializer with a vector of 64-bit integers; return its name."""
         return self.constant(name, np.array(values, np.int64))
 
     def conv2d(
@@ -140,19 +151,31 @@ class YoloBuilder:
     ) -> str:
         """Add a convolution without activation.
 
-        Its output varies by about `gain` with the image and by `spread` between channels. Together
-        they give a variance of 1. If all of the variance came from the image, random layers would
-        amplify rounding errors until nothing of the image is left.
+        With the defaults of `gain` and `spread`, the output has a variance of 1. If all variance
+        came from the image, random layers would amplify rounding errors until no information about
+        the image is left.
+
+        Args:
+            name: Name of the node.
+            tensor: Input tensor.
+            cin: Number of input channels.
+            cout: Number of output channels.
+            kernel: Height and width of the kernel.
+            stride: Stride in both directions.
+            gain: Standard deviation of the output over an image.
+            bias: Mean of the bias.
+            spread: Standard deviation of the bias over the channels.
         """
         fan_in = cin * kernel * kernel
         weight = self.rng.standard_normal((cout, cin, kernel, kernel))
-        # Inputs have a positive mean, which weights with a sum of 0 remove.
+        # Inputs have a positive mean. Weights with a sum of 0 remove this mean.
         weight -= weight.mean(axis=(1, 2, 3), keepdims=True)
-        # Vary the channels, as in trained networks with folded BatchNormalization.
+        # Channels have different ranges, as in trained networks with folded BatchNormalization.
         weight *= np.exp(0.3 * self.rng.standard_normal((cout, 1, 1, 1)))
         weight *= gain / np.sqrt(fan_in * self.moments[tensor])
         offsets = bias + spread * self.rng.standard_normal(cout)
-        # The weight of /model.22/cv2.0/cv2.0.1/conv/Conv is model.22.cv2.0.1.conv.weight.
+        # For example, /model.22/cv2.0/cv2.0.1/conv/Conv has the weight
+        # model.22.cv2.0.1.conv.weight.
         path = re.sub(r"/cv\d\.\d(?=/cv)", "", name)
         parameter = path.removeprefix("/").removesuffix("/Conv").replace("/", ".")
         self.constant(f"{parameter}.weight", weight.astype(np.float32))
@@ -189,7 +212,7 @@ class YoloBuilder:
         return self.add("Concat", name, *tensors, axis=axis)
 
     def c2f(self, name: str, tensor: str, cin: int, cout: int, repeats: int, shortcut: bool) -> str:
-        """Add a C2f block: a Split, a chain of bottlenecks, and the Concat of all of them."""
+        """Add a C2f block: a Split, a chain of bottlenecks, and a Concat of all their outputs."""
         half = cout // 2
         joined = self.conv(f"{name}/cv1", tensor, cin, cout)
         parts = self.split(f"{name}/Split", joined, half, half)
@@ -204,7 +227,7 @@ class YoloBuilder:
         )
 
     def sppf(self, name: str, tensor: str, channels: int) -> str:
-        """Add an SPPF block: three MaxPools in a chain, and the Concat of all of them."""
+        """Add an SPPF block: a chain of three MaxPools, and a Concat of all their outputs."""
         parts = [self.conv(f"{name}/cv1", tensor, channels, channels // 2)]
         for suffix in ("", "_1", "_2"):
             parts.append(
@@ -238,7 +261,13 @@ class YoloBuilder:
         )
 
     def finish(self, size: int, classes: int, letter: str = "n") -> onnx.ModelProto:
-        """Return the finished model, whose output is that of the last node."""
+        """Return the model, whose output is the output of the last node.
+
+        Args:
+            size: Side of the square input in pixels.
+            classes: Number of classes.
+            letter: Size of the network for the description.
+        """
         anchors = sum((size // s) ** 2 for s in STRIDES)
         image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, size, size])
         output = helper.make_tensor_value_info(
@@ -268,10 +297,15 @@ class YoloBuilder:
 def add_backbone_and_neck(
     net: YoloBuilder, widths: Sequence[int], repeats: Sequence[int]
 ) -> list[tuple[str, int]]:
-    """Add layers 0 to 21.
+    """Add the layers 0 to 21 (backbone and neck).
+
+    Args:
+        net: Builder of the network.
+        widths: Numbers of channels of the layers 0, 1, 3, 5 and 7.
+        repeats: Numbers of repetitions of the blocks 2, 4, 6 and 8.
 
     Returns:
-        Tensor and number of channels of the three feature maps that the head consumes.
+        Tensor and number of channels of the three feature maps for the head.
     """
     a, b, c, d, e = widths
     first, second, third, last = repeats
@@ -340,7 +374,7 @@ def _decode_boxes(net: YoloBuilder, name: str, boxes: str, size: int) -> str:
 
 
 def _average_bins(net: YoloBuilder, name: str, boxes: str) -> str:
-    """Add the DFL: the mean distance of each box side, [1, 64, anchors] to [1, 4, anchors]."""
+    """Add the DFL: mean distance of each box side, [1, 64, anchors] to [1, 4, anchors]."""
     bins = net.reshape(f"{name}/Reshape", boxes, 1, 4, REG_MAX, -1)
     transposed = net.add("Transpose", f"{name}/Transpose", bins, perm=[0, 2, 1, 3])
     probabilities = net.add("Softmax", f"{name}/Softmax", transposed, axis=1)

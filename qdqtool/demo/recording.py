@@ -1,4 +1,4 @@
-"""Recorded build of the default demo model, for machines without a compiler."""
+"""Compare the demo model with a recorded build, on machines without a compiler."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ RECORDING = Path(__file__).with_name("recorded_build.json")
 
 
 def hash_structure(model: Model) -> str:
-    """Return the SHA-256 of nodes, connections and shapes, without values of constants."""
+    """Return the SHA-256 of a model's nodes, connections and shapes, but not of its weights."""
     rows: list[Any] = [[n.op, n.name, n.inputs, n.outputs] for n in model.nodes]
     rows += sorted([t.name, *t.dims] for t in model.initializers.values())
     rows += [
@@ -32,10 +32,10 @@ def hash_structure(model: Model) -> str:
 
 
 def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
-    """Compare the prediction for a quantized demo model with the recorded build.
+    """Compare the prediction of a quantized demo model with the recorded build.
 
     Returns:
-        The comparison; None if the recorded build is of another model.
+        The comparison; None if the recorded build belongs to another model.
 
     Raises:
         ModelError: The model cannot be read.
@@ -59,6 +59,6 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
         BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True
     )
     result = verification_from_pairs(prediction, pairs, facts)
-    text = "the build was made when this demo was written, not on this machine"
+    text = "the build was recorded on another machine when this demo was written"
     result.notes.append(Note(text, code="built-before"))
     return result

@@ -31,22 +31,22 @@ _GPU = "RTX 3060"  # GPU for estimated times in the report
 def run_demo(
     folder: Path, size: int, images: int, activation: str, target: Target
 ) -> Iterator[str]:
-    """Run the demo in a folder and yield the texts to print.
+    """Run the demo in a folder, and yield the texts to print.
 
     Args:
-        folder: The folder, created if it is missing.
+        folder: Folder for all files, which is created if missing.
         size: Height and width of the network input in pixels.
         images: Number of calibration images.
         activation: Activation of the network, as in :func:`yolov8n`.
-        target: TensorRT version to place Q/DQ for.
+        target: TensorRT version for which Q/DQ pairs are inserted.
 
     Raises:
-        QdqtoolError: The folder cannot be created or written, or the size is wrong.
+        QdqtoolError: The folder cannot be created or written, or the size is not valid.
     """
     started = time.perf_counter()
     if size > limits.DEMO_SIZE:
         raise DataError(
-            f"`size={size}`: the limit of the demo is {limits.DEMO_SIZE} pixels",
+            f"`size={size}` is too large for the demo; give at most {limits.DEMO_SIZE} pixels",
             code="out-of-range",
             parameter="size",
         )
@@ -87,12 +87,12 @@ def run_demo(
 
 
 def _create_folder(image_folder: Path, folder: Path) -> None:
-    """Create the folder of the images and remove images of earlier runs, but no other files."""
+    """Create the folder for images, and remove images of earlier demos but no other files."""
     try:
         image_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise QdqtoolError(
-            f"cannot be made: {error.strerror or error}",
+            f"cannot be created: {error.strerror or error}",
             str(folder),
             code="not-written",
             parameter="output",
@@ -109,10 +109,16 @@ def _indent(text: TextPage) -> str:
 def _compare_outputs(
     before: onnx.ModelProto, after: onnx.ModelProto, size: int, first: int
 ) -> tuple[float, float]:
-    """Compare the outputs of two models on generated images, from number `first` on.
+    """Compare the outputs of two models on generated images.
+
+    Args:
+        before: Float model.
+        after: Q/DQ model.
+        size: Height and width of the input in pixels.
+        first: Number of the first image, so that the images differ from the calibration images.
 
     Returns:
-        Mean distance of box coordinates in pixels, and correlation of scores.
+        Mean difference of box coordinates in pixels, and correlation of scores.
     """
     outputs = []
     for proto in (before, after):
@@ -176,7 +182,7 @@ def _report(model: Path, quantized: Path, cache: Path, target: Target) -> Iterat
 
 
 def _program_name() -> str:
-    """Return how to call this program in a shell: ``qdqtool`` or its path."""
+    """Return the shell command that runs this program: ``qdqtool`` or its path."""
     if shutil.which("qdqtool") is not None:
         return "qdqtool"
     if sys.argv[0].endswith("qdqtool"):

@@ -1,1 +1,1 @@
-"""The protobuf of an ONNX model, below the graph: subgraphs, external data, shapes."""
+"""Protobuf messages of ONNX models: subgraphs, functions, external weights, shape inference."""

@@ -1,7 +1,7 @@
-"""Replacement of ``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear`` by ONNX's Q/DQ.
+"""Replace ``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear`` by ONNX's Q and DQ.
 
-ModelOpt before 0.43 exported FP8 with these custom operators (0.43: native Q/DQ). They have no zero
-point. TensorRT imports both forms alike.
+ModelOpt before 0.43 exported FP8 with these custom operators, which have no zero point; since 0.43,
+ModelOpt exports ONNX's operators. TensorRT imports both forms in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "TRT_FP8"
 _NAMES = tuple(_PREFIX + name for name in ("QuantizeLinear", "DequantizeLinear"))
 _FIRST_OPSET = 19  # first opset with FP8 in QuantizeLinear
 _OPSET_OF_CHANGE = 18
-# Operators (by beginning of the name) whose form changed by opset 18
+# First letters of the operators whose form changed with opset 18.
 _CHANGED_BY_18 = ("Reduce", "Split")
 
 
@@ -38,10 +38,10 @@ def _constant_shapes(graph: onnx.GraphProto) -> dict[str, Sequence[int]]:
 
 
 def replace_custom_quantizers(model: onnx.ModelProto) -> None:
-    """Replace the custom operators of a model by Q and DQ with zero points of FP8.
+    """Replace the custom FP8 operators of a model by Q and DQ with FP8 zero points, in place.
 
-    The opset becomes 19, so that shapes can be inferred, unless the model has operators whose form
-    changed before.
+    The opset becomes 19, so that shapes can be inferred. If the model has an older opset with
+    operators whose form changed with opset 18, the opset stays.
     """
     shapes = _constant_shapes(model.graph)
     zero_points: dict[tuple[int, ...], str] = {}

@@ -1,7 +1,7 @@
-"""External weights of a model (their files, location and size) and serialization in parts.
+"""External weights of a model (files, locations, sizes), and serialization of models in parts.
 
-Serialization in parts saves memory: to serialize a model as a whole, protobuf needs two more copies
-of it.
+Serialization in parts saves memory: protobuf needs two more copies of a model to serialize it as a
+whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qdqtool.util import limits
 from qdqtool.util.files import INVALID_NAME, record_input
 
 _LARGE_ELEMENTS = 1 << 14
-_MAX_ELEMENTS = 1 << 63  # sizes are 64-bit numbers
+_MAX_ELEMENTS = 1 << 63  # limit of 64-bit sizes
 _NUMPY_TYPES: dict[int, str] = {  # ONNX types whose stored little-endian data numpy can read
     onnx.TensorProto.FLOAT: "<f4",
     onnx.TensorProto.DOUBLE: "<f8",
@@ -36,7 +36,7 @@ _NUMPY_TYPES: dict[int, str] = {  # ONNX types whose stored little-endian data n
     onnx.TensorProto.INT64: "<i8",
     onnx.TensorProto.BOOL: "?",
 }
-_BITS = {  # bits of an element in a file
+_BITS = {  # number of bits of an element by ONNX type, from the digits in the name of the type
     number: int(bits[0])
     for name, number in onnx.TensorProto.DataType.items()
     if (bits := re.search(r"\d+", name))
@@ -45,7 +45,7 @@ _BITS.update({onnx.TensorProto.FLOAT: 32, onnx.TensorProto.DOUBLE: 64, onnx.Tens
 
 
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors of a graph: initializers, and those in attributes and subgraphs."""
+    """Yield all tensors of a graph: initializers, and tensors in attributes and subgraphs."""
     yield from graph.initializer
     for node in (n for n in graph.node if n.attribute):
         for attribute in node.attribute:
@@ -57,15 +57,15 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
-    """Return the values of a tensor whose data is in its message.
+    """Return the values of a tensor that is stored in the model, not in an external file.
 
     Args:
         tensor: The tensor.
-        model: Path of the model, for errors.
-        name: Name of the tensor in errors, for a tensor without a name.
+        model: Path of the model for messages.
+        name: Name for messages, if the tensor has no name.
 
     Raises:
-        ModelError: The type is unknown, or there are fewer values than the dimensions state.
+        ModelError: The type is unknown, or the number of values does not match the dimensions.
     """
     try:
         dtype = _NUMPY_TYPES.get(tensor.data_type)
@@ -88,7 +88,10 @@ def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
 
 
 def are_possible_dims(dims: Sequence[int]) -> bool:
-    """Return whether dimensions are possible for a tensor; libraries crash on larger ones."""
+    """Return whether a tensor with these dimensions is possible; libraries crash on larger ones.
+
+    The limits are 64 dimensions and fewer than 2**63 elements.
+    """
     return len(dims) <= limits.RANK and abs(math.prod(dims)) < _MAX_ELEMENTS
 
 
@@ -98,14 +101,17 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def has_data(tensor: onnx.TensorProto) -> bool:
-    """Return whether a tensor's values are available; copies without large weights lack them."""
+    """Return whether a tensor has its values, in the model or in an external file.
+
+    Copies of models without large weights have tensors without values.
+    """
     return is_external(tensor) or any(
         f.name.endswith("_data") and f.name != "external_data" for f, _ in tensor.ListFields()
     )
 
 
 def is_bytes(tensor: onnx.TensorProto) -> bool:
-    """Return whether a tensor's values can be in a file (texts and half bytes cannot)."""
+    """Return whether a tensor's values can be stored in a file; texts and 4-bit values cannot."""
     return tensor.HasField("raw_data") or tensor.data_type in (
         *_NUMPY_TYPES,
         onnx.TensorProto.BFLOAT16,
@@ -113,7 +119,7 @@ def is_bytes(tensor: onnx.TensorProto) -> bool:
 
 
 def is_separable(tensor: onnx.TensorProto) -> bool:
-    """Return whether a tensor is large and its values can be moved to a file."""
+    """Return whether a tensor is large, and its values can be moved to an external file."""
     return (
         is_bytes(tensor)
         and math.prod(tensor.dims) > _LARGE_ELEMENTS
@@ -123,15 +129,20 @@ def is_separable(tensor: onnx.TensorProto) -> bool:
 
 
 def read_location(tensor: onnx.TensorProto) -> str:
-    """Return the file of an external tensor, relative to the model's folder."""
+    """Return the file of an external tensor relative to the model's folder; empty if not stated."""
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
-    """Return the file of an external tensor; None if it is not a regular file.
+    """Return the path of an external tensor's file; None if it is missing or not a regular file.
+
+    Args:
+        tensor: External tensor.
+        base_dir: Folder of the model; None is returned if it is empty.
+        model: Path of the model for messages.
 
     Raises:
-        ModelError: The file lies outside the model's folder.
+        ModelError: The file lies outside the model's folder, or its name is not valid.
     """
     if not base_dir:
         return None
@@ -147,23 +158,30 @@ def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | Non
     path = Path(os.path.realpath(base / location))
     if os.path.isabs(location) or not path.is_relative_to(base):
         raise ModelError(
-            f"weight file '{location}' of tensor '{tensor.name}' lies outside the model's folder, "
-            "so it is refused; move the file into that folder",
+            f"weight file '{location}' of tensor '{tensor.name}' lies outside the model's folder "
+            "and is not read; move the file into that folder",
             model,
             code="outside-folder",
             node=tensor.name,
         )
     try:
         return path if path.is_file() else None
-    except OSError:  # a name that is too long for the file system
+    except OSError:  # the name is too long for the file system
         return None
 
 
 def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
-    """Check all external weights without reading them, and record their files as inputs.
+    """Check the locations and sizes of all external weights, and record their files as inputs.
+
+    The weights themselves are not read.
+
+    Args:
+        proto: The model.
+        base_dir: Folder of the model.
+        model: Path of the model for messages.
 
     Raises:
-        ModelError: A file lies outside the model's folder, an entry is damaged, or the weights
+        ModelError: A file lies outside the model's folder, an entry is damaged, or all weights
             together are too large.
     """
     file_sizes: dict[str, int] = {}
@@ -193,12 +211,16 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
 
 
 def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
-    """Return the number of bytes of its file that an external tensor uses."""
+    """Return the number of bytes that an external tensor uses in its file.
+
+    Raises:
+        ModelError: The offset or length is stated twice, is not a number, or is too large.
+    """
     needed = data_size(tensor)
     numbers = {"offset": 0, "length": min(file_size, needed)}
     keys = [entry.key for entry in tensor.external_data]
     for entry in tensor.external_data:
-        # If an entry is present twice, libraries differ in which one they use.
+        # Libraries differ in the entry that they use if an entry is present twice.
         if keys.count(entry.key) > 1 and entry.key in ("location", *numbers):
             raise _tensor_error(tensor, f"it has more than one {entry.key}", model)
         if entry.key in numbers:
@@ -225,7 +247,7 @@ def _tensor_error(tensor: onnx.TensorProto, state: str, model: str) -> ModelErro
 
 
 def data_size(tensor: onnx.TensorProto) -> int:
-    """Return the bytes of a tensor by dimensions and type; 16 per element if unknown."""
+    """Return the size of a tensor in bytes, with 16 bytes per element for unknown types."""
     elements: int = math.prod(tensor.dims)
     return max(0, -(-elements * _BITS.get(tensor.data_type, 128) // 8))
 
@@ -246,21 +268,21 @@ _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 _INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 _RAW = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
 _LENGTH_DELIMITED = 2  # wire type of messages and strings
-_SMALL_DATA = 1 << 12  # bytes; data of smaller tensors is copied once more
+_SMALL_DATA = 1 << 12  # size in bytes up to which a tensor is serialized as a whole
 
 
 class MessageParts:
-    """Parts of a serialized model; joined, they are protobuf's serialization of the model.
+    """Iterable of the parts of a serialized model, which joined are equal to the serialized model.
 
     Attributes:
-        size: Bytes of all parts.
+        size: Total size of all parts in bytes.
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        """Compute the parts' sizes.
+        """Compute the sizes of the parts.
 
         Raises:
-            ValueError: A part is over 2 GB; EncodeError in other versions of protobuf.
+            ValueError: A part is larger than 2 GB. Some versions of protobuf raise EncodeError.
         """
         self._tensors = proto.graph.initializer
         around_graph = _split_at(proto, _GRAPH)
@@ -297,10 +319,11 @@ def _serialize(message: Message) -> bytes:
 
 
 def _split_at(message: Any, number: int) -> tuple[bytes, bytes] | None:
-    """Return the serialized fields of a message before and after a field.
+    """Return the serialized fields of a message before and after the field with a number.
 
-    None if onnx does not know a field, or if a documentation text is not UTF-8: protobuf returns
-    it as bytes, but does not accept them.
+    Returns:
+        None if the message has fields that onnx does not know, or a text that is not UTF-8, which
+        protobuf returns as bytes but does not accept as bytes.
     """
     if len(UnknownFieldSet(message)):
         return None
@@ -321,7 +344,7 @@ def _split_at(message: Any, number: int) -> tuple[bytes, bytes] | None:
 
 
 def _field_header(number: int, length: int) -> bytes:
-    """Return the bytes before a field's content: number, wire type and length."""
+    """Return protobuf's bytes before a field's content: field number, wire type and length."""
     header = bytearray([number << 3 | _LENGTH_DELIMITED])
     while length > 0x7F:
         header.append(length & 0x7F | 0x80)

@@ -1,7 +1,8 @@
-"""Functions that a model defines: their size, and calls replaced by the functions' nodes.
+"""Functions that a model defines: check of their size, and inlining.
 
-TensorRT's parser replaces calls since 9.0. onnx's inliner leaves calls of functions of another
-operator set, and gives nodes numbers as names, which do not show the call that they come from.
+TensorRT's parser inlines functions since version 9.0. onnx's own inliner is not used: it does not
+inline functions of another operator set, and it numbers nodes, so that their names do not show the
+call.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _Key = tuple[str, str, str]  # domain, name and overload of a function
 
 @dataclass(frozen=True, slots=True)
 class _FunctionSize:
-    """Size of a function with all calls replaced by the nodes of the functions.
+    """Size of a function after all calls in it are inlined.
 
     Attributes:
         nodes: Number of nodes.
-        size: Bytes.
-        levels: Length of the longest chain of calls, including this function.
+        size: Size of the messages in bytes.
+        levels: Length of the longest chain of nested calls, including this function.
     """
 
     nodes: int
@@ -39,19 +40,19 @@ class _FunctionSize:
 
 
 def check_functions(proto: onnx.ModelProto, path: str) -> None:
-    """Check the size of a model with each call of a function replaced by its nodes.
+    """Raise an error if a model would be too large after its functions are inlined.
 
-    Thirty functions that each call the next one twice result in a billion nodes. Shape inference
-    and inlining visit all of them, and copy the constants inside for each call.
+    For example, thirty functions that each call the next function twice result in a billion nodes.
+    Shape inference and inlining visit all nodes, and copy constants for each call.
 
     Args:
         proto: The model.
-        path: Name of the model in errors.
+        path: Path of the model for messages.
 
     Raises:
-        ModelError: A function calls itself, or functions call one another through more levels than
-            :data:`qdqtool.util.limits.FUNCTION_LEVELS`, or there would be more nodes than
-            FUNCTION_CALLS, or more bytes of copies than FUNCTION_COPIES.
+        ModelError: A function calls itself; or the model would exceed FUNCTION_LEVELS levels of
+            calls, FUNCTION_CALLS nodes, or FUNCTION_COPIES bytes of copies (see
+            :mod:`qdqtool.util.limits`).
     """
     if not proto.functions:
         return
@@ -59,7 +60,7 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
     deepest = max(size.levels for size in sizes.values())
     if deepest > limits.FUNCTION_LEVELS:
         raise ModelError(
-            f"the model's own functions are nested {deepest} levels deep; the limit is "
+            f"the model's own functions are nested {deepest} levels deep, more than the limit of "
             f"{limits.FUNCTION_LEVELS}; export the model without functions",
             path,
             code="nested-too-deeply",
@@ -70,18 +71,21 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
 
 
 def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
-    """Check the nodes and the copies of all called functions together.
+    """Check the total number of nodes and the total size of copies after inlining.
 
     Args:
-        called: Sizes of the functions that the graph calls, one for each call.
-        stored: Bytes of the functions in the file.
-        path: Name of the model in errors.
+        called: Size of the function of each call in the graph.
+        stored: Size of all functions in the file in bytes.
+        path: Path of the model for messages.
+
+    Raises:
+        ModelError: A total exceeds its limit.
     """
     total = sum(size.nodes for size in called)
     if total > limits.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
         raise ModelError(
-            f"the model's own functions expand to {about} nodes; the limit is "
+            f"the model's own functions expand to {about} nodes, more than the limit of "
             f"{limits.FUNCTION_CALLS}; export the model without functions",
             path,
             code="too-many-nodes",
@@ -122,9 +126,9 @@ def _measure_functions(proto: onnx.ModelProto, path: str) -> dict[_Key, _Functio
 
 
 def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
-    """Return the calls that each function of a model makes, including from subgraphs.
+    """Return the functions that each function of a model calls, one entry for each call.
 
-    Functions and calls are in the order of the file.
+    Calls in subgraphs count. Functions and calls are in the order of the file.
     """
     functions = _functions(proto)
     calls: dict[_Key, list[_Key]] = {}
@@ -135,10 +139,7 @@ def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
 
 
 def find_called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
-    """Return the functions that a model's graph calls, in the order of the file.
-
-    Calls from subgraphs and from other functions count.
-    """
+    """Return the functions that a model's graph calls directly or indirectly, in file order."""
     functions = _functions(proto)
     called: set[_Key] = set()
     stack = [proto.graph.node]
@@ -170,16 +171,16 @@ def _callee_key(node: onnx.NodeProto) -> _Key:
 
 
 def inline_functions(proto: onnx.ModelProto, path: str) -> dict[str, str]:
-    """Replace all calls of a model's own functions by their nodes, in place.
+    """Inline all calls of a model's own functions, in place.
 
-    Names of nodes and tensors in the function get the name of the call as prefix: ``layer1/Conv``.
+    The names of inlined nodes and tensors begin with the name of the call: ``layer1/Conv``.
 
     Args:
-        proto: The model, checked by :func:`check_functions`.
-        path: Name of the model in errors.
+        proto: The model, which :func:`check_functions` has accepted.
+        path: Path of the model for messages.
 
     Returns:
-        Names that the inlined nodes have in the functions, by their new names.
+        Name of each inlined node in its function, by new name.
 
     Raises:
         ModelError: A call has too many inputs or outputs, or a function uses an operator set that
@@ -204,9 +205,12 @@ def inline_functions(proto: onnx.ModelProto, path: str) -> dict[str, str]:
 
 
 def _convert_body(proto: onnx.ModelProto, function: onnx.FunctionProto, path: str) -> Any:
-    """Return a function's nodes, converted to the operator sets of the model.
+    """Return a function's nodes in the operator sets of the model.
 
-    Operator sets that the model lacks are added to the model.
+    Operator sets that only the function uses are added to the model, in place.
+
+    Raises:
+        ModelError: The nodes cannot be converted.
     """
     versions = {_domain(opset.domain): opset.version for opset in proto.opset_import}
     for opset in function.opset_import:
@@ -219,7 +223,7 @@ def _convert_body(proto: onnx.ModelProto, function: onnx.FunctionProto, path: st
 
 
 def _has_same_operators(function: onnx.FunctionProto, version: int, model_version: int) -> bool:
-    """Return whether two operator sets define the operators of a function alike."""
+    """Return whether all operators of a function are equal in two versions of ONNX's operators."""
     nodes = with_subgraph_nodes(function.node)
     operators = {node.op_type for node in nodes if node.domain in STANDARD}
     return version == model_version or all(
@@ -237,7 +241,11 @@ def _schema_version(op: str, version: int) -> int:
 def _convert_nodes(
     function: onnx.FunctionProto, version: int, model_version: int, path: str
 ) -> Any:
-    """Return a function's nodes in the operator set of the model."""
+    """Convert a function's nodes to the version of ONNX's operators that the model uses.
+
+    Raises:
+        ModelError: onnx cannot convert the function.
+    """
     value = onnx.helper.make_empty_tensor_value_info
     inputs, outputs = map(value, function.input), map(value, function.output)
     graph = onnx.helper.make_graph(function.node, function.name, list(inputs), list(outputs))
@@ -262,12 +270,12 @@ def _convert_nodes(
 
 @dataclass(frozen=True, slots=True)
 class _FunctionBody:
-    """A function in which all calls of other functions are replaced by nodes.
+    """A function after all calls in it are inlined.
 
     Attributes:
         function: The function.
-        nodes: Its nodes.
-        sources: Original names of inlined nodes.
+        nodes: Nodes of the function and of inlined functions.
+        sources: Name of each inlined node in its function, by new name.
     """
 
     function: onnx.FunctionProto
@@ -276,7 +284,14 @@ class _FunctionBody:
 
 
 class _InliningScope:
-    """Nodes of a graph or function, in which calls are replaced."""
+    """Inlines the calls in the nodes of a graph or function.
+
+    Args:
+        nodes: The nodes, changed in place.
+        boundary: Names of inputs, outputs and initializers.
+        bodies: Functions whose own calls are inlined already.
+        path: Path of the model for messages.
+    """
 
     def __init__(
         self,
@@ -293,8 +308,8 @@ class _InliningScope:
         self._sources: dict[str, str] = {}
 
     def expand(self) -> dict[str, str]:
-        """Replace all calls and return the original names of the inlined nodes."""
-        for graph in reversed(self._graphs):  # inner graphs first: outer graphs are copied
+        """Inline all calls; return the original names of inlined nodes by new name."""
+        for graph in reversed(self._graphs):  # inner graphs first, because outer ones are copied
             self._expand_nodes(graph.node)
         self._expand_nodes(self._nodes)
         return self._sources
@@ -320,14 +335,18 @@ class _InliningScope:
             )
 
     def _copy_body(self, call: onnx.NodeProto, body: _FunctionBody) -> list[onnx.NodeProto]:
-        """Return the nodes that compute a call's outputs from its inputs."""
+        """Return copies of a function's nodes, connected to the inputs and outputs of a call.
+
+        Raises:
+            ModelError: The call has more inputs or outputs than the function.
+        """
         function, prefix = body.function, self._unique_prefix(call)
         self._check_call(call, function, prefix)
         tensors = dict.fromkeys(function.input, "")
         tensors.update(zip(function.input, call.input, strict=False))
         copies = []
         for formal, actual in zip(function.output, call.output, strict=False):
-            if formal in tensors and actual:  # an input, or an output that is listed twice
+            if formal in tensors and actual:  # the output is also an input, or is listed twice
                 copies.append(onnx.helper.make_node("Identity", [tensors[formal]], [actual]))
             elif actual:
                 tensors[formal] = actual
@@ -343,7 +362,7 @@ class _InliningScope:
         return nodes + copies
 
     def _unique_prefix(self, call: onnx.NodeProto) -> str:
-        """Return a call's name as unique prefix, with a number if another call has the name."""
+        """Return a call's name as a prefix, with a number if another call has the same name."""
         name = call.name or next(filter(None, call.output), call.op_type)
         prefix = name
         while prefix in self._prefixes:
@@ -355,9 +374,13 @@ class _InliningScope:
     def _rename_tensors(
         self, nodes: list[onnx.NodeProto], tensors: dict[str, str], prefix: str
     ) -> None:
-        """Rename the tensors of a copied body.
+        """Rename the tensors in copied nodes of a function, in place.
 
-        Inputs and outputs of the function are renamed by ``tensors``. Others get the prefix.
+        Args:
+            nodes: Copied nodes.
+            tensors: New names of the function's inputs and outputs. Other tensors are added, with
+                the prefix.
+            prefix: Prefix of new names.
         """
         graphs = list(nested_graphs(nodes))
         for tensor in _defined_tensors(nodes, graphs):
@@ -379,7 +402,7 @@ class _InliningScope:
 def _defined_tensors(
     nodes: Iterable[onnx.NodeProto], graphs: Iterable[onnx.GraphProto]
 ) -> Iterable[str]:
-    """Yield the names of tensors that nodes and their subgraphs define."""
+    """Yield the names of all tensors that nodes and their subgraphs define."""
     for graph in graphs:
         yield from (value.name for value in _declared_tensors(graph))
         for node in graph.node:
@@ -389,13 +412,16 @@ def _defined_tensors(
 
 
 def _declared_tensors(graph: onnx.GraphProto) -> Iterable[Any]:
-    """Yield the messages that name a tensor of a subgraph, apart from its nodes."""
+    """Yield the declarations of a subgraph's tensors: inputs, outputs, constants and types."""
     yield from (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
     yield from (sparse.values for sparse in graph.sparse_initializer)
 
 
 def _set_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> None:
-    """Replace references to attributes of a function; those without a value are dropped."""
+    """Replace references to a function's attributes by their values, in place.
+
+    References without a value are removed.
+    """
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return
     own = [a for a in node.attribute if not a.ref_attr_name]

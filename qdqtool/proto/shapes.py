@@ -1,9 +1,10 @@
-"""Types and shapes of tensors, inferred by onnx.
+"""Infer types and shapes of tensors with onnx.
 
-onnx's inference is C++ that trusts the model. It ends the process on some wrong models (a 7x7 Conv
-over a 4x4 input followed by a Slice) and takes all memory on others. Models of ordinary networks
-are inferred in this process. All others are inferred in a child process with limited memory and
-time, and so is every conversion to another operator set.
+onnx's shape inference is C++ code that trusts the model. For some invalid models it ends the
+process (a 7x7 Conv over a 4x4 input, followed by a Slice) or takes all memory. So only models that
+a static check accepts are inferred in this process. All other models are inferred in a child
+process with limited memory and time. Conversion to another operator set always uses a child
+process.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ KnownType = tuple[int, tuple[int | None, ...] | None]
 
 _WORKER = Path(__file__).parent / "shapes_worker.py"
 _MAX_INT32 = 1 << 31  # onnx reads attributes as 32-bit integers
-_LARGE_SIZE = 1 << 24  # larger dimensions of constant shapes are not inferred in this process
+_LARGE_SIZE = 1 << 24  # models with larger constant sizes are not inferred in this process
 
-# Operators whose inference neither crashes nor allocates much. Found by trying all operators.
+# Operators whose inference neither crashes nor allocates much memory, found by trying all
+# operators.
 _HARMLESS = frozenset(
     """
     Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast CastLike Ceil Celu Clip Concat
@@ -44,19 +46,19 @@ _HARMLESS = frozenset(
     Trilu Unsqueeze Upsample Where Xor
     """.split()
 )
-_CRASH_ON_NEGATIVE = frozenset(("GatherND", "Slice"))  # dimensions
+_CRASH_ON_NEGATIVE = frozenset(("GatherND", "Slice"))  # inference crashes on negative dimensions
 _WINDOWED = frozenset(("AveragePool", "Conv", "ConvTranspose", "MaxPool"))
-# Operators whose output sizes are stated by inputs or attributes.
+# Operators whose inputs or attributes state the output size.
 _RESIZING = frozenset(
     "DepthToSpace Expand GatherND Pad Resize SpaceToDepth Split Tile TopK Upsample".split()
 )
-# For operators with other inputs as well: end of the input positions that state sizes.
+# End of the input positions that state sizes, for operators that have further inputs.
 _SIZE_INPUT_ENDS = {"GatherND": 1, "Pad": 2, "TopK": 2}
-# Operators whose vectors onnx computes entry by entry ("data propagation").
+# Operators for which onnx computes the values of vectors ("data propagation").
 _PROPAGATED = frozenset(
     "Add Cast Concat Gather MeanVarianceNormalization Mul Size Slice Squeeze Sub Unsqueeze".split()
 )
-# Position of the input whose values decide the size of the output.
+# Position of the input whose values determine the output size.
 _SIZE_INPUTS = {
     "ConstantOfShape": 0,
     "Expand": 1,
@@ -67,7 +69,7 @@ _SIZE_INPUTS = {
     "Tile": 1,
 }
 
-# Operators whose output types follow from the input types, for all values.
+# Operators whose output types depend only on the types of the inputs, not on their values.
 _TYPED_BY_INPUTS = frozenset(
     """
     Add AveragePool BatchNormalization Clip Concat Conv ConvTranspose Div Flatten Gemm
@@ -78,15 +80,15 @@ _TYPED_BY_INPUTS = frozenset(
 
 
 def infer_types(proto: onnx.ModelProto) -> Types | None:
-    """Return the types of tensors in a model's main graph; None if onnx cannot infer them.
+    """Return the types of tensors in a model's main graph, by name; None if inference fails.
 
     Args:
-        proto: Model, preferably without large weights. It is not changed.
+        proto: Model, preferably without large weights, which is not changed.
     """
     for data_prop in (True, False):
         try:
             graph = infer_shapes(proto, data_prop=data_prop).graph
-        except Exception:  # custom operators or unusual types; callers can do without shapes
+        except Exception:  # inference fails for custom operators and unusual types
             continue
         return {value.name: value.type for value in (*graph.value_info, *graph.output)}
     return None
@@ -99,10 +101,10 @@ def infer_shapes(
     strict_mode: bool = False,
     data_prop: bool = False,
 ) -> onnx.ModelProto:
-    """Return a copy of a model with inferred types.
+    """Return a copy of a model with inferred types; the options are those of onnx.
 
     Raises:
-        Exception: onnx refuses the model, or crashes on it.
+        Exception: onnx rejects the model, crashes, or exceeds its limits.
     """
     if is_safe(proto):
         return onnx.shape_inference.infer_shapes(
@@ -112,16 +114,20 @@ def infer_shapes(
 
 
 def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Return a model in another version of ONNX's operator set.
+    """Convert a model to another version of ONNX's operator set.
 
     Raises:
-        Exception: onnx refuses the model, or crashes on it.
+        Exception: onnx rejects the model, crashes, or exceeds its limits.
     """
     return _run_in_child(proto, "convert", opset)
 
 
 def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.ModelProto:
-    """Run one task of shapes_worker.py in a child process and return its model."""
+    """Run a task of shapes_worker.py in a child process, and return the resulting model.
+
+    Raises:
+        RuntimeError: onnx rejects the model, crashes, or exceeds the limits of time or memory.
+    """
     source = proto.SerializeToString()
     memory = limits.ONNX_BYTES + limits.ONNX_BYTES_BYTE * len(source)
     command = [sys.executable, "-P", str(_WORKER), str(memory), task, *map(str, numbers)]
@@ -132,10 +138,10 @@ def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.Mode
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"onnx needs more than {limits.ONNX_SECONDS} s") from None
     if child.returncode < 0:
-        raise RuntimeError("onnx crashes on the model")
+        raise RuntimeError("onnx crashes on this model")
     if child.returncode:
         reason = child.stderr.decode("utf-8", "replace").strip()
-        raise RuntimeError(reason.splitlines()[-1] if reason else ("onnx fails on the model"))
+        raise RuntimeError(reason.splitlines()[-1] if reason else "onnx fails on this model")
     result: onnx.ModelProto = onnx.ModelProto.FromString(child.stdout)
     return result
 
@@ -144,7 +150,7 @@ def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.Mode
 
 
 def is_safe(proto: onnx.ModelProto) -> bool:
-    """Return whether onnx's inference of a model neither crashes nor takes much memory."""
+    """Return whether onnx certainly infers a model without crashing or taking much memory."""
     nodes = list(all_nodes(proto))
     if proto.functions or not all(_is_harmless(node) for node in nodes):
         return False
@@ -162,12 +168,15 @@ def _is_harmless(node: onnx.NodeProto) -> bool:
     if node.domain not in STANDARD:  # onnx ignores unknown domains
         return not node.domain.startswith("ai.onnx")
     if node.op_type.startswith("Gather") and len(set(node.input)) < len(node.input):
-        return False  # the rank doubles with each node of such a chain
+        return False  # if data and indices are one tensor, a chain doubles the rank at each node
     return node.op_type in _HARMLESS and has_sane_attributes(node)
 
 
 def has_sane_attributes(node: onnx.NodeProto) -> bool:
-    """Return whether onnx reads a node's attributes as they are stated."""
+    """Return whether onnx uses a node's attributes with the values that the model states.
+
+    onnx reads integers as 32 bits, and the number of outputs of a Split from the node.
+    """
     attributes = node.attribute
     if node.op_type != "Constant" and any(abs(a.i) >= _MAX_INT32 for a in attributes):
         return False
@@ -179,7 +188,7 @@ def has_sane_attributes(node: onnx.NodeProto) -> bool:
 def _constants(
     proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
 ) -> dict[str, onnx.TensorProto]:
-    """Return initializers and values of Constant nodes by name, including subgraphs."""
+    """Return all initializers and values of Constant nodes by name, including subgraphs."""
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     for node in nodes:
         for attribute in node.attribute:
@@ -221,7 +230,7 @@ def _states_negative_size(
 
 
 def _has_usual_sizes(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
-    """Return whether the numbers that determine output sizes are constants of at least 0."""
+    """Return whether all numbers that determine output sizes are constants from 0 to 2**24."""
     inputs = node.input[1 : _SIZE_INPUT_ENDS.get(node.op_type, len(node.input))]
     numbers: list[float] = []
     for tensor in filter(None, inputs):
@@ -244,7 +253,7 @@ def _fits_window(
     constants: Mapping[str, onnx.TensorProto],
     producers: Mapping[str, onnx.NodeProto],
 ) -> bool:
-    """Return whether a convolution or pooling has no negative output size for any input."""
+    """Return whether a convolution or pooling has no negative output size, whatever the input."""
     if any(a.ints and a.type != a.INTS for a in node.attribute):
         return False
     stated = {a.name: list(a.ints) for a in node.attribute if a.ints}
@@ -283,7 +292,7 @@ def _weight_sizes(
     constants: Mapping[str, onnx.TensorProto],
     producers: Mapping[str, onnx.NodeProto],
 ) -> Sequence[int]:
-    """Return the spatial sizes of a convolution's weights, with or without a Q/DQ pair."""
+    """Return the kernel size of a convolution's weights, also through a Q/DQ pair."""
     tensor = "".join(node.input[1:2])
     for _ in range(2):
         producer = producers.get(tensor)
@@ -299,14 +308,14 @@ def _small_values(tensor: onnx.TensorProto | None) -> list[Any] | None:
         return None
     try:
         return list(onnx.numpy_helper.to_array(tensor).flat)
-    except Exception:  # damaged tensor
+    except Exception:  # the tensor is damaged
         return None
 
 
 def _vector_lengths(
     proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
 ) -> dict[str, int]:
-    """Return the lengths of vectors and scalars that the model states, by tensor."""
+    """Return the lengths of constant or declared vectors and scalars, by name of the tensor."""
     lengths = {
         name: math.prod(tensor.dims) for name, tensor in constants.items() if len(tensor.dims) <= 1
     }
@@ -324,7 +333,7 @@ def _makes_large_tensors(
     constants: Mapping[str, onnx.TensorProto],
     lengths: Mapping[str, int],
 ) -> bool:
-    """Return whether a constant requests an output of unusual rank or size, or a huge step."""
+    """Return whether a constant may cause an output of huge rank or size, or a huge step."""
     for node in nodes:
         if any(len(a.ints) > limits.RANK for a in node.attribute if node.op_type != "Constant"):
             return True
@@ -335,7 +344,7 @@ def _makes_large_tensors(
         if tensor in constants:
             if _has_large_values(constants[tensor]):
                 return True
-        elif tensor and node.op_type == "Slice":  # a step of 2^31 never ends
+        elif tensor and node.op_type == "Slice":  # with a step of 2^31, inference never ends
             return True
     return False
 
@@ -346,7 +355,7 @@ def _has_large_values(tensor: onnx.TensorProto) -> bool:
 
 
 def _largest_input(proto: onnx.ModelProto) -> int:
-    """Return the number of elements of the largest input; open dimensions count as 1."""
+    """Return the number of elements of the largest input; dynamic dimensions count as 1."""
     shapes = [value.type.tensor_type.shape for value in proto.graph.input]
     return max((math.prod(d.dim_value or 1 for d in shape.dim) for shape in shapes), default=0)
 
@@ -354,10 +363,15 @@ def _largest_input(proto: onnx.ModelProto) -> int:
 def _has_long_vectors(
     nodes: Iterable[onnx.NodeProto], lengths: dict[str, int], largest_input: int
 ) -> bool:
-    """Return whether onnx would compute very long vectors, with a dimension per element.
+    """Return whether onnx would compute the values of very long vectors, one by one.
 
-    The check uses upper bounds of the lengths. Tensors that are not known to be vectors count as
-    empty. A tensor that is reshaped to a vector counts as long as the largest input.
+    The check uses upper bounds of the lengths. Tensors that may not be vectors count as empty. A
+    tensor that is reshaped to a vector counts as long as the largest input.
+
+    Args:
+        nodes: All nodes of the model.
+        lengths: Lengths of vectors by name, to which lengths of outputs are added.
+        largest_input: Number of elements of the largest input.
     """
     if max(lengths.values(), default=0) >= _LARGE_SIZE:
         return True
@@ -385,13 +399,13 @@ def infer_node(
     opset: int,
     values: Mapping[str, onnx.TensorProto] | None = None,
 ) -> Types:
-    """Return the output types of one standard ONNX node; empty if onnx cannot infer them.
+    """Return the output types of a single ONNX node by name; empty if inference fails.
 
     Args:
-        node: Node without subgraphs.
-        types: Types of its inputs.
-        opset: Version of the operator set.
-        values: Values of inputs that are constants.
+        node: Node of a standard operator; nodes with subgraphs are not inferred.
+        types: Types of the inputs by name.
+        opset: Version of ONNX's operator set.
+        values: Values of constant inputs by name.
     """
     proto = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid("", opset)])
     proto.graph.node.append(node)
@@ -406,15 +420,16 @@ def infer_node(
         return dict(
             onnx.shape_inference.infer_node_outputs(schema, node, dict(types), dict(values or {}))
         )
-    except Exception:  # custom or damaged node
+    except Exception:  # the node is custom or damaged
         return {}
 
 
 class NodeTypeCache:
-    """Output types of nodes, inferred once for equal operator, attributes and input types.
+    """Infers output types of single nodes, once for each operator, attributes and input types.
 
-    That is much faster than inferring a whole network with many equal nodes. It covers operators
-    whose output types follow from their input types, if these are completely known.
+    This is much faster than the inference of a whole network with many equal nodes. The cache works
+    for operators whose output types depend only on the input types, if all input types and
+    dimensions are known.
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -426,11 +441,11 @@ class NodeTypeCache:
     def outputs(
         self, node: onnx.NodeProto, op: str, inputs: Sequence[KnownType]
     ) -> list[KnownType] | None:
-        """Return the types of a node's outputs; None if they cannot be inferred.
+        """Return the types of a node's outputs; None if they cannot be inferred this way.
 
         Args:
             node: The node.
-            op: Its operator.
+            op: Operator of the node.
             inputs: Type of each input.
         """
         if op not in self._operators or node.domain not in STANDARD:
@@ -453,7 +468,7 @@ class NodeTypeCache:
         schema = onnx.defs.get_schema(node.op_type, self._opset, "")
         try:
             inferred = onnx.shape_inference.infer_node_outputs(schema, node, types)
-        except Exception:  # damaged node
+        except Exception:  # the node is damaged
             return None
         outputs: list[KnownType] = []
         for tensor in node.output:

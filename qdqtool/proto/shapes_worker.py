@@ -1,7 +1,8 @@
-"""Child process of shapes.py: read a model from stdin, write the result to stdout.
+"""Child process of shapes.py: read a model from stdin, and write the resulting model to stdout.
 
 Arguments: memory limit in bytes, then `infer CHECK_TYPE STRICT_MODE DATA_PROP` (0 or 1 each) or
-`convert OPSET`. The exit code is 1 if onnx refuses the model; the last line of stderr says why.
+`convert OPSET`. If onnx rejects the model, the exit code is 1, and the last line of stderr is the
+reason.
 """
 
 import os
@@ -9,10 +10,10 @@ import sys
 
 
 def main() -> None:
-    """Run one task."""
+    """Run the task of the command line."""
     memory, task, *numbers = sys.argv[1:]
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # onnx's C++ prints to stdout
+    os.dup2(2, 1)  # onnx's C++ code prints to stdout, which must contain only the model
     _limit_memory(int(memory))
     source = sys.stdin.buffer.read()
     import onnx

@@ -1,4 +1,4 @@
-"""Models without the data of their weights, for uses that need types and dimensions only."""
+"""Copies of models without the data of weights, if only types and dimensions are needed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Container
 import onnx
 from google.protobuf.message import EncodeError
 
-# Maximum bytes of constants that keep their data, because shape inference may have to read them.
+# Constants of at most this size in bytes keep their data, because shape inference may need them.
 _KEEP_FOR_SHAPES = 4096
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the bytes of a tensor's message; 2 GB if it is too large for protobuf to measure."""
+    """Return the size of a tensor's message in bytes; 2 GB if protobuf cannot measure it."""
     try:
         return int(tensor.ByteSize())
     except (ValueError, EncodeError):
@@ -22,12 +22,14 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 def strip_large_weights(
     proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES, only: Container[str] | None = None
 ) -> onnx.ModelProto:
-    """Return a copy without the data of large initializers, which keep type and dimensions.
+    """Return a copy of a model without the data of large initializers.
+
+    Initializers without data keep their types and dimensions.
 
     Args:
-        proto: The model. It is not changed.
-        keep: Initializers of at most this many bytes keep their data.
-        only: Names of the initializers that may lose their data; all by default.
+        proto: The model, which is not changed.
+        keep: Maximum size in bytes of initializers that keep their data.
+        only: Names of the initializers that may lose their data; None for all.
     """
     slim = onnx.ModelProto()
     slim.ir_version = proto.ir_version
@@ -44,5 +46,5 @@ def strip_large_weights(
 
 
 def strip_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """Return a tensor with the same name, type and dimensions, without its data."""
+    """Return a copy of a tensor that has only the name, type and dimensions."""
     return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

@@ -1,4 +1,4 @@
-"""Operations on NodeProtos: subgraphs and dependencies."""
+"""Operations on protobuf nodes: subgraphs, dependencies, and extraction of parts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import onnx
 from qdqtool.errors import ModelError
 
 _Node = TypeVar("_Node")
-STANDARD = ("", "ai.onnx")  # names of the domain of ONNX's own operators
-DOMAINS = (*STANDARD, "com.microsoft")  # operators of equal name are equal in these domains
+STANDARD = ("", "ai.onnx")  # both names of the domain of ONNX's own operators
+DOMAINS = (*STANDARD, "com.microsoft")  # domains in which operators of equal name are equal
 INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # prefixes of domains of onnxruntime's optimizer
-RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # domains that onnxruntime includes
+RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # domains that onnxruntime supports
 
 
 def attribute_graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs of one attribute."""
+    """Yield the graphs that an attribute contains."""
     if attribute.HasField("g"):
         yield attribute.g
     yield from attribute.graphs
 
 
 def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """Yield the subgraphs of nodes at all levels."""
-    # Not recursive: a recursive generator would yield each graph once per level above it.
+    """Yield all subgraphs of nodes, including subgraphs of subgraphs."""
+    # A recursive generator would pass each graph through all levels above it, which is slow.
     levels = [_direct_graphs(nodes)]
     while levels:
         graph = next(levels[-1], None)
@@ -46,20 +46,20 @@ def _direct_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]
 
 
 def with_subgraph_nodes(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes, and the nodes of their subgraphs."""
+    """Yield nodes, and then the nodes of all their subgraphs."""
     yield from nodes
     for graph in nested_graphs(nodes):
         yield from graph.node
 
 
 def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield every node of a model's graph and of its own functions."""
+    """Yield all nodes of a model: of the graph, of its own functions, and of all subgraphs."""
     for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
         yield from with_subgraph_nodes(nodes)
 
 
 def rename_tensors(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None:
-    """Rename tensors in the inputs and outputs of nodes and of their subgraphs."""
+    """Rename tensors in the inputs and outputs of nodes and of their subgraphs, in place."""
     for node in with_subgraph_nodes(nodes):
         for tensors in (node.input, node.output):
             for position, tensor in enumerate(tensors):
@@ -100,11 +100,11 @@ def _outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
 
 
 def require_utf8(texts: Collection[Any], path: str) -> None:
-    """Check that texts of a model are UTF-8; protobuf returns other texts as bytes.
+    """Raise an error if a text of a model is not UTF-8; protobuf returns such texts as bytes.
 
     Args:
-        texts: The texts.
-        path: Name of the model in the error.
+        texts: Names and other texts of the model.
+        path: Path of the model for messages.
 
     Raises:
         ModelError: A text is not UTF-8.
@@ -122,19 +122,19 @@ def sort_topologically(
     inputs: Callable[[_Node], Iterable[str]],
     outputs: Callable[[_Node], Iterable[str]],
 ) -> list[_Node]:
-    """Return nodes in topological order, without nodes of a cycle or downstream of one.
+    """Return nodes in topological order, without nodes on a cycle or downstream of a cycle.
 
-    Nodes that are in a topological order already keep their order.
+    If the nodes are in a topological order already, their order is kept.
 
     Args:
-        nodes: The nodes.
-        inputs: Function that returns the tensors that a node reads.
+        nodes: Nodes of a graph.
+        inputs: Function that returns the tensors that a node consumes.
         outputs: Function that returns the tensors that a node produces.
     """
     produced = set(itertools.chain.from_iterable(map(outputs, nodes))) - {""}
     if _is_sorted(nodes, inputs, outputs, produced):
         return nodes
-    # Number of inputs of each node whose producers are not in the order yet
+    # For each node, the number of inputs whose producers are not yet in the order.
     missing = [len(produced.intersection(inputs(node))) for node in nodes]
     consumers = _index_consumers(nodes, inputs, produced)
     queue = [position for position, count in enumerate(missing) if not count]
@@ -150,7 +150,7 @@ def sort_topologically(
 def _index_consumers(
     nodes: list[_Node], inputs: Callable[[_Node], Iterable[str]], produced: set[str]
 ) -> dict[str, list[int]]:
-    """Return the positions of the nodes that read each produced tensor."""
+    """Return the positions of the nodes that consume each produced tensor, by tensor."""
     consumers: dict[str, list[int]] = {tensor: [] for tensor in produced}
     for position, node in enumerate(nodes):
         for tensor in dict.fromkeys(inputs(node)):
@@ -188,12 +188,12 @@ _HEADER = (
 def find_dependencies(
     nodes: Sequence[onnx.NodeProto], tensors: Iterable[str], fed: Container[str] = ()
 ) -> tuple[list[onnx.NodeProto], set[str]]:
-    """Return the nodes that tensors depend on, in order, and all tensors that are needed.
+    """Return the nodes on which some tensors depend, and all tensors that are needed.
 
     Args:
-        nodes: Nodes of a graph in a topological order.
-        tensors: The tensors.
-        fed: Tensors that the caller supplies, so that their producers are not needed.
+        nodes: Nodes of a graph in topological order, which the result keeps.
+        tensors: Tensors to compute.
+        fed: Tensors that the caller supplies, whose producers are therefore not needed.
     """
     needed = set(tensors)
     dependencies = []
@@ -211,16 +211,16 @@ def extract_part(
     constants: Iterable[onnx.TensorProto],
     fed: Container[str] = (),
 ) -> tuple[onnx.ModelProto, set[str]]:
-    """Return the part of a model that some outputs depend on, and the tensors that it needs.
+    """Return the part of a model on which some outputs depend, and all tensors of the part.
 
     Opsets, functions and metadata are those of the whole model. The caller adds inputs and types.
 
     Args:
         proto: The whole model.
-        nodes: Nodes of it to choose from, in a topological order.
+        nodes: Nodes of the model to select from, in topological order.
         outputs: Outputs of the part.
-        constants: Initializers of the model to choose from.
-        fed: Tensors that become inputs of the part, so that their producers are left out.
+        constants: Initializers of the model to select from.
+        fed: Tensors that become inputs of the part, whose producers are therefore left out.
     """
     part = onnx.ModelProto()
     part.graph.output.extend(outputs)

@@ -1,1 +1,1 @@
-"""Models in onnxruntime: sessions, and the cost of running a model."""
+"""Run models in onnxruntime: sessions, and estimates of memory and work."""

@@ -1,4 +1,4 @@
-"""Memory and work of one run of a network in onnxruntime, estimated before the run."""
+"""Estimate memory and work of one run of a network in onnxruntime, before the run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class RunCost:
     """Memory and work of one run.
 
     Attributes:
-        peak_bytes: Largest number of bytes of activations that are alive at the same time. Weights
-            do not count.
-        operations: Sum over nodes of multiplications, or of elements read or written if more.
+        peak_bytes: Maximum number of bytes of activations in memory at the same time, without
+            weights.
+        operations: Sum over all nodes of the number of multiplications, or of the number of
+            elements read or written if that is larger.
     """
 
     peak_bytes: int
@@ -35,11 +36,11 @@ class RunCost:
 def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> RunCost:
     """Estimate memory and work of a run.
 
-    Only shapes of inputs are read from the file. All other shapes are inferred again.
+    Shapes that the file declares are not trusted: all shapes are inferred from the input shapes.
 
     Args:
         proto: The network.
-        shapes: Shape of each input that will be fed.
+        shapes: Shape of each input in the run.
     """
     model = with_input_shapes(proto, shapes)
     constants = ConstantEvaluator(model)
@@ -50,9 +51,9 @@ def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 
 
 def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
-    """Return a copy of a network with the given input shapes, to infer all other shapes.
+    """Return a copy of a network with other input shapes, from which all shapes are inferred.
 
-    The copy lacks the data of large weights, and declares no other shapes.
+    The copy has no data of large weights, and declares no other shapes.
     """
     slim = strip_large_weights(proto)
     graph = slim.graph
@@ -69,10 +70,10 @@ def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 
 
 def peak_activation_bytes(model: Model) -> int:
-    """Return the largest number of bytes of activations that are alive at the same time.
+    """Return the maximum number of bytes of activations in memory at the same time.
 
-    Inputs live from the beginning and outputs to the end. A tensor of unknown shape counts nothing,
-    an open dimension 1.
+    Inputs and outputs stay in memory until the end. A tensor of unknown shape counts as 0 bytes, a
+    dynamic dimension as 1.
     """
     last_use: dict[str, int] = {}
     for position, node in enumerate(model.ordered):
@@ -90,7 +91,7 @@ def peak_activation_bytes(model: Model) -> int:
 
 
 def activation_bytes(model: Model, tensor: str) -> int:
-    """Return the bytes of an activation; 0 for a constant or a tensor of unknown shape."""
+    """Return the size of an activation in bytes; 0 for constants and unknown shapes."""
     shape = None if model.is_constant(tensor) else model.shape(tensor)
     if shape is None:
         return 0
@@ -102,10 +103,10 @@ def activation_bytes(model: Model, tensor: str) -> int:
 
 
 def check_loops(model: Model) -> None:
-    """Refuse a model with a loop whose trip count makes one run take days.
+    """Raise an error if the trip count of a loop makes one run take days.
 
     Raises:
-        ModelError: A loop takes more than `limits.LOOP_WORK`.
+        ModelError: The work of a loop exceeds `limits.LOOP_WORK`.
     """
     constants = ConstantEvaluator(model)
     for node in model.nodes:
@@ -120,7 +121,7 @@ def check_loops(model: Model) -> None:
 
 
 def _count(shape: Iterable[int | None] | None) -> int:
-    """Return the number of elements; an open dimension counts as 1, an unknown shape as 0."""
+    """Return the number of elements: dynamic dimensions count as 1, an unknown shape as 0."""
     return 0 if shape is None else math.prod(max(d or 1, 1) for d in shape)
 
 
@@ -129,7 +130,7 @@ def _sizes(model: Model, tensor: str) -> list[int]:
 
 
 def _operations(model: Model, node: Node) -> int:
-    """Return the multiplications of a node, at least one for each element read or written."""
+    """Return the number of multiplications of a node, or of elements moved if that is larger."""
     written = sum(_count(model.shape(t)) for t in filter(None, node.outputs))
     moved = max(written, sum(_count(model.shape(t)) for t in filter(None, node.inputs)))
     if node.domain not in DOMAINS:
@@ -150,7 +151,7 @@ def _operations(model: Model, node: Node) -> int:
 
 
 def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
-    """Return the work of a node's subgraphs: a fixed amount per inner node and iteration."""
+    """Return the work of a node's subgraphs: a fixed number per inner node and iteration."""
     work = 0
     for attribute in node.attribute:
         for graph in attribute_graphs(attribute):
@@ -160,14 +161,14 @@ def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> 
 
 
 def _trip_count(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
-    """Return the constant number of iterations of a Loop; 1 if it is not known in advance."""
+    """Return the number of iterations of a Loop; 1 if it is not constant, or for other nodes."""
     if node.op_type != "Loop" or not node.input or not _ignores_condition(node, constants):
         return 1
     return max(1, _integer(node.input[0], constants) or 1)
 
 
 def _ignores_condition(node: onnx.NodeProto, constants: ConstantEvaluator) -> bool:
-    """Return whether a Loop's condition is certainly true in each iteration."""
+    """Return whether the condition of a Loop is constantly true."""
     start = "".join(node.input[1:2])
     if start and _integer(start, constants) != 1:
         return False

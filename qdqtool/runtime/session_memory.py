@@ -1,4 +1,4 @@
-"""Memory that onnxruntime's sessions of this process may use."""
+"""Memory that the onnxruntime sessions of this process may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 from qdqtool.util.limits import PROCESSES
 
-MACHINE_SHARE = 0.75
+MACHINE_SHARE = 0.75  # fraction of the machine's or container's memory
 # Files that contain the memory limit of a container.
 CONTAINER_FILES = (
     "/sys/fs/cgroup/memory.max",
@@ -16,13 +16,13 @@ CONTAINER_FILES = (
 
 
 def session_memory() -> int:
-    """Return the bytes that all sessions of this process may use together; 0 if unknown."""
+    """Return the memory in bytes that all sessions of this process may use; 0 if unknown."""
     sizes = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in CONTAINER_FILES:
         with contextlib.suppress(ValueError, OSError), open(path, encoding="ascii") as file:
-            sizes.append(int(file.read(32)))  # the file contains "max" without a limit
+            sizes.append(int(file.read(32)))  # without a limit, the file contains "max"
     processes = 1
     with contextlib.suppress(ValueError):
         processes = max(1, int(os.environ.get(PROCESSES, "1")))

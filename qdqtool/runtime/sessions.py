@@ -1,6 +1,6 @@
-"""Open onnxruntime sessions on models in memory.
+"""Open onnxruntime sessions for models in memory.
 
-Sessions print nothing, accept models of any size and do not copy weights.
+Opening a session prints nothing, works for models of any size, and avoids copies of weights.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from qdqtool.util import limits
 from qdqtool.util.subprocesses import temporary_folder
 from qdqtool.util.text import reason_of
 
-OUT_OF_MEMORY = "bfc_arena"  # occurs in onnxruntime's message if an allocation fails
-# All versions of onnxruntime from 1.20 on read this IR version. Later IR versions only add types
+OUT_OF_MEMORY = "bfc_arena"  # onnxruntime's message contains this text if an allocation fails
+# All versions of onnxruntime from 1.20 on support this IR version. Later IR versions only add types
 # and annotations.
 IR_VERSION = 10
-# Optimizations that are wrong for FP8 (seen with 1.24 to 1.32). The first removes a Relu before a
-# Q, although FP8 has negative values. The second fails at a Clip before a Q.
+# Optimizations of onnxruntime (1.24 to 1.32) that are wrong for FP8. The first removes a Relu
+# before a Q, although FP8 has negative values. The second fails for a Clip before a Q.
 _INTEGER_OPTIMIZERS = ("ReluQuantRewrite", "ClipQuantRewrite")
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
@@ -47,7 +47,7 @@ def core_count() -> int:
 
 
 def load_onnxruntime() -> Any:
-    """Import onnxruntime with telemetry off, because it would leave a temporary file."""
+    """Import onnxruntime with telemetry off, because telemetry leaves a temporary file."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
@@ -64,22 +64,23 @@ def open_session(
     values: Mapping[str, Any] | None = None,
     one_arena: bool = False,
 ) -> Any:
-    """Return an onnxruntime session on the CPU.
+    """Open an onnxruntime session on the CPU.
 
     Args:
-        source: The model's bytes, or its path.
-        threads: Threads for one operator.
-        optimize: Graph optimizations: ``all``, ``extended`` (those that keep the layout),
+        source: Serialized model, or path of a model.
+        threads: Number of threads for one operator; 0 for onnxruntime's default.
+        optimize: Graph optimizations: ``all``, ``extended`` (without changes of the layout),
             ``basic`` or ``none``.
-        folder: Folder of external weights, for a model passed as bytes.
-        fold_qdq: Whether Q/DQ pairs may become integer kernels. False for models with FP8.
-        values: OrtValues of weights that the model names as external.
-        one_arena: Whether the session computes in memory that all such sessions share. It is
-            limited, and held until the process ends. A session's own memory would hold the size of
-            its largest run until the session is closed.
+        folder: Folder of external weights, for a serialized model.
+        fold_qdq: Whether onnxruntime may replace Q/DQ pairs by integer kernels. Must be False for
+            models with FP8.
+        values: OrtValues of weights that the model declares as external, by name.
+        one_arena: Whether the session uses memory that all such sessions share, which has a limit
+            and is held until the process ends. Otherwise the session holds the memory of its
+            largest run until it is closed.
 
     Raises:
-        Exception: onnxruntime refuses the model; its exceptions have no other common base.
+        Exception: onnxruntime rejects the model. Its exceptions share no narrower base class.
     """
     with silence_output():
         onnxruntime = load_onnxruntime()
@@ -87,10 +88,11 @@ def open_session(
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
-        # Memory patterns would keep the memory of the first run in addition to the planned block.
+        # With memory patterns, a session would hold the memory of the first run and the planned
+        # block at the same time.
         options.enable_mem_pattern = False
-        # Without this, busy waiting between operators and runs wastes a quarter of the time of two
-        # threads, which other threads need for decoding and statistics.
+        # By default, threads wait actively between operators and runs. With two threads, this
+        # wastes a quarter of the processor time, which decoding and statistics need.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         level = "ORT_DISABLE_ALL" if optimize == "none" else f"ORT_ENABLE_{optimize.upper()}"
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
@@ -102,7 +104,7 @@ def open_session(
             options.add_session_config_entry(FOLDER_KEY, folder)
         if values:
             options.add_external_initializers(list(values), list(values.values()))
-        # Disable the fallback, which would only repeat the attempt and print a line.
+        # The fallback is off, because it would only repeat the attempt and print a line.
         session = onnxruntime.InferenceSession(
             source,
             options,
@@ -110,7 +112,7 @@ def open_session(
             disabled_optimizers=None if fold_qdq else _INTEGER_OPTIMIZERS,
             enable_fallback=0,
         )
-        # Free the copy of the model that is kept for other providers.
+        # onnxruntime keeps a copy of the model for other providers, which is not needed.
         if getattr(session, "_model_bytes", None) is not None:
             session._model_bytes = None
         return session
@@ -118,13 +120,13 @@ def open_session(
 
 @functools.cache
 def _has_arena() -> bool:
-    """Create the memory arena shared by sessions; return False if onnxruntime refuses."""
+    """Create the memory arena that sessions share; return whether this succeeded."""
     ort = load_onnxruntime()
     try:
         cpu = ort.OrtMemoryInfo(
             "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
         )
-        # Grow by the requested size, not by powers of two
+        # The arena grows by the requested size, not by powers of two.
         ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(session_memory(), 1, -1, -1))
     except Exception:  # for example, another library has registered an arena
         return False
@@ -132,10 +134,10 @@ def _has_arena() -> bool:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return why a session does not open or run, in one line."""
+    """Return the reason why a session cannot be opened or run, in one line."""
     if OUT_OF_MEMORY in str(error):
         return (
-            "it needs more memory than is available, or than "
+            "the model needs more memory than is available, or more than the limit of "
             f"{limits.format_bytes(session_memory())}"
         )
     return reason_of(error, 300)
@@ -146,9 +148,10 @@ _descriptors = threading.RLock()  # threads must not restore each other's descri
 
 @contextlib.contextmanager
 def silence_output() -> Iterator[None]:
-    """Redirect descriptors 1 and 2 to the null device, for one thread at a time.
+    """Redirect descriptors 1 and 2 to the null device until the context ends.
 
-    This silences C++ code, which bypasses Python's streams.
+    This silences C++ code, which does not use Python's streams. Only one thread at a time can be in
+    the context.
     """
     with _descriptors, contextlib.ExitStack() as stack:
         for stream in (sys.stdout, sys.stderr):
@@ -168,7 +171,7 @@ def silence_output() -> Iterator[None]:
 class SharedWeights:
     """Weights in memory that several sessions share.
 
-    A session on a part of YOLOv8s opens in a tenth of the time that it needs with its own weights.
+    A session on a part of YOLOv8s opens in a tenth of the time of a session with its own weights.
     """
 
     def __init__(self) -> None:
@@ -194,8 +197,8 @@ class SharedWeights:
         """Replace initializers of a model by shared weights of the same names, in place.
 
         Returns:
-            OrtValues of the weights that the model reads, for :func:`open_session`. The model names
-            them as external.
+            OrtValues of the weights that the model uses, for :func:`open_session`. The model
+            declares these weights as external.
         """
         graph = proto.graph
         read = (t for n in graph.node for t in (*n.input, *find_captured_tensors(n)))
@@ -216,20 +219,20 @@ def open_proto(
     weights: Mapping[str, onnx.TensorProto] = _NO_WEIGHTS,
     **options: Any,
 ) -> Any:
-    """Return an onnxruntime session for a model; large models go through a temporary file.
+    """Open an onnxruntime session for a model in memory.
 
-    Large weights and models over 2 GB are written to a file. onnxruntime reads one weight at a time
-    from a file, but holds all of them twice for a message.
+    Large weights and models over 2 GB are written to a temporary file first: onnxruntime reads one
+    weight at a time from a file, but holds all weights of a serialized model twice.
 
     Args:
-        proto: The model. It is changed: placeholders get their data, and a model over 2 GB may be
-            cleared.
-        threads: Threads for one operator.
-        weights: Tensors with the data of its placeholders, by name.
+        proto: The model, which is changed: placeholders receive their data, and a model over 2 GB
+            is cleared.
+        threads: Number of threads for one operator.
+        weights: Weights for initializers without data, by name.
         options: Options of :func:`open_session`.
 
     Raises:
-        Exception: onnxruntime refuses the model; its exceptions have no other common base.
+        Exception: onnxruntime rejects the model. Its exceptions share no narrower base class.
     """
     missing = {t.name: weights[t.name] for t in proto.graph.initializer if _is_missing(t, weights)}
     if missing:
@@ -255,7 +258,7 @@ def _open_file(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
     try:
         return open_session(path, threads, **options)
     except Exception as error:
-        prefix = f"Load model from {path} failed:"  # do not show the name of the temporary file
+        prefix = f"Load model from {path} failed:"  # the user does not know the temporary file
         if prefix not in str(error):
             raise
         raise type(error)(str(error).replace(prefix, "")) from None
@@ -273,7 +276,7 @@ def _is_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.TensorProto
 def _write_temporary(
     proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
 ) -> Iterator[Path | None]:
-    """Write a model and its weights to temporary files, and yield the path; None on failure."""
+    """Write a model and weights to temporary files; yield the path, or None on failure."""
     with contextlib.ExitStack() as stack:
         path = None
         if os.name != "nt":  # Windows cannot delete files that onnxruntime has mapped
@@ -285,10 +288,10 @@ def _write_temporary(
 
 
 def serialize(proto: onnx.ModelProto) -> bytes:
-    """Return the bytes of a model.
+    """Serialize a model.
 
     Raises:
-        ValueError: The model is over 2 GB. Some versions of protobuf raise EncodeError instead.
+        ValueError: The model is larger than 2 GB. Some versions of protobuf raise EncodeError.
     """
     data: bytes = proto.SerializeToString()
     return data

@@ -1,4 +1,4 @@
-"""``qdqtool.tune``: the fastest placement that is accurate enough."""
+"""``qdqtool.tune``: find the fastest placement of Q/DQ pairs that is accurate enough."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
 _RANGES_TIME = 0.25  # maximum part of the time limit for collecting ranges
-_TIMED_SAMPLES = 4  # samples that are timed to estimate how many fit into this part
+_TIMED_SAMPLES = 4  # samples that are timed to estimate the number of samples that fit
 
 
 def tune(
@@ -117,19 +117,19 @@ def tune(
     swept_on: int | None = None,
     workers: int | None = None,
 ) -> Tuning:
-    """Find the placement of Q/DQ with the least predicted time that keeps the accuracy.
+    """Find the placement of Q/DQ pairs with the least predicted time that keeps the accuracy.
 
     Args:
-        model: Float ONNX model; it is not changed.
+        model: Float ONNX model, which is not changed.
         data: Images for the calibration, as for :func:`qdqtool.insert`; not an iterator.
         mapper: Function that runs measurement tasks and yields their results, for example on
             other machines; see :mod:`qdqtool.tuning.measure`. Default: threads, or `cluster`.
-        progress: Whether to draw progress on stderr if that is a terminal.
-        say: Function that is called with each line of text about the work and its duration.
-        evaluation: Images like those of the deployment. The search chooses placements on one half
-            of them, and judges the result on the other half. Default: up to half of `data`, held
-            out of the calibration.
-        keep: Part of the float model's metric to keep, above 0 and at most 1. Default: 0.97
+        progress: Whether to draw a progress bar on stderr if stderr is a terminal.
+        say: Function that receives each line of text about the work and its duration.
+        evaluation: Images like those of the deployment. The search compares placements on one half
+            of the images, and evaluates the result on the other half. Default: up to half of
+            `data`, which the calibration then does not use.
+        keep: Fraction of the float model's metric to keep, above 0 and at most 1. Default: 0.97
             without a budget.
         budget_ms: Maximum predicted milliseconds on `gpu`, instead of `keep`. The result is the
             most accurate placement within this time.
@@ -144,45 +144,47 @@ def tune(
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
         precision: ``int8`` or ``fp8``, as for :func:`qdqtool.insert`.
-        method: How the range of an activation is chosen, as for :func:`qdqtool.insert`.
+        method: Calibration method that chooses the range of an activation, as for
+            :func:`qdqtool.insert`.
         method_for: Pairs of a regular expression on tensor names and the method for these
             tensors.
-        percentile: For the method ``percentile``, in percent of the absolute values.
-        max_images: Maximum number of samples, spread evenly over the data.
-        preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
+        percentile: Percentage of the magnitudes that the method ``percentile`` does not clip.
+        max_images: Maximum number of images or rows, spread evenly over the data.
+        preprocess: Conversion of images to inputs: a name of :data:`calibration.PRESETS` (``yolo``,
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
-            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
-            (letterbox, RGB, divided by 255).
-        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
-            metadata.
+            of Pillow to the input. Default: the preprocessing in the model's metadata, else
+            ``yolo`` (letterbox, RGB, divided by 255).
+        size: Height and width in pixels for a model with dynamic image size. Default: the
+            ``imgsz`` in the model's metadata.
         head: Outputs of a detection head that remain float, as for :func:`qdqtool.insert`.
         residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
         attention: Type of the products of attention, as for :func:`qdqtool.insert`.
-        unify: Whether tensors tied by Concat and the like share one scale.
+        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize connect share one scale.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
-        include: Regular expressions on names of nodes to quantize although a preset would leave
-            them float.
+        include: Regular expressions on names of nodes to quantize although a preset leaves them
+            float.
         exclude_op: Operator types that remain float.
-        weights: ``float`` keeps float weights with Q and DQ, ``int8`` and ``fp8`` store quantized
+        weights: ``float`` keeps float weights with Q and DQ; ``int8`` and ``fp8`` store quantized
             weights with DQ alone.
-        high_precision: Type of the float remainder, as for :func:`qdqtool.insert`.
+        high_precision: Type of the layers that are not quantized, as for :func:`qdqtool.insert`.
         smooth: Strength of SmoothQuant, as for :func:`qdqtool.insert`.
         cluster: Workers that calibrate and measure, as for :func:`qdqtool.insert`.
-        mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
-        state: File that keeps the measurements, so that another run continues from there.
-        time_limit: Seconds after which the best placement so far is the result.
-        check_timeout: Seconds for one call of `metric`. Default: 600.
-        whole_front: Whether to measure the front (the placements that no other one beats in both
-            time and accuracy) even if all-INT8 is accurate enough.
+        mixed_cpus: Whether to allow workers whose processors compute different last bits.
+        state: File that stores the measurements. A later run with this file continues from there.
+        time_limit: Time limit in seconds. When it ends, the best placement so far is the result.
+        check_timeout: Time limit of one call of `metric` in seconds. Default: 600.
+        whole_front: Whether to measure the Pareto front (placements that no other placement beats
+            in both time and accuracy) even if the model with every layer in INT8 is accurate
+            enough.
         chosen_on: Maximum number of images on which the search compares placements.
-        judged_on: Maximum number of held-out images on which the result is judged.
+        judged_on: Maximum number of held-out images on which the result is evaluated.
         swept_on: Maximum number of images for the sensitivity of single sites. Default: all
             images on which placements are compared.
-        workers: Number of threads that measure; the result does not depend on it. Default: one
-            for each core, up to 8.
+        workers: Number of threads that measure; the result does not depend on this number.
+            Default: one for each core, up to 8.
 
     Returns:
-        The Q/DQ model with the search's results. If no placement reaches the goal,
+        The Q/DQ model and the results of the search. If no placement reaches the goal,
         :attr:`Tuning.reached` is False.
 
     Raises:
@@ -224,7 +226,7 @@ def tune(
 
 
 class _TuningRun:
-    """The network, the images and the plans of one call of `tune`."""
+    """State of one call of `tune`: network, images, ranges and results."""
 
     def __init__(
         self, model: ModelSource | Model, data: object, target: Target, options: TuneOptions
@@ -268,7 +270,7 @@ class _TuningRun:
             judged_on=options.search.judged_on,
             swept_on=options.search.swept_on,
         )
-        # Open the store before any long work: the file may belong to another tuning.
+        # The store is opened before any long work, because its file may belong to another tuning.
         self.store = MeasurementStore(options.search.state, self._identify())
         if network.smooth is not None:
             placement = placement or place(self.model, rules)
@@ -292,7 +294,7 @@ class _TuningRun:
         self.ranges_seconds = 0.0  # estimate for collecting ranges from all images
 
     def _identify(self) -> Json:
-        """Return hashes and settings that identify everything that measurements depend on."""
+        """Return hashes of the model, the images and the settings that affect measurements."""
         ranges, placing = self.options.ranges, self.options.placement
         is_int8 = self.format == INT8
         settings: Json = {
@@ -310,7 +312,7 @@ class _TuningRun:
             "preprocess": name_preprocess(self.images.preprocess),
             "smooth": self.options.network.smooth,
         }
-        if not is_int8:  # files of INT8 measurements from before FP8 remain usable
+        if not is_int8:  # without this entry, INT8 files of versions without FP8 remain valid
             settings["precision"] = placing.precision
         lines = [
             self.target.name,
@@ -324,10 +326,17 @@ class _TuningRun:
         }
 
     def collect_ranges(self, progress: bool, client: object) -> None:
-        """Collect statistics of every tensor that any placement could quantize.
+        """Collect statistics of every tensor that a placement may quantize, for all methods.
 
-        The statistics serve all calibration methods. A time limit reduces the number of samples.
-        With stored measurements, the number is the one of the run that stored them.
+        A time limit reduces the number of samples. If the store has earlier measurements, the
+        number of samples is that of the earlier run.
+
+        Args:
+            progress: Whether to draw a progress bar.
+            client: Client of a Dask cluster; None to use this process.
+
+        Raises:
+            ModelError: The network has no tensors to quantize.
         """
         planner = self.planner
         placement = planner.placement(Configuration())
@@ -337,14 +346,14 @@ class _TuningRun:
         planner.methods.check([t for group in groups for t in group.tensors])
         self.cluster = replace(self.options.cluster, cluster=client)
         data = self.sets.calibration
-        room = self._count_range_samples()
-        self.store.ranged_on = room if 0 < room < len(data) else 0
+        count = self._count_range_samples()
+        self.store.ranged_on = count if 0 < count < len(data) else 0
         notes = []
         if self.store.ranged_on:
             images = len(data)
-            text = f"ranges from {room} of {images} images: more would exceed the time limit"
-            notes.append(Note(text, code="ranges-on", room=room, images=images))
-            data = _take_samples(self.sets, room)
+            text = f"ranges from {count} of {images} images: more would exceed the time limit"
+            notes.append(Note(text, code="ranges-on", room=count, images=images))
+            data = _take_samples(self.sets, count)
         started = time.monotonic()
         planner.statistics, self.ranges_report = self._collect(data, progress)
         self.searched_images = self.ranges_report["images"]
@@ -359,7 +368,7 @@ class _TuningRun:
             )
 
     def _report_preprocess(self) -> None:
-        """Report the preprocessing of images, and record it in the model's metadata."""
+        """Add notes on the preprocessing, and record the preprocessing in the model's metadata."""
         used = self.ranges_report["preprocess"]
         if used is None:
             return
@@ -383,7 +392,7 @@ class _TuningRun:
         return statistics.tensors, report
 
     def _count_range_samples(self) -> int:
-        """Return the number of samples for ranges that a time limit allows; 0 allows all."""
+        """Return the number of samples for ranges that the time limit allows; 0 for all."""
         limit = self.options.search.time_limit
         if limit is None:
             return 0
@@ -398,7 +407,10 @@ class _TuningRun:
         return count_fitting_samples(_RANGES_TIME * limit, seconds_per_sample)
 
     def _find_wide_tensors(self, planner: Planner) -> dict[str, float]:
-        """Return the tensors of the all-INT8 model that may exceed FP16, with their maxima."""
+        """Return the tensors that may exceed the range of FP16, with their largest magnitudes.
+
+        The tensors are those of the model with every layer in INT8.
+        """
         recipe = planner.plan(Configuration()).recipe
         model, quantized = recipe.build(planner.model)
         largest = {t: s.absmax for t, s in planner.statistics.items()}
@@ -442,11 +454,11 @@ class _TuningRun:
 
     @property
     def _has_more_images(self) -> bool:
-        """Whether the result's ranges can use more images than the search's ranges."""
+        """Whether the final ranges can use more images than the ranges of the search."""
         return not self.store.ranged_on and len(self.sets.complete) > len(self.sets.calibration)
 
     def make_result(self, search: PlacementSearch, progress: bool) -> Tuning:
-        """Choose a placement, judge it, and build its model."""
+        """Choose the best placement, evaluate it on held-out images, and build its model."""
         gpu, weights = self.gpu, self.options.placement.weights
         placement, reached = search.choose()
         front = summary.thin_front(search.find_front(), placement)
@@ -525,17 +537,17 @@ class _TuningRun:
     def _use_all_images(
         self, search: PlacementSearch, placement: PlacementResult, reached: bool, progress: bool
     ) -> Planner:
-        """Return a planner whose ranges are from all images, or the search's planner.
+        """Return a planner with ranges from all images; in two cases, the search's planner.
 
-        The search's ranges exclude the images on which placements are chosen and judged. The
-        search's planner is returned if there is no time to collect ranges again, or if the
-        placement reaches the goal only with the search's ranges.
+        The ranges of the search do not use the images on which placements are compared and
+        evaluated. The search's planner is returned if there is no time to collect ranges again, or
+        if the placement reaches the goal only with the ranges of the search.
         """
         images = len(self.sets.complete)
         if search.ranges_seconds is None:
-            room = self.searched_images
-            text = f"ranges from {room} of {images} images: more would exceed the time limit"
-            self.notes.append(Note(text, code="ranges-on", room=room, images=images))
+            count = self.searched_images
+            text = f"ranges from {count} of {images} images: more would exceed the time limit"
+            self.notes.append(Note(text, code="ranges-on", room=count, images=images))
             return self.planner
         statistics, report = self._collect(self.sets.complete, progress)
         planner = self.planner.with_statistics(statistics)
@@ -561,7 +573,14 @@ class _TuningRun:
     def _compare_fp16(
         self, planner: Planner, placement: PlacementResult, model: Model, samples: int
     ) -> None:
-        """Add a note that compares a placement's output error in FP32 and in FP16."""
+        """Add a note that compares the output error of a placement in FP32 and in FP16.
+
+        Args:
+            planner: Planner of the placement.
+            placement: The chosen placement.
+            model: Model of the placement in FP16.
+            samples: Number of samples.
+        """
         fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = _take_samples(self.sets, samples)
         try:
@@ -589,27 +608,28 @@ def _run_search(search: PlacementSearch, estimate: bool) -> None:
             text, seconds_per_run = estimate_duration(search)
             search.report(text)
             reserve_time(search, seconds_per_run)
-        # A time limit may have left few samples.
+        # A time limit may have reduced the samples, so the metric is checked again.
         _require_agreement(search, evaluator.sets.chosen_on)
         _require_agreement(search, evaluator.sets.judged_on)
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
         raise QdqtoolError(
-            "`time_limit`: the time ended before the model with every layer in INT8 was measured; "
-            "give more time or fewer images",
+            "`time_limit` ended before the model with every layer in INT8 was measured; give more "
+            "time or fewer images",
             code="timeout",
             parameter="time_limit",
         ) from None
     search.run()
-    evaluator.deadline = None  # the result has a deadline of its own
+    evaluator.deadline = None  # evaluating the result has a separate deadline
 
 
 def _require_agreement(search: PlacementSearch, samples: Sequence[int]) -> None:
     value = search.float_value(samples)
     if search.keep is not None and value <= 0.0:
         raise QdqtoolError(
-            f"`metric` {search.evaluator.job.metric.name}: returned {value:.4g} for the float "
-            "model; `keep` is a fraction of this value, so it must be above 0 (higher is better)",
+            f"`metric` {search.evaluator.job.metric.name} returned {value:.4g} for the float "
+            "model; `keep` is a fraction of this value, so give a metric that is above 0 and "
+            "higher for better outputs",
             code="metric-not-positive",
             parameter="metric",
         )
@@ -624,7 +644,7 @@ def _serialize(model: Model) -> bytes:
         return bytes(model.proto.SerializeToString())
     except (ValueError, EncodeError):
         raise ModelError(
-            "the model with its weights exceeds 2 GB, the limit for tuning",
+            "the model with its weights exceeds 2 GB, the limit for tuning; tune a smaller model",
             model.path or "model",
             code="file-too-large",
         ) from None
@@ -648,6 +668,6 @@ def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
 
 
 def _take_samples(sets: ImageSets, count: int) -> Dataset:
-    """Return the calibration data of the search, reduced to `count` samples, spread evenly."""
+    """Return `count` samples of the search's calibration data, evenly spread."""
     data = sets.calibration
     return Dataset(data.source, data.inputs, count * data.batch)

@@ -1,4 +1,4 @@
-"""Evaluation of recipes: measurements, and metric values that are computed from them.
+"""Measure recipes (sets of Q/DQ pairs with scales) on samples, and compute metric values.
 
 The values do not depend on the order of the measurements.
 """
@@ -32,7 +32,7 @@ RESAMPLES = 300
 
 
 class OutOfTime(Exception):
-    """The time limit is reached. The store keeps the measurements until then."""
+    """Error when the time limit is reached. The store contains the measurements so far."""
 
 
 @dataclass
@@ -41,13 +41,13 @@ class CandidateEvaluator:
 
     Attributes:
         job: Data that all measurements share.
-        sets: Samples to choose on and to judge on.
+        sets: Samples of the search and held-out samples.
         mapper: Function that runs measurement tasks.
         store: Measurements so far.
         workers: Number of tasks that run at the same time.
-        deadline: Time of ``time.monotonic()`` when measurements end; None without a limit.
+        deadline: Value of ``time.monotonic()`` at which measurements end; None without a limit.
         progress: Whether to draw a progress bar.
-        runs: Number of measurements by this process, each of one recipe on one sample.
+        runs: Number of measurements in this process, each of one recipe on one sample.
     """
 
     job: TuningJob
@@ -72,10 +72,17 @@ class CandidateEvaluator:
         title: str,
         until: float | None = None,
     ) -> bool:
-        """Measure the output error of recipes; return False if the time was too short.
+        """Measure the output errors of recipes on samples, and store them.
 
-        The measurement ends at the deadline or at `until` (``time.monotonic()``), whichever is
-        earlier.
+        Args:
+            recipes: Recipes to measure.
+            images: Numbers of the samples.
+            title: Title of the progress bar.
+            until: Value of ``time.monotonic()`` at which the measurement ends, if this is earlier
+                than the deadline.
+
+        Returns:
+            False if the time ended before the last measurement.
         """
         try:
             self._measure_missing(SWEEP, recipes, images, title, until)
@@ -86,9 +93,13 @@ class CandidateEvaluator:
     def errors(
         self, recipe: Recipe, images: Sequence[int], kinds: Sequence[str] = (SWEEP,)
     ) -> npt.NDArray[np.float64]:
-        """Return the output error of a recipe on each sample, NaN if it was not measured.
+        """Return the output error of a recipe on each sample; NaN if it was not measured.
 
-        If several `kinds` have measured a sample, the last of them counts.
+        Args:
+            recipe: The recipe.
+            images: Numbers of the samples.
+            kinds: Kinds of measurements to use (``sweep``, ``whole``). If a sample has several, the
+                last kind counts.
         """
         rows: SampleMeasurements = {}
         for kind in kinds:
@@ -107,7 +118,7 @@ class CandidateEvaluator:
         self._measure_missing(WHOLE, recipes, samples, title)
 
     def _list_evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
-        """Return the metric's evidence of each sample that could be read, in their order."""
+        """Return the metric's intermediate result for each sample that could be read, in order."""
         rows = self.store.measurements(WHOLE, recipe.key)
         return [row.evidence for n in samples if (row := rows.get(n)) is not None]
 
@@ -134,7 +145,7 @@ class CandidateEvaluator:
             if not self.store.resumed:
                 raise
             raise DataError(
-                "the file is damaged; remove it to start again",
+                "the file of measurements is damaged; remove the file to start again",
                 str(self.store.path),
                 code="file-damaged",
                 parameter="state",
@@ -150,7 +161,10 @@ class CandidateEvaluator:
         return value
 
     def resample(self, recipe: Recipe, samples: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Return the metric over bootstrap resamples, which are the same for every recipe."""
+        """Return the metric over bootstrap resamples of the samples, float64 [RESAMPLES].
+
+        The resamples are equal for all recipes, so that recipes can be compared.
+        """
         key = (recipe.key, tuple(samples))
         if key not in self._resampled:
             evidence = self._list_evidence(recipe, samples)
@@ -162,7 +176,7 @@ class CandidateEvaluator:
     def _list_tasks(
         self, kind: str, recipes: Sequence[Recipe], samples: Sequence[int]
     ) -> list[MeasurementTask]:
-        """Return one task for each sample with the measurements that the store lacks."""
+        """Return a task for each sample with the recipes that were not measured on the sample."""
         unique = {r.key: r for r in recipes}
         stored = {key: self.store.measurements(kind, key) for key in unique}
         missing = {
@@ -193,8 +207,8 @@ class CandidateEvaluator:
         missing = sum(len(task.candidates) for task in self._list_tasks(kind, recipes, samples))
         if missing:
             raise QdqtoolError(
-                f"`mapper`: ended with {total - missing} of {total} results; a mapper must yield "
-                "a result for each candidate and sample of its tasks",
+                f"`mapper` ended with {total - missing} of {total} results; a mapper must yield a "
+                "result for each candidate and sample of its tasks",
                 code="result-missing",
                 parameter="mapper",
             )
@@ -216,11 +230,11 @@ class CandidateEvaluator:
                 if time.monotonic() > end:
                     raise OutOfTime
         finally:
-            close = getattr(results, "close", None)  # `close` of a generator ends its threads
+            close = getattr(results, "close", None)  # closing a generator ends its threads
             if close is not None:
                 close()
 
     @property
     def is_late(self) -> bool:
-        """Whether the deadline is over."""
+        """Whether the deadline has passed."""
         return self.deadline is not None and time.monotonic() > self.deadline

@@ -1,4 +1,4 @@
-"""Division of images into those to calibrate with, to choose on and to judge on."""
+"""Division of images into sets for calibration, for the search, and for the final evaluation."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from qdqtool.tuning.options import SearchBudget
 from qdqtool.util import limits
 from qdqtool.util.files import same_file
 
-_BLOCKS = 4
-_FEWEST = 4  # minimum of images in a block, and of batches of data that is divided
+_BLOCKS = 4  # number of blocks of neighboring images into which large data is divided
+_FEWEST = 4  # minimum number of images in a block, and of batches in data that is divided
 
 
 @dataclass
 class ImageSets:
-    """Samples of a tuning, divided by their purpose.
+    """Samples of a tuning, divided by purpose.
 
     Attributes:
         calibration: Samples for the ranges during the search.
-        complete: Samples for the ranges of the result: all of the calibration data.
-        measured: Samples to choose on and to judge on.
+        complete: Samples for the ranges of the result: all calibration data.
+        measured: Samples of the search and held-out samples.
         chosen_on: Positions in `measured` of the samples on which the search compares placements.
-        judged_on: Positions in `measured` of the held-out samples on which results are judged.
+        judged_on: Positions in `measured` of the held-out samples on which results are evaluated.
         swept_on: Positions in `measured` of the samples for single sites, a subset of `chosen_on`.
     """
 
@@ -45,7 +45,7 @@ class ImageSets:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the samples, as far as they can be identified."""
+        """Hash of the sets and of the samples, as far as the samples can be identified."""
         samples = self.measured.fingerprint + self.calibration.fingerprint
         identity = f"{samples} {self.chosen_on} {self.judged_on}"
         return hashlib.sha256(identity.encode()).hexdigest()[:20]
@@ -62,12 +62,22 @@ def open_sets(
     judged_on: int = SearchBudget.judged_on,
     swept_on: int | None = None,
 ) -> ImageSets:
-    """Divide the data into samples for ranges, to choose on and to judge on.
+    """Divide data into samples for ranges, for the search, and for the final evaluation.
 
-    With evaluation data, ranges use all of the calibration data; one half of the evaluation data is
-    to choose on, the other half to judge on. Without evaluation data, each of these two sets gets
-    up to a quarter of the calibration data. Sets consist of blocks of neighboring images, so that
-    similar images (of a video, a document) are in the same set.
+    With evaluation data, ranges use all calibration data, one half of the evaluation data is for
+    the search, and the other half for the final evaluation. Without evaluation data, the search and
+    the final evaluation each use up to a quarter of the calibration data. Sets consist of blocks of
+    neighboring images, so that similar images (of a video, a document) are in the same set.
+
+    Args:
+        model: Float model.
+        data: Calibration data of the user.
+        evaluation: Evaluation data of the user; None if there is none.
+        images: Preprocessing and size of images.
+        max_images: Maximum number of images for ranges.
+        chosen_on: Maximum number of samples for the search.
+        judged_on: Maximum number of samples for the final evaluation.
+        swept_on: Maximum number of samples for single sites; None for all of the search.
 
     Raises:
         DataError: The data has too few usable images, or can be read only once.
@@ -110,7 +120,7 @@ def _forbid_same_path(data: object, evaluation: object) -> None:
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and same_file(*paths):
         raise DataError(
-            f"`evaluation` {os.fspath(paths[1])}: is the folder of `data` as well, so no images "
+            f"`evaluation` {os.fspath(paths[1])} is the folder of `data` as well, so no images "
             "remain for the final evaluation; leave `evaluation` out to hold out a part of `data`",
             code="option-conflict",
             parameter="evaluation",
@@ -134,7 +144,7 @@ def _open_dataset(
     )
     if dataset.indices is None:
         raise DataError(
-            f"`{parameter}`: the number of samples is unknown; give a folder or a list",
+            f"the number of samples in `{parameter}` is unknown; give a folder or a list",
             code="read-once",
             parameter=parameter,
         )
@@ -153,7 +163,16 @@ def _make_sets(
     to_judge: list[int],
     swept_on: int | None,
 ) -> ImageSets:
-    """Make sets of samples from indices of images; drop images that do not fill a batch."""
+    """Create the sets from indices of images; drop images that do not fill a batch.
+
+    Args:
+        dataset: Images of the search and held-out images.
+        calibration: Samples for the ranges during the search.
+        complete: Samples for the ranges of the result.
+        to_choose: Indices of the images for the search.
+        to_judge: Indices of the held-out images.
+        swept_on: Maximum number of samples for single sites; None for all of the search.
+    """
     batch = dataset.batch
     to_choose = to_choose[: len(to_choose) // batch * batch]
     to_judge = to_judge[: len(to_judge) // batch * batch]
@@ -182,7 +201,7 @@ def _share_of_block(total: int, blocks: int, k: int) -> int:
 def _split_in_three(
     indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Divide indices into those for ranges, to choose on and to judge on."""
+    """Divide indices of images into sets for ranges, for the search, and for the evaluation."""
     quarter = len(indices) // _FEWEST // batch * batch
     chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
     blocks = _split_blocks(indices)
@@ -200,7 +219,7 @@ def _split_in_three(
 def _split_in_halves(
     indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
 ) -> tuple[list[int], list[int]]:
-    """Divide indices into those to choose on (first half of each block) and to judge on."""
+    """Divide indices of images: the first half of each block is for the search."""
     to_choose: list[int] = []
     to_judge: list[int] = []
     blocks = _split_blocks(indices)
@@ -212,5 +231,5 @@ def _split_in_halves(
 
 
 def thin(numbers: Sequence[int], count: int) -> list[int]:
-    """Return `count` of the numbers, at least one, spread evenly; all if they are fewer."""
+    """Return `count` numbers of a sequence, evenly spread, at least one; all if it is shorter."""
     return [numbers[i] for i in spread_indices(len(numbers), max(1, count))] if numbers else []

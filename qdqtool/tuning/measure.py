@@ -1,16 +1,17 @@
-"""Measurement of candidates on samples, as a pure function of a job and a task.
+"""Measurement of candidates on samples.
 
-Tasks run on threads of this process or on workers elsewhere.
+A candidate is a recipe: a set of Q/DQ pairs with scales. A measurement depends only on the job and
+the task. Tasks run on threads of this process or on workers elsewhere.
 
 The network runs in parts (:mod:`qdqtool.tuning.partition`). All candidates that quantize the inputs
 of a part's nodes equally share one session of the part. The outputs of a part depend only on the
-quantization of the part and of everything upstream, and are computed once for all candidates that
-are equal there. For example, a change in one branch of the head leaves the other branches as they
-are, so these run only once.
+quantization of the part and of everything upstream. Candidates that are equal there share these
+outputs, which are computed once. For example, if candidates differ in one branch of the head, all
+other branches run only once.
 
-onnxruntime runs each part on one thread, with Q/DQ computed in float. The division into parts does
-not depend on the candidates of a task. A candidate therefore gives the same bits in any task and on
-any number of workers.
+onnxruntime runs each part on one thread and computes Q/DQ in float. The division into parts does
+not depend on the candidates of a task. So the results of a candidate are equal, bit for bit, in any
+task and with any number of workers.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.util import limits
 from qdqtool.util.threads import SharedTasks, run_threads
 
-# Increase this number when a change of the code changes measurements, so that files with earlier
-# measurements are not continued.
+# Increase this number if a change of the code changes measurements. Files with earlier measurements
+# are then not used.
 REVISION = 2
 
 _MAX_WORKERS = 8  # limits memory: each worker holds samples and a session
@@ -67,7 +68,8 @@ class Measurement:
     Attributes:
         error: Error of the compared tensors, see
             :class:`qdqtool.insertion.losses.ReferenceOutputs`.
-        evidence: Evidence of the metric; None if the task is without the metric.
+        evidence: Intermediate result of the metric for this sample; None if the metric was not
+            measured.
     """
 
     error: float
@@ -75,10 +77,10 @@ class Measurement:
 
 
 SampleMeasurements = dict[int, Measurement | None]
-"""Measurements by sample, None for a sample that cannot be read."""
+"""Measurements by number of the sample; None for a sample that cannot be read."""
 
 TaskResult = dict[str, SampleMeasurements]
-"""Measurements of one task or a part of it, by the candidate's key."""
+"""Measurements of one task or a part of the task, by the key of the candidate."""
 
 _network_lock = threading.Lock()
 
@@ -89,10 +91,11 @@ class TuningJob:
 
     Attributes:
         model: The prepared float network, serialized.
-        images: The samples.
+        images: Samples of the search and held-out samples.
         compared: Tensors whose error is measured.
-        scores: Class outputs whose scores locate objects, to compare outputs there; may be empty.
-        metric: The metric.
+        scores: Class outputs of a detector, which locate objects: errors are measured there. May be
+            empty.
+        metric: Metric of the accuracy.
     """
 
     model: bytes
@@ -107,7 +110,7 @@ class TuningJob:
 
     @property
     def network(self) -> PartitionedNetwork:
-        """The parsed model in parts; all tasks of one process share it."""
+        """The parsed network in parts, which all tasks of one process share."""
         with _network_lock:
             if self._network is None:
                 self._network = PartitionedNetwork(self)
@@ -130,9 +133,9 @@ class MeasurementTask:
 
 
 TaskMapper = Callable[[TuningJob, Sequence[MeasurementTask]], Iterator[TaskResult]]
-"""Runs tasks somewhere.
+"""Function that runs tasks and yields their results.
 
-It yields results in any order and in any parts. Together they have each candidate and sample.
+The results may come in any order and in parts. Together, they contain each candidate and sample.
 """
 
 
@@ -141,8 +144,12 @@ def run_task(
 ) -> TaskResult:
     """Measure all candidates of a task.
 
-    The same job and task give the same bits on every machine and in any order. When `stopped` is
-    set, the task ends early and returns the measurements so far.
+    Equal jobs and tasks give equal results, bit for bit, on every machine and in any order.
+
+    Args:
+        job: Data that all tasks share.
+        task: Candidates and samples.
+        stopped: If this event is set, the task ends early and returns the measurements so far.
 
     Raises:
         ModelError: onnxruntime cannot run a candidate.
@@ -159,7 +166,7 @@ def run_task(
 
 
 def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
-    """Measure a task, and yield the measurement of each candidate and sample when it is done."""
+    """Measure a task, and yield each measurement (one candidate, one sample) as it is done."""
     network = job.network
     for number in task.images:
         sample = job.images.load(number)
@@ -175,10 +182,10 @@ def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
 
 @dataclass(frozen=True)
 class FloatReference:
-    """Outputs of the float network on a sample, as errors and metric need them.
+    """Outputs of the float network on a sample, in the forms that errors and metric need.
 
     Attributes:
-        compared: Tensors that the error is measured against.
+        compared: Reference of the tensors whose error is measured.
         metric_reference: Result of :meth:`Metric.prepare`.
     """
 
@@ -195,7 +202,7 @@ def _count_bytes(content: Any) -> int:
 
 
 class ReferenceCache:
-    """Outputs of the float network by number of the sample, up to a limit in bytes.
+    """Cache of the float network's outputs by number of the sample, up to a limit in bytes.
 
     Nothing is evicted: every step of a search reads all samples, so keeping other samples would not
     save more.
@@ -207,11 +214,11 @@ class ReferenceCache:
         self._lock = threading.Lock()
 
     def get(self, number: int) -> FloatReference | None:
-        """Return the reference of a sample; None if the cache does not have it."""
+        """Return the reference of a sample; None if it is not in the cache."""
         return self._references.get(number)
 
     def add(self, number: int, reference: FloatReference) -> None:
-        """Add the reference of a sample if there is space for it."""
+        """Add the reference of a sample if the cache has enough space."""
         size = _count_bytes([reference.compared, reference.metric_reference])
         with self._lock:
             if number not in self._references and size <= self._bytes_left:
@@ -220,10 +227,10 @@ class ReferenceCache:
 
 
 class ActivationCache:
-    """Outputs of part runs on one sample, until their last use or up to a limit in bytes.
+    """Cache of the outputs of parts on one sample, until their last use.
 
-    Above the limit, the outputs whose next use is latest are dropped. The caller computes dropped
-    outputs again.
+    Above a limit in bytes, the outputs whose next use is latest are dropped. The caller computes
+    dropped outputs again.
 
     Attributes:
         outputs: Output tensors of each run.
@@ -233,19 +240,19 @@ class ActivationCache:
         """Create an empty cache.
 
         Args:
-            uses: For each run, the numbers of the turns that use its outputs, in order.
+            uses: Ascending numbers of the steps (turns) that use the outputs of a run, by run.
         """
         self.outputs: dict[PartRun, _Arrays] = {}
         self._uses = uses
         self._bytes_left = limits.TUNING_HELD
 
     def add(self, run: PartRun, outputs: _Arrays) -> None:
-        """Add the outputs of a run."""
+        """Add the outputs of a run, even above the limit; `end_turn` enforces the limit."""
         self.outputs[run] = outputs
         self._bytes_left -= _count_bytes(outputs)
 
     def end_turn(self, turn: int) -> None:
-        """Drop outputs that no turn after this one uses, and more if the limit is exceeded."""
+        """Drop outputs that no later step uses, and further outputs if the limit is exceeded."""
         for run in [r for r in self.outputs if self._uses[r][-1] <= turn]:
             self._drop(run)
         while self._bytes_left < 0 and self.outputs:
@@ -262,7 +269,7 @@ class SessionCache:
     """Cache of open sessions up to a limit in bytes; the least recently used is closed first."""
 
     def __init__(self) -> None:
-        # Sorted by last use, the most recently used session at the end.
+        # Ordered by last use, with the most recently used session at the end.
         self._sessions: dict[tuple[int, str], tuple[TensorFetcher, int]] = {}
         self._bytes_left = limits.TUNING_SESSIONS
         self._lock = threading.Lock()
@@ -275,11 +282,12 @@ class SessionCache:
     def get(
         self, key: tuple[int, str], open_session: Callable[[], tuple[TensorFetcher, int]]
     ) -> TensorFetcher:
-        """Return the session for a part and a recipe, opened if the cache does not have it.
+        """Return the session for a part and a recipe; open the session if it is not in the cache.
 
         Args:
             key: Number of the part and key of the recipe.
-            open_session: Opens the session, and returns it with its size in bytes.
+            open_session: Function that opens the session, and returns the session and its size in
+                bytes.
         """
         with self._lock:
             if key in self._sessions:
@@ -298,14 +306,14 @@ class SessionCache:
 
 
 class PartitionedNetwork:
-    """A network that runs in parts with any recipe.
+    """A network that runs in parts, with the Q/DQ pairs of any recipe.
 
     Attributes:
         job: Data that all tasks share.
-        model: The network without its large weights.
-        weights: Large weights by name, both original and rounded by Q and DQ.
-        parts: The parts.
-        references: Results of the float network.
+        model: The network without large weights.
+        weights: Large weights by name, both original weights and weights rounded by Q and DQ.
+        parts: Parts of the network.
+        references: Outputs of the float network.
         sessions: Open sessions of parts.
     """
 
@@ -341,7 +349,11 @@ class PartitionedNetwork:
     ) -> Iterator[tuple[str, Measurement]]:
         """Measure candidates on one sample; yield the key and the measurement of each.
 
-        `with_metric` measures the metric in addition to the error.
+        Args:
+            number: Number of the sample.
+            sample: Arrays of the sample by input name.
+            candidates: Recipes to measure.
+            with_metric: Whether to measure the metric in addition to the error.
         """
         sample = {**sample, **self._constants}
         floats = [r for r in candidates if r.is_float]
@@ -381,9 +393,10 @@ class PartitionedNetwork:
     def _run(
         self, sample: _Arrays, candidates: Sequence[Recipe], names: Sequence[str]
     ) -> Iterator[tuple[Recipe, _Arrays]]:
-        """Run candidates on a sample, and yield each with the named tensors.
+        """Run candidates on a sample, and yield each candidate with the tensors in `names`.
 
-        Candidates with equal runs are adjacent, so their order differs from `candidates`.
+        Candidates that share runs of parts follow each other, so the order may differ from
+        `candidates`.
         """
         finals = [self._producer[t] for t in dict.fromkeys(names) if t in self._producer]
         numbers = self._list_upstream(finals)
@@ -411,7 +424,7 @@ class PartitionedNetwork:
     def _collect_inputs(
         self, sources: Iterable[PartRun], sample: _Arrays, cache: ActivationCache
     ) -> _Arrays:
-        """Return the sample and the outputs of runs; compute outputs that are not in the cache."""
+        """Return the tensors of the sample and of some runs; repeat runs that are not cached."""
         tensors = dict(sample)
         for source in sources:
             if source not in cache.outputs:
@@ -420,7 +433,7 @@ class PartitionedNetwork:
         return tensors
 
     def _list_upstream(self, parts: Iterable[int]) -> list[int]:
-        """Return the numbers of the given parts and of all parts upstream, in order."""
+        """Return the numbers of some parts and of all parts upstream of them, ascending."""
         numbers = set(parts)
         for part in reversed(self.parts):
             if part.number in numbers:
@@ -428,7 +441,7 @@ class PartitionedNetwork:
         return sorted(numbers)
 
     def _list_runs(self, recipe: Recipe) -> list[PartRun]:
-        """Return one run for each part with a recipe; recipes share objects of equal runs."""
+        """Return the run of each part with a recipe. Recipes share the objects of equal runs."""
         if recipe.key not in self._runs_of:
             runs: list[PartRun] = []
             for part in self.parts:
@@ -440,9 +453,9 @@ class PartitionedNetwork:
         return self._runs_of[recipe.key]
 
     def _open_session(self, part: NetworkPart, recipe: Recipe) -> tuple[TensorFetcher, int]:
-        """Open the session of a part; return it with its estimated size in bytes.
+        """Open the session of a part; return it with its estimated memory in bytes.
 
-        A session holds a copy of its weights.
+        The memory includes the weights, which a session copies.
         """
         for _, tensor, axis in recipe.weights:
             name = name_rounded_weights(tensor, axis, recipe.number_format)
@@ -471,9 +484,13 @@ class PartitionedNetwork:
 def _order_by_sharing(
     runs: Mapping[Recipe, Sequence[PartRun]], numbers: Sequence[int]
 ) -> list[Recipe]:
-    """Order recipes so that recipes with equal upstream runs are adjacent.
+    """Order recipes so that recipes with equal upstream runs follow each other.
 
     Recipes whose runs are shared least come first.
+
+    Args:
+        runs: Runs of all parts, by recipe.
+        numbers: Numbers of the parts that are needed.
     """
     users = Counter(runs[recipe][number] for recipe in runs for number in numbers)
     rank = {run: position for position, run in enumerate(users)}
@@ -486,14 +503,17 @@ def _order_by_sharing(
 
 
 def count_default_workers() -> int:
-    """Return the number of cores, at most `_MAX_WORKERS`."""
+    """Return the number of cores that this process may use, at most 8."""
     return max(1, min(_MAX_WORKERS, core_count()))
 
 
 def map_on_threads(workers: int | None = None) -> TaskMapper:
     """Return a mapper that runs tasks on threads.
 
-    Threads suffice because onnxruntime releases Python's global lock.
+    Threads are enough, because onnxruntime releases Python's global interpreter lock.
+
+    Args:
+        workers: Number of threads; None for :func:`count_default_workers`.
     """
     count = workers or count_default_workers()
 
@@ -513,7 +533,7 @@ def map_on_threads(workers: int | None = None) -> TaskMapper:
 
 
 class ClusterMapper(contextlib.ExitStack):
-    """Mapper that runs tasks on a cluster, as a context manager.
+    """Runs tasks on a cluster; a context manager that removes its job from the cluster.
 
     The network and the names of the samples are sent to each worker once.
     """
@@ -527,7 +547,7 @@ class ClusterMapper(contextlib.ExitStack):
         """Yield the result of each task once, in the order in which they finish.
 
         Raises:
-            ClusterError: The cluster is lost, or a worker is unsuitable or sees other samples.
+            ClusterError: The cluster is lost, or a worker has other software or other samples.
             QdqtoolError: A task failed.
         """
         if self._opened is None or job != self._opened[1]:
@@ -543,7 +563,7 @@ class ClusterMapper(contextlib.ExitStack):
 
 
 def open_job(job: TuningJob, threads: int) -> TuningJob:
-    """Return a copy of a job for a worker process, with the network parsed once for all tasks."""
+    """Return the job as the state of a worker process; the network is parsed on first use."""
     return job
 
 

@@ -22,21 +22,21 @@ from qdqtool.util import limits
 if TYPE_CHECKING:
     from qdqtool.accuracy.metrics import MetricFunction
 
-KEEP = 0.97  # part of the float model's metric to keep without a budget
+KEEP = 0.97  # default fraction of the float model's metric to keep, without a budget
 
 
 @dataclass(frozen=True)
 class TuningGoal:
-    """Goal of a tuning, and the images and the metric that measure it.
+    """Goal of a tuning, and the images and metric of the measurements.
 
     Attributes:
-        evaluation: Images like those of the deployment, to choose and to judge on. None: up to half
-            of the calibration data, held out of the calibration.
-        keep: Part of the float model's metric to keep, above 0 and at most 1. None: :data:`KEEP`
-            without a budget.
-        budget_ms: Maximum predicted milliseconds on the GPU; excludes `keep`.
-        metric: The user's function, or its name ``package.module:function``. None: a metric that
-            fits the model.
+        evaluation: Images like those of the deployment, for the search and the final evaluation.
+            None: up to half of the calibration data, which the calibration then does not use.
+        keep: Fraction of the float model's metric to keep, above 0 and at most 1. None:
+            :data:`KEEP` without a budget.
+        budget_ms: Maximum predicted milliseconds on the GPU; cannot be combined with `keep`.
+        metric: Function of the user, or its name ``package.module:function``. None: agreement mAP
+            for YOLOv8-style outputs, else a relative output error.
     """
 
     evaluation: object = None
@@ -47,8 +47,7 @@ class TuningGoal:
     def __post_init__(self) -> None:
         if self.keep is not None and self.budget_ms is not None:
             raise QdqtoolError(
-                "`keep` and `budget_ms` exclude each other: each sets the goal of the search; "
-                "give one of them",
+                "`keep` and `budget_ms` both set the goal of the search; give only one of them",
                 code="option-conflict",
                 parameter="keep",
             )
@@ -61,36 +60,36 @@ class TuningGoal:
             )
         for parameter in ("keep", "budget_ms"):
             number = getattr(self, parameter)
-            if number is not None:  # JSON cannot store numbers of numpy
+            if number is not None:  # the result is written as JSON, which rejects numpy's numbers
                 object.__setattr__(self, parameter, float(number))
 
     @property
     def required_part(self) -> float | None:
-        """Part of the float model's metric to keep; None with a budget."""
+        """Fraction of the float model's metric to keep; None with a budget."""
         return KEEP if self.keep is None and self.budget_ms is None else self.keep
 
     def check_timeout(self, seconds: float | None) -> float:
         """Return the time limit for one call of the user's metric, in seconds.
 
-        None gives the default. The limit has no effect without a metric of the user.
+        Args:
+            seconds: Time limit of the user; None for the default.
 
         Raises:
-            QdqtoolError: `seconds` is not a valid time, or the user gave no metric.
+            QdqtoolError: `seconds` is not a valid time, or there is no metric of the user.
         """
         if seconds is not None and self.metric is None:
             raise QdqtoolError(
-                "`check_timeout`: limits the calls of a metric, so it has no effect without "
-                "`metric`; give `metric` as well",
+                "`check_timeout` has no effect without `metric`; give `metric` as well",
                 code="option-without-effect",
                 parameter="check_timeout",
             )
         return limits.check_seconds(seconds, "check_timeout")
 
     def check_budget(self, gpu: str | None) -> None:
-        """Check that a budget is a time above 0 and comes with a GPU.
+        """Raise an error for a budget without a GPU, or a budget that is not a time above 0.
 
         Raises:
-            QdqtoolError: The budget has no GPU, or is not a time above 0.
+            QdqtoolError: The GPU is missing, or the budget is not a time above 0.
         """
         budget_ms = self.budget_ms
         if budget_ms is None or (gpu is not None and budget_ms > 0 and math.isfinite(budget_ms)):
@@ -105,18 +104,20 @@ class TuningGoal:
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """Time and images of a search, and the file that keeps its measurements.
+    """Time and images of a search, and the file that stores its measurements.
 
     Attributes:
-        state: File that keeps the measurements.
-        time_limit: Seconds for the whole tuning; None: no limit.
-        check_timeout: Seconds for one call of the user's metric; None: the default.
-        whole_front: Whether to measure the front (the placements that no other one beats in both
-            cost and accuracy) even if all-INT8 is accurate enough.
+        state: File that stores the measurements; None for no file.
+        time_limit: Time limit of the whole tuning in seconds; None for no limit.
+        check_timeout: Time limit of one call of the user's metric in seconds; None for 600.
+        whole_front: Whether to measure the Pareto front (placements that no other placement beats
+            in both cost and accuracy) even if the model with every layer in INT8 is accurate
+            enough.
         chosen_on: Maximum number of images on which the search compares placements.
-        judged_on: Maximum number of held-out images on which the result is judged.
-        swept_on: Maximum number of images for the sensitivity of single sites. None: `chosen_on`.
-        workers: Threads that measure. None: one for each core, up to 8.
+        judged_on: Maximum number of held-out images on which the result is evaluated.
+        swept_on: Maximum number of images for the sensitivity of single sites; None for
+            `chosen_on`.
+        workers: Number of threads that measure; None for one thread per core, up to 8.
     """
 
     state: str | os.PathLike[str] | None = None
@@ -139,7 +140,7 @@ class SearchBudget:
             object.__setattr__(self, parameter, operator.index(number))
             if number < 1:
                 raise QdqtoolError(
-                    f"`{parameter}` {number}: give a number above 0",
+                    f"`{parameter}` is {number}; give a number above 0",
                     code="out-of-range",
                     parameter=parameter,
                 )
@@ -151,11 +152,11 @@ class TuneOptions:
 
     Attributes:
         goal: Goal of the tuning.
-        gpu: GPU that times are estimated for.
-        ranges: How ranges are chosen.
-        images: How images become inputs.
+        gpu: GPU to estimate times for.
+        ranges: Calibration methods.
+        images: Preprocessing and size of images.
         placement: Nodes that may be quantized.
-        network: Changes of the network around the pairs.
+        network: Changes of the network in addition to the Q/DQ pairs.
         cluster: Workers that run the network.
         search: Time and images of the search.
     """

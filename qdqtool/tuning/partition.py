@@ -1,4 +1,4 @@
-"""Division of a network into parts that run separately, cut before each node with weights."""
+"""Division of a network into parts that run separately, with a cut before each weighted node."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class NetworkPart:
     Attributes:
         number: Position in the list of parts.
         nodes: Indices of the nodes.
-        inputs: Tensors from other parts and network inputs that the part consumes.
-        outputs: Tensors of the part that cross the cut after it.
+        inputs: Tensors of other parts and network inputs that the part consumes.
+        outputs: Tensors of the part that are used after the next cut.
         producers: Numbers of the parts that produce `inputs`.
     """
 
@@ -34,14 +34,14 @@ class NetworkPart:
 
 @dataclass(frozen=True, eq=False)
 class PartRun:
-    """A part with the quantization of the part and of everything upstream.
+    """A part of the network with the quantization of the part and of everything upstream.
 
-    Candidates with the same part and quantization share one object.
+    Candidates that quantize the part and everything upstream equally share one object.
 
     Attributes:
-        part: The part.
-        recipe: Q/DQ pairs whose results the nodes of the part consume.
-        producers: Runs of the parts that produce its inputs.
+        part: Part of the network.
+        recipe: Q/DQ pairs at the inputs of the part's nodes.
+        producers: Runs of the parts that produce the inputs of the part.
     """
 
     part: NetworkPart
@@ -50,13 +50,16 @@ class PartRun:
 
 
 class NetworkPartition(NetworkCuts):
-    """Division of a network into parts between cuts."""
+    """Divides a network into parts between cuts."""
 
     def build_parts(self, extra_cut: int) -> list[NetworkPart]:
-        """Return the parts: there is a cut before each node with weights, and at `extra_cut`.
+        """Return the parts between cuts before each weighted node and at one more position.
 
-        Parallel branches between two cuts are separate parts. There is no cut where a tensor of
-        unknown type would cross it, because such a tensor cannot be the input of a part.
+        Parallel branches between two cuts are separate parts. A cut that a tensor of unknown type
+        would cross is left out, because such a tensor cannot be the input of a part.
+
+        Args:
+            extra_cut: Position of the additional cut in the order of nodes.
         """
         parts: list[NetworkPart] = []
         producer: dict[str, int] = {}  # number of the producing part by tensor
@@ -76,7 +79,7 @@ class NetworkPartition(NetworkCuts):
         return parts
 
     def _find_cuts(self, extra_cut: int) -> dict[int, tuple[str, ...]]:
-        """Return the position of each cut after the first node, with the tensors that cross it."""
+        """Return the tensors that cross each cut, by position of the cut in the order of nodes."""
         nodes = self.model.ordered
         cuts = {}
         for position in range(1, len(nodes)):
@@ -88,12 +91,12 @@ class NetworkPartition(NetworkCuts):
         return cuts
 
     def _split_branches(self, start: int, end: int) -> Sequence[list[Node]]:
-        """Group the nodes between two cuts so that no group consumes tensors of another group.
+        """Group the nodes between two cuts into branches that do not consume each other's tensors.
 
-        Groups are ordered by their last nodes.
+        Branches are ordered by their last nodes.
         """
         nodes = self.model.ordered[start:end]
-        later = list(range(len(nodes)))  # later node of the same group, or the node itself
+        later = list(range(len(nodes)))  # position of a later node of the branch, or its own
 
         def find_last(position: int) -> int:
             while later[position] != position:

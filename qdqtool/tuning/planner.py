@@ -1,4 +1,4 @@
-"""Plans of placements: scales and predicted cost of a configuration."""
+"""Plan placements: scales and predicted cost of a configuration."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ FLOAT = "float"
 
 @dataclass(frozen=True)
 class Configuration:
-    """Differences of a placement from all-INT8.
+    """Differences between a placement and the placement with every layer in INT8.
 
     Attributes:
         floats: Names of nodes that are float.
         quantized: Names of nodes that are INT8 although the head preset leaves them float.
-        methods: Pairs of a quantized tensor and the calibration method for its whole scale group.
-        own_scales: Quantized tensors that leave their scale group and have a scale of their own.
+        methods: Pairs of a quantized tensor and the calibration method for the tensor's scale
+            group.
+        own_scales: Quantized tensors that have a separate scale instead of their group's.
     """
 
     floats: frozenset[str] = frozenset()
@@ -57,7 +58,11 @@ class Configuration:
     own_scales: frozenset[str] = frozenset()
 
     def merge(self, other: Configuration) -> Configuration:
-        """Return the union of both; for a tensor in both, the method of `other` counts."""
+        """Return the union of both configurations.
+
+        If both have a calibration method for a tensor, the method of `other` counts. A node that is
+        float in one of them is float.
+        """
         replaced = {tensor for tensor, _ in other.methods}
         floats = self.floats | other.floats
         return Configuration(
@@ -74,7 +79,7 @@ class PlacementCost:
 
     Attributes:
         convolutions: Number of convolutions and matrix products.
-        int8: Number of these that run in INT8 or FP8.
+        int8: Number of convolutions and matrix products that run in INT8 or FP8.
         conversions: Number of format conversions; 0 if the target's logs do not name conversions.
         ms: Predicted milliseconds; None without a GPU.
     """
@@ -86,7 +91,12 @@ class PlacementCost:
 
     @staticmethod
     def from_prediction(predicted: Prediction, ms: float | None) -> PlacementCost:
-        """Return the cost in a prediction, with a predicted time in milliseconds."""
+        """Return the cost of a predicted model.
+
+        Args:
+            predicted: Prediction of the model.
+            ms: Predicted milliseconds; None without a GPU.
+        """
         summary = predicted.summary()
         return PlacementCost(
             summary["convolutions"],
@@ -105,7 +115,7 @@ class PlacementCost:
 
 @dataclass
 class PlacementPlan:
-    """Placement of a configuration with its scales."""
+    """Placement of a configuration, with scales, Q/DQ pairs (recipe) and warnings."""
 
     placement: Placement
     scales: list[GroupScale]
@@ -115,19 +125,20 @@ class PlacementPlan:
 
 @dataclass(eq=False)
 class Planner:
-    """Plans placements of one network and predicts their costs. Results are cached.
+    """Plans placements of one network and predicts their costs; results are cached.
 
     Attributes:
         model: The prepared float network.
-        rules: The user's placement rules.
-        target: TensorRT version to predict.
-        methods: The user's calibration methods.
-        unify: Whether tensors tied by Concat and the like share one scale.
-        gpu: GPU to predict times for. None counts float convolutions and conversions.
+        rules: Placement rules of the user.
+        target: TensorRT version to predict for.
+        methods: Calibration methods of the user.
+        unify: Whether tensors that Concat and similar operators connect share one scale.
+        gpu: GPU to predict times for. Without a GPU, the cost counts float convolutions and
+            conversions.
         fp16: Whether layers that are not quantized will be FP16.
-        fp32_tensors: Tensors too large for FP16, with their largest value. Set it before the first
-            cost.
-        statistics: Statistics of the network's tensors. Set them before the first plan.
+        fp32_tensors: Tensors too large for FP16, with their largest values. Must be set before the
+            first cost is predicted.
+        statistics: Statistics of the network's tensors. Must be set before the first plan.
     """
 
     model: Model
@@ -150,11 +161,11 @@ class Planner:
     _costs_by_recipe: dict[str, PlacementCost] = field(default_factory=dict)
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Planner:
-        """Return a planner with other statistics and scales; it shares the cached costs."""
+        """Return a planner with other statistics, which shares the cached costs."""
         return replace(self, statistics=statistics, _scales={}, _plans={})
 
     def placement(self, configuration: Configuration) -> Placement:
-        """Return the placement of a configuration; it is cached, so do not change it."""
+        """Return the placement of a configuration, a cached object that callers must not change."""
         key = configuration.floats, configuration.quantized
         if key not in self._placements:
             rules = replace(
@@ -164,7 +175,7 @@ class Planner:
         return self._placements[key]
 
     def groups(self, placement: Placement, own_scales: Iterable[str] = ()) -> list[ScaleGroup]:
-        """Return the scale groups of a placement; each of `own_scales` is a group of its own."""
+        """Return the scale groups of a placement; each tensor in `own_scales` is a single group."""
         separate = set(own_scales)
         groups: list[ScaleGroup] = []
         for group in find_scale_groups(self.model, placement.inputs, self.unify):
@@ -180,8 +191,8 @@ class Planner:
     def possible_groups(self) -> list[ScaleGroup]:
         """Return the scale groups of all tensors that any placement may quantize.
 
-        These are more than all-INT8 quantizes: a float node can move a Q to the other input of a
-        residual Add.
+        These are more tensors than the model with every layer in INT8 has: if a node is float, the
+        Q of a residual Add may move to the other input.
         """
         model = self.model
         preset = frozenset(
@@ -203,7 +214,7 @@ class Planner:
         )
 
     def choose_scale(self, group: ScaleGroup, method: str) -> tuple[GroupScale, list[Note]]:
-        """Return the scale of a group by a calibration method, and warnings about it."""
+        """Return the scale that a calibration method chooses for a group, and its warnings."""
         key = (group.quantized, group.sources, method)
         if key not in self._scales:
             choice = replace(self.methods, default=method, overrides=())
@@ -211,7 +222,7 @@ class Planner:
         return self._scales[key]
 
     def plan(self, configuration: Configuration) -> PlacementPlan:
-        """Return the placement of a configuration with its scales."""
+        """Return the placement, scales and recipe of a configuration."""
         if configuration not in self._plans:
             placement = self.placement(configuration)
             scales: list[GroupScale] = []
@@ -227,7 +238,12 @@ class Planner:
         return self._plans[configuration]
 
     def build(self, plan: PlacementPlan, weights: str) -> tuple[Model, list[QuantizedTensor]]:
-        """Build the final Q/DQ model, and return it with its quantized tensors."""
+        """Build the Q/DQ model of a plan; return it with its quantized tensors.
+
+        Args:
+            plan: Plan of a configuration.
+            weights: Form of the weights, as for :func:`qdqtool.insertion.rewrite.insert_pairs`.
+        """
         if plan.recipe.pairs:
             model, quantized = plan.recipe.build(self.model, weights)
         else:
@@ -237,9 +253,9 @@ class Planner:
         return model, quantized
 
     def cost(self, configuration: Configuration) -> PlacementCost:
-        """Return the predicted cost of a configuration, from the cache if possible.
+        """Return the predicted cost of a configuration; the cost is cached.
 
-        The cost depends on which tensors share a scale, not on the scales.
+        The cost depends on the groups of tensors with a common scale, not on the scales themselves.
         """
         if configuration not in self._costs:
             placement = self.placement(configuration)
@@ -269,7 +285,7 @@ class Planner:
 
     @functools.cached_property
     def light_model(self) -> Model:
-        """The network without its large weights; small constants may decide shapes."""
+        """The network without large weights. Small constants are kept for shape inference."""
         weights = {n.input(1) for n in self.model.nodes if n.op in WEIGHTED}
         return Model(
             strip_large_constants(self.model, weights), self.model.path, EDITED, types=self.model

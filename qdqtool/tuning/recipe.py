@@ -1,4 +1,4 @@
-"""Recipes: the Q/DQ pairs and scales of a model as plain data."""
+"""Recipes: the Q/DQ pairs and scales of a model, as data without references to the model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from qdqtool.types import QuantizedTensor
 
 @dataclass(frozen=True)
 class ActivationPair:
-    """A quantized activation.
+    """Q/DQ pair of an activation.
 
     Attributes:
         tensor: Name of the tensor.
         consumers: Node index, input position and role (``input`` or ``residual``) of each consumer
             of the dequantized tensor.
         scale: Scale in units of the tensor per integer step.
-        method: Calibration method of the scale.
-        group: Number of the scale group; None if the tensor shares its scale with no other source.
+        method: Calibration method that chose the scale.
+        group: Number of the scale group; None if the tensor does not share its scale.
     """
 
     tensor: str
@@ -58,7 +58,7 @@ class Recipe:
 
     @staticmethod
     def from_placement(placement: Placement, scales: Iterable[GroupScale]) -> Recipe:
-        """Return the recipe of a placement with scales."""
+        """Combine a placement and the scales of its groups to a recipe."""
         group_numbers = itertools.count()
         scale_of: dict[str, tuple[float, str, int | None]] = {}
         for scale in scales:
@@ -74,7 +74,7 @@ class Recipe:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash that is equal for recipes whose models compute the same."""
+        """Hash of the pairs, weights and scales; equal for recipes that compute equal results."""
         content: tuple[object, ...] = (
             [(p.tensor, p.consumers, p.scale.hex()) for p in self.pairs],
             self.weights,
@@ -87,8 +87,8 @@ class Recipe:
     def quantized_inputs(self) -> Mapping[int, tuple[object, ...]]:
         """Quantization of the inputs and weights of each node, by node index.
 
-        Entries can be compared: if a node has equal entries in two recipes, equal inputs give equal
-        outputs.
+        The entries of two recipes can be compared: if a node has equal entries, equal inputs of the
+        node give equal outputs.
         """
         inputs: dict[int, list[object]] = defaultdict(list)
         for pair in self.pairs:
@@ -99,7 +99,7 @@ class Recipe:
         return {index: tuple(sorted(entries, key=repr)) for index, entries in inputs.items()}
 
     def restrict(self, nodes: Container[int]) -> Recipe:
-        """Return a recipe with the pairs for the inputs of some nodes only.
+        """Return a recipe with only the pairs and weights of some nodes.
 
         Args:
             nodes: Indices of the nodes.
@@ -114,16 +114,16 @@ class Recipe:
 
     @property
     def is_float(self) -> bool:
-        """Whether the recipe leaves the network float."""
+        """Whether the recipe has no Q/DQ pairs, so that the network is float."""
         return not self.pairs and not self.weights
 
     def build(
         self, model: Model, weights: str = PlacementOptions.weights
     ) -> tuple[Model, list[QuantizedTensor]]:
-        """Build the Q/DQ model, and return it with its quantized tensors.
+        """Build the Q/DQ model; return it with its quantized tensors.
 
         Args:
-            model: The prepared float model that the recipe was made for; it is not changed.
+            model: The prepared float model of the recipe, which is not changed.
             weights: Form of the weights, as for :func:`qdqtool.insertion.rewrite.insert_pairs`.
         """
         copy = model.copy()
@@ -145,7 +145,7 @@ FLOAT_RECIPE = Recipe((), ())
 def find_first_difference(model: Model, a: Recipe, b: Recipe) -> int:
     """Return the position of the first node whose inputs two recipes quantize differently.
 
-    The position counts in ``model.ordered``. Equal recipes give the number of nodes.
+    The position is that in ``model.ordered``; for equal recipes, it is the number of nodes.
     """
     for position, node in enumerate(model.ordered):
         if a.quantized_inputs.get(node.index) != b.quantized_inputs.get(node.index):
@@ -161,9 +161,10 @@ def restrict_to_differences(a: Recipe, b: Recipe) -> tuple[Recipe, Recipe]:
 
 
 def list_remaining_work(model: Model) -> list[float]:
-    """Return for each node the part of all multiplications from this node to the end.
+    """Return the fraction of all multiplications that remain from each node to the end.
 
-    The order is that of ``model.ordered``. The first entry is 1; an additional last entry is 0.
+    The entries are in the order of ``model.ordered``, from 1 for the first node, with an additional
+    entry of 0 at the end.
     """
     shapes = TensorShapes(model)
     work = []

@@ -29,12 +29,11 @@ class SiteChoice:
     """One alternative for a site, with its predicted cost and measured error.
 
     Attributes:
-        choice: ``float``, ``int8``, a calibration method, or ``own-scale`` (the tensor leaves its
-            scale group).
-        cost: Predicted cost of all-INT8 with this choice as the only change.
-        error: Estimated output error of all-INT8 with this choice as the only change; None if it
-            was not measured.
-        why: Reason why the error was not measured, or empty.
+        choice: ``float``, ``int8``, a calibration method, or ``own-scale`` (a separate scale for a
+            tensor of a scale group).
+        cost: Predicted cost of the model with every layer in INT8 and only this choice changed.
+        error: Estimated output error of that model; None if the choice was not measured.
+        why: Reason why the choice was not measured, else empty.
     """
 
     choice: str
@@ -56,17 +55,17 @@ class SiteChoice:
 
 @dataclass
 class SiteResult:
-    """A site (nodes that become float together) and its choice in the chosen placement.
+    """A site (nodes that are quantized or float together), and the choice in the result.
 
     Attributes:
         site: Name of the site.
         kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention``.
-        nodes: Nodes that become float with the site.
+        nodes: Names of the site's nodes.
         tensors: Activations that are no longer quantized if the site is float.
         choice: Choice in the chosen placement, see :attr:`SiteChoice.choice`.
         why: Reason for the choice, in one sentence.
-        loss: Decrease of the output error if the site is float; None if it was not measured.
-        choices: All alternatives that were considered.
+        loss: Decrease of the output error if the site is float; None if this was not measured.
+        choices: All alternatives for the site.
     """
 
     site: str
@@ -115,12 +114,12 @@ class PlacementResult:
 
     Attributes:
         name: Short description.
-        configuration: Differences of the placement from all-INT8.
+        configuration: Differences from the placement with every layer in INT8.
         sites: Names of the sites that are float.
-        changed: Other choices: calibration method or ``own-scale`` by tensor, ``int8`` by node.
+        changed: Further choices: calibration method or ``own-scale`` by tensor, ``int8`` by node.
         cost: Predicted cost.
-        chosen_on: The metric on the samples on which placements are compared.
-        metric: The metric on the held-out samples; None if it was not measured.
+        chosen_on: Metric on the samples on which the search compares placements.
+        metric: Metric on the held-out samples; None if it was not measured.
         low: Lower end of the 95 % interval of `metric`, by bootstrap over the samples.
         high: Upper end of the 95 % interval of `metric`.
     """
@@ -161,13 +160,13 @@ class PlacementResult:
 
 @dataclass
 class ChoiceBenefit:
-    """Effect of one choice of a placement, compared with the placement without it.
+    """Effect of one choice: the placement compared with the placement without the choice.
 
     Attributes:
         site: Name of the site.
         choice: The choice, such as ``float``.
         metric: Increase of the metric by the choice.
-        int8: Change of the number of INT8 convolutions, negative if there are fewer.
+        int8: Change of the number of INT8 convolutions; negative for a decrease.
         conversions: Change of the number of conversions.
         ms: Change of the predicted time in milliseconds; None without a GPU.
     """
@@ -193,42 +192,43 @@ class ChoiceBenefit:
 
 @dataclass(repr=False)
 class Tuning:
-    """The chosen Q/DQ model, and the search that led to it.
+    """Result of a tuning: the chosen Q/DQ model, and the results of the search.
 
     Attributes:
         model: The Q/DQ model.
         quantized: Tensors with a Q/DQ pair.
         prediction: Prediction for the model.
         reached: Whether the goal is reached on held-out images.
-        keep: Part of the float model's metric to keep; None with a budget.
+        keep: Fraction of the float model's metric to keep; None with a budget.
         budget_ms: Maximum predicted milliseconds; None without a budget.
         chosen: The chosen placement.
-        bought: Effects of at most six choices of the chosen placement: those that removed most
-            output error when measured alone.
-        front: Placements that no other one beats in both cost and accuracy, evenly thinned.
-            Accuracy is measured on the samples on which placements are compared.
-        others: The other placements that were measured.
+        bought: Effects of at most six choices of the chosen placement: the choices that removed
+            most output error when measured alone.
+        front: Pareto front, evenly thinned: placements that no other placement beats in both cost
+            and accuracy on the samples of the search.
+        others: All other placements that were measured.
         sites: All sites of the network.
-        base: Predicted cost of all-INT8.
+        base: Predicted cost of the model with every layer in INT8.
         metric: JSON with the metric's name, its definition and the float model's value.
         cost: JSON with unit and definition of the cost.
         images: JSON with the number of images of each set, and their sources.
         effort: Counts and times of the measurements.
         info: Path, hash, opset and number of nodes of the float model.
-        target: Name of the TensorRT target.
-        gpu: Name of the GPU; None without one.
-        unchanged: Whether the model is the float model, unchanged.
+        target: Name of the TensorRT version.
+        gpu: Name of the GPU; None without a GPU.
+        unchanged: Whether the result is the unchanged float model.
         cheapest_plausible: Cheapest placement whose 95 % interval on the held-out images reaches
-            the goal, if it is cheaper than the chosen one. More images may show that it is enough.
-        float_type: Type of the part that is not quantized, ``fp32`` or ``fp16``.
+            the goal, if it is cheaper than the chosen placement. With more images, it may turn out
+            to be accurate enough.
+        float_type: Type of the layers that are not quantized, ``fp32`` or ``fp16``.
         precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``.
-        float32: Tensors that remain FP32 in an FP16 model, with the largest value in the data.
+        float32: Tensors that remain FP32 in an FP16 model, with their largest value in the data.
         notes: Notes about the result.
         warnings: Warnings about the result.
-        source: Path of the float model, empty for a model in memory.
-        output: Path of the saved model, empty before :meth:`save`.
-        builder: Builds the Q/DQ model of a configuration.
-        read: Files that were read; no output overwrites them.
+        source: Path of the float model; empty for a model in memory.
+        output: Path of the saved model; empty before :meth:`save`.
+        builder: Function that builds the Q/DQ model of a configuration.
+        read: Input files, which are never overwritten.
     """
 
     model: onnx.ModelProto
@@ -292,17 +292,17 @@ class Tuning:
         """Write the Q/DQ model, atomically.
 
         Raises:
-            QdqtoolError: `path` is a file that was read, or cannot be written.
+            QdqtoolError: `path` is an input, or cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.model, path, source=self.source)
         self.output = os.fspath(path)
 
     def save_result(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`as_json` to a file, for ``qdqtool report``.
+        """Write the result as JSON to a file, for ``qdqtool report``.
 
         Raises:
-            QdqtoolError: `path` is a file that was read, or cannot be written.
+            QdqtoolError: `path` is an input, or cannot be written.
         """
         save_answer(path, self.as_json(), self.read)
 

@@ -1,4 +1,4 @@
-"""Search for the best placement: measure single choices, then combinations of them."""
+"""Search for the best placement: measure single choices, then combinations of choices."""
 
 import functools
 import itertools
@@ -39,27 +39,29 @@ from qdqtool.util.text import format_count
 NamedConfigurations = Sequence[tuple[str, Configuration]]
 
 _RANGE_SITES = 8  # number of worst sites for which other ranges are tried
-_MEASURED_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # steps of a chain, by number of choices
-_REMOVED_CHOICES = 12  # maximum number of float choices to undo one by one at the end
+_MEASURED_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # numbers of choices that are measured
+_REMOVED_CHOICES = 12  # maximum number of float choices that are undone one by one at the end
 _REPORTED_BENEFITS = 6  # maximum number of choices of the result whose benefit is measured
-_POINTS_OVER_BUDGET = 4  # placements above the budget that are reduced until they fit
-_STEPS_IN_BUDGET = 3  # number of last steps of a chain within the budget to measure
-_LEAST_GAIN = 1e-9  # minimum gain of a choice in a chain, as a part of the squared error
+_POINTS_OVER_BUDGET = 4  # number of placements above the budget that are reduced until they fit
+_STEPS_IN_BUDGET = 3  # number of last steps within the budget that are measured
+_LEAST_GAIN = 1e-9  # minimum gain of a choice in a chain, as a fraction of the squared error
 _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
 _STANDARD_ERRORS = 2.0  # minimum gain of other ranges, in standard errors of the gain
 
 
 @dataclass
 class _MeasuredChain:
-    """Chain of placements: each step has one more float choice than the step before.
+    """Chain of placements, in which each step has one more float choice than the step before.
 
-    A step is sufficient if it reaches the goal or exceeds the budget: more choices are useless.
+    A step is sufficient if more float choices are useless, because the step reaches the goal or
+    exceeds the budget.
 
     Attributes:
         steps: Name and configuration of each step.
-        first_sufficient: Position of the first step that was found sufficient; None before that.
-        last_insufficient: Position of the last earlier step that was found insufficient; -1
-            before that.
+        first_sufficient: Position of the first step that is known to be sufficient; None if
+            unknown.
+        last_insufficient: Position of the last step before that is known to be insufficient; -1 if
+            unknown.
     """
 
     steps: list[tuple[str, Configuration]] = field(default_factory=list)
@@ -74,23 +76,26 @@ class PlacementSearch:
     Attributes:
         planner: Plans configurations.
         evaluator: Measures configurations.
-        keep: Part of the float model's metric to keep; None with a budget.
+        keep: Fraction of the float model's metric to keep; None with a budget.
         budget: Maximum predicted milliseconds; None without a budget.
-        whole_front: Whether to measure the front even if all-INT8 is accurate enough.
-        report: Function that is called with each line about the next steps.
+        whole_front: Whether to measure the Pareto front even if the model with every layer in INT8
+            is accurate enough.
+        report: Function that receives each line about the next steps.
         limit: Time limit of the whole tuning in seconds; 0 without a limit.
-        final_deadline: Time (``time.monotonic()``) when all measurements end; None without a limit.
-        last_judging: Time (``time.monotonic()``) after which no other placement can be judged.
+        final_deadline: Value of ``time.monotonic()`` at which all measurements end; None without a
+            limit.
+        last_judging: Value of ``time.monotonic()`` after which no further placement can be
+            evaluated on held-out samples.
         seconds_per_run: Estimated seconds of a run on one sample; set only with a time limit.
         fp16_samples: Number of samples on which FP16 is compared with FP32 at the end.
         ranges_seconds: Estimated seconds to collect ranges from all images at the end; None if time
             is too short.
         sites: Sites of the network.
-        decisions: All choices of the sites, and whether to measure each of them.
-        scale_candidates: Other ranges (methods and own scales) that were tried.
-        start: Configuration in which sites are float if that costs no time.
+        decisions: All choices of the sites, and the reason to skip a choice.
+        scale_candidates: Other ranges (methods and separate scales) that were tried.
+        start: Start configuration, in which sites are float if that costs no time.
         pool: Measured placements by the key of their recipe.
-        stopped: Reason why the search ended early, or empty.
+        stopped: Reason why the search ended early, else empty.
         notes: Notes for the result.
     """
 
@@ -117,13 +122,13 @@ class PlacementSearch:
     # Before the first measurement -----------------------------------------------------
 
     def prepare(self) -> None:
-        """Find the sites and predict every choice."""
+        """Find the sites, predict the cost of every choice, and select the choices to measure."""
         self.sites = find_sites(self.planner)
         self.start, self.decisions = select_candidates(list_candidates(self.sites), self._cost)
 
     @functools.cached_property
     def sensitivity(self) -> SensitivitySweep:
-        """Measurement of single choices. Available after `prepare`."""
+        """Measurement of single choices; available after `prepare`."""
         return SensitivitySweep(self.planner, self.evaluator, self.start)
 
     @functools.cached_property
@@ -134,17 +139,17 @@ class PlacementSearch:
         return Configuration(floats=frozenset(nodes) | self.start.floats)
 
     def _cost(self, configuration: Configuration) -> PlacementCost:
-        """Predict a cost, which may be slow.
+        """Return the predicted cost of a configuration.
 
         Raises:
-            OutOfTime: The deadline is over.
+            OutOfTime: The deadline has passed.
         """
         if self.evaluator.is_late:
             raise OutOfTime
         return self.planner.cost(configuration)
 
     def list_measured_decisions(self) -> list[CandidateDecision]:
-        """Return the choices without a reason to skip their measurement."""
+        """Return the choices that are measured."""
         return [d for d in self.decisions if not d.skip_reason]
 
     def recipe(self, configuration: Configuration) -> Recipe:
@@ -156,7 +161,7 @@ class PlacementSearch:
     def run(self) -> None:
         """Search, and add all measured placements to the pool.
 
-        After the time limit, `stopped` holds the reason of the early end.
+        If the time limit ends the search, `stopped` is set.
         """
         try:
             self._run()
@@ -174,7 +179,7 @@ class PlacementSearch:
             self.measure([*self._list_head_floats(), *worst])
         runs_before = -1
         while self.evaluator.runs > runs_before:
-            # If time is left after the combinations, measure the choices that were left out before.
+            # If time remains after the combinations, choices that did not fit before are measured.
             runs_before = self.evaluator.runs
             complete = self._sweep_choices()
             self._combine_choices(self._choose_ranges() if complete else self.start)
@@ -205,7 +210,7 @@ class PlacementSearch:
         self.report(line)
 
     def _add_float_model(self) -> None:
-        """Add the float network to the pool if a GPU gives it a time; it may be the fastest."""
+        """Add the float network to the pool if it has a predicted time: it may be the fastest."""
         cost = self.planner.cost(self.float_configuration)
         if self.pool and cost.ms is not None and not cost.int8:
             value = self.float_value(self.evaluator.sets.chosen_on)
@@ -221,7 +226,7 @@ class PlacementSearch:
         return self._reaches_goal(self.start, self.evaluator.sets.judged_on)
 
     def _sweep_choices(self) -> bool:
-        """Measure each choice alone; with a time limit, the choices that fit into it.
+        """Measure each choice alone; with a time limit, only the choices that fit.
 
         Returns:
             Whether all choices were measured.
@@ -238,9 +243,10 @@ class PlacementSearch:
 
     @property
     def sweep_end(self) -> float | None:
-        """Time (``time.monotonic()``) when the sweep of single choices ends; None: no limit.
+        """Value of ``time.monotonic()`` at which the sweep of single choices ends.
 
-        A third of the limit remains for combinations, but at most two thirds of the remaining time.
+        The sweep leaves a third of the time limit for combinations, but at most two thirds of the
+        remaining time. None without a limit.
         """
         end = self.evaluator.deadline
         if end is None:
@@ -248,10 +254,10 @@ class PlacementSearch:
         return end - min(self.limit / 3, 2 / 3 * (end - time.monotonic()))
 
     def _select_in_time(self, until: float, images: Sequence[int]) -> list[CandidateDecision]:
-        """Return the choices that can be measured on samples until a time.
+        """Return the choices that can be measured on some samples until a time.
 
-        Choices whose inputs have the largest quantization error come first. In the order of the
-        network, a sweep that ends early would not reach the last layers.
+        Choices whose inputs have the largest quantization error come first. If the order were that
+        of the network, a sweep that ends early would never reach the last layers.
         """
         rank = {name: k for k, site in enumerate(self._floats_by_own_error) for name in site.floats}
         ranked = sorted(
@@ -266,7 +272,10 @@ class PlacementSearch:
         return [d for d, end in zip(ranked, seconds, strict=True) if end <= seconds_left]
 
     def _choose_ranges(self) -> Configuration:
-        """Return the start, with other ranges for the worst sites if the metric improves."""
+        """Return the start configuration, with other ranges for the worst sites if they help.
+
+        Other ranges help if they improve the metric on the samples of the search.
+        """
         floats = [d.candidate for d, _ in self._rank_floats()]
         worst = [c.site for c in floats if c.site.tensors]
         price = self.planner.cost(self.start).value
@@ -322,14 +331,14 @@ class PlacementSearch:
         self.measure(self._list_simple_placements())
         neighbors = find_neighbors(self.planner.model)
         self._follow_chain(chain_choices(ranges, self._list_gains(), self._cost, neighbors))
-        self._take_back_choices()
+        self._undo_choices()
         self._fit_budget()
 
     def _follow_chain(self, configurations: Iterator[Configuration]) -> None:
-        """Measure steps of a chain, and find the first sufficient step by bisection."""
+        """Measure some steps of a chain, and find the first sufficient step by bisection."""
         chain = self._measure_chain(configurations)
         if self.budget is not None:
-            # A later step may be faster: a conversion disappears if its other side is float too.
+            # A later step may be faster, because a conversion between two float layers is removed.
             fits = [s for s in chain.steps if self.planner.cost(s[1]).value <= self.budget]
             self.measure(fits[-_STEPS_IN_BUDGET:])
         if self.whole_front:
@@ -357,9 +366,9 @@ class PlacementSearch:
                 chain.last_insufficient = middle
 
     def _measure_chain(self, configurations: Iterator[Configuration]) -> _MeasuredChain:
-        """Measure steps at growing distances until clearly after the first sufficient step.
+        """Measure steps at growing distances, until clearly after the first sufficient step.
 
-        For the whole front, continue at least up to the cost of the most expensive placement in the
+        With `whole_front`, continue at least to the cost of the most expensive placement in the
         pool. With a budget, continue to the end of the chain.
         """
         most_expensive = -math.inf
@@ -376,7 +385,7 @@ class PlacementSearch:
                 continue
             waiting.append(len(chain.steps) - 1)
             if cost.value <= most_expensive:
-                continue  # measured later, together with the next steps: they share runs
+                continue  # measured later together with the next steps, to share runs of parts
             self._measure_steps(chain, waiting)
             first = chain.first_sufficient
             if self.budget is None and first is not None and waiting[-1] > first + first // 2:
@@ -396,7 +405,7 @@ class PlacementSearch:
                 chain.last_insufficient = position
 
     def _measure_equal_costs(self, steps: NamedConfigurations) -> None:
-        """Measure for each placement in the pool the last step of equal or lower cost."""
+        """Measure the last step of equal or lower cost for each placement in the pool."""
         last_steps = []
         for placement in self.list_placements():
             limit = placement.cost.value + _EQUAL_COST
@@ -404,9 +413,9 @@ class PlacementSearch:
         self.measure(last_steps)
 
     def _list_gains(self) -> list[ChoiceGain]:
-        """Return gain and cost of each measured float choice, highest gain first.
+        """Return the gain and cost of each measured float choice, highest gain first.
 
-        A choice that does not reduce the error gets a tiny gain, so that a chain adds it last.
+        A choice that does not reduce the error has a tiny gain, so that a chain adds it last.
         """
         least = _LEAST_GAIN * (self.sensitivity.error() or 0.0) ** 2
         price = self.planner.cost(self.start).value
@@ -416,14 +425,14 @@ class PlacementSearch:
         ]
 
     def _rank_floats(self) -> list[tuple[CandidateDecision, float]]:
-        """Return measured float choices with the squared error that each removes, most first."""
+        """Return measured float choices and the squared error that each removes, highest first."""
         floats = [d for d in self.list_measured_decisions() if d.candidate.choice == FLOAT]
         gains = [(d, self.sensitivity.gain(d.candidate)) for d in floats]
         measured = [entry for entry in gains if not math.isnan(entry[1])]
         return sorted(measured, key=lambda entry: -entry[1])
 
     def _list_simple_placements(self) -> list[tuple[str, Configuration]]:
-        """Return the obvious placements: a float head, and the worst convolutions float."""
+        """Return simple placements: a float head, and the worst convolutions float."""
         ranked = [
             d.candidate.configuration
             for d, _ in self._rank_floats()
@@ -446,7 +455,9 @@ class PlacementSearch:
     ) -> list[tuple[str, Configuration]]:
         """Return placements with the first 1, 2, 4, 8 and 16 of the ranked choices.
 
-        `reason` becomes part of their names.
+        Args:
+            ranked: Configurations with one choice each, in descending order.
+            reason: Reason of the order, which becomes part of the placements' names.
         """
         return [
             (f"{count} {reason}", functools.reduce(Configuration.merge, ranked[:count], self.start))
@@ -456,10 +467,9 @@ class PlacementSearch:
 
     @functools.cached_property
     def _floats_by_own_error(self) -> list[Configuration]:
-        """Configurations with one float convolution, largest error of its input first.
+        """Configurations with one float convolution, largest quantization error of the input first.
 
-        This is the quantization error of the input alone, which the calibration statistics give
-        without a run.
+        The quantization error of an input follows from the calibration statistics, without a run.
         """
         plan = self.planner.plan(self.start)
         sources = {t: s.group.sources for s in plan.scales for t in s.group.quantized}
@@ -474,12 +484,11 @@ class PlacementSearch:
         names = (i.node.name for q in worst for i in plan.placement.inputs[q.tensor])
         return [single[name] for name in dict.fromkeys(names) if name in single]
 
-    def _take_back_choices(self) -> None:
-        """Undo float choices of the cheapest sufficient placement while it reaches the goal.
+    def _undo_choices(self) -> None:
+        """Undo float choices of the cheapest sufficient placement as long as it reaches the goal.
 
-        The most expensive choices are tried first. Each removal is measured alone, all of them
-        together because they share upstream outputs. Then the removals that keep the goal are
-        combined.
+        The most expensive choices are tried first. Each removal is measured alone. Then the
+        removals that still reach the goal are combined.
         """
         if self.keep is None:
             return
@@ -499,7 +508,7 @@ class PlacementSearch:
                     current = less
 
     def _list_expensive_sites(self, configuration: Configuration) -> list[TuningSite]:
-        """Return the float sites that save most as INT8, at most `_REMOVED_CHOICES`."""
+        """Return at most 12 float sites that would save most time in INT8."""
         price = self.planner.cost(configuration).value
         sites = self.list_float_sites(configuration)
         reduced = {s: self.planner.cost(self._remove_site(configuration, s)).value for s in sites}
@@ -509,9 +518,9 @@ class PlacementSearch:
     def _fit_budget(self) -> None:
         """Undo float choices of placements above the budget until the placements fit.
 
-        Only placements that are more accurate than all within the budget are reduced. The chain
-        does not find the reduced ones: a float convolution between INT8 convolutions costs
-        conversions, so more float choices are not always more expensive.
+        Only placements that are more accurate than all placements within the budget are reduced. A
+        chain does not contain the reduced placements: a float convolution between INT8 convolutions
+        needs conversions, so more float choices are not always more expensive.
         """
         budget = self.budget
         if budget is None:
@@ -539,9 +548,9 @@ class PlacementSearch:
     # Parts of a configuration ---------------------------------------------------------
 
     def list_float_sites(self, configuration: Configuration) -> list[TuningSite]:
-        """Return the sites that a configuration leaves float and the start does not.
+        """Return the sites that are float in a configuration but not in the start configuration.
 
-        Sites with most nodes come first, and no node belongs to two of the sites.
+        Sites with most nodes come first, and each node belongs to at most one of the sites.
         """
         rest = set(configuration.floats - self.start.floats)
         int8_sites = [site for site in self.sites if site.default == INT8]
@@ -559,16 +568,17 @@ class PlacementSearch:
     # Measurements ---------------------------------------------------------------------
 
     def measure(self, named: NamedConfigurations) -> None:
-        """Measure the metric of configurations on the samples to choose on; fill the pool.
+        """Measure the metric of configurations on the samples of the search; fill the pool.
 
-        Configurations in the pool and configurations without INT8 are left out.
+        Configurations without INT8, and configurations that are in the pool already, are skipped.
         """
         new = []
         for name, configuration in named:
             is_known = self.recipe(configuration).key in self.pool
             if not is_known and self.planner.cost(configuration).int8:
                 new.append((name, configuration))
-        # With a deadline, measure one by one: the pool then has each one that was finished in time.
+        # With a deadline, configurations are measured one by one, so that the pool contains all
+        # configurations that were finished in time.
         batches = [new] if self.evaluator.deadline is None else [[entry] for entry in new]
         for batch in batches:
             recipes = [self.recipe(configuration) for _, configuration in batch]
@@ -623,13 +633,13 @@ class PlacementSearch:
     # The result -----------------------------------------------------------------------
 
     def list_placements(self) -> list[PlacementResult]:
-        """Return the placements of the pool, cheapest first; at equal cost, best first."""
+        """Return the placements of the pool, cheapest first; at equal cost, most accurate first."""
         return sorted(self.pool.values(), key=lambda p: (p.cost.value, -p.chosen_on, p.name))
 
     def find_front(self) -> list[PlacementResult]:
-        """Return the front: placements more accurate than all placements that cost no more.
+        """Return the Pareto front: placements more accurate than all placements of lower cost.
 
-        Accuracy is measured on the samples to choose on. The cheapest placement is first.
+        Accuracy is that on the samples of the search. The cheapest placement is first.
         """
         front: list[PlacementResult] = []
         for point in self.list_placements():
@@ -640,10 +650,10 @@ class PlacementSearch:
     def choose(self) -> tuple[PlacementResult, bool]:
         """Return the best placement, and whether it reaches the goal.
 
-        With a budget, this is the most accurate placement within the budget, or the cheapest one if
-        none fits. Otherwise it is the cheapest placement of the front that reaches the goal both on
-        the samples to choose on and on the samples to judge on, or the most accurate one if none
-        does.
+        With a budget, the best placement is the most accurate within the budget; if none fits, the
+        cheapest. Without a budget, the best placement is the cheapest of the front that reaches the
+        goal on both the samples of the search and the held-out samples; if none does, the most
+        accurate.
 
         Raises:
             QdqtoolError: The pool is empty.
@@ -651,9 +661,8 @@ class PlacementSearch:
         front = self.find_front()
         if not front:
             raise QdqtoolError(
-                "no candidates: no convolution is predicted to run faster in INT8; deploy the "
-                "float model, or see the reasons in the output of 'qdqtool insert' and 'qdqtool "
-                "predict'",
+                "no convolution is predicted to run faster in INT8; deploy the float model, or see "
+                "the reasons in the output of 'qdqtool insert' and 'qdqtool predict'",
                 code="no-candidates",
             )
         if self.budget is not None:
@@ -671,7 +680,7 @@ class PlacementSearch:
         return front[-1], False
 
     def judge_placements(self, points: Sequence[PlacementResult]) -> None:
-        """Set `metric`, `low` and `high` of placements from the samples to judge on."""
+        """Evaluate placements on the held-out samples: set `metric`, `low` and `high`."""
         samples = self.evaluator.sets.judged_on
         self._measure_for_judging(p.configuration for p in points)
         for point in points:
@@ -681,19 +690,20 @@ class PlacementSearch:
             point.low, point.high = (float(v) for v in np.nanpercentile(values, [2.5, 97.5]))
 
     def judge_recipe(self, recipe: Recipe) -> float:
-        """Return the metric of a recipe on the samples to judge on."""
+        """Return the metric of a recipe on the held-out samples."""
         samples = self.evaluator.sets.judged_on
         self.evaluator.measure_metric([FLOAT_RECIPE, recipe], samples, "Judging")
         return self.evaluator.value(recipe, samples)
 
     def reaches_goal_with(self, metric: float) -> bool:
-        """Return whether a metric on the samples to judge on reaches `keep`; True without it."""
+        """Return whether a metric on the held-out samples reaches the goal; True with a budget."""
         return self.keep is None or metric >= self._goal_level(self.evaluator.sets.judged_on)
 
     def find_cheapest_plausible(self, placement: PlacementResult) -> PlacementResult | None:
-        """Return the cheapest judged placement whose interval's upper end reaches the goal.
+        """Return the cheapest evaluated placement whose 95 % interval reaches the goal.
 
-        None with a budget, or if no such placement is cheaper than `placement`.
+        Returns:
+            None with a budget, or if no such placement is cheaper than `placement`.
         """
         if self.keep is None:
             return None
@@ -708,13 +718,15 @@ class PlacementSearch:
     def judge_in_time(
         self, placement: PlacementResult, shown: Sequence[PlacementResult]
     ) -> list[ChoiceBenefit]:
-        """Judge placements, and return the benefits of one placement's choices, if time allows.
-
-        Empty if the time limit ended the search or ends the judging; a note reports the latter.
+        """Evaluate placements, and measure the benefits of one placement's choices.
 
         Args:
-            placement: The placement whose choices are measured.
-            shown: The placements to judge, in this order.
+            placement: Placement whose choices are measured.
+            shown: Placements to evaluate on the held-out samples, in this order.
+
+        Returns:
+            The benefits. Empty if the time limit ended the search, or ends this evaluation, which a
+            note then reports.
         """
         self.evaluator.deadline = self.final_deadline
         batches = [shown] if self.final_deadline is None else [[p] for p in shown]
@@ -735,7 +747,10 @@ class PlacementSearch:
             self.evaluator.deadline = None
 
     def _measure_benefits(self, point: PlacementResult) -> list[ChoiceBenefit]:
-        """Return the benefits of the choices that gained most alone, by undoing each of them."""
+        """Measure the benefits of at most six choices, by undoing each choice alone.
+
+        The choices are those with the highest gains when measured alone.
+        """
         gains = {d.candidate.site: gain for d, gain in self._rank_floats()}
         sites = self.list_float_sites(point.configuration) if point.cost.int8 else []
         sites.sort(key=lambda site: -gains.get(site, 0.0))

@@ -1,4 +1,4 @@
-"""Sensitivity: decrease of the output error by each choice alone (such as one float site)."""
+"""Sensitivity: decrease of the output error by a single choice, such as one float site."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from qdqtool.tuning.sites import Candidate
 from qdqtool.tuning.store import SWEEP, WHOLE
 
 FIRST_SAMPLES = 2  # number of samples on which all choices are measured
-BETTER_PART = 1 / 4  # part of the choices that continues when the number of samples doubles
+BETTER_PART = 1 / 4  # fraction of the choices that is also measured on twice as many samples
 
 
 @dataclass
 class SensitivitySweep:
-    """Measures choices alone, and computes their gains.
+    """Measures each choice alone, and computes its gain (decrease of the squared output error).
 
     Attributes:
         planner: Plans the choices.
         evaluator: Measures recipes.
-        start: Configuration to which the choices are applied.
+        start: Configuration to which each choice is applied.
     """
 
     planner: Planner
     evaluator: CandidateEvaluator
     start: Configuration
     _isolated: dict[Candidate, tuple[Recipe, Recipe]] = field(default_factory=dict)
-    # Samples on which each choice was measured. The store may have more samples of its recipes,
-    # because other choices share recipes.
+    # Samples on which each choice was measured. The store may have measurements of the choice's
+    # recipes on more samples, because choices share recipes.
     _measured_on: dict[Candidate, list[int]] = field(default_factory=dict)
 
     def apply(self, candidate: Candidate) -> Configuration:
@@ -49,10 +49,10 @@ class SensitivitySweep:
         return self.start.merge(candidate.configuration)
 
     def isolate(self, candidate: Candidate) -> tuple[Recipe, Recipe]:
-        """Return two recipes, without and with a choice, that quantize only the changed nodes.
+        """Return two recipes, without and with a choice, that quantize only the nodes that change.
 
-        The rest of the network is float. In a quantized network, any change would also change
-        roundings downstream, which affects the error more than most choices do.
+        All other nodes are float: in a quantized network, every change also changes rounded values
+        downstream, which affects the error more than most choices do.
         """
         if candidate not in self._isolated:
             before = self.planner.plan(self.start).recipe
@@ -75,16 +75,17 @@ class SensitivitySweep:
     def race(
         self, candidates: Sequence[Candidate], title: str, least_gain: float, until: float | None
     ) -> bool:
-        """Measure choices alone; each round has more samples and only the better choices.
+        """Measure each choice alone, in rounds with more samples and only the better choices.
 
         Args:
-            candidates: The choices.
+            candidates: Choices of the first round.
             title: Title of the progress bar.
-            least_gain: Choices with this gain or less are not measured on more samples.
-            until: Time (``time.monotonic()``) when the measurement ends; None: the deadline.
+            least_gain: Choices with at most this gain are not measured on more samples.
+            until: Value of ``time.monotonic()`` at which the measurement ends; None for the
+                deadline.
 
         Returns:
-            False if the time ended the measurement.
+            False if the time ended before the last measurement.
         """
         for images in self.list_sample_sets():
             for candidate in candidates:
@@ -99,7 +100,7 @@ class SensitivitySweep:
     def _select_better(
         self, candidates: Sequence[Candidate], images: Sequence[int], least_gain: float
     ) -> Sequence[Candidate]:
-        """Return the better part of the choices; all if no image could be read."""
+        """Return the best quarter of the choices; all choices if no image could be read."""
         gains = {c: self.gain(c, images) for c in candidates}
         if all(map(math.isnan, gains.values())):
             return candidates
@@ -109,9 +110,9 @@ class SensitivitySweep:
         return better[: math.ceil(BETTER_PART * len(candidates))]
 
     def missing_work(self, candidate: Candidate, images: Sequence[int]) -> float:
-        """Return the work to measure a choice on samples, in runs of the whole network.
+        """Return the work of measuring a choice on samples, in runs of the whole network.
 
-        Measurements in the store cost nothing.
+        Measurements that the store has already are not counted.
         """
         count = 0
         for recipe in self.isolate(candidate):
@@ -121,9 +122,9 @@ class SensitivitySweep:
         return count * self.share_of_run(candidate)
 
     def share_of_run(self, candidate: Candidate) -> float:
-        """Return the part of a run's multiplications that the measurement of a choice needs.
+        """Return the fraction of a run's multiplications that measuring a choice needs.
 
-        Everything upstream of the first changed node is shared with other choices.
+        All outputs before the first changed node are shared with other choices.
         """
         position = find_first_difference(self.planner.model, *self.isolate(candidate))
         return self._remaining_work[position]
@@ -135,7 +136,8 @@ class SensitivitySweep:
     def error(self, images: Sequence[int] | None = None) -> float | None:
         """Return the root mean square output error of the start; None if it was not measured.
 
-        Without `images`, the samples are `swept_on`.
+        Args:
+            images: Numbers of the samples; None for all samples of single sites.
         """
         images = self.evaluator.sets.swept_on if images is None else images
         recipe = self.planner.plan(self.start).recipe
@@ -143,16 +145,19 @@ class SensitivitySweep:
         return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors**2)))
 
     def errors_with(self, candidate: Candidate) -> tuple[float, float] | None:
-        """Return the output errors of the start without and with a choice, on its samples.
+        """Return the output errors of the start without and with a choice.
 
-        The error with the choice is estimated from its gain. None if one of them was not measured.
+        The error with the choice is estimated from the gain of the choice.
+
+        Returns:
+            None if the start or the choice was not measured.
         """
         gain = self.gain(candidate)
         before = None if math.isnan(gain) else self.error(self._measured_on[candidate])
         return None if before is None else (before, math.sqrt(max(0.0, before**2 - gain)))
 
     def gain(self, candidate: Candidate, images: Sequence[int] | None = None) -> float:
-        """Return the mean of the gains of a choice; NaN if it was not measured."""
+        """Return the mean gain of a choice over samples; NaN if the choice was not measured."""
         gains = self.gains(candidate, images)
         return float(gains.mean()) if len(gains) else math.nan
 
@@ -161,8 +166,10 @@ class SensitivitySweep:
     ) -> npt.NDArray[np.float64]:
         """Return the decrease of the squared output error by a choice alone, for each sample.
 
-        Without `images`, the samples are all on which the choice was measured. Samples without a
-        measurement are left out.
+        Args:
+            candidate: The choice.
+            images: Numbers of the samples, of which those without a measurement are left out. None:
+                all samples on which the choice was measured.
         """
         images = self._measured_on.get(candidate, ()) if images is None else images
         if not images:

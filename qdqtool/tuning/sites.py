@@ -1,15 +1,15 @@
 """Sites of a network, selection of the choices to measure, and combination of choices.
 
 A site is a set of nodes that are quantized or left float together. A choice is an alternative for a
-site: float, INT8, another calibration method, or an own scale. These choices are never measured,
-because no accuracy would justify them:
+site: float, INT8, another calibration method, or a separate scale. Some choices are never measured,
+because they cannot be worth their cost, however accurate they are:
 
-* :data:`FREE`: the network is predicted to be no slower with the site float. The site is float from
+* :data:`FREE`: the network is predicted to be as fast with the site float. The site is float from
   the start.
-* :data:`LARGER`: another choice leaves these nodes and more float for the same cost or less.
-* :data:`BETWEEN`: the nodes are float, but every activation that they consume is INT8 for other
-  consumers, and conversions are added before and after. This removes only the rounding of the
-  weights (the smallest part of the error) at the highest cost.
+* :data:`LARGER`: another choice leaves these and more nodes float at the same or lower cost.
+* :data:`BETWEEN`: the nodes would be float, but all their inputs would still be INT8 for other
+  consumers, so conversions are needed before and after the nodes. This removes only the rounding of
+  the weights (the smallest part of the error) at the highest cost.
 * :data:`NO_GAIN`: quantizing nodes that the preset leaves float is predicted to save no time.
 """
 
@@ -35,8 +35,8 @@ ATTENTION = "attention"
 LAST_CONVOLUTIONS = "last convolutions"  # name of the site with all last convolutions
 METHODS = ("focus", "mse", "max", "percentile")
 
-_OTHER_SCALE = 0.05  # another scale is measured if it differs by at least this fraction
-_LOST_BITS = 0.5  # a separate scale is measured if the shared one loses at least as many bits
+_OTHER_SCALE = 0.05  # another method is measured if its scale differs by more than this fraction
+_LOST_BITS = 0.5  # a separate scale is measured if the shared scale loses at least this many bits
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class TuningSite:
     """Nodes that the search quantizes or leaves float together.
 
     Attributes:
-        name: Name of the convolution or residual, the first tensor of a group, or ``branch of`` a
-            last convolution.
-        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products
-            without weights).
+        name: Name of the convolution or residual, first tensor of a scale group, or ``branch of`` a
+            last convolution of the head.
+        kind: ``convolution``, ``group`` (consumers of tensors with one scale), ``residual``,
+            ``head`` or ``attention`` (products without weights).
         nodes: Names of the nodes.
         tensors: Activations that are no longer quantized if the site is float.
         default: ``int8``, or ``float`` if the head preset leaves the nodes float.
@@ -66,7 +66,7 @@ class TuningSite:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice for a site, such as ``float``, with the configuration that makes it alone."""
+    """A choice for a site, such as ``float``, and the configuration with only this choice."""
 
     site: TuningSite
     choice: str
@@ -74,7 +74,7 @@ class Candidate:
 
 
 class _SiteCollector:
-    """Collects sites; a set of nodes that has a site already is not added again."""
+    """Collects sites, each with a different set of nodes."""
 
     def __init__(self, model: Model, placement: Placement) -> None:
         self.sites: dict[frozenset[str], TuningSite] = {}
@@ -97,7 +97,7 @@ class _SiteCollector:
 
 
 def find_sites(planner: Planner) -> list[TuningSite]:
-    """Return all sites of a network. No two have the same nodes."""
+    """Return all sites of a network; each has a different set of nodes."""
     model = planner.model
     placement = planner.placement(Configuration())
     collector = _SiteCollector(model, placement)
@@ -136,9 +136,9 @@ def _add_head_sites(
 
 
 def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
-    """Return the quantized nodes of each branch by the branch's name.
+    """Return the quantized nodes of each branch of the head, by name of the branch.
 
-    The nodes of a branch lead to the same last convolution and to no other.
+    The nodes of a branch lead to one of the head's last convolutions only.
     """
     ends = find_head(model).last_convolutions
     branches: dict[str, list[int]] = defaultdict(list)
@@ -158,7 +158,7 @@ def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int
 
 
 def _find_preset_floats(planner: Planner, placement: Placement) -> list[int]:
-    """Return the indices of the nodes that only the head preset leaves float, without the DFL."""
+    """Return the indices of nodes that are float only because of the head preset, without DFL."""
     model = planner.model
     head = find_head(model)
     coordinates = find_coordinates(model, head.finals).all
@@ -173,7 +173,7 @@ def _find_preset_floats(planner: Planner, placement: Placement) -> list[int]:
 
 
 def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
-    """Return the alternative to the default of each site: float, or INT8 if that is float."""
+    """Return one choice for each site: float, or INT8 if the site is float by default."""
     return [
         Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes)))
         if site.default == FLOAT
@@ -183,10 +183,10 @@ def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
 
 
 def list_scale_candidates(planner: Planner, sites: Iterable[TuningSite]) -> list[Candidate]:
-    """Return choices of other calibration methods and of own scales for the sites' tensors.
+    """Return choices of other calibration methods and of separate scales for the sites' tensors.
 
-    Methods that change a scale by at most 5 % are left out. Empty for FP8: its ranges are always
-    the largest magnitudes, and a shared scale costs no precision.
+    Methods that change a scale by at most 5 % are left out. The list is empty for FP8: its ranges
+    are always the largest magnitudes, and a shared scale does not cost precision.
     """
     if planner.methods.number_format == FP8:
         return []
@@ -228,7 +228,7 @@ LARGER = "costs as much as leaving {} float, which frees more"
 
 @dataclass(frozen=True)
 class CandidateDecision:
-    """A candidate, its cost, and the reason not to measure it (empty if it is measured)."""
+    """A candidate, its predicted cost, and the reason to skip it (empty if it is measured)."""
 
     candidate: Candidate
     cost: PlacementCost
@@ -243,9 +243,13 @@ def select_candidates(
 ) -> tuple[Configuration, list[CandidateDecision]]:
     """Decide which candidates to measure.
 
+    Args:
+        candidates: Choices for the sites.
+        cost: Function that predicts the cost of a configuration.
+
     Returns:
-        The configuration of sites that are float from the start because that costs nothing, and a
-        decision for each candidate.
+        The start configuration, in which sites are float if that costs no time; and a decision for
+        each candidate.
     """
     base = cost(Configuration())
     costs = [cost(candidate.configuration) for candidate in candidates]
@@ -268,7 +272,7 @@ def select_candidates(
 def _join_free_floats(
     floats: Iterable[tuple[Candidate, PlacementCost]], base: PlacementCost, cost: CostFunction
 ) -> Configuration:
-    """Return all float choices together that cost nothing, alone and after cheaper ones."""
+    """Join all float choices that cost no time, neither alone nor after cheaper choices."""
     free = Configuration()
     for candidate, single in sorted(floats, key=lambda choice: choice[1].value):
         if single.value <= base.value:
@@ -294,7 +298,13 @@ def _find_skip_reason(
 
 
 def _shift_cost(single: PlacementCost, base: PlacementCost, start: PlacementCost) -> PlacementCost:
-    """Return the cost of a candidate with the free floats, from its cost with all-INT8."""
+    """Estimate the cost of a candidate applied to the start configuration.
+
+    Args:
+        single: Cost of the candidate applied to the model with every layer in INT8.
+        base: Cost of the model with every layer in INT8.
+        start: Cost of the start configuration.
+    """
     ms = None
     if single.ms is not None and base.ms is not None and start.ms is not None:
         ms = single.ms + start.ms - base.ms
@@ -329,9 +339,9 @@ class ChoiceGain:
 
 
 def estimate_gain(gains: Sequence[ChoiceGain], combination: Configuration) -> float:
-    """Return the sum of the gains of the choices in a combination.
+    """Return the sum of the gains of all choices in a combination.
 
-    If choices share nodes, only the first of them in `gains` counts.
+    Of choices with common nodes, only the first in `gains` counts.
     """
     covered: set[str] = set()
     total = 0.0
@@ -349,11 +359,19 @@ def chain_choices(
     cost: CostFunction,
     neighbors: Mapping[str, frozenset[str]],
 ) -> Iterator[Configuration]:
-    """Add choices one by one, each time the choice with the highest gain per cost.
+    """Add choices one by one, always the choice with the highest gain per cost.
 
-    Yield the combination after each step. Neighbors of a float node cost less, because the
-    conversion between them disappears. So at each step, costs are predicted again for the neighbors
-    of the last choice and for the best choices.
+    Neighbors of a float node cost less, because no conversion between them is needed. So at each
+    step, costs are predicted again for the neighbors of the last choice and for the best choices.
+
+    Args:
+        start: Configuration to start from.
+        choices: Choices with their gains and costs.
+        cost: Function that predicts the cost of a configuration.
+        neighbors: Names of neighboring nodes with weights, by name of the node.
+
+    Yields:
+        The combination after each step.
     """
     gains = sorted(choices, key=lambda g: (-g.gain, sorted(g.configuration.floats)))
     added_cost = {g: g.cost for g in gains}
@@ -385,7 +403,7 @@ def chain_choices(
 def _list_added_gains(
     gains: Sequence[ChoiceGain], current: Configuration
 ) -> dict[ChoiceGain, float]:
-    """Return the gain that each choice adds to a combination, without choices that add none."""
+    """Return the gain that each choice adds to a combination, if it adds any."""
     reached = estimate_gain(gains, current)
     added = {}
     for choice in gains:
@@ -401,7 +419,7 @@ def _ratio(gain: float, cost: float) -> float:
 
 
 def find_neighbors(model: Model) -> dict[str, frozenset[str]]:
-    """Return the names of each weighted node's nearest weighted nodes up- and downstream."""
+    """Return the nearest weighted nodes upstream and downstream of each weighted node, by name."""
     neighbors: dict[str, set[str]] = defaultdict(set)
     for node in model.nodes:
         if node.op not in WEIGHTED:

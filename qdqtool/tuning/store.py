@@ -1,4 +1,4 @@
-"""Measurements of a tuning, kept in a file so that an interrupted tuning can continue."""
+"""Store of measurements in a file, with which an interrupted tuning can continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAVE_SECONDS = 10.0
 SWEEP = "sweep"
 WHOLE = "whole"
 
-# Code and text of the error for each entry of the identity that may differ.
+# Code and text of the error if an entry of the identity differs.
 _IDENTITY = {
     "model": ("different-models", "model"),
     "images": ("different-images", "set of images"),
@@ -34,10 +34,10 @@ _IDENTITY = {
         "setting (target, method, metric or its source, head ...)",
     ),
     "tool": ("wrong-version", "version of qdqtool"),
-    "measurement": ("different-methods", "way of measuring (of another commit)"),
+    "measurement": ("different-methods", "version of the measuring code"),
 }
 _NO_STATE = "is not a file of an earlier `qdqtool tune`"
-_REMEDY = "give another name with `state`, or remove it"
+_REMEDY = "give another name with `state`, or remove the file"
 
 
 class MeasurementStore:
@@ -46,16 +46,20 @@ class MeasurementStore:
     Attributes:
         path: File of the measurements; None keeps them in memory.
         identity: Identity of the measured model, images and settings.
-        rows: Measurements by kind, key of the candidate's recipe and number of the sample.
+        rows: Measurements by kind, key of the candidate's recipe, and number of the sample.
         resumed: Number of measurements that were read from the file.
-        ranged_on: Number of samples that the ranges are from; 0 for all.
+        ranged_on: Number of samples from which the ranges were collected; 0 for all.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
-        """Open a store, and read its file if it exists.
+        """Create a store, and read its file if the file exists.
+
+        Args:
+            path: File of the measurements; None keeps them in memory only.
+            identity: Hashes of the model, the images and the settings.
 
         Raises:
-            DataError: The file is damaged, or its identity differs.
+            DataError: The file is damaged, or belongs to another model, images or settings.
             QdqtoolError: The file cannot be written.
         """
         self.path = None if path is None else Path(path)
@@ -75,7 +79,7 @@ class MeasurementStore:
         return self.rows[kind].get(candidate, {})
 
     def add(self, kind: str, result: TaskResult) -> None:
-        """Add measurements; write the file if the last write is `SAVE_SECONDS` ago or more."""
+        """Add measurements; write the file if the last write was more than 10 seconds ago."""
         for candidate, measurements in result.items():
             self.rows[kind].setdefault(candidate, {}).update(measurements)
         self._changed = True

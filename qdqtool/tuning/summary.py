@@ -1,4 +1,4 @@
-"""Parts of the result of a tuning: sites, images, effort, and notes on the search."""
+"""Summarize a tuning for its result: sites, images, effort, and notes on the search."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from qdqtool.util.text import format_count
 
 _SHOWN_POINTS = 10
 _ACCURATE = "accurate enough in INT8"
-_SiteKey = tuple[str, ...]  # kind and nodes: a node and a group may share a name
+_SiteKey = tuple[str, ...]  # kind and nodes of a site, because sites may have equal names
 
 
 def thin_front(front: list[PlacementResult], placement: PlacementResult) -> list[PlacementResult]:
-    """Return about `_SHOWN_POINTS` placements of the front, spread evenly by position.
+    """Return about ten placements of the front, evenly spread, including both ends.
 
-    Both ends and the chosen placement (added if it is not in the front) are among them.
+    Args:
+        front: Placements of the Pareto front.
+        placement: The chosen placement, which is always included, even if it is not in the front.
     """
     if not any(point is placement for point in front):
         front = sorted([*front, placement], key=lambda point: point.cost.value)
@@ -61,7 +63,7 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
 def _collect_choices(
     search: PlacementSearch,
 ) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float]]:
-    """Return the choices of each site, and the decrease of the error if the site is float."""
+    """Return the choices of each site, and the decrease of the output error if it is float."""
     choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
     losses: dict[_SiteKey, float] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
@@ -92,7 +94,7 @@ def _explain_choice(
     if nodes <= search.start.floats:
         return FLOAT, FREE
     if site.name in placement.sites or nodes <= configuration.floats:
-        return FLOAT, ("best accuracy for its time")
+        return FLOAT, "best accuracy for its time"
     if site.default == FLOAT and nodes <= configuration.quantized:
         return INT8, _ACCURATE
     methods = dict(configuration.methods)
@@ -106,7 +108,7 @@ def _explain_choice(
 
 
 def compare_with_float_model(search: PlacementSearch, placement: PlacementResult) -> list[Note]:
-    """Return notes if the float model is within the budget, or hardly slower than a placement."""
+    """Return notes if the float model fits the budget, or is hardly slower than the result."""
     float_ms, ms = search.planner.cost(search.float_configuration).ms, placement.cost.ms
     if float_ms is None or ms is None:
         return []
@@ -132,7 +134,7 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
         return [
             Note(
                 f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float "
-                f"model ({float_ms:.4g} ms), less than the {MIN_GAIN:g} times from which INT8 pays",
+                f"model ({float_ms:.4g} ms); INT8 is worth the effort from {MIN_GAIN:g} times on",
                 code="hardly-pays",
                 ms=float_ms,
                 times=float_ms / ms,
@@ -158,8 +160,8 @@ def describe_images(
         sets: The samples.
         data: Calibration data of the user.
         evaluation: Evaluation data of the user.
-        calibrated: Number of images behind the ranges of the written model.
-        searched: Number of images behind the ranges of the models in the search.
+        calibrated: Number of images from which the ranges of the written model come.
+        searched: Number of images from which the ranges in the search come.
     """
     paths = [os.fspath(d) if isinstance(d, str | os.PathLike) else "" for d in (data, evaluation)]
     return {
@@ -190,7 +192,7 @@ def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float)
 
 
 def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -> list[Note]:
-    """Return a warning if the data has too few images to choose and to judge on."""
+    """Return a warning if there are too few images for the search or the final evaluation."""
     chosen, judged = len(sets.chosen_on), len(sets.judged_on)
     if chosen >= budget.chosen_on and judged >= budget.judged_on:
         return []

@@ -1,4 +1,4 @@
-"""Estimate of the duration of a search, and division of a time limit between its steps."""
+"""Estimate the duration of a search, and divide a time limit between the steps of the search."""
 
 import itertools
 import time
@@ -14,26 +14,26 @@ from qdqtool.util.text import format_count
 
 _COMBINATIONS = 30  # typical number of combinations that a search measures
 _TIMED_SAMPLES = 2
-# Minimum for calibration, for selection and for the final evaluation, even if time is short.
+# Minimum number for calibration, search and final evaluation each, even if time is short.
 _FEWEST_SAMPLES = 4
 
-# Parts of a time limit (..._TIME), and the number of placements that have to fit into them.
-_SIMPLE_PLACEMENTS = 10  # float, all-INT8, and the obvious placements (see `PlacementSearch`)
+# Fractions of a time limit (..._TIME), and the numbers of placements that must fit into them.
+_SIMPLE_PLACEMENTS = 10  # float, every layer in INT8, and simple placements of `PlacementSearch`
 _SIMPLE_TIME = 1 / 3
 _JUDGED_PLACEMENTS = 2
 _JUDGING_TIME = 0.2
 _FP16_TIME = 0.05  # maximum for comparing the outputs in FP32 and FP16 at the end
-_WRITING_TIME = 0.03  # minimum for the final prediction and writing the files
-_WRITING_FACTOR = 2.0  # time for this work, as a multiple of its measured time for all-INT8
+_WRITING_TIME = 0.03  # minimum for the final prediction and for writing the files
+_WRITING_FACTOR = 2.0  # time for prediction and writing, as a multiple of the measured time
 _RANGES_TIME = 0.25  # maximum for collecting ranges from all images at the end
 
 
 def estimate_duration(search: PlacementSearch) -> tuple[str, float]:
-    """Estimate the duration of a search from runs of the float model and all-INT8.
+    """Estimate the duration of a search from runs of the float and the INT8 model.
 
     Returns:
-        A sentence about the work, and the seconds for one run on one sample with all workers busy.
-        The seconds are 0 if the store has the measurements already, so that nothing was timed.
+        A sentence about the work and its duration; and the seconds for one run on one sample with
+        all workers busy, which are 0 if the store has the measurements already.
     """
     seconds_per_run = _time_runs(search)
     evaluator, sensitivity = search.evaluator, search.sensitivity
@@ -60,7 +60,9 @@ def _time_runs(search: PlacementSearch) -> float:
     recipes = [FLOAT_RECIPE, search.recipe(search.start)]
     samples = evaluator.sets.chosen_on
     seconds_per_run = 0.0
-    for timed in (samples[:1], samples[1 : 1 + _TIMED_SAMPLES]):  # the first opens sessions
+    # The runs on the first sample also open the sessions, so the times of further samples replace
+    # the time of the first.
+    for timed in (samples[:1], samples[1 : 1 + _TIMED_SAMPLES]):
         runs, start = evaluator.runs, time.monotonic()
         evaluator.measure_metric(recipes, timed, "Duration of a run")
         if evaluator.runs > runs:
@@ -76,7 +78,7 @@ def describe_duration(
     Args:
         choices: Number of choices to measure.
         skipped: Number of choices that are not measured.
-        images: Number of samples for single choices.
+        images: Number of samples on which single choices are measured.
         seconds: Maximum duration; None if the store has most measurements already.
         workers: Number of workers.
     """
@@ -93,10 +95,10 @@ def describe_duration(
 
 
 def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
-    """Set the deadlines of a search so that time remains to judge and write its result.
+    """Set the deadlines of a search so that time remains to evaluate and write the result.
 
-    Without a time limit, nothing changes. The samples are reduced if they would take too long; a
-    note reports that.
+    If samples would take too long, their number is reduced, and a note reports this. Without a time
+    limit, nothing changes.
     """
     evaluator, sets, limit = search.evaluator, search.evaluator.sets, search.limit
     if evaluator.deadline is None:
@@ -130,19 +132,19 @@ def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
     evaluator.deadline -= min(_JUDGED_PLACEMENTS * judging + writing, seconds_left / 2)
 
 
-def _limit_note(verb: str, room: int, images: int) -> Note:
+def _limit_note(verb: str, count: int, images: int) -> Note:
     work = "candidates compared" if verb == "chosen" else "results measured"
-    text = f"{work} on {room} of {images} images: more would exceed the time limit"
-    return Note(text, code=f"{verb}-on", room=room, images=images)
+    text = f"{work} on {count} of {images} images: more would exceed the time limit"
+    return Note(text, code=f"{verb}-on", room=count, images=images)
 
 
 def count_fitting_samples(seconds: float, seconds_per_sample: float) -> int:
-    """Return the number of samples that fit into `seconds`, at least `_FEWEST_SAMPLES`."""
+    """Return the number of samples that fit into a time in seconds, at least 4."""
     return max(_FEWEST_SAMPLES, int(seconds / max(seconds_per_sample, 1e-9)))
 
 
 def _time_writing(search: PlacementSearch) -> float:
-    """Return the measured seconds to build, predict and serialize the all-INT8 model."""
+    """Measure the seconds to build, predict and serialize the INT8 model."""
     start, planner = time.monotonic(), search.planner
     model, _ = planner.build(planner.plan(search.start), "float")
     prediction.predict(model, planner.target)

@@ -674,7 +674,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         {"keep": 0.9, "metric": negative},
         "metric-not-positive",
         "metric",
-        ":negative: ",
+        ":negative returned ",
     ),
     "workers": ({"workers": 0}, "out-of-range", "workers", "0"),
     "time-limit": ({"time_limit": -1.0}, "out-of-range", "time_limit", "-1"),
