@@ -3,7 +3,8 @@
 usage: python benchmarks/timing_data.py FOLDER          # FOLDER holds exported models, <network>.onnx
 
 Adds these networks to benchmarks/timing/networks.tsv.gz, as the simulator predicts their layers (work of each at batch
-1; float types are left open in networks without Q/DQ, FP16 in those with). ``<network>@<target>.onnx`` names another
+1; float types are left open in networks without Q/DQ, FP16 in those with; the variant ``qdq-fp32`` has an FP32
+remainder). ``<network>@<target>.onnx`` names another
 target than trt8.6. The other tables there are layers.tsv (kernels of published profiles: what each computes and moves,
 :mod:`qdqtool.timing.work`, and how long it took), latencies.tsv and latencies-2026.tsv (published milliseconds a call)
 and blind.tsv (published times that are judged only).

@@ -30,7 +30,7 @@ from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.qdq import is_dq, is_q, is_qdq
 from qdqtool.patterns.view import View
-from qdqtool.prediction import predict
+from qdqtool.prediction import choose_typing, predict
 from qdqtool.reporting import data
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import (
@@ -606,6 +606,7 @@ def analyze_model(
         if target is None:
             target = target_named(inputs.target or DEFAULT_TARGET)
             target = target if gpu is None else target.with_capability(gpu.cc, gpu.name)
+        target = choose_typing(model, target)
         prediction = predict(model, target, assume=inputs.assume)
     subject = ReportSubject(model, prediction, target, verification=verification, build=build)
     if gpu is not None:

@@ -48,7 +48,7 @@ def test_predict_all_lists_each_convolution(model: str, cli: Cli) -> None:
 def test_predict_trace_and_layers(model: str, cli: Cli) -> None:
     text = cli("predict", model, "--trace", "--layers")
     assert "Running: QDQToCopy on next.in.Q" in text
-    assert "FP16 -> INT8  next.in.Q" in text
+    assert "FP16 -> INT8, next.in.Q" in text
 
 
 def test_predict_output_file_has_the_text(model: str, cli: Cli) -> None:
