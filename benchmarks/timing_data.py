@@ -3,10 +3,10 @@
 usage: python benchmarks/timing_data.py FOLDER          # FOLDER holds exported models, <network>.onnx
 
 Adds these networks to benchmarks/timing/networks.tsv.gz, as the simulator predicts their layers (work of each at batch
-1; float types are left open in networks without Q/DQ, FP16 in those with). ``<network>@<target>.onnx`` names another
-target than trt8.6. The other tables there are layers.tsv (kernels of published profiles: what each computes and moves,
-:mod:`qdqtool.timing.work`, and how long it took), latencies.tsv and latencies-2026.tsv (published milliseconds a call)
-and blind.tsv (published times that are judged only).
+1; float types are left open in networks without Q/DQ, FP16 in those with; the variant ``qdq-fp32`` has an FP32
+remainder). ``<network>@<target>.onnx`` names another target than trt8.6. The other tables there are layers.tsv (kernels
+of published profiles: what each computes and moves, :mod:`qdqtool.timing.work`, and how long it took), latencies.tsv
+and latencies-2026.tsv (published milliseconds a call) and blind.tsv (published times that are judged only).
 """
 
 import csv
@@ -26,7 +26,7 @@ from qdqtool.ir.modelfile import load
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.prediction import predict
 from qdqtool.timing import model_variants, work
-from qdqtool.timing.gpus import Gpu, find_gpu
+from qdqtool.timing.gpus import Gpu, choose_gpu, find_gpu
 from qdqtool.timing.physics import has_cold_weights
 from qdqtool.timing.work import LayerWork, width
 from qdqtool.timing.workload import predict_workload
@@ -77,10 +77,10 @@ OVERHEADS = {
 }
 # For an engine of which only the profile is known: within the middle of those, least error on the worst engine.
 OVERHEAD = 2.4
-# Jetsons whose source measured in another power mode than MAXN: SMs and SM clock in MHz (documentation of Jetson Linux).
-# The same author published the same times in a file named after the 30 W mode. The clock was not fixed: the governor
-# lowers it under a light load, so that the published 95 % intervals reach 45 % of a time. These rows are judged only.
-MODES = {("Jetson AGX Orin 64GB", "Juanx65/ArtTRT"): (8, 612.0)}
+# Jetsons whose source measured in another power mode than MAXN. The same author published the same times in a file
+# named after the 30 W mode. The clock was not fixed: the governor lowers it under a light load, so that the published
+# 95 % intervals reach 45 % of a time. These rows are judged only.
+MODES = {("Jetson AGX Orin 64GB", "Juanx65/ArtTRT"): "30W"}
 # INT8 builds from calibration tables without the flag of FP16: their float layers are FP32 or TF32.
 INT8_IN_FP32 = "qdq-fp32"
 TARGET = "trt8.6"
@@ -225,7 +225,7 @@ def totals() -> list[Measurement]:
         yolo, gpu = row["network"].startswith("yolo"), find_gpu(row["gpu"])
         mode = MODES.get((row["gpu"], row["source"]))
         if mode is not None:
-            gpu = replace(gpu, sms=mode[0], clock=mode[1])
+            gpu = choose_gpu(row["gpu"], power=mode)
         slow_host = (
             row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"
         )  # the call from Python takes milliseconds

@@ -360,7 +360,6 @@ def _render_text(
             if not result.times:
                 command = f"qdqtool predict {shlex.quote(result.path)}{repeated.target} --gpu L4"
                 page.add_command("Times:", command)
-    page.add_gap()
     page.add_lines(f"Took {seconds:.1f} s.")
     return page
 

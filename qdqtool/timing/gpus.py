@@ -157,6 +157,9 @@ def _split_model(name: str) -> tuple[str, int]:
 _GEFORCE = re.compile(r"RTX [45]0\d0(?! (?:SFF )?Ada)|GB10")
 _MIN_WATTS = 5.0  # lowest power mode of a Jetson (Nano)
 _CLOCK_OF_POWER = 0.4
+# SMs and SM clock in MHz of a Jetson's power mode (Jetson Linux developer guide). Estimates are 1.0
+# to 1.4 times the published FP32 times of six networks in this mode, and a quarter with MAXN.
+_POWER_MODES = {("Jetson AGX Orin 64GB", 30.0): (8, 612.0)}
 _FEW_WATTS = 0.5
 _LAPTOP_CLOCK = 0.75  # typical ratio of a laptop GPU's clock to the desktop GPU's
 MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; other numbers are mistakes (GHz, kHz)
@@ -646,16 +649,28 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
     elif power is not None:
         limit = _parse_watts(power)
         if limit is not None and limit < gpu.power:
-            slow = _estimate_clock(gpu, limit)
-            notes.append(
-                Note(
-                    f"a clock of {slow:.0f} MHz was estimated from the limit of {limit:g} W (of "
-                    f"{gpu.power:g} W); set `clock` if you know the clock",
-                    code="clock-guessed",
-                )
-            )
-            gpu = replace(gpu, clock=slow)
+            gpu, note = _limit_power(gpu, limit)
+            notes.append(note)
     return replace(gpu, notes=tuple(notes))
+
+
+def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
+    """Return a GPU with a power limit in watts, and the note about its clock."""
+    mode = _POWER_MODES.get((gpu.name, limit))
+    if mode is not None:
+        sms, clock = mode
+        note = Note(
+            f"the {limit:g} W mode has {sms} of {gpu.sms} SMs at {clock:.0f} MHz",
+            code="power-mode",
+        )
+        return replace(gpu, sms=sms, clock=clock), note
+    slow = _estimate_clock(gpu, limit)
+    note = Note(
+        f"a clock of {slow:.0f} MHz was estimated from the limit of {limit:g} W (of "
+        f"{gpu.power:g} W); set `clock` if you know the clock",
+        code="clock-guessed",
+    )
+    return replace(gpu, clock=slow), note
 
 
 def _estimate_clock(gpu: Gpu, limit: float) -> float:

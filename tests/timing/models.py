@@ -33,7 +33,7 @@ def convolution_chain(
     g = Graph(opset=17)
     x = g.input("N" if dynamic else batch, channels, size, size)
     for i in range(convolutions):
-        weight = g.const(f"w{i}", np.full((channels, channels, 3, 3), 0.01, np.float32))
+        weight = g.const(f"w{i}", np.full((channels, channels, 3, 3), 0.03, np.float32))
         if quantized:
             x, weight = g.pair(x, f"in{i}", 0.05), g.pair(weight, f"we{i}", 0.05)
         x = g.relu(g.op("Conv", [x, weight], f"conv{i}", pads=[1] * 4), f"relu{i}")

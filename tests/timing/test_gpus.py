@@ -275,6 +275,16 @@ def test_choose_gpu_rejects_descriptions(text: str, code: str, parameter: str) -
         gpus.choose_gpu(text)
 
 
+def test_power_mode_with_fewer_sms() -> None:
+    """The mode of 30 W halves the SMs of an AGX Orin; other limits are guessed."""
+    fast, slow, guessed = (
+        gpus.choose_gpu("AGX Orin 64GB", power=power) for power in ("MAXN", "30W", "40W")
+    )
+    assert (slow.sms, slow.clock) == (fast.sms / 2, 612)
+    assert guessed.sms == fast.sms and slow.clock < guessed.clock < fast.clock
+    assert [n.code for n in (*slow.notes, *guessed.notes)] == ["power-mode", "clock-guessed"]
+
+
 def test_choose_gpu_clock_and_power() -> None:
     assert gpus.choose_gpu("orin nx", clock=600).clock == 600
     low, high = (gpus.choose_gpu("orin nx", power=power) for power in ("10W", "MAXN"))

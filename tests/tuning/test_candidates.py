@@ -211,7 +211,7 @@ def test_partition_parts_compute_what_the_whole_computes(
     [
         (3.0, 1, "at most about a minute with 1 worker"),
         (600.0, 2, "at most about 10 minutes with 2 workers"),
-        (None, 2, "an earlier run has measured most of the placements"),
+        (None, 2, "an earlier run has measured most of the candidates"),
     ],
 )
 def test_duration_names_choices_and_time(seconds: float | None, workers: int, end: str) -> None:
