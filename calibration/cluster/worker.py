@@ -133,17 +133,20 @@ def probe_network() -> Any:
     Kernels for other vector widths or with fused multiplication sum in another order, so the last
     bits of long sums differ. The input `x` is float32 [1, 3, 48, 48].
     """
-    from onnx import numpy_helper, parser
+    from onnx import TensorProto, helper, numpy_helper, parser
 
-    model = parser.parse_model(_PROBE)
-    for seed, weight in enumerate(model.graph.input[1:], 2):
+    parsed = parser.parse_model(_PROBE)
+    x, *declared = parsed.graph.input
+    weights = list(parsed.graph.initializer)
+    for seed, weight in enumerate(declared, 2):
         shape = tuple(d.dim_value for d in weight.type.tensor_type.shape.dim)
-        numbers = _deterministic_numbers(shape, seed)
-        model.graph.initializer.append(numpy_helper.from_array(numbers, weight.name))
-    del model.graph.input[1:]
-    for output in model.graph.output:
-        output.type.tensor_type.ClearField("shape")  # onnx's parser declares scalars
-    return model
+        weights.append(numpy_helper.from_array(_deterministic_numbers(shape, seed), weight.name))
+    outputs = [
+        helper.make_tensor_value_info(output.name, TensorProto.FLOAT, None)
+        for output in parsed.graph.output
+    ]
+    graph = helper.make_graph(parsed.graph.node, "probe", [x], outputs, weights)
+    return helper.make_model(graph, opset_imports=parsed.opset_import, ir_version=9)
 
 
 def _probe_pixels() -> bytes:
