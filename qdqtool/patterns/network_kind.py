@@ -327,7 +327,7 @@ def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
 def warn_of_task(model: Model, used: Mapping[str, Any]) -> list[Note]:
     """Return a warning if the user chose other pixel values than Ultralytics uses for the task.
 
-    Ultralytics uses RGB from 0 to 1 for all tasks. Another resize alone is no reason, because
+    Ultralytics uses RGB from 0 to 1 for all tasks. Another resize alone is not a reason, because
     deployments differ in it.
 
     Args:
