@@ -54,7 +54,7 @@ _BLOCK_STARTS = {  # beginning of a line: name of the block that the line opens
 }
 _BLOCK_TITLES = {"Device Information": "device", "Trace details": "trace"}
 UNSTAMPED = ("bindings", "io", "metadata")  # blocks without timestamps; an empty line ends them
-_MAX_RECORDS = 300_000
+MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # total of all records, so that a hostile log cannot exhaust the memory
 _MAX_BINDINGS = 10_000
 _MAX_BLOCKS = 20
@@ -421,19 +421,19 @@ class SectionReader:
         """
         self._records += 1
         self._characters += len(text)
-        if self._records <= _MAX_RECORDS and self._characters <= _MAX_CHARACTERS:
+        if self._records <= MAX_RECORDS and self._characters <= _MAX_CHARACTERS:
             return True
         if not self._full:
             self._full = True
             self.build.notes.append(
                 Note(
-                    f"the log is too long: the first {_MAX_RECORDS:,} records were read, later "
+                    f"the log is too long: the first {MAX_RECORDS:,} records were read, later "
                     "records were only counted",
                     code="too-long",
-                    records=_MAX_RECORDS,
+                    records=MAX_RECORDS,
                 )
             )
-            self.build.gaps.append(Gap(Section.ALL, GapKind.BEYOND_RECORDS, _MAX_RECORDS))
+            self.build.gaps.append(Gap(Section.ALL, GapKind.BEYOND_RECORDS, MAX_RECORDS))
         return False
 
     def finish(self) -> None:
