@@ -24,7 +24,8 @@ _LEVEL = rb"(?:VERBOSE|GRAPH|DEBUG|INFO|WARNING|INTERNAL_ERROR|ERROR|CRITICAL)"
 # format of the user; its TorchScript front end uses C++.
 _TORCH = (
     rb"(?:torch_tensorrt ?\[[^\]]{0,60}\]"
-    rb"|\[(?:TRT|TensorRT-LLM|Torch-TensorRT[^\]]{0,60}|TRTorch[^\]]{0,60}|TensorRT Conversion Context)\])"
+    rb"|\[(?:TRT|TensorRT-LLM|Torch-TensorRT[^\]]{0,60}"
+    rb"|TRTorch[^\]]{0,60}|TensorRT Conversion Context)\])"
 )
 # Separators between the fields of a logging format.
 _JOINT = rb"(?::[\w.<>]{1,60}:\d{1,6} {1,4}(?:- )?| [-|] |: | :|:|[-|] |\] ?\[| \(|\] [-|] |\)? )"
@@ -35,13 +36,12 @@ _TRT = rb"\[TRT(?:-LLM)?\](?: \[RANK \d{1,5}\])?"
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
     rb"(?:"
-    rb"(?P<stamp>"
-    + _STAMP
-    + rb") (?:" + _TRT + rb" ?\[(?P<python>" + _LETTER + rb")\]"
+    rb"(?P<stamp>" + _STAMP + rb") (?:" + _TRT + rb" ?\[(?P<python>" + _LETTER + rb")\]"
     rb"|\[(?P<level>" + _LETTER + rb")\](?: \[TRT\])?)"
     rb"|\[(?P<bare>" + _LETTER + rb")\](?: \[TRT\])?"
     rb"|" + _TRT + rb" ?\[(?P<trt>" + _LETTER + rb")\]"
-    rb"|(?:\[TensorRT\] |TensorRT |\[TRT(?:-LLM)?\] )(?P<word>VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR):?"
+    rb"|(?:\[TensorRT\] |TensorRT |\[TRT(?:-LLM)?\] )"
+    rb"(?P<word>VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR):?"
     rb"|\[(?:TRT|TensorRT)(?:-LLM)?\] ?\[(?P<llm>" + _LEVEL + rb")\]"
     rb"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?P<ort>VERBOSE|INFO|WARNING|ERROR)\]"
     rb"|\[?(?P<stream>" + _LEVEL + rb") {0,8}\]?(?:" + _JOINT + rb")?" + _TORCH + _JOINT + rb"?"
@@ -58,8 +58,8 @@ _LETTERS = {
 }
 _PREFIX = re.compile(rb"\s*" + _BY_TENSORRT)
 _SECOND = re.compile(
-    _STAMP
-    + rb" \[(?:" + _LETTER + rb"|TRT(?:-LLM)?)\]|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
+    _STAMP + rb" \[(?:" + _LETTER + rb"|TRT(?:-LLM)?)\]"
+    rb"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
     rb"|(?:\[?" + _LEVEL + rb" {0,8}\]?(?:" + _JOINT + rb")?)?torch_tensorrt ?\["
     rb"|\[?" + _LEVEL + rb"\]?:? {0,8}\[(?:Torch-TensorRT|TRTorch)"
 )

@@ -235,8 +235,8 @@ def _rewrite_quantizers(
 ) -> tuple[Model, list[FixAttempt], list[Note]]:
     """Return the model with simulated quantizers as Q and DQ, the changes, and notes.
 
-    The outputs are not compared as for other fixes: the numbers remain the same, or a note says which
-    do not, and onnxruntime cannot run the operators of other tools.
+    The outputs are not compared as for other fixes: the numbers remain the same, or a note says
+    that they do not, and onnxruntime cannot run the operators of other tools.
     """
     fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
     if not fakes or (requested and "FAKE-QUANT" not in requested):
@@ -259,10 +259,9 @@ def _rewrite_quantizers(
 
 def _describe_inexact(count: int) -> Note:
     return Note(
-        f"{format_count(count, 'quantizer')} do not divide by the scale in float32 as Q does, but "
-        "multiply by its reciprocal, add the zero point before they round, or compute in float16. "
-        "A value in the middle between two steps may become the other step, so single values of the "
-        "fixed model may differ by one step",
+        f"{format_count(count, 'quantizer')} of the original model did not round x / scale in "
+        "float32 as Q does (a multiplication by the reciprocal, or float16). A value in the middle "
+        "between two steps may become the other one: single values differ by one step",
         code="rounding-differs",
         count=count,
     )

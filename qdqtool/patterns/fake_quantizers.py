@@ -31,7 +31,7 @@ _MAX_STEPS = 8  # maximum nodes before and after a Round
 # Tolerance of the product of the factors before and after a Round, which is 1, by element type.
 _TOLERANCE = 1e-4
 _EXACT_TOLERANCE = 1e-12
-_TOLERANCES = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProto.BFLOAT16: 1.6e-2}
+_TOLERANCES: dict[int, float] = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProto.BFLOAT16: 1.6e-2}
 _BITS = 8
 _QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _MQBENCH = re.compile(r"(?:FakeQuantize)?(?:Learnable|Fixed|DSQ)\w{0,20}Affine", re.IGNORECASE)
@@ -50,7 +50,7 @@ _MODELOPT = ("quantize_op", "dynamic_block_quantize_op")
 _OTHER = re.compile(r"fake_?quant", re.IGNORECASE)
 _BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _HALF = onnx.TensorProto.FLOAT16
-_NUMPY_TYPES = {onnx.TensorProto.FLOAT: np.float32, _HALF: np.float16}
+_NUMPY_TYPES: dict[int, type[np.floating]] = {onnx.TensorProto.FLOAT: np.float32, _HALF: np.float16}
 _RANGES = {  # quantized type by the bounds of a Clip
     (-128, 127): np.int8,
     (-127, 127): np.int8,
@@ -87,8 +87,8 @@ class FakeQuantizer:
         problem: Reason why it cannot be written as Q and DQ; empty if it can.
         is_narrow: Whether it clips values at -127 steps. Q clips at -128.
         is_stored: Whether ``source`` contains the integers, so that only a DQ is missing.
-        is_inexact: Whether a value in the middle between two steps may become the other step, because
-            the quantizer does not divide by the scale in float32.
+        is_inexact: Whether a value in the middle between two steps may become the other step,
+            because the quantizer does not divide by the scale in float32.
         elem_types: Element types of the scales of Q and DQ: of its input, and of its output.
     """
 

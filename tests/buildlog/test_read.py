@@ -308,7 +308,8 @@ def test_log_of_tensorrt_llm(form: str, verbose: str) -> None:
     lines = []
     for number, line in enumerate(LOG.splitlines()):
         level, stamp, message = (
-            part.decode() if isinstance(part, bytes) else part for part in split_prefix(line.encode())
+            part.decode() if isinstance(part, bytes) else part
+            for part in split_prefix(line.encode())
         )
         text = form.format(level={"V": verbose}.get(level, level), text=message)
         lines.append(f"{stamp} {text}".strip() if level and number % 3 else line)
