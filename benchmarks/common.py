@@ -102,7 +102,7 @@ def read_splits(path: Path, files: Sequence[str], only: str = "") -> list[dict[s
     except OSError as error:
         sys.exit(f"{path}: cannot be read: {error.strerror}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError) as error:
-        sys.exit(f"{path}: is no list of [[split]]: {error}")
+        sys.exit(f"{path}: not a list of [[split]]: {error}")
     for number, entry in enumerate(entries, 1):
         missing = [f for f in ("name", *files) if f not in entry]
         if missing:

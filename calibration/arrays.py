@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import hashlib
@@ -21,6 +20,7 @@ from calibration.archives import Archive, read_header, read_values
 from calibration.dataset import (
     Array,
     Dataset,
+    EndOfSamples,
     FilesSource,
     InputSpec,
     Sample,
@@ -37,7 +37,7 @@ from calibration.images import (
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
 from calibration.options import YOLO_PREPROCESS, ImageFunction, Preprocess
 from calibration.urls import is_url, local_path, open_url_source
-from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.files import open_input, read_input, record_input
 from qdqtool.util.notes import Note
@@ -270,8 +270,7 @@ def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[S
         One sample of views for each row if every input has a batch dimension of 1 or a dynamic
         batch, and all arrays have the same length. Otherwise all arrays as one sample.
     """
-    with _user_errors("an array of the calibration data"):
-        named = {name: np.asarray(array) for name, array in arrays.items()}
+    named = {name: np.asarray(array) for name, array in arrays.items()}
     lengths = set()
     for spec in inputs:
         array = named.get(spec.name)
@@ -287,62 +286,21 @@ def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[S
     ]
 
 
-@contextlib.contextmanager
-def _user_errors(subject: str) -> Iterator[None]:
-    """Raise a DataError in place of any exception that the user's calibration data raises.
-
-    Args:
-        subject: Name of the value being read, for the message.
-
-    Raises:
-        DataError: The body of the with statement raised an exception.
-    """
-    try:
-        yield
-    except (QdqtoolError, MemoryError):
-        raise
-    except Exception as error:
-        kind, reason = type(error).__name__, reason_of(error)
-        text = kind if reason == kind else f"{kind}: {reason}"
-        raise DataError(
-            f"{subject} cannot be read: {text}", code="source-failed", parameter="data"
-        ) from error
-
-
-def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
-    """Return the sample unchanged if it is a mapping.
-
-    Raises:
-        DataError: The sample is not a mapping of name to array.
-    """
-    if not isinstance(sample, Mapping):
-        raise DataError(
-            f"{subject} is a {type(sample).__name__}; give a dict of name to array",
-            code="wrong-type",
-            parameter="data",
-        )
-    return sample
-
-
-_END = object()
-
-
 class MemorySource(SampleSource):
     """Dictionaries of arrays from an iterable. A list can be read again, an iterator once."""
 
-    def __init__(self, source: Iterable[object], inputs: Sequence[InputSpec]) -> None:
+    def __init__(self, source: Iterable[Sample], inputs: Sequence[InputSpec]) -> None:
         self.inputs = inputs
-        self.samples: Sequence[object] | None = source if isinstance(source, Sequence) else None
+        self.samples: Sequence[Sample] | None = source if isinstance(source, Sequence) else None
         self.iterable = source
-        self.iterator: Iterator[object] | None = None
+        self.iterator: Iterator[Sample] | None = None
         self.repeatable = not isinstance(source, Iterator)
         self.random_access = self.samples is not None
         self.used = False
 
     def count(self) -> int | None:
         """Return the number of samples; None for an iterable without a length."""
-        with _user_errors("the number of calibration samples"):
-            return None if self.samples is None else len(self.samples)
+        return None if self.samples is None else len(self.samples)
 
     def restart(self) -> None:
         """Prepare for another pass.
@@ -358,22 +316,20 @@ class MemorySource(SampleSource):
                 code="read-once",
                 parameter="data",
             )
-        with _user_errors("the calibration data"):
-            self.iterator = iter(self.iterable)
+        self.iterator = iter(self.iterable)
         self.used = True
 
     def load(self, index: int) -> Sample:
         """Return a sample with a batch dimension."""
-        label = f"calibration sample {index}"
-        with _user_errors(label):
-            if self.samples is not None:
-                sample = self.samples[index]
-            else:
-                assert self.iterator is not None
-                sample = next(self.iterator, _END)
-            if sample is not _END:
-                return fit_inputs(_check_sample(sample, label), self.inputs, label)
-        raise IndexError(index)
+        if self.samples is not None:
+            sample = self.samples[index]
+        else:
+            assert self.iterator is not None
+            try:
+                sample = next(self.iterator)
+            except StopIteration:
+                raise EndOfSamples from None
+        return fit_inputs(sample, self.inputs, f"calibration sample {index}")
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
         """Return a source that holds the samples at `indices`, for another process.
@@ -388,8 +344,7 @@ class MemorySource(SampleSource):
                 code="not-shareable",
                 parameter="data",
             )
-        with _user_errors(f"one of {len(indices)} calibration samples"):
-            return MemorySource([self.samples[i] for i in indices], self.inputs)
+        return MemorySource([self.samples[i] for i in indices], self.inputs)
 
     def digest(self, index: int) -> bytes:
         """Return a hash of a sample's arrays; empty for an iterable without a length.
@@ -398,12 +353,9 @@ class MemorySource(SampleSource):
         """
         if self.samples is None:
             return b""
-        label = f"calibration sample {index}"
-        with _user_errors(label):
-            sample = _check_sample(self.samples[index], label)
-            arrays = {name: np.ascontiguousarray(array) for name, array in sorted(sample.items())}
         digest = hashlib.blake2b(digest_size=16)
-        for name, value in arrays.items():
+        for name, array in sorted(self.samples[index].items()):
+            value = np.ascontiguousarray(array)
             digest.update(f"{name}{value.dtype}{value.shape}".encode())
             flat = value.reshape(-1).view(np.uint8)
             for start in block_starts(flat.size):

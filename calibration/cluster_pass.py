@@ -10,7 +10,6 @@ import itertools
 import math
 import queue
 import threading
-import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -185,7 +184,7 @@ def count_portion(
 
     Returns:
         ``tensors``: statistics by name; ``images``: number of images; ``quality``: fields of
-        :class:`calibration.dataset.DataQuality`; ``skipped``: broken images; ``seconds``: time.
+        :class:`calibration.dataset.DataQuality`; ``skipped``: broken images.
 
     Raises:
         ClusterError: This worker reads other files than the client, or the job has ended.
@@ -195,7 +194,6 @@ def count_portion(
     dataset = Dataset(source, engine.payload.inputs, len(portion.identities))
     with engine.counter() as counter, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
-        begin = time.perf_counter()
         for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
                 raise ClusterError("the client has ended the job", code="job-over")
@@ -205,19 +203,13 @@ def count_portion(
             "images": counter.images,
             "quality": asdict(dataset.quality),
             "skipped": dataset.skipped,
-            "seconds": time.perf_counter() - begin,
         }
 
 
 # Client -------------------------------------------------------------------------------------------
 
-# Maximum number of samples in a portion. A portion contains the names of its samples, and a
-# scheduler keeps portions in memory for a while.
-_MAX_SAMPLES = 256
-_FIRST_SAMPLES = 2  # number of samples in a portion while the time per sample is unknown
-_MAX_SECONDS = 10.0  # maximum time of a portion, which limits the loss when a worker dies
-_MAX_MERGING_SHARE = 0.25  # maximum share of the client's time for merging
-_PORTIONS_PER_THREAD = 2.5  # minimum number of portions into which the remaining samples are split
+_MAX_SAMPLES = 64  # in a portion, which limits the loss when a worker dies
+_PORTIONS_PER_THREAD = 4  # number of portions into which the remaining samples are split
 
 
 class ClusterPass:
@@ -268,7 +260,6 @@ class ClusterPass:
         self.tensors = {name: TensorStatistics(bins) for name in names}
         self.images = 0
         self.done: set[int] = set()
-        self._sizer = PortionSizer()
         # Ctrl-C interrupts only the main thread. A merge in another thread is always complete.
         self._merger = ThreadPoolExecutor(1, "merging")
 
@@ -292,14 +283,11 @@ class ClusterPass:
                 yield from portion.numbers
 
     def _merge(self, portion: SamplePortion, result: dict[str, Any]) -> None:
-        begin = time.perf_counter()
         for name, part in result["tensors"].items():
             self.tensors[name] = self.tensors[name].merge(part)
         self.images += result["images"]
         self.done.update(portion.numbers)
         self.dataset.take(DataQuality(**result["quality"]), result["skipped"])
-        merging = time.perf_counter() - begin
-        self._sizer.record(len(portion.numbers), result["seconds"], merging)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
         """Return the statistics merged so far, and the numbers of their samples."""
@@ -310,7 +298,7 @@ class ClusterPass:
         left = len(self.dataset) - len(self.excluded)
         samples = self._samples()
         while left > 0:
-            group = list(itertools.islice(samples, self._sizer.size(left, job.slots)))
+            group = list(itertools.islice(samples, portion_size(left, job.slots)))
             left -= len(group)
             numbers = tuple(number for number, _, _ in group)
             indices = [index for _, part, _ in group for index in part]
@@ -334,41 +322,14 @@ class ClusterPass:
             pass
 
 
-class PortionSizer:
-    """Chooses the number of samples of the next portion.
+def portion_size(left: int, slots: int) -> int:
+    """Return the number of samples of the next portion.
 
-    Large portions need less time for merging. Small portions need less time to wait for the last
-    portion. The size depends only on ratios of measured times, so a busy machine does not change
-    it.
+    Large portions need less time for merging. Small portions at the end need less time to wait for
+    the last portion.
+
+    Args:
+        left: Number of remaining samples.
+        slots: Number of threads of the cluster.
     """
-
-    def __init__(self) -> None:
-        self._counting = self._samples = 0.0  # total seconds of the workers, number of samples
-        self._merging = 0.0  # moving average of the client's seconds for one portion
-
-    def record(self, samples: int, counting: float, merging: float) -> None:
-        """Record the times of a portion.
-
-        Args:
-            samples: Number of samples.
-            counting: Time of the worker in seconds.
-            merging: Time of the client for merging the portion, in seconds.
-        """
-        self._samples += samples
-        self._counting += counting
-        self._merging = merging if not self._merging else 0.7 * self._merging + 0.3 * merging
-
-    def size(self, left: int, slots: int) -> int:
-        """Return the number of samples of the next portion.
-
-        Args:
-            left: Number of remaining samples.
-            slots: Number of threads of the cluster.
-        """
-        if not self._samples:
-            return _FIRST_SAMPLES
-        seconds = self._counting / self._samples or 1e-9
-        least = slots * self._merging / _MAX_MERGING_SHARE / seconds
-        share = left / (_PORTIONS_PER_THREAD * max(slots, 1))
-        size = min(max(share, least), max(_MAX_SECONDS / seconds, least))
-        return max(1, min(left, _MAX_SAMPLES, math.ceil(size)))
+    return min(_MAX_SAMPLES, math.ceil(left / (_PORTIONS_PER_THREAD * max(slots, 1))))

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from calibration.listing import file_digest, read_ahead
+from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
@@ -182,6 +182,10 @@ class InputSpec:
         return np.asarray(array, order="C")  # ascontiguousarray would give a scalar the shape [1]
 
 
+class EndOfSamples(Exception):
+    """An iterable without a length has no more samples."""
+
+
 class SampleSource(ABC):
     """Source of calibration samples, such as a folder of images or an npz file.
 
@@ -213,7 +217,7 @@ class SampleSource(ABC):
 
         Raises:
             DataError: The sample is broken. For images, the message does not name the file.
-            IndexError: An iterable without a length has no more samples.
+            EndOfSamples: An iterable without a length has no more samples.
         """
 
     @abstractmethod
@@ -493,7 +497,7 @@ class Dataset:
         for index in group:
             try:
                 sample = self.source.load(index)
-            except IndexError:
+            except EndOfSamples:
                 self._exhausted = True
                 break
             except DataError as error:
@@ -569,7 +573,7 @@ class Dataset:
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"1 {self.source.settings()} batch {self.batch} {self.inputs}".encode())
         parts = []
-        for part in read_ahead(self.source.digest, self.indices or ()):
+        for part in map(self.source.digest, self.indices or ()):
             digest.update(len(part).to_bytes(4, "big") + part)
             parts.append(part)
             yield part

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from qdqtool.util.files import open_input
 UNREADABLE = b"unreadable"  # digest of a file that cannot be read
 BLOCK = 1 << 16  # bytes
 _BLOCKS = 16  # maximum number of blocks in a digest
-_READ_THREADS = 4
-_READ_AHEAD = 128  # number of files that the threads read in one round
 
 
 @dataclass
@@ -97,16 +94,3 @@ def file_digest(path: Path) -> bytes:
     except (OSError, QdqtoolError):
         return UNREADABLE
     return digest.digest()
-
-
-def read_ahead(read: Callable[[int], bytes], indices: Sequence[int]) -> Iterator[bytes]:
-    """Yield `read(index)` for each index in order.
-
-    For 128 indices or more, several threads read, because shared file systems are slow.
-    """
-    if len(indices) < _READ_AHEAD:
-        yield from map(read, indices)
-        return
-    with ThreadPoolExecutor(_READ_THREADS) as pool:
-        for start in range(0, len(indices), _READ_AHEAD):
-            yield from pool.map(read, indices[start : start + _READ_AHEAD])

@@ -17,7 +17,7 @@ from calibration.dataset import InputSpec, Sample
 from qdqtool.errors import DataError, ModelError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import image_shapes, metadata_size
-from qdqtool.ir.qdq import has_fp8
+from qdqtool.ir.qdq import uses_fp8
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import all_tensors, read_location
 from qdqtool.proto.slim import strip_data
@@ -270,7 +270,7 @@ def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: 
     partial = partial_model(model, names, weights=bool(folder))
     # onnxruntime up to 1.31 also replaces FP8 Q/DQ pairs by integer kernels, and then rejects the
     # model.
-    fold_qdq = fold_qdq and not has_fp8(model)
+    fold_qdq = fold_qdq and not uses_fp8(model)
     try:
         try:
             return open_proto(

@@ -7,7 +7,7 @@ import hashlib
 import io
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from calibration.dataset import Array, InputSpec, escape_path
@@ -36,35 +36,6 @@ def local_path(text: str) -> str:
     return text
 
 
-def open_url(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the URL's path in that file system.
-
-    Raises:
-        DataError: fsspec or its package for the protocol is not installed, or the URL is invalid.
-    """
-    try:
-        import fsspec
-    except ImportError:
-        raise DataError(
-            "URLs need fsspec: pip install fsspec and the package for the protocol, such as s3fs",
-            url,
-            code="missing-package",
-        ) from None
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise DataError(
-            f"{' '.join(str(error).split())} (pip install it here and on every worker)",
-            url,
-            code="missing-package",
-        ) from None
-    except Exception as error:  # each file system has its own classes of errors
-        raise DataError(
-            f"cannot be opened: {reason_of(error)}", url, code="file-unreadable"
-        ) from None
-    return system, str(path)
-
-
 def open_url_source(
     url: str,
     inputs: Sequence[InputSpec],
@@ -73,51 +44,52 @@ def open_url_source(
 ) -> UrlSource:
     """Return the images under a URL in the order of their paths, or a single image.
 
+    Files and folders whose names begin with a dot are skipped.
+
     Raises:
-        DataError: No image is found, or the URL cannot be listed.
+        DataError: fsspec or its package for the protocol is not installed, the URL cannot be
+            listed, or no image is found.
     """
-    system, path = open_url(url)
     try:
-        if system.isfile(path):
-            folder, _, name = path.rpartition("/")
-            return UrlSource(url.rpartition("/")[0], folder, [name], inputs, preprocess, size)
-        names = sorted(_list_images(system, path.rstrip("/")))
-    except DataError:
-        raise
-    except Exception as error:
+        import fsspec
+
+        system, path = fsspec.core.url_to_fs(url)
+        found = system.find(path)
+    except ImportError as error:
+        raise DataError(
+            f"{reason_of(error)} (pip install fsspec and the package for the protocol, such as "
+            "s3fs, here and on every worker)",
+            url,
+            code="missing-package",
+        ) from None
+    except Exception as error:  # each file system has its own classes of errors
         raise DataError(
             f"cannot be listed: {reason_of(error)}", url, code="file-unreadable"
         ) from None
+    root = path.rstrip("/")
+    if found == [root]:
+        root = root.rpartition("/")[0]
+    names = [str(path).removeprefix(root).lstrip("/") for path in sorted(found)]
+    names = [
+        name
+        for name in names
+        if posixpath.splitext(name)[1].lower() in IMAGE_SUFFIXES
+        and not any(part.startswith(".") for part in name.split("/"))
+    ]
     if not names:
         kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-        raise DataError(f"no images ({kinds}) under this URL", url, code="no-images")
-    return UrlSource(url, path.rstrip("/"), names, inputs, preprocess, size)
-
-
-def _list_images(system: Any, root: str) -> Iterator[str]:
-    """Yield the paths of images in a folder and its subfolders, relative to the folder.
-
-    Files and folders whose names begin with a dot are skipped.
-    """
-    folders = [root]
-    while folders:
-        folder = folders.pop()
-        for entry in system.ls(folder, detail=True):
-            path = str(entry["name"]).rstrip("/")
-            name = path.rpartition("/")[2]
-            if name.startswith(".") or path == folder:
-                continue
-            if entry["type"] == "directory":
-                folders.append(path)
-            elif posixpath.splitext(name)[1].lower() in IMAGE_SUFFIXES:
-                yield path.removeprefix(root).lstrip("/")
+        raise DataError(
+            f"no images ({kinds}) under this URL; check its spelling", url, code="no-images"
+        )
+    return UrlSource(url, system, root, names, inputs, preprocess, size)
 
 
 class UrlSource(ImageSource):
     """Images at a URL; each image file is read into memory as a whole.
 
     Args:
-        url: URL of a folder.
+        url: URL of the images.
+        system: File system of fsspec, which opens itself again in other processes.
         folder: Path of the folder in its file system.
         names: Names of the images under the folder.
         inputs: Inputs of the model.
@@ -128,6 +100,7 @@ class UrlSource(ImageSource):
     def __init__(
         self,
         url: str,
+        system: Any,
         folder: str,
         names: Sequence[str],
         inputs: Sequence[InputSpec],
@@ -135,7 +108,7 @@ class UrlSource(ImageSource):
         size: tuple[int, int] | None,
     ) -> None:
         self.configure(url, inputs, preprocess, size)
-        self.url, self.folder, self.names = url, folder, names
+        self.system, self.folder, self.names = system, folder, names
 
     def count(self) -> int:
         """Return the number of samples."""
@@ -160,16 +133,11 @@ class UrlSource(ImageSource):
 
     def load(self, index: int) -> dict[str, Array]:
         """Return a sample with a batch dimension."""
-        name = self.names[index].rpartition("/")[2]
-        return self.load_image(io.BytesIO(self._read(index)), name)
-
-    def _path(self, index: int) -> str:
-        return f"{self.folder}/{self.names[index]}"
+        return self.load_image(io.BytesIO(self._read(index)), posixpath.basename(self.names[index]))
 
     def _checksum(self, index: int) -> bytes:
-        system, _ = open_url(self.url)
         try:
-            details = system.info(self._path(index))
+            details = self.system.info(f"{self.folder}/{self.names[index]}")
             for name in _CHECKSUMS:
                 if details.get(name):
                     return f"{details.get('size')} {details[name]}".encode()
@@ -183,9 +151,8 @@ class UrlSource(ImageSource):
         Raises:
             DataError: The file cannot be read, or is too large.
         """
-        system, _ = open_url(self.url)
         try:
-            with system.open(self._path(index), "rb") as file:
+            with self.system.open(f"{self.folder}/{self.names[index]}", "rb") as file:
                 data: bytes = file.read(limits.IMAGE_FILE + 1)
         except FileNotFoundError:
             raise DataError("no such file", code="file-missing") from None

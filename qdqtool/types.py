@@ -289,7 +289,7 @@ class FindingRule(NamedTuple):
         is_promised: Whether findings say that ``fix`` can remove them. Otherwise ``fix`` keeps
             its change only if the simulation shows a gain.
         is_on_request: Whether ``fix`` changes it only if the user names the code, or if the
-            finding is an error: the change may cost speed or accuracy.
+            finding is an error. The change may cost speed or accuracy.
     """
 
     code: FindingCode

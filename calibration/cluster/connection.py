@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.resources
 import logging
 import multiprocessing.resource_tracker
 import re
@@ -19,11 +18,10 @@ from qdqtool.util.process import pause_gc
 from qdqtool.util.subprocesses import temporary_folder
 
 if TYPE_CHECKING:
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
 
 CONNECT_SECONDS = 15.0
-START_SECONDS = 60.0
 _MAX_PROCESSES = 1024
 # By default, Dask's workers return freed memory at once, which costs 20 % of the time with large
 # arrays, and profile their stacks a hundred times a second. These settings switch off both.
@@ -119,14 +117,11 @@ def connect(cluster: Any) -> Iterator[Client]:
     if not isinstance(cluster, str):
         yield cluster
         return
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_silence_logs())
-        # Dask warns about different versions. `worker_facts` checks all versions that matter.
-        stack.enter_context(warnings.catch_warnings())
+    local = _LOCAL.fullmatch(cluster)
+    # Dask warns about different versions. `worker_facts` checks all versions that matter.
+    with _silence_logs(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
-        address: Any = cluster
-        security = None
-        local = _LOCAL.fullmatch(cluster)
+        address, security = cluster, None
         if local is not None:
             count = int(local[1]) if local[1] else core_count()
             address, security = stack.enter_context(_start_workers(count))
@@ -180,48 +175,27 @@ def _start_workers(count: int) -> Iterator[Any]:
             "temporary-directory": folder,
             f"distributed.nanny.environ.{PROCESSES}": str(count),
         }
-        cluster = None
-        with dask.config.set(settings):
+        with dask.config.set(settings), contextlib.ExitStack() as stack:
             try:
                 with _block_interrupts(), pause_gc():
                     cluster = LocalCluster(
-                        n_workers=0,
+                        n_workers=count,
                         threads_per_worker=1,
                         processes=True,
                         host="127.0.0.1",
                         dashboard_address=None,
                         scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+                        # Without an address for its dashboard, a worker listens on all networks.
+                        worker_dashboard_address="127.0.0.1:0",
                         silence_logs=logging.CRITICAL,
                         local_directory=folder,
                         security=security,
                         protocol="tls://",
                     )
-                    # Without an address for its dashboard, a worker listens on all networks.
-                    cluster.new_spec["options"]["dashboard_address"] = "127.0.0.1:0"
-                for _ in range(count):
-                    cluster.worker_spec.update(cluster.new_worker_spec())
-                cluster.sync(_wait_for_workers, cluster, callback_timeout=START_SECONDS + count)
+                    stack.callback(cluster.close, timeout=20)
             except Exception as error:
-                _close(cluster)
                 raise _start_error(count, error) from None
-            try:
-                yield cluster, security
-            finally:
-                _close(cluster)
-
-
-async def _wait_for_workers(cluster: LocalCluster) -> None:
-    """Wait until all workers run; raise the error if a worker fails to start.
-
-    Dask's own `scale` would wait forever if a worker fails to start.
-    """
-    await cluster
-
-
-def _close(cluster: LocalCluster | None) -> None:
-    if cluster is not None:
-        with contextlib.suppress(Exception), pause_gc():
-            cluster.close(timeout=20)
+            yield cluster, security
 
 
 def _start_error(count: int, error: Exception) -> ClusterError:
@@ -270,31 +244,3 @@ def _silence_logs() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
-
-
-def require_qdqtool(client: Client) -> None:
-    """Check that qdqtool is installed on the scheduler and on every worker.
-
-    Dask sends functions by name, so every machine must be able to import them.
-
-    Raises:
-        ClusterError: qdqtool is missing on the scheduler or on a worker, or a worker does not
-            answer.
-    """
-    # The check itself uses a function of the standard library, which exists on every machine.
-    try:
-        client.run_on_scheduler(importlib.resources.files, "qdqtool")
-    except ModuleNotFoundError:
-        raise _argument_error(
-            "qdqtool is not installed on the cluster's scheduler; install the same version there "
-            "as here",
-            "missing-package",
-        ) from None
-    answers = client.run(importlib.resources.files, "qdqtool", on_error="return")
-    for address, answer in sorted(answers.items()):
-        if isinstance(answer, ModuleNotFoundError):
-            reason = "qdqtool is not installed; install the same version there as here"
-            raise _argument_error(f"cluster worker {address}: {reason}", "missing-package")
-        if isinstance(answer, Exception):
-            reason = f"does not answer: {' '.join(str(answer).split())[:200]}"
-            raise _argument_error(f"cluster worker {address} {reason}", "connection")

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import time
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from calibration.cluster.connection import Cluster, require_qdqtool
+from calibration.cluster.connection import Cluster
 from qdqtool.errors import ClusterError, QdqtoolError
+from qdqtool.util.text import reason_of
 
 if TYPE_CHECKING:
-    from distributed import Future
+    from distributed import Client, Future
 
 AHEAD = 2  # number of items per thread that are sent to the cluster in advance
 WATCH_SECONDS = 2.0  # time between two checks of the workers
 WORKERLESS_SECONDS = 120.0  # a cluster without workers for this time is an error
-_FETCH_SECONDS = 30.0
-_LOST = "the connection to the cluster's scheduler was lost; restart the scheduler and run again"
-_END = object()
 
 
 class ClusterJob:
@@ -46,55 +45,37 @@ class ClusterJob:
         self.factory, self.payload, self.function = factory, payload, function
         self.name = f"qdqtool-{uuid.uuid4().hex}"
         self.slots = 1
-        self._submitted = 0
-        self._waiting: dict[Any, tuple[Future, Any]] = {}
-        self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
-        self._workers_seen = self._checked = time.monotonic()
+        self._numbers = itertools.count()
 
     def __enter__(self) -> ClusterJob:
-        try:
-            self._distribute_payload()
-        except BaseException as error:
-            self._clean_up()
-            if isinstance(error, OSError):
-                raise _connection_error(
-                    f"the cluster does not answer ({' '.join(str(error).split())[:150]}); check "
-                    "the logs of the workers, which may have run out of memory"
-                ) from None
-            raise
+        from calibration.cluster.worker import JobPlugin, worker_facts
+
+        facts, mixed_cpus = worker_facts(), self.cluster.mixed_cpus
+        plugin = JobPlugin(self.name, self.factory, self.payload, facts, mixed_cpus)
         self.payload = None
+        try:
+            self.client.register_plugin(plugin, name=self.name)
+            self.slots = self.cluster.threads()
+        except Exception as error:  # a worker with a broken installation may raise any class
+            self._remove()
+            raise _job_error(
+                f"the cluster cannot start the work ({reason_of(error)}); install the same "
+                "version of qdqtool on the scheduler and on each worker, and check their logs",
+                "connection",
+            ) from error
+        except BaseException:
+            self._remove()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._clean_up()
-
-    def _distribute_payload(self) -> None:
-        """Send the payload to the workers.
-
-        Raises:
-            ClusterError: A worker has other software or hardware than the client.
-            OSError: A worker does not answer.
-        """
-        from calibration.cluster.worker import JobPlugin, find_rejection, worker_facts
-
-        require_qdqtool(self.client)
-        facts, mixed_cpus = worker_facts(), self.cluster.mixed_cpus
-        plugin = JobPlugin(self.name, self.factory, self.payload, facts, mixed_cpus)
-        self.client.register_plugin(plugin, name=self.name)
-        for address, rejection in sorted(self.client.run(find_rejection, self.name).items()):
-            if rejection:
-                raise ClusterError(
-                    f"cluster worker {address} {rejection}",
-                    code="worker-mismatch",
-                    parameter="cluster",
-                )
-        self.slots = sum(self.client.nthreads().values())
+        self._remove()
 
     def results(self, items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Yield each item with its result as soon as a worker finishes it.
 
-        Free workers receive the next item. If a worker dies, another worker repeats its item. Each
-        result is yielded once.
+        Free workers receive the next item. If a worker dies, Dask gives its item to another worker.
+        Each result is yielded once.
 
         Raises:
             ClusterError: The scheduler or all workers are lost, or an item made several workers
@@ -102,122 +83,105 @@ class ClusterJob:
             QdqtoolError: The function failed on an item.
         """
         source = iter(items)
-        exhausted = False
+        waiting: dict[Any, tuple[Future, Any]] = {}
+        finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
         try:
-            while not exhausted or self._waiting:
-                while not exhausted and len(self._waiting) < AHEAD * max(self.slots, 1):
-                    item = next(source, _END)
-                    if item is _END:
-                        exhausted = True
-                    else:
-                        with self._connection_errors():
-                            self._submit(item)
-                result = self._next_result() if self._waiting else None
-                if result is not None:
-                    yield result
+            while True:
+                room = max(0, AHEAD * max(self.slots, 1) - len(waiting))
+                for item in itertools.islice(source, room):
+                    future = self._submit(item)
+                    waiting[future.key] = future, item
+                    future.add_done_callback(finished.put)
+                if not waiting:
+                    return
+                future = self._wait(finished)
+                item = waiting[future.key][1]
+                result = self._fetch(future, item)
+                del waiting[future.key]
+                future.release()
+                yield item, result
         finally:
-            self._cancel_waiting()
+            if waiting and self.client.status == "running":
+                with contextlib.suppress(Exception):
+                    self.client.cancel([future for future, _ in waiting.values()], force=True)
 
-    def _next_result(self) -> tuple[Any, Any] | None:
-        """Wait up to 2 s for a finished item; return the item and its result, else None."""
-        try:
-            future = self._finished.get(timeout=WATCH_SECONDS)
-        except queue.Empty:
-            self._check_workers()
-            return None
-        if time.monotonic() - self._checked > WATCH_SECONDS:
-            self._check_workers()
-        waiting, item = self._waiting.get(future.key, (None, None))
-        if waiting is not future:  # cancelled
-            return None
-        try:
-            result = self._fetch(future, item)
-        except TimeoutError:
-            self._finished.put(future)
-            return None
-        del self._waiting[future.key]
-        future.release()
-        return item, result
-
-    def _submit(self, item: Any) -> None:
+    def _submit(self, item: Any) -> Future:
         from calibration.cluster.worker import run_item
 
-        key = (self.name, self._submitted)
-        self._submitted += 1
-        future = self.client.submit(run_item, self.name, self.function, item, key=key, pure=False)
-        self._waiting[future.key] = future, item
-        future.add_done_callback(self._finished.put)
+        key = (self.name, next(self._numbers))
+        with _connection_errors(self.client):
+            return self.client.submit(run_item, self.name, self.function, item, key=key, pure=False)
+
+    def _wait(self, finished: queue.SimpleQueue[Future]) -> Future:
+        """Wait for a finished item, and update the number of threads of the cluster.
+
+        Raises:
+            ClusterError: The scheduler is lost, or the cluster has had no workers for 120 s.
+        """
+        workers_seen = time.monotonic()
+        while True:
+            with _connection_errors(self.client):
+                self.slots = sum(self.client.nthreads().values())
+            if self.slots:
+                workers_seen = time.monotonic()
+            elif time.monotonic() - workers_seen > WORKERLESS_SECONDS:
+                raise _job_error(
+                    f"the cluster has had no worker for {WORKERLESS_SECONDS:.0f} s; start workers "
+                    "with `dask worker ADDRESS`, and check the logs of the previous workers",
+                    "no-workers",
+                )
+            with contextlib.suppress(queue.Empty):
+                return finished.get(timeout=WATCH_SECONDS)
 
     def _fetch(self, future: Future, item: Any) -> Any:
         from distributed import CancelledError, KilledWorker
 
         try:
-            return future.result(timeout=_FETCH_SECONDS)
-        except (QdqtoolError, TimeoutError):
+            with _connection_errors(self.client):
+                return future.result(timeout=WORKERLESS_SECONDS)
+        except QdqtoolError:
             raise
         except KilledWorker as error:
             worker = error.last_worker.address if error.last_worker else "a worker"
-            raise ClusterError(
+            raise _job_error(
                 f"{worker} and other workers before it died while working on {item}; give the "
                 "workers more memory, or check their logs",
-                code="crashed",
-                parameter="cluster",
+                "crashed",
             ) from None
-        except CancelledError:
-            raise _connection_error(_LOST) from None
+        except CancelledError as error:
+            raise _lost_connection(reason_of(error)) from None
         except Exception as error:  # a worker with a broken installation may raise any class
-            message = " ".join(str(error).split())[:300]
-            raise ClusterError(
-                f"a cluster worker failed on {item}: {type(error).__name__}: {message}",
-                code="worker-failed",
-                parameter="cluster",
+            raise _job_error(
+                f"a cluster worker failed on {item}: {type(error).__name__}: "
+                f"{reason_of(error, 300)}",
+                "worker-failed",
             ) from error
 
-    def _check_workers(self) -> None:
-        """Update the number of threads of the cluster.
-
-        Raises:
-            ClusterError: The scheduler is lost, or the cluster has had no workers for 120 s.
-        """
-        self._checked = time.monotonic()
-        with self._connection_errors():
-            self.slots = sum(self.client.nthreads().values())
-        if self.slots:
-            self._workers_seen = self._checked
-        elif self._checked - self._workers_seen > WORKERLESS_SECONDS:
-            raise ClusterError(
-                f"the cluster has had no worker for {WORKERLESS_SECONDS:.0f} s; start workers with "
-                "`dask worker ADDRESS`, and check the logs of the previous workers",
-                code="no-workers",
-                parameter="cluster",
-            )
-
-    @contextlib.contextmanager
-    def _connection_errors(self) -> Iterator[None]:
-        """Raise a ClusterError in place of Dask's errors of a lost connection."""
-        if self.client.status != "running":
-            raise _connection_error(_LOST)
-        try:
-            yield
-        except OSError as error:  # base class of Dask's communication errors and timeouts
-            raise _connection_error(
-                f"the cluster's scheduler no longer answers: {error}; restart it and run again"
-            ) from None
-
-    def _cancel_waiting(self) -> None:
-        futures = [future for future, _ in self._waiting.values()]
-        self._waiting.clear()
-        if futures and self.client.status == "running":
-            with contextlib.suppress(Exception):
-                self.client.cancel(futures, force=True)
-
-    def _clean_up(self) -> None:
-        """Cancel unfinished items, and remove the payload from the workers."""
-        self._cancel_waiting()
+    def _remove(self) -> None:
+        """Remove the payload from the workers; items that run there end early."""
         if self.client.status == "running":
             with contextlib.suppress(Exception):
                 self.client.unregister_worker_plugin(self.name)
 
 
-def _connection_error(reason: str) -> ClusterError:
-    return ClusterError(reason, code="connection", parameter="cluster")
+@contextlib.contextmanager
+def _connection_errors(client: Client) -> Iterator[None]:
+    """Raise a ClusterError in place of Dask's errors of a lost connection."""
+    if client.status != "running":
+        raise _lost_connection(f"the client is {client.status}")
+    try:
+        yield
+    except OSError as error:  # base class of Dask's communication errors and timeouts
+        raise _lost_connection(reason_of(error)) from None
+
+
+def _lost_connection(reason: str) -> ClusterError:
+    return _job_error(
+        f"the connection to the cluster's scheduler was lost ({reason}); restart the scheduler "
+        "and run again",
+        "connection",
+    )
+
+
+def _job_error(reason: str, code: str) -> ClusterError:
+    return ClusterError(reason, code=code, parameter="cluster")

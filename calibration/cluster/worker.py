@@ -1,20 +1,16 @@
-"""Code that runs on a worker: its jobs, and the versions and hashes that must be equal everywhere.
+"""Code that runs on a worker: its jobs, and the versions and hash that must be equal everywhere.
 
-Workers with equal versions and hashes compute equal statistics, bit for bit.
+Workers with equal versions and an equal hash compute equal statistics, bit for bit.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.util
 import io
-import platform
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,14 +21,14 @@ from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.runtime import sessions
 from qdqtool.types import TOOL_VERSION
 
-# Versions, source files, and computed numbers -----------------------------------------------------
+# Versions and computed numbers --------------------------------------------------------------------
 
 #: Packages that need the same version on all machines, in the order of the checks.
 VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
 
 
 def worker_facts(threads: int = 1) -> dict[str, str]:
-    """Return the versions and hashes of this machine, which must be equal on all workers.
+    """Return the versions and the hash of this machine, which must be equal on all workers.
 
     Args:
         threads: Number of threads of one onnxruntime session.
@@ -42,13 +38,11 @@ def worker_facts(threads: int = 1) -> dict[str, str]:
 
     return {
         "qdqtool": TOOL_VERSION,
-        "source": _hash_source(),
         "onnxruntime": sessions.load_onnxruntime().__version__,
         "onnx": onnx.__version__,
         "numpy": np.__version__,
         "pillow": PIL.__version__,
         "probe": _hash_probe(threads),
-        "processor": _processor_name(),
     }
 
 
@@ -58,49 +52,21 @@ def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus
     The text continues a sentence that begins with the worker's address.
 
     Args:
-        theirs: Versions and hashes of the worker; see :func:`worker_facts`.
-        ours: Versions and hashes of the client.
+        theirs: Versions and hash of the worker; see :func:`worker_facts`.
+        ours: Versions and hash of the client.
         mixed_cpus: Whether to allow processors that compute different last bits.
     """
     for name in VERSIONS:
         if theirs.get(name) != ours[name]:
             versions = f"has {name} {theirs.get(name)}, here it is {ours[name]}"
             return f"{versions}; install the same version"
-    if theirs.get("source") != ours["source"]:
-        source = f"has other source files of qdqtool {ours['qdqtool']} than here"
-        return f"{source}; install the same ones"
     if theirs.get("probe") != ours["probe"] and not mixed_cpus:
         return (
-            "computes other numbers than this machine (a test network's outputs differ; "
-            f"'{theirs.get('processor')}' there, '{ours['processor']}' here), so the statistics "
-            "would depend on which worker counts which image; use equal processors, or allow the "
-            "difference with `mixed_cpus`"
+            "computes other numbers than this machine (a test network's outputs differ), so the "
+            "statistics would depend on which worker counts which image; use equal processors, or "
+            "allow the difference with `mixed_cpus`"
         )
     return ""
-
-
-@functools.cache
-def _hash_source() -> str:
-    """Hash the Python files of qdqtool. An edited installation keeps its version number."""
-    digest = hashlib.sha256()
-    for package in ("calibration", "qdqtool"):
-        spec = importlib.util.find_spec(package)
-        root = Path(spec.origin).parent if spec is not None and spec.origin else Path(package)
-        for path in sorted(root.rglob("*.py")):
-            name = path.relative_to(root).as_posix().encode()
-            digest.update(name + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def _processor_name() -> str:
-    with (
-        contextlib.suppress(OSError),
-        open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file,
-    ):
-        for line in file:
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())[:80]
-    return (platform.processor() or platform.machine())[:80]
 
 
 @functools.cache
@@ -129,64 +95,58 @@ def _deterministic_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.
     return (mixed.astype(np.float64) / (1 << 24) - 0.5).astype(np.float32).reshape(shape)
 
 
+# The inputs other than `x` become constants, which onnxruntime prepares for its fastest kernels.
+_PROBE = """<ir_version: 9, opset_import: ["" : 17]>
+probe (float[1,3,48,48] x, float[64,3,3,3] w1, float[64] b1, float[96,64,3,3] w2,
+       float[96,96,1,1] w3, float[96,1,3,3] w4, float[96,16,2,2] w6, float[10,13824] w9,
+       float[10] b9, float[144,64] w10, float[64] w11)
+    => (float m1, float r2, float a4, float z7, float g8, float y9, float n9,
+        float l11, float h12)
+<float[4] scales = {1, 1, 2, 2}, int64[2] rows = {96, 144}>
+{
+    c1 = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, w1, b1)
+    s1 = Sigmoid (c1)
+    m1 = Mul (c1, s1)
+    c2 = Conv <pads = [1, 1, 1, 1]> (m1, w2)
+    r2 = Relu (c2)
+    c3 = Conv (r2, w3)
+    c4 = Conv <pads = [1, 1, 1, 1], group = 96> (c3, w4)
+    a4 = Add (c3, c4)
+    p5 = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (a4)
+    t6 = ConvTranspose <strides = [2, 2]> (p5, w6)
+    z7 = Resize <mode = "linear"> (p5, , scales)
+    g8 = GlobalAveragePool (t6)
+    f9 = Flatten (p5)
+    y9 = Gemm <transB = 1> (f9, w9, b9)
+    n9 = Softmax (y9)
+    q10 = Reshape (p5, rows)
+    v10 = MatMul (q10, w10)
+    e10 = Erf (v10)
+    l11 = LayerNormalization <axis = -1> (e10, w11)
+    h12 = Tanh (t6)
+}"""
+
+
 def probe_network() -> Any:
     """Return a network whose outputs differ between processors with other floating-point kernels.
 
     Kernels for other vector widths or with fused multiplication sum in another order, so the last
-    bits of long sums differ. The network has convolutions, activations, matrix products and a
-    normalization. The input `x` is float32 [1, 3, 48, 48].
+    bits of long sums differ. The input `x` is float32 [1, 3, 48, 48].
     """
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper, parser
 
-    def weight(name: str, *shape: int, seed: int) -> Any:
-        return numpy_helper.from_array(_deterministic_numbers(shape, seed), name)
-
-    node = helper.make_node
-    nodes = [
-        node("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1], strides=[2, 2]),
-        node("Sigmoid", ["c1"], ["s1"]),
-        node("Mul", ["c1", "s1"], ["m1"]),
-        node("Conv", ["m1", "w2"], ["c2"], pads=[1, 1, 1, 1]),
-        node("Relu", ["c2"], ["r2"]),
-        node("Conv", ["r2", "w3"], ["c3"]),
-        node("Conv", ["c3", "w4"], ["c4"], pads=[1, 1, 1, 1], group=96),
-        node("Add", ["c3", "c4"], ["a4"]),
-        node("MaxPool", ["a4"], ["p5"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
-        node("ConvTranspose", ["p5", "w6"], ["t6"], strides=[2, 2]),
-        node("Resize", ["p5", "", "scales"], ["z7"], mode="linear"),
-        node("GlobalAveragePool", ["t6"], ["g8"]),
-        node("Flatten", ["p5"], ["f9"]),
-        node("Gemm", ["f9", "w9", "b9"], ["y9"], transB=1),
-        node("Softmax", ["y9"], ["n9"]),
-        node("Reshape", ["p5", "rows"], ["q10"]),
-        node("MatMul", ["q10", "w10"], ["v10"]),
-        node("Erf", ["v10"], ["e10"]),
-        node("LayerNormalization", ["e10", "w11"], ["l11"], axis=-1),
-        node("Tanh", ["t6"], ["h12"]),
+    parsed = parser.parse_model(_PROBE)
+    x, *declared = parsed.graph.input
+    weights = list(parsed.graph.initializer)
+    for seed, weight in enumerate(declared, 2):
+        shape = tuple(d.dim_value for d in weight.type.tensor_type.shape.dim)
+        weights.append(numpy_helper.from_array(_deterministic_numbers(shape, seed), weight.name))
+    outputs = [
+        helper.make_tensor_value_info(output.name, TensorProto.FLOAT, None)
+        for output in parsed.graph.output
     ]
-    weights = [
-        weight("w1", 64, 3, 3, 3, seed=2),
-        weight("b1", 64, seed=3),
-        weight("w2", 96, 64, 3, 3, seed=4),
-        weight("w3", 96, 96, 1, 1, seed=5),
-        weight("w4", 96, 1, 3, 3, seed=6),
-        weight("w6", 96, 16, 2, 2, seed=7),
-        weight("w9", 10, 96 * 144, seed=8),
-        weight("b9", 10, seed=9),
-        weight("w10", 144, 64, seed=10),
-        weight("w11", 64, seed=11),
-        numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"),
-        numpy_helper.from_array(np.array([96, 144], np.int64), "rows"),
-    ]
-    outputs = ["m1", "r2", "a4", "z7", "g8", "y9", "n9", "l11", "h12"]
-    graph = helper.make_graph(
-        nodes,
-        "probe",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 48, 48])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        weights,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    graph = helper.make_graph(parsed.graph.node, "probe", [x], outputs, weights)
+    return helper.make_model(graph, opset_imports=parsed.opset_import, ir_version=9)
 
 
 def _probe_pixels() -> bytes:
@@ -304,14 +264,3 @@ def run_item(job: str, function: str, item: Any) -> Any:
             parameter=error.parameter,
             node=error.node,
         ) from None
-
-
-def find_rejection(job: str, dask_worker: Any) -> str:
-    """Return the reason why a worker cannot be used for a job; empty if it can be used.
-
-    Args:
-        job: Name of the job.
-        dask_worker: Worker, which Dask passes to functions with a parameter of this name.
-    """
-    plugin = _PLUGINS.get((job, dask_worker.address))
-    return "did not receive the job" if plugin is None else plugin.rejection

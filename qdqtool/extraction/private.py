@@ -81,7 +81,7 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     scales = _draw_scales(model, {n.input(1) for n in quantizers}, random)
     structure = {n.input(2) for n in quantizers}
     structure.update(t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:])
-    # Unset inputs have the empty name, and so do tensors in attributes, which are no structure.
+    # Unset inputs have the empty name, and so do tensors in attributes, which are not structure.
     structure.discard("")
     for name, tensor in _constants(proto):
         if name in scales:

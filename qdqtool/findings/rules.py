@@ -108,7 +108,20 @@ PROMISED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_promise
 ATTEMPTED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_attempted)
 """Codes of findings that ``qdqtool fix`` tries to change."""
 ON_REQUEST_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_on_request)
-"""Codes that ``qdqtool fix`` changes only on request, unless they are errors."""
+"""Codes of findings that ``qdqtool fix`` may change only on request."""
+
+
+def requires_request(finding: Finding) -> bool:
+    """Return whether ``fix`` changes a finding only if the user names its code.
+
+    ``fix`` changes errors without a request.
+    """
+    return finding.severity != Severity.ERROR and any(
+        next(
+            (rule.is_on_request for rule in cause.reason.rules if rule.applies(cause.reason)), False
+        )
+        for cause in finding.causes
+    )
 
 
 def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
@@ -122,6 +135,6 @@ def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Find
     on_request: list[Finding] = []
     for finding in listed:
         if finding.automatic:
-            is_default = finding.code not in ON_REQUEST_CODES or finding.code in errors
+            is_default = finding.code in errors or not requires_request(finding)
             (default if is_default else on_request).append(finding)
     return default, on_request

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons
+from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons, requires_request
 from qdqtool.fixing import gains, quantizers
 from qdqtool.fixing.compare import Arrays
 from qdqtool.fixing.judge import OutputJudge
@@ -104,10 +104,10 @@ class FixSession:
     def is_due(self, step: FixStep | ModelStep) -> bool:
         """Return whether to try a step that was not requested.
 
-        A step that is tried on request is due only if it can remove an error.
+        A step of codes that may require a request is due only for a finding that requires none.
         """
         return not ON_REQUEST_CODES.issuperset(step.codes) or any(
-            f.code in step.codes and f.severity == Severity.ERROR for f in self.prediction.findings
+            f.code in step.codes and not requires_request(f) for f in self.prediction.findings
         )
 
     def try_step(self, step: FixStep, codes: set[str]) -> None:

@@ -211,7 +211,9 @@ def _prepare(
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
     if network.loaded.inlined_functions:
         notes.append(Note("the model's own functions were inlined", code="inlined"))
-    opset = HALF_OPSET if fp16.has_fp16(model) or network.fp16 else MIN_OPSET
+    # A widened model still has FP16 inputs and outputs, but no FP16 scales.
+    has_fp16_scales = network.fp16 or (target.float16_scales and fp16.has_fp16(model))
+    opset = HALF_OPSET if has_fp16_scales else MIN_OPSET
     notes.extend(prepare(model, opset=max(opset, number_format.opset)))
     count = fold_leading_batch_normalization(model)
     change = "folded into the convolutions after it"

@@ -583,7 +583,7 @@ class _Placer:
         return side
 
     def _has_no_activation(self, tensor: str) -> bool:
-        """Return whether there is no activation between a convolution and an Add's input."""
+        """Return whether no activation lies between a convolution and an Add's input."""
         return tensor in find_float_fusions(self._model).add_inputs_without_activation
 
     def _choose_pool_input(self, node: Node) -> _Choice:

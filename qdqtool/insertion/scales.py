@@ -15,7 +15,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.number_formats import INT8, LEVELS, NumberFormat
 from qdqtool.insertion.options import METHODS, PlacementOptions, RangeOptions
 from qdqtool.ir.graph import Model
-from qdqtool.ir.operators import commuting_inputs, fills_below
+from qdqtool.ir.operators import commuting_inputs, pads_below_range
 from qdqtool.ir.qdq import find_pair
 from qdqtool.patterns.heads import is_attention_probability
 from qdqtool.util.checks import compile_pattern
@@ -129,7 +129,7 @@ def _tied_inputs(model: Model, tensor: str) -> Sequence[str]:
     if pair is not None:
         return pair[1].inputs[:1] if pair[1] is not None else ()
     node = model.producer(tensor)
-    if node is not None and fills_below(model, node):
+    if node is not None and pads_below_range(model, node):
         return node.inputs[:1]
     return commuting_inputs(model, node)
 

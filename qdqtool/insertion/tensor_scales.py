@@ -120,8 +120,8 @@ def measure_scales(
     Args:
         model: The network without Q/DQ.
         known: amax / 127 by tensor from quantizers.
-        measure: Function of the model and tensors that returns amax / 127 by tensor; None if there
-            is no data.
+        measure: Function of the model and tensors that returns amax / 127 by tensor; None without
+            data.
         unary: Whether to use the rule ``unary``.
     """
     scales = complete_scales(model, known, unary=unary)

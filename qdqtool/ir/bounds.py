@@ -34,7 +34,7 @@ class Bounds:
         low: No value is less.
         high: No value is greater.
         node: Name of the node that bounds the values.
-        op: Its operator.
+        op: Operator of that node.
     """
 
     low: float
@@ -68,7 +68,7 @@ _BOUND_KEEPING = frozenset(
     ("Slice", "Split", "Tile", "MaxPool", "GlobalMaxPool", "GlobalAveragePool", "Gather")
     + ("GatherElements", "GatherND", "Expand", "ReduceMean", "ReduceMax", "ReduceMin", "TopK")
 )
-"""Operators whose first output has no value beyond those of the first input."""
+"""Operators whose first output stays within the bounds of the first input."""
 
 
 def find_bounds(model: Model) -> dict[str, Bounds]:
@@ -103,7 +103,7 @@ def _bound_node(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds |
 def _bounds_before_pair(
     model: Model, dq: Node, params: qdq.QuantParams, bounds: dict[str, Bounds]
 ) -> Bounds | None:
-    """Return the bounds of the tensor before a pair with equal parameters; None for others."""
+    """Return the bounds of the input of the Q before a DQ; None unless parameters are equal."""
     q = model.producer(dq.input(0))
     if q is None or not qdq.is_q(q) or not qdq.read_params(model, q).same_as(params):
         return None
@@ -123,7 +123,7 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
         return None
     low, high = rounded
     if low >= high:
-        return source  # a later quantizer is checked against the bounds before this one
+        return source  # later quantizers are checked against the bounds before this quantizer
     step = scalars[0]
     if low > source.low + step or high < source.high - step:
         return Bounds(low, high, node.name, node.op)
@@ -203,7 +203,7 @@ def _bound_union(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds 
 
 
 def _bound_arithmetic(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
-    """Return the bounds of a sum, difference or product, rounded as float32 is."""
+    """Return the bounds of a sum, difference or product, rounded to float32."""
     if len(node.inputs) != 2:
         return None
     left, right = (_bound_operand(model, tensor, bounds) for tensor in node.inputs)
@@ -268,7 +268,7 @@ def _include_value(bounds: Bounds | None, value: float) -> Bounds | None:
 
 
 def _bound_resize(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
-    """Return the bounds of nearest and linear resizing; cubic resizing exceeds them."""
+    """Return the input's bounds; None for cubic resizing and crops, which may exceed them."""
     mode = str(node.attributes.get("mode", "nearest"))
     crops = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     return bounds.get(node.input(0)) if mode in ("nearest", "linear") and not crops else None

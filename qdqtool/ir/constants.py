@@ -26,8 +26,8 @@ from qdqtool.proto.subgraphs import DOMAINS
 
 _Array = npt.NDArray[Any]
 
-MOST_ELEMENTS = 1 << 25  # maximum elements of all tensors upstream of a constant
-MOST_WORK = 1 << 29  # maximum operations for all constants of a model
+MAX_ELEMENTS = 1 << 25  # maximum elements of all tensors upstream of a constant
+MAX_OPERATIONS = 1 << 29  # maximum operations for all constants of a model
 _MAX_NODES = 1000  # maximum nodes upstream of a constant
 _MAX_SHAPE_ELEMENTS = 4096  # maximum elements of a tensor that may be a shape
 _MAX_CACHED_ELEMENTS = 1 << 22  # maximum elements of all cached results
@@ -118,7 +118,7 @@ class ConstantEvaluator:
         operations_left: Number of operations that may still be spent on constants.
     """
 
-    def __init__(self, model: Model, work: int = MOST_WORK) -> None:
+    def __init__(self, model: Model, work: int = MAX_OPERATIONS) -> None:
         self.model = model
         self.operations_left = work
         self._positions: dict[int, int] = {}
@@ -128,7 +128,8 @@ class ConstantEvaluator:
     def evaluate(self, tensor: str) -> _Array | None:
         """Return the value of a tensor that depends on constants only.
 
-        None if the tensor depends on a network input or a quantizer, or if a limit is exceeded.
+        None if the tensor depends on a network input, a quantizer or an unsupported operator, or
+        if a limit is exceeded.
         """
         values: dict[str, _Array] = {}
         nodes = self._find_nodes(tensor, values)
@@ -136,7 +137,7 @@ class ConstantEvaluator:
             return None
         elements = 0
         for node in nodes:
-            outputs = self.evaluate_node(node, values, MOST_ELEMENTS - elements)
+            outputs = self.evaluate_node(node, values, MAX_ELEMENTS - elements)
             if outputs is None:
                 return None
             size = sum(value.size for value in outputs.values())
@@ -148,13 +149,16 @@ class ConstantEvaluator:
         return values.get(tensor)
 
     def find_nodes(self, tensor: str) -> list[Node]:
-        """Return the nodes that compute a constant, in topological order; empty for others."""
+        """Return the nodes that compute a constant, in topological order.
+
+        Empty for stored constants, and for tensors that depend on network inputs or quantizers.
+        """
         return self._find_nodes(tensor, {}) or []
 
     def _find_nodes(self, tensor: str, values: dict[str, _Array]) -> list[Node] | None:
         """Return the nodes to evaluate for a tensor, in topological order.
 
-        None if there are too many or if the tensor is not constant.
+        None if there are too many nodes or if the tensor is not constant.
 
         Args:
             tensor: Name of the tensor.
@@ -284,7 +288,7 @@ def _infer_size(model: onnx.ModelProto) -> int | None:
 
 # Folding --------------------------------------------------------------------------------------
 
-MOST_FOLDED_ELEMENTS = 1 << 20  # maximum elements of a folded constant with data
+MAX_FOLDED_ELEMENTS = 1 << 20  # maximum elements of a folded constant with data
 _MOVING_KINDS = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 
@@ -302,7 +306,7 @@ def fold_constants(model: Model) -> Model:
 
     Returns:
         The same model if it has no such values. Else a variant without their nodes, in which a
-        value of more than ``MOST_FOLDED_ELEMENTS`` elements has type and shape, but no data.
+        value of more than ``MAX_FOLDED_ELEMENTS`` elements has type and shape, but no data.
     """
     cache: dict[str, Model] = model.cache.setdefault("folded constants", {})
     if not cache:
@@ -313,13 +317,13 @@ def fold_constants(model: Model) -> Model:
 
 def _find_foldable(model: Model) -> list[str]:
     """Return the tensors to fold: computed from constants, and read by a run-time node."""
-    computed: dict[str, bool] = {}  # tensor to whether an operator other than a move computed it
+    computed: dict[str, bool] = {}  # whether operators other than moves computed each constant
     nodes: set[int] = set()
     for node in model.ordered:
-        state = _computed_state(model, node, computed)
-        if state is not None:
+        is_computed = _computes_constant(model, node, computed)
+        if is_computed is not None:
             nodes.add(node.index)
-            computed.update(dict.fromkeys(filter(None, node.outputs), state))
+            computed.update(dict.fromkeys(filter(None, node.outputs), is_computed))
     return [
         tensor
         for tensor, is_generated in computed.items()
@@ -360,10 +364,15 @@ def _is_evaluable(node: Node) -> bool:
     return is_linear and not node.captured and has_sane_attributes(node.proto)
 
 
-def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> bool | None:
-    """Return whether an operator other than a move computes the outputs of a node.
+def _computes_constant(model: Model, node: Node, computed: Mapping[str, bool]) -> bool | None:
+    """Return whether a node's constant outputs are computed, not only moved or cast.
 
     None if the outputs are not constants, or cannot be folded.
+
+    Args:
+        model: The model.
+        node: The node.
+        computed: Earlier results, by output.
     """
     if node.op == "Constant" or node.op not in _LINEAR or node.captured:
         return None
@@ -382,28 +391,31 @@ def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> b
 def _replace_by_constants(model: Model, tensors: Collection[str]) -> Model:
     """Return a variant of a model in which initializers replace computed tensors."""
     evaluator = ConstantEvaluator(model)
-    constants = {t: c for t in tensors if (c := _fold(model, evaluator, t)) is not None}
+    constants = {t: c for t in tensors if (c := _make_constant(model, evaluator, t)) is not None}
     if not constants:
         return model
     proto = strip_large_weights(model.proto)
     proto.metadata_props.extend(model.proto.metadata_props)
     proto.graph.initializer.extend(constants.values())
-    kept = _find_used_nodes(model, constants)
+    remaining = _find_used_nodes(model, constants)
     del proto.graph.node[:]
-    proto.graph.node.extend(node.proto for node in model.nodes if node.index in kept)
+    proto.graph.node.extend(node.proto for node in model.nodes if node.index in remaining)
     variant = Model(proto, model.path, model.sha256, model.base_dir, types=model, constants=model)
     variant.inlined_functions = model.inlined_functions
     variant.function_node_names = model.function_node_names
     return variant
 
 
-def _fold(model: Model, evaluator: ConstantEvaluator, tensor: str) -> TensorProto | None:
-    """Return the constant for a tensor; None if neither its value nor its shape is known."""
+def _make_constant(model: Model, evaluator: ConstantEvaluator, tensor: str) -> TensorProto | None:
+    """Return the constant for a tensor; None if neither its value nor its shape is known.
+
+    A constant that is too large to be evaluated or stored has no data.
+    """
     elem_type, shape = model.tensor_type(tensor)
     is_known = shape is not None and None not in shape
-    if not is_known or math.prod(d or 0 for d in shape or ()) <= MOST_FOLDED_ELEMENTS:
+    if not is_known or math.prod(d or 0 for d in shape or ()) <= MAX_FOLDED_ELEMENTS:
         value = evaluator.evaluate(tensor)
-        if value is not None and value.size <= MOST_FOLDED_ELEMENTS:
+        if value is not None and value.size <= MAX_FOLDED_ELEMENTS:
             return onnx.numpy_helper.from_array(np.ascontiguousarray(value), tensor)
         if value is not None:
             shape, is_known = value.shape, True

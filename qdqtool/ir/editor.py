@@ -68,7 +68,7 @@ class Editor:
         return node.index in self._removed
 
     def unique_name(self, base: str) -> str:
-        """Return an unused name, and mark it as used: ``base``, with a number if necessary."""
+        """Reserve and return an unused name: ``base``, followed by a number if necessary."""
         name, number = base, self._next_numbers.get(base, 1)
         while name in self._names:
             name, number = f"{base}_{number}", number + 1
@@ -82,7 +82,7 @@ class Editor:
         return {value.name: value for value in self.proto.graph.input}
 
     def has_name(self, name: str) -> bool:
-        """Return whether a node or tensor has that name."""
+        """Return whether a node or tensor has the name."""
         return name in self._names
 
     def constant(self, base: str, value: npt.NDArray[Any]) -> str:
@@ -152,7 +152,7 @@ class Editor:
         self._add_constant(constant)
 
     def set_input(self, node: Node, position: int, tensor: str) -> None:
-        """Set the input tensor of a node at a position; missing inputs before it are unset."""
+        """Set an input of a node; missing inputs before its position become empty."""
         proto = self.edit_proto(node)
         while len(proto.input) <= position:
             proto.input.append("")
@@ -229,7 +229,7 @@ class Editor:
         self._names.add(tensor)
 
     def set_type(self, tensors: Iterable[str], elem_type: int) -> None:
-        """State another element type for network inputs and for tensors inside the graph."""
+        """Change the stated element type of network inputs and of tensors inside the graph."""
         names = set(tensors)
         self._changes_types = True
         for value in (*self.proto.graph.value_info, *self.proto.graph.input):
@@ -251,7 +251,7 @@ class Editor:
     def rewrite(
         self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any]
     ) -> None:
-        """Replace the operator that produces a node's outputs."""
+        """Replace the operator, inputs and attributes of a node. The outputs remain."""
         proto = self.edit_proto(node)
         proto.op_type, proto.domain = op, ""
         del proto.attribute[:]
@@ -287,12 +287,12 @@ class Editor:
             network output, a subgraph reads the result of a DQ, or the Q's input cannot become the
             network output that a DQ produces.
         """
-        pairs = list(dqs)
-        ends = [dq for dq in pairs if self.model.is_output(dq.output)]
+        dq_nodes = list(dqs)
+        ends = [dq for dq in dq_nodes if self.model.is_output(dq.output)]
         source = q.input(0)
-        if not self._can_remove(q, pairs) or (ends and not self._can_be_output(source, ends)):
+        if not self._can_remove(q, dq_nodes) or (ends and not self._can_be_output(source, ends)):
             return False
-        for dq in pairs:
+        for dq in dq_nodes:
             if dq not in ends:
                 self.redirect(dq.output, source)
                 self._aliases[dq.output] = source  # a later call may remove the source
@@ -300,7 +300,7 @@ class Editor:
         if all(self.is_removed(node) for node in self.model.consumers(q.output)):
             self.remove(q)
         if ends:
-            self._rename_to_output(source, ends[0].output, pairs)
+            self._rename_to_output(source, ends[0].output, dq_nodes)
         return True
 
     def _can_remove(self, q: Node, dqs: list[Node]) -> bool:
@@ -374,7 +374,7 @@ class Editor:
     def _prune(
         self, nodes: list[Node | onnx.NodeProto], captured: set[str]
     ) -> list[Node | onnx.NodeProto]:
-        """Return the nodes without nodes that lost their last consumer.
+        """Return all nodes except those that lost their last consumer.
 
         Nodes that had no consumer before the edits remain.
         """
@@ -489,7 +489,7 @@ def _message(node: Node | onnx.NodeProto) -> onnx.NodeProto:
 
 
 def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
-    """Return a constant of known shape whose data is not available."""
+    """Return an initializer with a type and dimensions, but without data."""
     tensor = TensorProto(name=name, data_type=kind, data_location=TensorProto.EXTERNAL)
     tensor.dims.extend(dims)
     tensor.external_data.add(key="location", value="not-at-hand")

@@ -20,17 +20,17 @@ class FileType:
 
     Attributes:
         name: Name with article, such as "a PyTorch file".
-        step: How to get an ONNX model from it, or how to use the file instead.
+        advice: How to get an ONNX model from the file, or how to use the file instead.
         endings: File name endings.
-        magics: Offset and bytes that identify it.
-        of_build: Whether it may be the log or another record of a TensorRT build.
+        magics: Pairs of offset and bytes. Each pair alone identifies the type.
+        is_build_record: Whether the file may be the log or layer JSON of a TensorRT build.
     """
 
     name: str
-    step: str
+    advice: str
     endings: tuple[str, ...] = ()
     magics: tuple[tuple[int, bytes], ...] = ()
-    of_build: bool = False
+    is_build_record: bool = False
 
 
 _EXPORT = (
@@ -68,7 +68,7 @@ _TYPES = (
         ((0, b"\x80\x02"), (0, b"\x80\x03"), (0, b"\x80\x04")),
     ),
     FileType(
-        "a picture",
+        "an image",
         "give the ONNX model here, and images to --calib",
         (".jpg", ".jpeg", ".png", ".bmp"),
         ((0, b"\x89PNG"), (0, b"\xff\xd8\xff")),
@@ -91,9 +91,14 @@ _TYPES = (
         "give the ONNX model first, then the builds of it",
         (".json",),
         ((0, b"{"), (0, b"[")),
-        of_build=True,
+        is_build_record=True,
     ),
-    FileType("a log", "give the ONNX model first, then the builds of it", (".log",), of_build=True),
+    FileType(
+        "a log",
+        "give the ONNX model first, then the builds of it",
+        (".log",),
+        is_build_record=True,
+    ),
     FileType(
         "a zip archive",
         "unpack the archive; if it is a PyTorch checkpoint, export the network to ONNX",
@@ -104,9 +109,10 @@ _TYPES = (
 
 
 def recognize(name: str, head: bytes) -> FileType | None:
-    """Return the type of a file, by its ending first, or None if it is unknown.
+    """Return the type of a file by the ending of its name or its first bytes, else None.
 
-    A file of unknown type may be a damaged ONNX model.
+    The ending is tried first, unless it is ``.onnx``. A file without a known type may be a damaged
+    ONNX model.
 
     Args:
         name: Path.
@@ -129,7 +135,7 @@ def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_
     Args:
         name: Path.
         head: First bytes.
-        missing: Part that the file lacks, if it could be parsed as an ONNX model.
+        missing: Missing parts of a file that could be parsed as an ONNX model, else empty.
         error: Class of the error.
     """
     if not head:
@@ -137,10 +143,10 @@ def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_
         return error(reason, name, code="empty")
     file_type = recognize(name, head)
     if file_type is not None:
-        reason = f"is {file_type.name}, not an ONNX model; {file_type.step}"
+        reason = f"is {file_type.name}, not an ONNX model; {file_type.advice}"
     elif missing:
         reason = f"not an ONNX model ({missing})"
-    elif head[0] == 0x08:  # the first byte of a file from any exporter
+    elif head[0] == 0x08:  # exporters write the field ir_version first, with this byte as its key
         reason = "the ONNX model is truncated or damaged; export or copy it again"
         return error(reason, name, code="file-damaged")
     else:

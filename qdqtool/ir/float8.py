@@ -1,8 +1,8 @@
 """FP8 numbers in the format E4M3FN: a sign, 4 exponent bits and 3 mantissa bits.
 
-The largest magnitude is 448, the smallest normal one 2**-6, the smallest one 2**-9. There is no
-infinity; the code 127 and its negative are NaN. Older numpy and onnx have no such type, so codes
-are uint8 here.
+The largest magnitude is 448, the smallest normal magnitude 2**-6, and the smallest subnormal
+magnitude 2**-9. The format has no infinity; codes 127 and 255 are NaN. Codes are uint8 arrays,
+because older versions of numpy and onnx lack the type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 E4M3_MAX = 448.0
 _MANTISSA_BITS = 3
-_MIN_EXPONENT = -6  # of normal numbers; the distance of smaller numbers is 2**-9
+_MIN_EXPONENT = -6  # of normal numbers; subnormal numbers are multiples of 2**-9
 _BIAS = 7
 _NAN = 0x7F
 _SIGN = 0x80
@@ -34,7 +34,7 @@ def round_to_e4m3(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _exponents(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-    """Return the exponents of numbers; smaller ones than :data:`_MIN_EXPONENT` are raised."""
+    """Return the exponents of numbers, at least :data:`_MIN_EXPONENT`."""
     fractions, exponents = np.frexp(numbers)
     return np.where(fractions == 0, _MIN_EXPONENT, np.maximum(exponents - 1, _MIN_EXPONENT))
 
@@ -43,7 +43,8 @@ def encode_e4m3(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Round values as :func:`round_to_e4m3` does, and return their E4M3 codes."""
     numbers = round_to_e4m3(values)
     exponents = _exponents(numbers)
-    # 8 to 15 for normal numbers, 0 to 7 below them; the carry makes the exponent's lowest bit.
+    # Mantissas are 8 to 15 for normal and 0 to 7 for subnormal numbers. Their fourth bit carries
+    # into the exponent field, which is 0 for subnormal numbers only.
     mantissas = np.ldexp(np.abs(numbers), _MANTISSA_BITS - exponents)
     codes = np.where(np.isnan(numbers), 0.0, mantissas).astype(np.int64)
     codes += (exponents - _MIN_EXPONENT).astype(np.int64) << _MANTISSA_BITS

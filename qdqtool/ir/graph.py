@@ -98,16 +98,17 @@ class Node:
         self.read(proto)
 
     def read(self, proto: onnx.NodeProto) -> None:
-        """Set all attributes except ``index`` and ``name`` from a message."""
+        """Read all attributes of the node except ``index`` and ``name`` from a NodeProto."""
         self.proto = proto
         self.domain = proto.domain
         op, inputs, outputs = proto.op_type, proto.input[:], proto.output[:]
-        # protobuf creates a string at each place. Shared ones take less memory and compare faster.
+        # protobuf creates a new string on each access. Interned strings take less memory and
+        # compare faster.
         try:
             self.op = intern(op)
             self.inputs = tuple(map(intern, inputs))
             self.outputs = tuple(map(intern, outputs))
-        except TypeError:  # bytes that are not UTF-8; Model rejects them
+        except TypeError:  # protobuf returns bytes for a text that is not UTF-8; Model rejects it
             self.op, self.inputs, self.outputs = op, tuple(inputs), tuple(outputs)
         if proto.attribute:
             self.captured = tuple(find_captured_tensors(proto))
@@ -117,7 +118,7 @@ class Node:
             self._attributes = _NO_ATTRIBUTES
 
     def with_proto(self, proto: onnx.NodeProto) -> Node:
-        """Return a copy of the node with another, equal message."""
+        """Return a copy of the node that refers to ``proto``, a copy of its message."""
         node = Node.__new__(Node)
         node.index, node.name, node.op, node.domain = self.index, self.name, self.op, self.domain
         node.inputs, node.outputs, node.captured = self.inputs, self.outputs, self.captured
@@ -130,7 +131,7 @@ class Node:
 
     @property
     def consumed_tensors(self) -> list[str]:
-        """Names of all tensors that the node reads, also in its subgraphs."""
+        """Names of the main graph's tensors that the node and its subgraphs read."""
         return [tensor for tensor in (*self.inputs, *self.captured) if tensor]
 
     @property
@@ -173,12 +174,12 @@ class Node:
         )
 
     def input(self, position: int) -> str:
-        """Return the input tensor at a position, or an empty string for a missing input."""
+        """Return the name of an input tensor by position; empty if the input is missing."""
         return self.inputs[position] if position < len(self.inputs) else ""
 
     @property
     def output(self) -> str:
-        """The first output tensor."""
+        """Name of the first output tensor; empty if the node has no outputs."""
         return self.outputs[0] if self.outputs else ""
 
 
@@ -186,8 +187,9 @@ class Model:
     """An ONNX model with an index of its main graph.
 
     Args:
-        sha256: Hash of the file's bytes, or :data:`EDITED`. Without it, the message is hashed when
+        sha256: Hash of the file's bytes, or :data:`EDITED`. If empty, the message is hashed when
             the hash is first needed.
+        base_dir: Folder of the external weights; empty if they cannot be read.
         types: Model of which this model is a part or a variant. Types are read from it, because
             tensors of equal names have equal types.
         constants: Model with the data of initializers that have no data in this model.
@@ -196,19 +198,19 @@ class Model:
         proto: The message; external weights are loaded lazily, see :meth:`constant`.
         path: Path of the file; empty for a model in memory.
         nodes: Nodes of the main graph, in file order.
-        ordered: Nodes in a topological order (file order if it is one).
-        producers: Node that produces a tensor, by tensor.
-        consumers_by_tensor: Nodes that read a tensor, by tensor. They are in file order, a node
-            once for each input that reads the tensor.
+        ordered: Nodes in topological order (the file's order if that is topological).
+        producers: Producer of each tensor, by tensor name.
+        consumers_by_tensor: Consumers of each tensor in file order, by tensor name. A node is
+            listed once for each of its inputs that reads the tensor.
         initializers: TensorProtos by name.
         inputs: Names of the graph inputs that are not initializers.
         outputs: Names of the graph outputs.
-        opset: Version of the default domain.
+        opset: Opset version of the default domain; 0 if the file states none.
         inlined_functions: Functions of the file whose calls were replaced by their nodes.
-        function_node_names: Name of each inlined node in its function, by node name. TensorRT's
-            parser names layers after it.
-        cache: Results of other modules, by module, then by node index or tensor. Edits empty the
-            cache.
+        function_node_names: Names that inlined nodes had in their functions, by node name.
+            TensorRT's parser names layers after them.
+        cache: Results that other modules computed from the model. Each module has its own key.
+            Edits empty the cache.
     """
 
     def __init__(
@@ -270,7 +272,10 @@ class Model:
 
     @property
     def sha256(self) -> str:
-        """Hash of the bytes that were read; of the message, for a model in memory."""
+        """SHA-256 of the file's bytes, or of the message of a model in memory.
+
+        :data:`EDITED` after edits; empty if the message is too large to be hashed.
+        """
         if self._sha256 is None:
             self._sha256 = hash_message(self.proto)
         return self._sha256
@@ -280,7 +285,10 @@ class Model:
         self._sha256 = value
 
     def copy(self) -> Model:
-        """Return an equal model with a copy of the message, for editing."""
+        """Return a copy of the model and its message, for editing.
+
+        The copy has the hash :data:`EDITED`, and no names of inlined functions and their nodes.
+        """
         model = copy.copy(self)
         model.__dict__.pop("_nodes_by_name", None)
         model.proto, model._sha256 = onnx.ModelProto(), EDITED
@@ -330,7 +338,7 @@ class Model:
             for name in node.outputs:
                 self.producers.pop(name, None)
         removed = set(map(id, nodes))
-        for name in _input_tensors(nodes):  # without duplicates: all nodes may read one scale
+        for name in _input_tensors(nodes):  # a set, because many nodes may read the same scale
             remaining = [n for n in self.consumers_by_tensor[name] if id(n) not in removed]
             if remaining:
                 self.consumers_by_tensor[name] = remaining
@@ -341,13 +349,13 @@ class Model:
         order = sort_topologically(self.nodes, lambda n: n.consumed_tensors, lambda n: n.outputs)
         if len(order) != len(self.nodes):
             ordered = {node.index for node in order}
-            stuck = next(node for node in self.nodes if node.index not in ordered)
+            unordered = next(node for node in self.nodes if node.index not in ordered)
             raise ModelError(
-                f"the graph has a cycle through node '{stuck.name}'; the file is damaged, export "
-                "it again",
+                f"the graph has a cycle at or upstream of node '{unordered.name}'; the file is "
+                "damaged, export it again",
                 self.path or "model",
                 code="cycle",
-                node=stuck.name,
+                node=unordered.name,
             )
         return order
 
@@ -428,7 +436,7 @@ class Model:
     def _update_types(
         self, entering: list[Node], previous: Mapping[int, tuple[Sequence[str], Sequence[str]]]
     ) -> None:
-        """Update the types of edited nodes; forget all types if one cannot be determined.
+        """Update the types of edited nodes; forget all types if any type is unknown.
 
         Args:
             entering: New and changed nodes.
@@ -539,7 +547,7 @@ class Model:
         return tensor in self._output_names
 
     def constant_proto(self, tensor: str) -> onnx.TensorProto | None:
-        """Return the TensorProto of an initializer or of a Constant with a tensor, else None."""
+        """Return the TensorProto of an initializer or of a Constant's ``value``, else None."""
         initializer = self.initializers.get(tensor)
         if initializer is not None:
             return initializer
@@ -560,7 +568,10 @@ class Model:
     def constant(self, tensor: str) -> npt.NDArray[Any] | None:
         """Return the value of an initializer or Constant.
 
-        None for other tensors, for texts, and if the data is not available.
+        None for other tensors, for strings, and if the file of external data is missing.
+
+        Raises:
+            ModelError: The data is damaged, or its external file is refused.
         """
         if (
             self._constants is not None
@@ -604,13 +615,19 @@ class Model:
         return external.to_array(proto, self.path, tensor)
 
     def forget_constants(self) -> None:
-        """Drop cached values of constants; call it after data was filled into their protos."""
+        """Drop all cached values, types and results. Call this after filling data into protos."""
         self._arrays.clear()
         self._initializer_types.clear()
         self.cache.clear()
 
     def external_tensor(self, proto: onnx.TensorProto) -> onnx.TensorProto | None:
-        """Return a copy of an external tensor with its data; None if the file is missing."""
+        """Return a copy of an external tensor with its data; None if the file is missing.
+
+        None also for a model in memory, which has no folder.
+
+        Raises:
+            ModelError: The file lies outside the model's folder, or cannot be read.
+        """
         if not self.base_dir:
             return None
         location = external.read_location(proto)
@@ -665,10 +682,11 @@ class Model:
         return self._infer_node_types() or self._infer_graph_types()
 
     def _infer_node_types(self) -> dict[str, TensorType] | None:
-        """Infer missing types node by node, which is fast; None if a type is not covered.
+        """Infer missing types node by node, which is fast; None if that is not possible.
 
-        Exporters state the types of float tensors, but quantization tools do not state the types of
-        tensors that they add.
+        Inference fails if a node's output types are unknown or contradict the file. Exporters
+        state the types of float tensors, but quantization tools do not state the types of tensors
+        that they add.
         """
         cache = NodeTypeCache(self.proto)
         types = self._types = self._read_stated_types()
@@ -706,7 +724,7 @@ class Model:
         return None not in [(self._types or {}).get(t, _UNKNOWN)[1] for t in node.outputs if t]
 
     def shape(self, tensor: str) -> Shape | None:
-        """Return the dimensions of a tensor (None for an open one); None for unknown rank."""
+        """Return a tensor's dimensions (None if open); None in place of all if unknown."""
         return self.tensor_type(tensor)[1]
 
     def elem_type(self, tensor: str) -> int:

@@ -33,7 +33,7 @@ def metadata_size(model: Model) -> tuple[int, int] | None:
 
 
 def image_shapes(model: Model) -> dict[str, tuple[int | None, int | None]]:
-    """Return height and width of each four-dimensional input; None for an open one."""
+    """Return height and width of each four-dimensional input; None for an open side."""
     shapes = {}
     for name in model.inputs:
         shape = [d if d is not None and d > 0 else None for d in model.shape(name) or ()]

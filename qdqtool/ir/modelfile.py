@@ -48,7 +48,8 @@ def check_form(proto: onnx.ModelProto, path: str) -> None:
     for number in (opset.version for opset in proto.opset_import):
         if number not in _OPSET_VERSIONS:
             raise ModelError(
-                f"operator set version {number} does not exist; the file is damaged",
+                f"operator set version {number} does not exist; the file is damaged, export it "
+                "again",
                 path,
                 code="wrong-opset",
             )
@@ -60,7 +61,9 @@ def check_form(proto: onnx.ModelProto, path: str) -> None:
 def _check_names(graph: onnx.GraphProto, path: str) -> None:
     inputs = [value.name for value in graph.input]
     if not all(inputs):
-        raise ModelError("an input has no name; the file is damaged", path, code="missing-name")
+        raise ModelError(
+            "an input has no name; the file is damaged, export it again", path, code="missing-name"
+        )
     if len(set(inputs)) < len(inputs):
         name = Counter(inputs).most_common(1)[0][0]
         raise ModelError(
@@ -70,7 +73,9 @@ def _check_names(graph: onnx.GraphProto, path: str) -> None:
             node=name,
         )
     if not all(value.name for value in graph.output):
-        raise ModelError("an output has no name; the file is damaged", path, code="missing-name")
+        raise ModelError(
+            "an output has no name; the file is damaged, export it again", path, code="missing-name"
+        )
 
 
 def _check_attribute_references(node: onnx.NodeProto, path: str) -> None:
@@ -79,7 +84,7 @@ def _check_attribute_references(node: onnx.NodeProto, path: str) -> None:
             raise ModelError(
                 f"attribute '{attribute.name}' of node '{node.name}' ({node.op_type}) refers to "
                 "an attribute of a function, but the node is not in a function; the file is "
-                "damaged",
+                "damaged, export it again",
                 path,
                 code="node-damaged",
                 node=node.name,
@@ -142,7 +147,7 @@ def _collect_tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
     if not external.are_possible_dims(tensor.dims):
         raise ModelError(
             f"tensor '{cut_middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} "
-            "dimensions and an impossible number of elements",
+            "dimensions and an impossible number of elements. Export the model again",
             code="tensor-damaged",
             node=str(tensor.name),
         )
@@ -210,7 +215,7 @@ def _check_name_lengths(model: Model) -> None:
     if len(longest) > limits.NAME:
         raise ModelError(
             f"the name '{cut_middle(longest, 60)}' has {len(longest)} characters; the limit is "
-            f"{limits.NAME}",
+            f"{limits.NAME}. Export the model with shorter names",
             path,
             code="name-too-long",
             node=longest,
@@ -244,10 +249,10 @@ def _load(source: ModelSource) -> Model:
 
 
 def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = "") -> Model:
-    """Return the indexed model of a message, which is not changed.
+    """Return the indexed model of a message. The message is not changed.
 
-    Functions and constant Ifs are inlined, and TensorRT's custom quantizers are replaced by those
-    of ONNX, in a copy of the message.
+    In a copy of the message, nodes of functions and of constant Ifs move to the main graph, and
+    ONNX's quantizers replace TensorRT's custom quantizers.
     """
     is_custom = has_custom_quantizers(source)
     if not source.functions and not is_custom:
@@ -336,7 +341,9 @@ def _check(proto: onnx.ModelProto, path: str) -> None:
 
 
 def load_full(source: ModelSource | Model) -> Model:
-    """Read a model with every external weight in memory, so that it can be saved elsewhere.
+    """Read a model and all its external weights, so that the model can be saved elsewhere.
+
+    A :class:`Model` is changed: the weights are filled into its message.
 
     Raises:
         ModelError: As for :func:`load`; also if an external weight file is missing or lies outside
@@ -376,7 +383,7 @@ def _missing_weights(model: Model, tensor: onnx.TensorProto) -> ModelError:
     if location and os.path.isdir(path):
         state = "a directory"
     else:
-        state = "no file" if os.path.exists(path) else "missing"
+        state = "not a regular file" if os.path.exists(path) else "missing"
     advice = ". Copy it next to the model" if state == "missing" else ""
     return ModelError(
         f"weight file '{location}' of tensor '{tensor.name}' is {state}{advice}",
@@ -460,7 +467,7 @@ def write_external(
 
     Args:
         proto: The model, with placeholders for these weights. Each placeholder receives the
-            location of its data, or the data itself if it is texts or half bytes.
+            location of its data. Strings and 4-bit numbers are stored in the model instead.
         weights: Tensors with the data, by name.
         path: Output file.
 

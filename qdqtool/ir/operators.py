@@ -49,7 +49,7 @@ class LayerKind(StrEnum):
 
 @record
 class QPassage:
-    """Property of an operator that a Q can move up past it, and a DQ down past it.
+    """Rule that a Q can move upstream past an operator, and a DQ downstream past it.
 
     Attributes:
         case: Evidence.
@@ -82,7 +82,7 @@ class ActivationFunction:
 
 @record
 class WeightUse:
-    """Use of the second input as weights; the operator is INT8 if both inputs are quantized.
+    """Use of the second input as weights; the operator runs in INT8 if both inputs are quantized.
 
     Attributes:
         case: Evidence that it runs in INT8.
@@ -102,16 +102,17 @@ class Operator:
         name: ONNX name.
         kind: Layer that TensorRT's parser creates for it.
         passage: How a Q moves up past it; None if a Q cannot.
-        joins: All inputs are parts of the output (Concat): a Q after it moves to each input.
-        cuts: Each output is a part of the input (Split, Slice).
+        joins: Whether all inputs are parts of the output (Concat). A Q after the operator moves to
+            each input.
+        cuts: Whether each output is a part of the input (Split, Slice).
         activation: Set for a pointwise function that TensorRT fuses into a convolution.
         weights: Set for an operator that runs in INT8 with quantized weights.
-        operation: TensorRT's elementwise operation, for two operands.
-        averages: The operator mixes values (average pooling), and is INT8 only between a DQ and a
-            Q.
-        moves: For a shuffle: it changes the order of the values. Other shuffles only change the
-            dimensions.
-        myelin: Only Myelin runs the operator, together with connected layers at the network's end.
+        operation: TensorRT's name of an elementwise operation with two operands, else empty.
+        averages: Whether the operator averages values. Average poolings run in INT8 only between a
+            DQ and a Q.
+        moves: Whether a shuffle changes the order of the values, not only the dimensions.
+        myelin: Whether only Myelin, TensorRT's second compiler, runs the operator, together with
+            connected layers at the network's end.
     """
 
     name: str
@@ -128,7 +129,7 @@ class Operator:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """Evidence of the operator's facts."""
+        """Evidence for all facts about the operator."""
         otherwise = self.passage and self.passage.otherwise
         facts = (self.passage, otherwise, self.activation, self.weights)
         return tuple(fact.case for fact in facts if fact is not None)
@@ -137,7 +138,7 @@ class Operator:
 YOLO = "yolo-resnet18-orin-trt8502"
 RESNET = "resnet18-qat-rtx2000-trt8510"
 YOLOV8 = "yolov8-orin-trt8412-excerpts"
-YOLOV8N = "yolov8n-modelopt-rtx2060-trt1014"  # build of 10.14.1, whose counts these rules reproduce
+YOLOV8N = "yolov8n-modelopt-rtx2060-trt1014"  # the rules reproduce this build's layer counts
 BEV_ORIN = "bevfusion-camera-orin-trt8502"
 BEV_86 = "bevfusion-camera-rtx3080ti-trt8600"
 MOBILENET = "mobilenetv2-titanrtx-qat-residual"
@@ -164,7 +165,7 @@ def _padding_value(model: Model, node: Node) -> float | None:
     return float(value.flat[0]) if value.size else 0.0
 
 
-def fills_below(model: Model, node: Node) -> bool:
+def pads_below_range(model: Model, node: Node) -> bool:
     """Return whether the range of a Pad's output need not include the inserted value.
 
     This holds for minus infinity, and for a negative value if only maximum poolings read the
@@ -309,7 +310,7 @@ _TABLE: tuple[Operator, ...] = (
         "RELU",
         seen(
             "activation-relu",
-            "A convolution takes the Relu that alone reads it, <Conv> + <Relu>.",
+            "A convolution absorbs the Relu that is its only consumer, <Conv> + <Relu>.",
             f"{YOLOV8}:161",
             f"{BEV_ORIN}:175",
             f"{BEV_86}:5111",
@@ -357,7 +358,7 @@ _TABLE: tuple[Operator, ...] = (
             ("HardSwish", "HARD_SWISH"),
         )
     ),
-    # A layer of its own (IParametricReLULayer); no build shows that a convolution absorbs it.
+    # The parser creates an IParametricReLULayer; no build shows that a convolution absorbs it.
     Operator("PRelu"),
     # Elementwise
     *(
@@ -435,8 +436,8 @@ _TABLE: tuple[Operator, ...] = (
         passage=QPassage(
             seen(
                 "q-past-concat",
-                "A Q that alone reads a Concat goes to each input as <Q>_clone_<i>; the Concat "
-                "runs in INT8.",
+                "A Q that is the only consumer of a Concat moves to each input as <Q>_clone_<i>; "
+                "the Concat runs in INT8.",
                 f"{YOLO}:5227",
                 f"{YOLOV8}:167",
                 f"{BEV_ORIN}:321",
@@ -458,7 +459,7 @@ _TABLE: tuple[Operator, ...] = (
         ),
     ),
     Operator("Split", LayerKind.SLICE, cuts=True, passage=_passage_from_guide("Split")),
-    # Layer(Slice), in float, in the engine of NVIDIA/TensorRT issue 2627 (8.4.1)
+    # The engine of NVIDIA/TensorRT issue 2627 (8.4.1) has a Tile as Layer(Slice) in float.
     Operator("Tile", LayerKind.SLICE),
     Operator(
         "Flatten",
@@ -572,19 +573,19 @@ _UNKNOWN = Operator("")
 
 
 def operator_of(node: Node | None) -> Operator:
-    """Return the facts about a node's operator; empty if TensorRT's parser does not have it."""
+    """Return the facts about a node's operator; an operator without a name if unlisted."""
     if node is None or node.domain not in DOMAINS:
         return _UNKNOWN
     return OPERATORS.get(node.op, _UNKNOWN)
 
 
 def find_case(name: str) -> Case:
-    """Return the evidence for an operator's main fact: its passage, activation or weights."""
+    """Return the evidence for the first of an operator's Q passage, activation or weights."""
     return OPERATORS[name].cases[0]
 
 
 def passage(model: Model, node: Node | None) -> QPassage | None:
-    """Return how a Q moves past a node; None if it cannot, because of operator or form."""
+    """Return the rule by which a Q moves past a node; None if no rule fits the node."""
     candidate = operator_of(node).passage
     while (
         candidate is not None
@@ -629,7 +630,7 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
 
 
 def needs_own_dq(node: Node | None) -> bool:
-    """Return whether a DQ is absorbed by this operator only if it has no other consumer.
+    """Return whether a node absorbs a DQ only if the DQ has no other consumer.
 
     TensorRT inserts a shuffle before a matrix product. Before TensorRT 11, a DQ moves past the
     shuffle only if the DQ has a single consumer
@@ -652,11 +653,11 @@ def rearranges(node: Node | None) -> bool:
 
 
 def is_run_time(model: Model, tensor: str) -> bool:
-    """Return whether a tensor is computed at run time.
+    """Return whether a tensor is a network input or computed from other than constants.
 
-    Constants are not, even if nodes reshape or cast them. A constant operand (of a Div, Sub, Pow,
-    Mul or Add) is not a layer's input: TensorRT fuses it into the PWN (``PWN(Constant + [Shuffle],
-    Pow)`` in a published listing).
+    A constant that nodes reshape or cast remains a constant. A constant operand (of a Div, Sub,
+    Pow, Mul or Add) is not a layer's input: TensorRT fuses it into the PWN
+    (``PWN(Constant + [Shuffle], Pow)`` in a published listing).
     """
     while tensor and not model.is_constant(tensor):
         producer = model.producer(tensor)

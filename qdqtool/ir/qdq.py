@@ -36,7 +36,7 @@ Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
 # Metadata key of a model whose outliers were moved into weights: the tensors, one per line
 SMOOTHED = "qdqtool.smoothed"
-PREPROCESS = "qdqtool.preprocess"
+PREPROCESS = "qdqtool.preprocess"  # metadata key: preprocessing of the calibration images
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 INTEGER_OPERATORS = (
     "QLinearConv",
@@ -85,9 +85,9 @@ class PerChannel:
 
     Attributes:
         count: Number of scales.
-        digest: Hash of all of them, see :attr:`ParameterValues.digest`.
-        least: The smallest one; NaN if there is none.
-        greatest: The largest one.
+        digest: Hash of all scales, see :attr:`ParameterValues.digest`.
+        least: Smallest scale; NaN without scales.
+        greatest: Largest scale; NaN without scales.
     """
 
     count: int
@@ -186,7 +186,7 @@ class QuantParams:
 
     @functools.cached_property
     def key(self) -> tuple[object, ...] | None:
-        """Key that is equal for quantizers with equal parameters; None if unknown or NaN."""
+        """Key that is equal for equal parameters; None for unknown parameters or a NaN scale."""
         if self.scales is None or self.zero_points is None or np.isnan(self.scales.values).any():
             return None
         size = self.scales.values.size
@@ -194,7 +194,7 @@ class QuantParams:
         return self.precision, axis, size, self.scales.digest, self.zero_points.digest
 
     def same_as(self, other: QuantParams) -> bool | None:
-        """Return whether both have equal parameters; None if a parameter is unknown."""
+        """Return whether two quantizers have equal parameters; None if any is unknown."""
         if self.scales is None or self.zero_points is None:
             return None
         if other.scales is None or other.zero_points is None:
@@ -254,7 +254,7 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         dtype = np.float64 if precision == Precision.FP8 else np.int64
         zeros = _values(model, zero_name, dtype)
     else:
-        # As many as there are scales: the number that the file states may be wrong.
+        # The scales that were read are counted, because the stated dimensions may be wrong.
         zero_count = size if scales is not None else 1
         zeros = ParameterValues(np.broadcast_to(np.zeros(1, np.int64), (zero_count,)))
     return QuantParams(
@@ -318,20 +318,15 @@ def is_quantized(model: Model) -> bool:
     return any(is_qdq(node) or node.op in INTEGER_OPERATORS for node in model.nodes)
 
 
-def has_fp8(model: Model) -> bool:
-    """Return whether a model has Q/DQ of FP8."""
-    return any(read_params(model, node).precision == Precision.FP8 for node in quantizers(model))
-
-
 def find_bfloat16(model: Model) -> str:
-    """Return the first tensor that the file states to be bfloat16, or an empty text."""
+    """Return the name of the first tensor that is stated to be bfloat16, else ``""``."""
     kind, graph = onnx.TensorProto.BFLOAT16, model.proto.graph
     graphs = (graph, *nested_graphs(graph.node))
     return next(itertools.chain.from_iterable(_typed_tensors(g, kind) for g in graphs), "")
 
 
 def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
-    """Yield the tensors of one graph that it states to have a type."""
+    """Yield the names of a graph's tensors with a stated ONNX element type."""
     values = (*graph.input, *graph.output, *graph.value_info)
     yield from (tensor.name for tensor in graph.initializer if tensor.data_type == kind)
     yield from (value.name for value in values if value.type.tensor_type.elem_type == kind)
@@ -339,7 +334,7 @@ def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
 
 
 def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
-    """Yield an output of each node with a type attribute or a constant of a type."""
+    """Yield an output of each node with an attribute or constant of an element type."""
     for node in nodes:
         for attribute in node.attribute:
             is_typed = attribute.name in _TYPE_ATTRIBUTES and attribute.i == kind
@@ -353,7 +348,9 @@ def is_sparse(model: Model, tensor: str) -> bool:
 
 
 def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
-    """Yield nodes that read a stored int8, int4 or FP8 constant as numbers, and its name.
+    """Yield each node that reads a stored INT8, INT4 or FP8 constant as plain numbers.
+
+    Each item is the node and the name of the constant.
 
     TensorRT's optimizer treats every such constant as quantized values. Nodes that may read such a
     constant are left out: DQs, plugins (operators of other domains), Shape, which reads the
@@ -419,7 +416,7 @@ def _reads_values(node: Node) -> bool:
 def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
     """Return the DQ that produces a tensor and the Q before it; None if no DQ produces it.
 
-    The Q is None for stored integers.
+    The Q is None if the DQ reads stored integers.
     """
     dq = model.producer(tensor)
     if dq is None or not is_dq(dq):

@@ -1,7 +1,7 @@
 """Values and shapes that depend on input sizes only, and axes of matrix products.
 
-Exporters leave many shapes to be computed at run time although they are the same for all data of
-one size.
+Exporters add nodes that compute shapes at run time, although many shapes depend only on the sizes
+of the network's inputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PICKS = ("Gather", "GatherElements", "GatherND")  # output sizes do not depend 
 _SIZED_BY_VALUES = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
 _ELLIPSIS = "..."  # stands for axes without letters in an equation of Einsum
-_MAX_RANK = 64  # maximum axes; no tensor of a network has as many
+_MAX_RANK = 64  # maximum axes of an ellipsis; tensors of real networks have fewer
 _FIRST_ELLIPSIS_LETTER = ord("\N{GREEK SMALL LETTER ALPHA}")
 
 
@@ -40,10 +40,11 @@ def find_size_constants(model: Model) -> tuple[list[str], list[str]]:
     """Return tensors whose values or dimensions depend only on the network's input sizes.
 
     Returns:
-        Tensors with such values, if they are parameters of nodes that move, cut or pad tensors;
-        and tensors with such dimensions, if the model does not state them.
+        First the tensors with such values that are parameters of nodes that move, cut or pad
+        tensors, such as the shape of a Reshape. Second the tensors with such dimensions whose
+        dimensions the model does not state.
     """
-    values = _SizeConstants(model)
+    constants = _SizeConstants(model)
     parameters: set[str] = set()
     shapes: list[str] = []
     for node in model.ordered:
@@ -52,9 +53,9 @@ def find_size_constants(model: Model) -> tuple[list[str], list[str]]:
         shapes += [
             tensor
             for tensor in node.outputs
-            if tensor and not model.is_constant(tensor) and values.leaves_shape_open(tensor)
+            if tensor and not model.is_constant(tensor) and constants.has_open_shape(tensor)
         ]
-    return [tensor for tensor in values.tensors if tensor in parameters], shapes
+    return [tensor for tensor in constants.tensors if tensor in parameters], shapes
 
 
 class _SizeConstants:
@@ -77,8 +78,8 @@ class _SizeConstants:
             elif node.op not in _PICKS and any(self._is_variable_integer(t) for t in inputs):
                 self._sized_by_values.update(node.outputs)
 
-    def leaves_shape_open(self, tensor: str) -> bool:
-        """Return whether a tensor's dimensions are unknown but depend on the sizes only."""
+    def has_open_shape(self, tensor: str) -> bool:
+        """Return whether a tensor's dimensions are unknown but depend only on input sizes."""
         return (
             tensor not in self._sized_by_values
             and tensor not in self.tensors
@@ -119,7 +120,7 @@ def is_linear(model: Model, node: Node) -> bool:
 
 
 def last_axis_sources(model: Model, tensor: str) -> list[str]:
-    """Return the inputs of a tensor's producer that have the same last axis.
+    """Return the inputs of a tensor's producer whose last axis becomes the tensor's last axis.
 
     Empty unless the producer only moves, joins or cuts other axes. A Reshape keeps the last axis if
     its size is equal before and after, because values are in row-major order.
@@ -146,9 +147,10 @@ def _keeps_last_axis(node: Node) -> bool:
 
 
 def linear_inputs(model: Model) -> set[str]:
-    """Return the tensors whose last axis is the one that Linears sum over.
+    """Return the tensors whose last axis Linears sum over.
 
-    These are the data inputs of Linears and the tensors that they are moved from.
+    These are the data inputs of Linears, and the upstream tensors from which
+    :func:`last_axis_sources` shows that the data inputs are moved, joined or cut.
     """
     tensors = {node.input(0) for node in model.nodes if is_linear(model, node)}
     queue = list(tensors)
@@ -211,7 +213,7 @@ def contraction(model: Model, node: Node) -> Contraction | None:
 
 
 def _parse_equation(equation: str) -> list[str] | None:
-    """Return the axes of both operands and of the result; None if they are not valid."""
+    """Return the axes of both operands and of the result; None for an invalid equation."""
     operands, arrow, result = equation.partition("->")
     if not arrow:
         letters = set(operands) - set(",.")
@@ -236,9 +238,9 @@ def _ellipsis_axes(term: str, shape: Shape | None) -> int | None:
 
 
 def _expand_ellipses(terms: list[str], counts: list[int | None]) -> list[str] | None:
-    """Replace ellipses by letters, the same for the same axis counted from the last one.
+    """Return the terms with letters for ellipses, whose last axes get equal letters.
 
-    None if a number of axes is not possible.
+    None if an ellipsis would stand for a negative number of axes or for 64 axes or more.
 
     Args:
         terms: Axes of both operands and of the result.
@@ -257,7 +259,7 @@ def _expand_ellipses(terms: list[str], counts: list[int | None]) -> list[str] | 
 
 
 def _classify_axes(left: str, right: str, result: str, exact: bool) -> Contraction | None:
-    """Return the matrix product with some axes.
+    """Return the matrix product with its axes sorted by role.
 
     None if no axis is summed or if an axis has no role in a matrix product, such as an axis that
     only one operand has.

@@ -28,18 +28,20 @@ from qdqtool.util.records import record, replace_fields
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
 _MAX_STEPS = 8  # maximum nodes before and after a Round
-_TOLERANCE = 1e-4  # tolerance of the product of the factors before and after a Round, which is 1
+_TOLERANCE = 1e-4  # tolerance of the product, ideally 1, of the factors before and after a Round
 _BITS = 8
 _QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _MQBENCH = re.compile(r"(?:FakeQuantize)?(?:Learnable|Fixed|DSQ)\w{0,20}Affine", re.IGNORECASE)
-_QONNX_OTHERS = {  # operators of QONNX without a scale and 8-bit integers
+_QONNX_PROBLEMS = {  # operators of QONNX without a scale and 8-bit integers
     "BipolarQuant": "a BipolarQuant has no 8-bit integers",
     "FloatQuant": "a FloatQuant has no 8-bit integers",
     "Trunc": "a Trunc removes bits of integers",
     "MultiThreshold": "a MultiThreshold has thresholds instead of a scale",
 }
-_PT2E = re.compile(r"(?:[a-z]\w*[._:]+)?(?:quantized_decomposed_)?quantize_(?:per_\w+|affine).*")
-_PT2E_BACK = re.compile(
+_PT2E_QUANTIZE = re.compile(
+    r"(?:[a-z]\w*[._:]+)?(?:quantized_decomposed_)?quantize_(?:per_\w+|affine).*"
+)
+_PT2E_DEQUANTIZE = re.compile(
     r"(?:[a-z]\w*[._:]+)?(?:quantized_decomposed_)?dequantize_(?:per_\w+|affine).*"
 )
 _ATEN = re.compile(r"_?fake_quantize_(?:per|learnable)_\w+|fused_moving_avg_obs_fake_quant\w*")
@@ -73,15 +75,16 @@ class FakeQuantizer:
     """A simulated quantizer.
 
     Attributes:
-        form: Its form.
-        nodes: Its nodes; the last one produces the quantized tensor.
-        source: Tensor that it quantizes.
-        scale: Flat scales; None if it cannot be written as Q and DQ.
-        zero_point: Zero points of the quantized type, as many as scales.
+        form: Tool or exporter that writes such nodes.
+        nodes: Nodes of the quantizer. The last node produces the quantized tensor.
+        source: Tensor that is quantized.
+        scale: Flat scales; None if ``problem`` is set.
+        zero_point: Zero points of the quantized type, as many as scales; None if ``problem`` is
+            set.
         axis: Channel axis; None for one scale.
-        problem: Reason why it cannot be written as Q and DQ; empty if it can.
-        is_narrow: Whether it clips values at -127 steps. Q clips at -128.
-        is_stored: Whether ``source`` contains the integers, so that only a DQ is missing.
+        problem: Reason why Q and DQ cannot express the quantizer; empty if they can.
+        is_narrow: Whether the quantizer clips values at -127 steps, where Q would clip at -128.
+        is_stored: Whether ``source`` contains integers, so that a DQ alone expresses the quantizer.
     """
 
     form: QuantizerForm
@@ -98,17 +101,17 @@ class FakeQuantizer:
 
     @property
     def output(self) -> str:
-        """The quantized tensor."""
+        """Name of the quantized tensor."""
         return self.nodes[-1].output
 
     @property
     def name(self) -> str:
-        """Name of its first node."""
+        """Name of the first node."""
         return self.nodes[0].name
 
 
 def find_fake_quantizers(model: Model) -> list[FakeQuantizer]:
-    """Return the simulated quantizers of a model, cached until it is edited."""
+    """Return the simulated quantizers of a model, cached until the model is edited."""
     cache: dict[str, list[FakeQuantizer]] = model.cache.setdefault("fake quantizers", {})
     if not cache:
         cache["all"] = list(_QuantizerFinder(model).find())
@@ -116,7 +119,10 @@ def find_fake_quantizers(model: Model) -> list[FakeQuantizer]:
 
 
 def find_nested_quantizers(model: Model) -> list[FakeQuantizer]:
-    """Return the simulated quantizers in branches and bodies; none of them can be rewritten."""
+    """Return the simulated quantizers in subgraphs, all with a ``problem``.
+
+    Quantizers in the branches of an If and the bodies of loops cannot be rewritten.
+    """
     nested = []
     for owner in model.nodes:
         for body in find_bodies(model, owner):
@@ -126,7 +132,7 @@ def find_nested_quantizers(model: Model) -> list[FakeQuantizer]:
 
 
 def find_aten_nodes(model: Model) -> list[Node]:
-    """Return the nodes of ATen that are not quantizers."""
+    """Return the nodes with an ATen operator that are not quantizers."""
     nodes = [node for node in model.nodes if node.domain == ATEN]
     quantizers = (
         {n.index for fake in find_fake_quantizers(model) for n in fake.nodes} if nodes else set()
@@ -170,7 +176,7 @@ class _QuantizerFinder:
             return self._read_affine(QuantizerForm.ATEN, node)
         if _MQBENCH.fullmatch(node.op):
             return self._read_affine(QuantizerForm.MQBENCH, node)
-        if _PT2E.fullmatch(node.op):
+        if _PT2E_QUANTIZE.fullmatch(node.op):
             return self._read_pt2e(node)
         if node.op.startswith("choose_qparams"):
             problem = "it chooses scales at run time"
@@ -179,7 +185,7 @@ class _QuantizerFinder:
             problem = "it has a largest magnitude (amax) in place of a scale"
             return FakeQuantizer(QuantizerForm.MODELOPT, (node,), node.input(0), problem=problem)
         if _OTHER.search(node.op):
-            problem = f"the inputs of {node.op} are not known"
+            problem = f"the meaning of the inputs of {node.op} is unknown"
             return FakeQuantizer(QuantizerForm.OTHER, (node,), node.input(0), problem=problem)
         return None
 
@@ -207,8 +213,11 @@ class _QuantizerFinder:
         return self.build_stored(form, (clip, dq), source, scale, zero)
 
     def read_dq(self, dq: Node) -> tuple[_FloatArray | None, _FloatArray | None]:
-        """Return scales that broadcast with the input of a DQ, and its zero points."""
-        scale = self._spread(dq.input(0), self.value(dq.input(1)), dq.integer("axis", 1))
+        """Return scales that broadcast with the input of a DQ, and its zero points.
+
+        Either is None if it is not constant.
+        """
+        scale = self._broadcast_scales(dq.input(0), self.value(dq.input(1)), dq.integer("axis", 1))
         zero = self.value(dq.input(2)) if dq.input(2) else np.zeros((), np.float64)
         return scale, zero
 
@@ -242,44 +251,44 @@ class _QuantizerFinder:
         zero_point: _FloatArray | None,
         bounds: tuple[float, float] | None,
     ) -> FakeQuantizer:
-        """Return a quantizer, with the reason if it cannot be written as Q and DQ.
+        """Return a quantizer, with a ``problem`` if Q and DQ cannot express the quantizer.
 
         Args:
-            form: Its form.
-            nodes: Its nodes.
-            source: Tensor that it quantizes.
+            form: Tool or exporter that writes such nodes.
+            nodes: Nodes of the quantizer.
+            source: Tensor that is quantized.
             scale: Scales that broadcast with the tensor; None if they are not constant.
             zero_point: Zero points; None if they are not constant.
             bounds: Smallest and largest integer; None if they are unknown.
         """
 
-        def refuse(problem: str) -> FakeQuantizer:
+        def with_problem(problem: str) -> FakeQuantizer:
             return FakeQuantizer(form, nodes, source, problem=problem)
 
         if scale is None or zero_point is None or bounds is None:
-            return refuse("its scale or range is not constant")
+            return with_problem("its scale or range is not constant")
         dtype = _RANGES.get((int(bounds[0]), int(bounds[1]))) if np.isfinite(bounds).all() else None
         if dtype is None:
             low, high = bounds
-            return refuse(
+            return with_problem(
                 f"its integers are {low:g} to {high:g}, but Q and DQ have -128 to 127 or 0 to 255"
             )
         if not np.array_equal(zero_point, np.rint(zero_point)):
-            return refuse("its zero point is not an integer")
+            return with_problem("its zero point is not an integer")
         axis = self._find_axis(source, scale)
         if scale.size > 1 and axis is None:
-            return refuse(
+            return with_problem(
                 f"its scale has shape {list(scale.shape)}, which is not one value for each channel"
             )
         zeros = np.broadcast_to(zero_point.reshape(-1), scale.size).astype(dtype)
         if self.model.elem_type(source) not in (0, onnx.TensorProto.FLOAT, *_BYTES):
-            return refuse("its input is not float32")
-        is_narrow = bounds[0] == -127 and self._exceeds(source, float(-127 * scale.min()))
+            return with_problem("its input is not float32")
+        is_narrow = bounds[0] == -127 and self._may_be_below(source, float(-127 * scale.min()))
         return FakeQuantizer(
             form, nodes, source, scale.reshape(-1), zeros, axis, is_narrow=is_narrow
         )
 
-    def _exceeds(self, tensor: str, limit: float) -> bool:
+    def _may_be_below(self, tensor: str, limit: float) -> bool:
         """Return whether values of a tensor may be below a limit."""
         value = self.value(tensor)
         if value is not None:
@@ -298,11 +307,11 @@ class _QuantizerFinder:
     # Operators of other tools ------------------------------------------------------------------
 
     def _read_qonnx(self, node: Node) -> FakeQuantizer | None:
-        if node.op not in ("Quant", "IntQuant", *_QONNX_OTHERS):
+        if node.op not in ("Quant", "IntQuant", *_QONNX_PROBLEMS):
             return None
         form, nodes, source = QuantizerForm.QONNX, (node,), node.input(0)
         if node.op not in ("Quant", "IntQuant"):
-            return FakeQuantizer(form, nodes, source, problem=_QONNX_OTHERS[node.op])
+            return FakeQuantizer(form, nodes, source, problem=_QONNX_PROBLEMS[node.op])
         rounding = str(node.attributes.get("rounding_mode", "ROUND")).upper()
         if rounding not in ("ROUND", "HALF_EVEN"):
             problem = (
@@ -340,16 +349,17 @@ class _QuantizerFinder:
         return self.build(form, nodes, source, scale, np.asarray(zero, np.float64), bounds)
 
     def _read_affine(self, form: QuantizerForm, node: Node) -> FakeQuantizer:
-        """Read an operator of data, scale, zero point and bounds, with or without an axis."""
+        """Read an operator with the inputs data, scale, zero point, optional axis, and bounds."""
         source = node.input(0)
         name = str(node.attributes.get("operator", node.op))
         if name.startswith("fused_"):
             problem = "it measures its range while it runs; disable the observers and export again"
             return FakeQuantizer(form, (node,), source, problem=problem)
-        inputs = node.inputs[1:-1] if "learnable" in name else node.inputs[1:]  # without a factor
+        # The last input of learnable quantizers is a factor for gradients.
+        inputs = node.inputs[1:-1] if "learnable" in name else node.inputs[1:]
         values = [self.value(tensor) for tensor in inputs]
         if "tensor_qparams" in name and len(values) > 2:
-            del values[2]  # whether it quantizes
+            del values[2]  # the flag that enables the quantizer
         scale, zero = (*values, None, None)[:2]
         rest = [value.item() for value in values[2:] if value is not None and value.size == 1]
         names = ("quant_min", "quant_max")
@@ -357,10 +367,14 @@ class _QuantizerFinder:
             rest = [float(node.attributes[name]) for name in names]
         bounds = (rest[-2], rest[-1]) if len(rest) >= 2 else None
         axis = int(rest[0]) if len(rest) == 3 else node.integer("axis", 0)
-        return self.build(form, (node,), source, self._spread(source, scale, axis), zero, bounds)
+        return self.build(
+            form, (node,), source, self._broadcast_scales(source, scale, axis), zero, bounds
+        )
 
-    def _spread(self, source: str, scale: _FloatArray | None, axis: int) -> _FloatArray | None:
-        """Return scales of an axis in a shape that broadcasts with the tensor."""
+    def _broadcast_scales(
+        self, source: str, scale: _FloatArray | None, axis: int
+    ) -> _FloatArray | None:
+        """Return the scales along an axis in a shape that broadcasts with the tensor."""
         shape = self.model.shape(source)
         if scale is None or scale.size == 1 or shape is None or not 0 <= axis < len(shape):
             return scale if scale is None or scale.size > 1 else scale.reshape(())
@@ -371,10 +385,10 @@ class _QuantizerFinder:
         consumers = self.model.consumers(node.output)
         form, source = QuantizerForm.PT2E, node.input(0)
         if "affine" in node.op:
-            problem = "an affine quantizer of torchao has blocks and a type of its own"
-            backs = [n for n in consumers if _PT2E_BACK.fullmatch(n.op)]
-            return FakeQuantizer(form, (node, *backs), source, problem=problem)
-        if len(consumers) != 1 or not _PT2E_BACK.fullmatch(consumers[0].op):
+            problem = "an affine quantizer of torchao has block sizes and its own integer types"
+            dequantizers = [n for n in consumers if _PT2E_DEQUANTIZE.fullmatch(n.op)]
+            return FakeQuantizer(form, (node, *dequantizers), source, problem=problem)
+        if len(consumers) != 1 or not _PT2E_DEQUANTIZE.fullmatch(consumers[0].op):
             problem = "its integers have several consumers"
             return FakeQuantizer(form, (node,), source, problem=problem)
         values = [self.value(tensor) for tensor in node.inputs[1:]]
@@ -384,7 +398,9 @@ class _QuantizerFinder:
         bounds = (numbers[0], numbers[1]) if len(numbers) >= 2 else None
         scale, zero = (*values, None, None)[:2]
         nodes = (node, consumers[0])
-        return self.build(form, nodes, source, self._spread(source, scale, axis), zero, bounds)
+        return self.build(
+            form, nodes, source, self._broadcast_scales(source, scale, axis), zero, bounds
+        )
 
 
 def _format_bits(bits: _FloatArray | None) -> str:
@@ -392,7 +408,7 @@ def _format_bits(bits: _FloatArray | None) -> str:
 
 
 class _RoundChain:
-    """Arithmetic around a Round: scaling, offset, bounds, and the inverse of both.
+    """Arithmetic around a Round: scaling, offset, bounds, inverse offset and inverse scaling.
 
     Attributes:
         nodes: Nodes of the chain in order.
@@ -401,12 +417,12 @@ class _RoundChain:
     def __init__(self, finder: _QuantizerFinder, node: Node) -> None:
         self._finder, self._model = finder, finder.model
         self.nodes = [node]
-        self._zero = np.zeros((), np.float64)  # offset before the bounds
-        self._back = np.zeros((), np.float64)  # offset after them
+        self._offset_before = np.zeros((), np.float64)  # offset applied before the bounds
+        self._offset_after = np.zeros((), np.float64)  # offset applied after the bounds
         self._low, self._high = -np.inf, np.inf
 
     def read(self) -> FakeQuantizer | None:
-        """Return the quantizer that the chain computes; None if it computes anything else."""
+        """Return the quantizer that the nodes compute; None if they compute anything else."""
         is_floor = self.nodes[0].op == "Floor"
         start, factor = self._follow(upward=True)
         end, scale = self._follow(upward=False)
@@ -415,8 +431,11 @@ class _RoundChain:
         with np.errstate(all="ignore"):
             product = np.asarray(factor * scale)
         if is_floor:
-            self._zero = self._zero - 0.5  # Floor(x + 0.5) is a rounding, so 0.5 is not an offset
-        if not np.allclose(product, 1, rtol=_TOLERANCE) or not np.allclose(self._zero, -self._back):
+            # Floor(x + 0.5) rounds to the nearest integer, so 0.5 is not an offset.
+            self._offset_before = self._offset_before - 0.5
+        if not np.allclose(product, 1, rtol=_TOLERANCE) or not np.allclose(
+            self._offset_before, -self._offset_after
+        ):
             return None
         source = start
         self._follow_straight_through(source)
@@ -430,12 +449,12 @@ class _RoundChain:
         if not np.isfinite(bounds).any():
             consumers = self._model.consumers(self.nodes[-1].output)
             if not any(node.op in WEIGHTED for node in consumers):
-                return None  # a rounding of coordinates, for example
+                return None  # The Round may round coordinates, for example.
             problem = "its integers have no bounds"
             form = QuantizerForm.DECOMPOSED
             return FakeQuantizer(form, tuple(self.nodes), source, problem=problem)
         return self._finder.build(
-            QuantizerForm.DECOMPOSED, tuple(self.nodes), source, scale, self._zero, bounds
+            QuantizerForm.DECOMPOSED, tuple(self.nodes), source, scale, self._offset_before, bounds
         )
 
     def read_dequantizer(self) -> FakeQuantizer | None:
@@ -448,7 +467,7 @@ class _RoundChain:
         _, scale = self._follow(upward=False)
         if scale is None or np.isfinite([self._low, self._high]).any():
             return None
-        nodes, zero = tuple(self.nodes), -self._zero
+        nodes, zero = tuple(self.nodes), -self._offset_before
         return self._finder.build_stored(QuantizerForm.DECOMPOSED, nodes, source, scale, zero)
 
     def _follow(self, *, upward: bool) -> tuple[str | None, _FloatArray | None]:
@@ -466,7 +485,7 @@ class _RoundChain:
             self.nodes.insert(0 if upward else len(self.nodes), node)
             if not upward and qdq.is_dq(node):
                 scale, zero = self._finder.read_dq(node)
-                self._back = self._back - (0 if zero is None else zero)
+                self._offset_after = self._offset_after - (0 if zero is None else zero)
                 return node.output, None if zero is None else scale
             if node.op in ("Mul", "Div"):
                 data, constant = self._operands(node)
@@ -516,7 +535,8 @@ class _RoundChain:
         first, second = node.inputs
         values = self._finder.value(first), self._finder.value(second)
         is_first = values[1] is None and values[0] is not None
-        if values[0] is not None and values[1] is not None:  # quantized weights and a parameter
+        # If both are constant, the larger operand is the weights.
+        if values[0] is not None and values[1] is not None:
             is_first = values[0].size < values[1].size
         return (second, values[0]) if is_first else (first, values[1])
 
@@ -547,9 +567,9 @@ class _RoundChain:
         offset = constant if node.op == "Add" else -constant
         is_before_bounds = upward or not np.isfinite([self._low, self._high]).any()
         if is_before_bounds:
-            self._zero = self._zero + offset
+            self._offset_before = self._offset_before + offset
         else:
-            self._back = self._back + offset
+            self._offset_after = self._offset_after + offset
         return True
 
     def _read_clip(self, node: Node) -> bool:

@@ -2,8 +2,8 @@
 
 Some nodes remain in FP32. Nodes after the last convolutions do little work, and pixel coordinates
 above 512 need more precision than FP16 has. Some operators have no FP16 form in ONNX. Other nodes
-hold values that FP16 cannot: the largest FP16 number is 65,504, and the squares of a decomposed
-LayerNorm exceed that from 256 on.
+compute values that FP16 cannot represent: the largest FP16 number is 65,504, and the squares of a
+decomposed LayerNorm exceed this number for inputs from 256 on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HALF_OPSET = 19  # first opset whose QuantizeLinear accepts float16
 # have the attribute output_dtype; if it is missing or FP32, this opset's rule is applied.
 _SCALE_TYPE_OPSET = 22
 HALF_MAX = float(np.finfo(np.float16).max)
-# Ranges above this limit are too near the largest FP16 value: new images may exceed them.
+# Ranges above this limit are too near the largest FP16 number: values of new images may exceed it.
 WIDE = HALF_MAX / 2
 _MAX_SCALE = WIDE / 128  # scale of an INT8 tensor with the range WIDE
 _MAX_FP8_SCALE = WIDE / E4M3_MAX
@@ -91,7 +91,7 @@ def _is_always_float(kind: str, inputs: list[str], allowed: dict[str, set[str]])
 def keeps_float32(model: Model, node: Node, position: int) -> bool:
     """Return whether an input of an FP16 node remains float32.
 
-    It does if the schema requires float32, or if it is a constant without elements.
+    The schema may require float32. A constant without elements also remains float32.
     """
     is_empty = 0 in (model.constant_shape(node.input(position)) or ())
     return is_empty or position in (_node_float32_inputs(model, node) or ())
@@ -120,7 +120,7 @@ def find_fp16_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
         is_in_range = out_of_range.isdisjoint((*node.inputs, *node.outputs))
         if node.index not in excluded and is_in_range and _can_be_half(model, node):
             half.add(node.index)
-    half -= _bound_to_float32(model, half | tail)
+    half -= _find_tied_to_float32(model, half | tail)
     qs = [node for node in model.nodes if node.index in half and qdq.is_q(node)]
     return half - {q.index for q in qs if _must_match_dq(model, q, half)}
 
@@ -163,7 +163,7 @@ def _must_match_dq(model: Model, q: Node, half: set[int]) -> bool:
         return bool(abs(float(np.float16(scale)) - scale) > 1e-3 * scale)
 
 
-def _bound_to_float32(model: Model, half: set[int]) -> set[int]:
+def _find_tied_to_float32(model: Model, half: set[int]) -> set[int]:
     """Return indices of nodes that share quantizers with nodes that remain FP32.
 
     A Cast between a DQ and its consumer would prevent their fusion. Therefore all consumers of a
@@ -173,7 +173,7 @@ def _bound_to_float32(model: Model, half: set[int]) -> set[int]:
         model: The model.
         half: Nodes that could be FP16 on their own.
     """
-    bound: set[int] = set()
+    tied: set[int] = set()
     queue = [
         node
         for node in model.nodes
@@ -181,10 +181,10 @@ def _bound_to_float32(model: Model, half: set[int]) -> set[int]:
     ]
     while queue:
         for neighbor in _quantizer_neighbors(model, queue.pop()):
-            if neighbor.index not in bound:
-                bound.add(neighbor.index)
+            if neighbor.index not in tied:
+                tied.add(neighbor.index)
                 queue.append(neighbor)
-    return bound
+    return tied
 
 
 def _quantizer_neighbors(model: Model, node: Node) -> list[Node]:

@@ -94,7 +94,7 @@ def find_head(model: Model) -> Head:
 
 def find_dfl(model: Model) -> set[int]:
     """Return the DFL's convolutions (or MatMuls) of a float or Q/DQ model, by node index."""
-    seen: set[str] = set()  # shared: several Softmaxes may lead to a tensor
+    seen: set[str] = set()  # shared, because several Softmaxes may lead to the same tensor
     products: set[int] = set()
     for softmax in _softmaxes(model):
         products.update(node.index for node in _bin_products(model, softmax, seen))
@@ -210,7 +210,7 @@ def _is_part_of_activation(model: Model, node: Node) -> bool:
 def convolutions_upstream(model: Model, tensor: str) -> set[int]:
     """Return the weighted nodes that produce the channels of a tensor, by node index.
 
-    They are searched upstream through operators that only move values.
+    Only operators that move values may be between these nodes and the tensor.
     """
     indices: set[int] = set()
     queue: list[tuple[str, _Range]] = [(tensor, None)]
@@ -378,8 +378,8 @@ def is_attention_probability(model: Model, tensor: str, *, quantized: bool = Fal
     Args:
         model: The model.
         tensor: Name of the tensor.
-        quantized: Whether the product already reads it through a Q/DQ pair, so that its consumers
-            are not checked.
+        quantized: Whether the product reads the tensor through a Q/DQ pair. If so, the consumers
+            of the tensor are not checked.
     """
     consumers = model.consumers(tensor)
     if not quantized and not any(is_computed_product(model, node) for node in consumers):
@@ -454,7 +454,7 @@ def _comes_from_constant(model: Model, tensor: str) -> bool:
 
 
 class CoordinateLayers:
-    """Layers around coordinates, by node index; all sets are empty for a network without any.
+    """Layers that produce or read coordinates, by node index. The sets may be empty.
 
     Attributes:
         producers: Layers whose results are boxes, reference points or sampling offsets.
@@ -471,16 +471,16 @@ class CoordinateLayers:
 
     @property
     def all(self) -> set[int]:
-        """All layers except those of scores."""
+        """Layers of ``producers``, ``mlps`` and ``consumers``."""
         return self.producers | self.mlps | self.consumers
 
 
 def find_coordinates(model: Model, finals: Iterable[int]) -> CoordinateLayers:
-    """Return the layers around coordinates of a float network.
+    """Return the layers of a float network that produce or read coordinates.
 
     Args:
         model: The float network.
-        finals: Its last convolutions and Linears, see :class:`Head`.
+        finals: The network's last convolutions and Linears, see :class:`Head`.
     """
     layers = CoordinateLayers()
     layers.producers = _find_sampling_layers(model) or _find_boxes_without_grid(model, finals)

@@ -21,15 +21,16 @@ _MOVES = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "R
 _FACTORS = ("Mul", "Div")
 _TERMS = ("Add", "Sub")
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-# Factors up to this limit show pixels up to 255: 1/255, 1/128, or 1/58 (a standard deviation).
+# The network expects pixels from 0 to 255 if it multiplies them with at most this factor, such as
+# 1/255, 1/128, or 1/58 (a standard deviation).
 _PIXEL_FACTOR = 1 / 30
-_PIXEL_MEAN = 2.0  # a larger mean is one of pixels up to 255
+_PIXEL_MEAN = 2.0  # a network that subtracts a larger mean expects pixels from 0 to 255
 _PIXELS = 16.0  # larger values are pixels, not normalized values
 _TOLERANCE = 1e-3
 
 
 def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
-    """Return a warning if images were normalized although the network does that, or were not.
+    """Return a warning if a network that normalizes its input expects other pixel values.
 
     Args:
         model: The network, with or without Q/DQ.
@@ -39,20 +40,20 @@ def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
         return []  # the user preprocesses with a function
     low, high = _prepared_range(used)
     for tensor, highest in find_normalized_inputs(model).items():
-        takes_pixels = highest > 1
-        if takes_pixels == (high > _PIXELS) and (takes_pixels or low > -_TOLERANCE):
+        expects_pixels = highest > 1
+        if expects_pixels == (high > _PIXELS) and (expects_pixels or low > -_TOLERANCE):
             continue
         advice = (
-            "`preprocess='none'` gives them"
-            if takes_pixels
-            else "select one without mean and std, such as `preprocess='rtdetr'` (stretched) or "
+            "Use `preprocess='none'`"
+            if expects_pixels
+            else "Use a preset without mean and std, such as `preprocess='rtdetr'` (stretched) or "
             "`preprocess='ultralytics-classify'` (center crop)"
         )
         return [
             Note(
                 f"preprocessing: the network normalizes input '{tensor}' itself and expects "
                 f"pixels from 0 to {highest}, but the images were prepared as {used['name']} "
-                f"({low:.3g} to {high:.3g}): {advice}",
+                f"({low:.3g} to {high:.3g}). {advice}",
                 code="own-normalization",
                 tensor=tensor,
                 highest=highest,
@@ -63,47 +64,49 @@ def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
 
 def find_normalized_inputs(model: Model) -> dict[str, int]:
     """Return the inputs that a network normalizes itself, with their highest pixel value."""
-    found = {}
+    highest_values = {}
     for tensor in model.inputs:
         shape = model.shape(tensor)
         if shape is None or len(shape) != _MAPS or model.elem_type(tensor) not in _FLOATS:
             continue
         if _CHANNELS.isdisjoint((shape[1], shape[3])):
-            continue  # a feature map
-        highest = _describe_taken(*_find_affine(model, tensor))
+            continue  # The input is a feature map.
+        highest = _expected_maximum(*_find_affine(model, tensor))
         if highest is not None:
-            found[tensor] = highest
-    return found
+            highest_values[tensor] = highest
+    return highest_values
 
 
 def _prepared_range(used: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the least and greatest value of images after the preprocessing of a run."""
     mean, std = np.asarray(used["mean"], np.float64), np.asarray(used["std"], np.float64)
     low, high = (0.0 - mean) / std, (255.0 * used["scale"] - mean) / std
     return float(low.min()), float(high.max())
 
 
-def _describe_taken(factor: npt.NDArray[Any], term: npt.NDArray[Any]) -> int | None:
+def _expected_maximum(factor: npt.NDArray[Any], term: npt.NDArray[Any]) -> int | None:
     """Return the highest pixel value, 1 or 255, that a normalization expects; else None."""
     largest = float(np.abs(factor).max())
     if largest <= _PIXEL_FACTOR or (largest == 1 and float(np.abs(term).max()) > _PIXEL_MEAN):
         return 255
-    # 2 * x - 1, or mean and standard deviation of values up to 1.
+    # The network computes 2 * x - 1, or subtracts a mean of values up to 1 and divides by their
+    # standard deviation.
     if 1 < largest <= _PIXELS and float(np.max(term)) < 0:
         return 1
     return 1 if largest == 1 and float(np.max(term)) < 0 else None
 
 
 def _find_affine(model: Model, tensor: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return factor and summand that a network's first nodes apply to an input.
+    """Return the factor and the summand that a network's first nodes apply to an input.
 
-    They are 1 and 0 if the first node is of another kind.
+    They are 1 and 0 if the first node neither scales nor shifts the input.
     """
     factor, term = np.ones(1), np.zeros(1)
     for _ in range(_MAX_STEPS):
-        readers = model.consumers(tensor)
-        if len(readers) != 1 or model.is_output(tensor) or len(readers[0].outputs) != 1:
+        consumers = model.consumers(tensor)
+        if len(consumers) != 1 or model.is_output(tensor) or len(consumers[0].outputs) != 1:
             break
-        node = readers[0]
+        node = consumers[0]
         if node.op in _FACTORS + _TERMS:
             step = _read_step(model, node, tensor)
             if step is None or len({1, factor.size, step[0].size}) > 2:
@@ -120,12 +123,16 @@ def _find_affine(model: Model, tensor: str) -> tuple[npt.NDArray[Any], npt.NDArr
 def _read_step(
     model: Model, node: Node, tensor: str
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-    """Return the factor and the term of a Mul, Div, Add or Sub with a constant."""
+    """Return the factor and the summand of a Mul, Div, Add or Sub with a constant.
+
+    None if the other operand is not a finite constant of at most four values, or if the tensor is
+    the divisor or subtrahend.
+    """
     position = 0 if node.input(0) == tensor else 1
-    other = model.constant(node.input(1 - position))
-    if other is None or other.size > _MAPS or (position and node.op in ("Div", "Sub")):
+    constant = model.constant(node.input(1 - position))
+    if constant is None or constant.size > _MAPS or (position and node.op in ("Div", "Sub")):
         return None
-    value = other.astype(np.float64).reshape(-1)
+    value = constant.astype(np.float64).reshape(-1)
     if not np.all(np.isfinite(value)) or (node.op == "Div" and not value.all()):
         return None
     zero, one = np.zeros_like(value), np.ones_like(value)

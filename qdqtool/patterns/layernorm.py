@@ -50,17 +50,18 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
 _AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8
-_MAX_DEPTH = 4  # maximum of arithmetic nodes before the root, and of consecutive Casts
+_MAX_DEPTH = 4  # maximum number of arithmetic nodes before the root, and of consecutive Casts
 _Array = npt.NDArray[Any]
 
 
 @record
 class DecomposedLayerNorm:
-    """A layer normalization, or the root mean square of one, written in several nodes.
+    """A layer or RMS normalization that is written in several nodes.
 
     Attributes:
         input: The normalized tensor, before Casts.
-        nodes: Its nodes with the Casts between them; the last one produces the result.
+        nodes: Nodes of the normalization with the Casts between them. The last node produces the
+            result.
         fp32_nodes: Nodes to compute in FP32: the squares, their mean and its root, and the nodes
             that lead to these or divide by them.
         square: The node that squares.
@@ -69,8 +70,8 @@ class DecomposedLayerNorm:
             unknown or if no LayerNormalization computes this form.
         epsilon: The constant that is added to the variance; None if it is not a single constant or
             if other arithmetic follows.
-        scale: The constant that the result is multiplied with; empty for none.
-        bias: The constant that is added afterwards; empty for none.
+        scale: Name of the constant that multiplies the result; empty if there is none.
+        bias: Name of the constant that is added after the scale; empty if there is none.
     """
 
     input: str
@@ -90,12 +91,12 @@ class DecomposedLayerNorm:
 
 
 class LayerNormInputs(NamedTuple):
-    """Inputs of the LayerNormalization that computes the same as a decomposed one.
+    """Inputs of the LayerNormalization that can replace a decomposed normalization.
 
     Attributes:
         tensor: The tensor to normalize.
         scale: Factors of the shape of the normalized axes.
-        bias: Summands of the same shape; None for none.
+        bias: Summands of the shape of the normalized axes; None without a bias.
     """
 
     tensor: str
@@ -116,7 +117,7 @@ def last_axis_gains(model: Model) -> dict[str, str]:
     """
     gains: dict[str, str] = {}
     for node in model.nodes:
-        is_norm = _is(node, "LayerNormalization", "RMSNormalization")
+        is_norm = _has_op(node, "LayerNormalization", "RMSNormalization")
         if is_norm and node.integer("axis", -1) == -1:
             gains[node.output] = node.input(1)
     for norm in find_decomposed_layer_norms(model):
@@ -133,15 +134,16 @@ def find_sums_of_squares(
 ) -> list[tuple[Node, ...]]:
     """Return the nodes of other sums of squares that have to be computed in FP32.
 
-    F.normalize contains such a sum. A product of vectors with themselves (Einsum, MatMul) is one as
-    well. A sum is left out if a scale, a gain or an upstream operator proves that it fits FP16.
+    PyTorch's F.normalize contains such a sum. The product of a vector with itself (Einsum, MatMul)
+    is a sum of squares as well. A sum is left out if a scale, a gain or an upstream operator proves
+    that the sum fits FP16.
 
     Args:
         model: The model.
         norms: Its decomposed normalizations, whose sums are left out.
 
     Returns:
-        For each sum its nodes, the one that squares first.
+        The nodes of each sum. The first node squares.
     """
     norm_nodes = {node.index for norm in norms for node in norm.nodes}
     groups: list[tuple[Node, ...]] = []
@@ -158,16 +160,16 @@ def _sums_of_square(model: Model, node: Node) -> list[Node]:
     """Return the ReduceMean and ReduceSum nodes that consume a square."""
     if _exponent(model, node) != 2.0:
         return []
-    return [c for c in _consumers(model, node) if _is(c, "ReduceMean", "ReduceSum")]
+    return [c for c in _consumers(model, node) if _has_op(c, "ReduceMean", "ReduceSum")]
 
 
 def _squares_and_sums(model: Model, node: Node) -> bool:
     """Return whether a single node squares its input and sums the squares."""
-    if _is(node, "ReduceL2", "ReduceSumSquare"):
+    if _has_op(node, "ReduceL2", "ReduceSumSquare"):
         return True
-    if _is(node, "LpNormalization"):
+    if _has_op(node, "LpNormalization"):
         return node.integer("p", 2) == 2
-    if _is(node, "RMSNormalization"):
+    if _has_op(node, "RMSNormalization"):
         stash_type = node.integer("stash_type", onnx.TensorProto.FLOAT)
         return stash_type == onnx.TensorProto.FLOAT16
     return bool(_self_product_axes(model, node))
@@ -176,7 +178,7 @@ def _squares_and_sums(model: Model, node: Node) -> bool:
 def _self_product_axes(model: Model, node: Node) -> list[int]:
     """Return the summed axes of a product of vectors with themselves, counted from the end.
 
-    Empty for another node.
+    Empty if the node is not such a product.
     """
     product = contraction(model, node)
     if product is not None:
@@ -184,7 +186,7 @@ def _self_product_axes(model: Model, node: Node) -> list[int]:
         if product.operands[1] != letters or len(set(_inputs_before_casts(model, node))) != 1:
             return []
         return [letters.index(letter) - len(letters) for letter in product.summed]
-    if not _is(node, "MatMul") or not _multiplies_row_by_column(model, node):
+    if not _has_op(node, "MatMul") or not _multiplies_row_by_column(model, node):
         return []
     return [-1] if len({_skip_moves(model, tensor) for tensor in node.inputs}) == 1 else []
 
@@ -208,7 +210,7 @@ def _downstream_roots(model: Model, sums: Iterable[Node]) -> list[Node]:
     nodes: list[Node] = []
     for node in sums:
         for consumer in _consumers(model, node):
-            if _is(consumer, "Sqrt"):
+            if _has_op(consumer, "Sqrt"):
                 nodes.append(consumer)
             elif rearranges(consumer):
                 roots = _downstream_roots(model, [consumer])
@@ -248,7 +250,7 @@ def _find_summed_axes(model: Model, square: Node, sums: list[Node]) -> set[int]:
 
 
 def _axes_size(shape: tuple[int | None, ...], axes: Iterable[int]) -> int | None:
-    """Return the number of elements along some axes; None if one is unknown."""
+    """Return the number of elements along some axes; None if any size is unknown."""
     count = 1
     for axis in axes:
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
@@ -262,7 +264,7 @@ def _axes_size(shape: tuple[int | None, ...], axes: Iterable[int]) -> int | None
 
 
 def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
-    """Return the smallest magnitude above zero and the largest one that a tensor can have.
+    """Return the smallest nonzero and the largest magnitude that a tensor can have.
 
     A DQ (by its step and range), a Clip, a LayerNormalization and functions with results of at most
     1 determine them. Nodes that move values or make them positive may follow. None if unknown.
@@ -285,7 +287,7 @@ def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
 
 
 def _keeps_magnitude(node: Node | None) -> bool:
-    return _is(node, *_NOT_LARGER) or is_q(node) or rearranges(node) or operator_of(node).cuts
+    return _has_op(node, *_NOT_LARGER) or is_q(node) or rearranges(node) or operator_of(node).cuts
 
 
 def _dq_magnitudes(model: Model, dq: Node) -> tuple[float, float] | None:
@@ -309,12 +311,12 @@ def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
 
 
 def _gain_range(model: Model, node: Node | None) -> tuple[float, float] | None:
-    """Return the smallest gain of a LayerNormalization, and its largest gain plus bias.
+    """Return a LayerNormalization's smallest gain, and its largest gain plus its largest bias.
 
-    The second number is the largest gain plus the largest bias. None for any other node, for axes
-    other than the last, and if a constant is unknown.
+    Magnitudes are compared. None for any other node, for axes other than the last, and if a
+    constant is unknown.
     """
-    if node is None or not _is(node, "LayerNormalization"):
+    if node is None or not _has_op(node, "LayerNormalization"):
         return None
     rank = len(model.shape(node.output) or ())
     if node.integer("axis", -1) not in (-1, rank - 1):
@@ -333,9 +335,9 @@ def _gain_range(model: Model, node: Node | None) -> tuple[float, float] | None:
 
 
 def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInputs | None:
-    """Return the inputs of a LayerNormalization that can replace a decomposed one, or None.
+    """Return the inputs of a LayerNormalization that can replace a decomposed normalization.
 
-    It can if the last axes are normalized, scale and bias have the shape of these axes, and no
+    None unless the last axes are normalized, scale and bias have the shape of these axes, and no
     other node consumes a tensor in between.
     """
     if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
@@ -344,7 +346,9 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
     sizes = _layer_norm_sizes(model, norm, scale)
     if sizes is None:
         return None
-    if not _fits(norm.scale, scale, sizes) or not _fits(norm.bias, bias, sizes):
+    if not _is_applicable(norm.scale, scale, sizes):
+        return None
+    if not _is_applicable(norm.bias, bias, sizes):
         return None
     elem_type = model.elem_type(norm.output)
     tensor = _input_of_type(model, norm, elem_type)
@@ -381,7 +385,10 @@ def _is_used_inside(model: Model, norm: DecomposedLayerNorm) -> bool:
 def _layer_norm_sizes(
     model: Model, norm: DecomposedLayerNorm, scale: _Array | None
 ) -> list[int] | None:
-    """Return the sizes of the normalized axes, from the scale if the tensor's are unknown."""
+    """Return the sizes of the normalized axes; None if unknown.
+
+    They are read from the scale if the tensor's dimensions are unknown.
+    """
     count = len(norm.axes or ())
     shape = model.shape(norm.input)
     sizes = [size for size in (shape or ())[-count:] if size is not None]
@@ -392,7 +399,7 @@ def _layer_norm_sizes(
     return None
 
 
-def _fits(name: str, value: _Array | None, sizes: list[int]) -> bool:
+def _is_applicable(name: str, value: _Array | None, sizes: list[int]) -> bool:
     """Return whether a scale or bias is absent, has one element, or one for each position."""
     if not name or value is None:
         return not name
@@ -427,8 +434,9 @@ def computes_in_fp16(model: Model, nodes: Iterable[Node]) -> bool:
 def fuse_layer_norms(model: Model) -> int:
     """Replace decomposed normalizations by LayerNormalization nodes in place.
 
-    Only those that a LayerNormalization computes exactly are replaced. The last node of each
-    becomes the LayerNormalization, so that name and output do not change. Needs opset 17 or newer.
+    A normalization is replaced only if one LayerNormalization computes the same. Its last node
+    becomes the LayerNormalization, so that name and output do not change. The model must have
+    opset 17 or newer.
 
     Returns:
         The number of replaced normalizations.
@@ -475,7 +483,7 @@ def skip_identities(model: Model, tensor: str) -> str:
 
 
 def _match_norm(model: Model, root: Node) -> DecomposedLayerNorm | None:
-    """Return the normalization that a root is part of; None if missing."""
+    """Return the normalization that a root belongs to; None if it belongs to none."""
     if abs(_exponent(model, root) or 0.0) != 0.5:
         return None
     variance = _variance_nodes(model, root.input(0))
@@ -493,7 +501,8 @@ class _NormCandidate:
         centered: The Sub whose result is squared; None if the input itself is squared.
         mean: The ReduceMean that ``centered`` subtracts.
         input: The tensor that may be normalized.
-        roots: The root, and its inverse or other functions of it with constants alone.
+        roots: The root, and nodes that compute functions of the root and constants, such as its
+            inverse.
         products: Nodes that multiply with a root or divide by it.
         differences: Sub nodes that produce the other factors of the products.
     """
@@ -645,14 +654,17 @@ def _variance_nodes(model: Model, tensor: str, depth: int = _MAX_DEPTH) -> list[
 
 
 def _root_and_products(model: Model, root: Node) -> tuple[list[Node], list[Node]]:
-    """Return the functions of a root and constants, and the products with these."""
+    """Return the nodes that combine a root with constants, and the products with their results.
+
+    The root is the first of these nodes. Divisions count as products.
+    """
     roots, products = [root], dict[int, Node]()
     for node in roots:
         for consumer in _consumers(model, node):
             others = [t for t in _inputs_before_casts(model, consumer) if t != node.output]
             if consumer.op == "Reciprocal" or _combines_constants(model, consumer, others):
                 roots.append(consumer)
-            elif others and _is(consumer, "Mul", "Div"):
+            elif others and _has_op(consumer, "Mul", "Div"):
                 products[consumer.index] = consumer
     return roots, list(products.values())
 
@@ -660,7 +672,7 @@ def _root_and_products(model: Model, root: Node) -> tuple[list[Node], list[Node]
 def _combines_constants(model: Model, node: Node, operands: list[str]) -> bool:
     return (
         bool(operands)
-        and _is(node, *_ARITHMETIC)
+        and _has_op(node, *_ARITHMETIC)
         and not any(is_run_time(model, tensor) for tensor in operands)
     )
 
@@ -692,7 +704,7 @@ def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None,
     ``op`` is the operator of the consumer. ``(None, "")`` without such a consumer.
     """
     consumers = _consumers(model, node)
-    if len(consumers) != 1 or not _is(consumers[0], op):
+    if len(consumers) != 1 or not _has_op(consumers[0], op):
         return None, ""
     consumer = consumers[0]
     for tensor in consumer.inputs:
@@ -722,12 +734,12 @@ def _axes_from_end(model: Model, reduction: Node) -> tuple[int, ...] | None:
 # Nodes past Casts ------------------------------------------------------------------------------
 
 
-def _is(node: Node | None, *ops: str) -> bool:
+def _has_op(node: Node | None, *ops: str) -> bool:
     return node is not None and node.op in ops and node.domain in DOMAINS
 
 
 def _is_float_cast(model: Model, node: Node) -> bool:
-    if not _is(node, "Cast"):
+    if not _has_op(node, "Cast"):
         return False
     source_type = model.elem_type(node.input(0)) or onnx.TensorProto.FLOAT
     return {node.integer("to", 0), source_type} <= FLOATS
@@ -750,7 +762,7 @@ def _inputs_before_casts(model: Model, node: Node) -> list[str]:
 def _producer(model: Model, tensor: str, *ops: str) -> Node | None:
     """Return the producer upstream of a tensor's Casts if it has one of the operators."""
     node = model.producer(_skip_casts(model, tensor))
-    return node if _is(node, *ops) else None
+    return node if _has_op(node, *ops) else None
 
 
 def _consumers(model: Model, node: Node, depth: int = _MAX_DEPTH) -> list[Node]:
@@ -787,11 +799,11 @@ def _constant(model: Model, tensor: str) -> _Array | None:
 
 def _exponent(model: Model, node: Node) -> float | None:
     """Return the exponent that a node raises its input to; None if unknown."""
-    if _is(node, "Sqrt"):
+    if _has_op(node, "Sqrt"):
         return 0.5
-    if _is(node, "Mul") and len(set(_inputs_before_casts(model, node))) == 1:
+    if _has_op(node, "Mul") and len(set(_inputs_before_casts(model, node))) == 1:
         return 2.0
-    exponent = _constant(model, node.input(1)) if _is(node, "Pow") else None
+    exponent = _constant(model, node.input(1)) if _has_op(node, "Pow") else None
     if exponent is None or exponent.size != 1:
         return None
     return float(exponent.reshape(-1)[0])

@@ -1,4 +1,4 @@
-"""Signs that a network is not a YOLO-like detector, so that it needs other inputs."""
+"""Recognition of networks other than YOLO-like detectors, which need other preprocessing."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _HEAD_ENDS = (*CONVOLUTIONS, *_UPSCALING, "Concat")  # last operators of heads, 
 _MAX_HEAD = 24
 _DENSE_STRIDE = 4  # maximum stride of a dense output; heads of detectors have strides of 8 and more
 _MAP_STRIDE = 16  # maximum stride of a single map; YOLOv2 has a single map of stride 32
-_MIN_PATCH = 4  # smallest patch of a transformer's first convolution
-_MIN_FEATURES = 64  # channels of a feature map; they are a multiple of 16
-_MIN_LINE = 2.5  # ratio of width and height of an image of a line of text
-_ULTRALYTICS = ("names", "stride", "imgsz")  # metadata keys of its exports, next to `task`
+_MIN_PATCH = 4  # minimum side in pixels of the patches of a transformer's first convolution
+_MIN_FEATURES = 64  # minimum channels of a backbone's feature map; also a multiple of 16
+_MIN_LINE = 2.5  # minimum ratio of width to height of an image that shows a line of text
+_ULTRALYTICS = ("names", "stride", "imgsz")  # metadata keys of Ultralytics, in addition to `task`
 _DETECTING = ("detect", "segment", "pose", "obb")  # tasks of Ultralytics with YOLO's preprocessing
 _ROWS = 2  # rank of boxes without a batch
 _TOKENS = 3  # rank of sequences and boxes
@@ -75,7 +75,7 @@ def find_other_kind(model: Model) -> OtherKind | None:
     if not {node.op for node in model.nodes}.isdisjoint(_SUPPRESSION):
         return None
     resolved = _resolve_shapes(model)
-    checks = (_find_channels, _find_classifier, _find_map, _find_transformer, _find_tokens)
+    checks = (_find_single_channel, _find_classifier, _find_map, _find_transformer, _find_tokens)
     kinds = (check(resolved) for check in checks)
     return next((kind for kind in kinds if kind is not None), None)
 
@@ -91,33 +91,33 @@ def _resolve_shapes(model: Model) -> Model:
     return Model(proto, model.path, sha256=model.sha256)
 
 
-def _images(model: Model) -> dict[str, _Shape]:
+def _image_shapes(model: Model) -> dict[str, _Shape]:
     """Return the shapes of the inputs that can be images."""
     shapes = {name: model.shape(name) for name in model.inputs}
     return {name: s for name, s in shapes.items() if s is not None and len(s) == _MAPS}
 
 
-def _outputs(model: Model) -> list[_Shape] | None:
-    """Return the shapes of the outputs; None if one is unknown."""
+def _output_shapes(model: Model) -> list[_Shape] | None:
+    """Return the shapes of the outputs; None if any is unknown."""
     shapes = [model.shape(name) for name in model.outputs]
     known = [shape for shape in shapes if shape is not None]
     return known if known and len(known) == len(shapes) else None
 
 
-def _channels(shape: _Shape) -> int | None:
+def _channel_count(shape: _Shape) -> int | None:
     return shape[3] if shape[3] in (1, 3) and shape[1] not in (1, 3) else shape[1]
 
 
-def _sides(shape: _Shape) -> tuple[int, int] | None:
-    """Return height and width of an image; None if one is unknown."""
+def _image_sides(shape: _Shape) -> tuple[int, int] | None:
+    """Return height and width of an image; None if either is unknown."""
     is_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
     height, width = shape[1:3] if is_last else shape[2:]
     return (height, width) if height and width else None
 
 
-def _find_channels(model: Model) -> OtherKind | None:
-    for name, shape in _images(model).items():
-        channels = _channels(shape)
+def _find_single_channel(model: Model) -> OtherKind | None:
+    for name, shape in _image_shapes(model).items():
+        channels = _channel_count(shape)
         if channels == 1:
             reason = f"input '{name}' has one channel, as a gray image or a spectrogram"
             return OtherKind(NetworkKind.CHANNELS, reason)
@@ -132,15 +132,15 @@ def _find_classifier(model: Model) -> OtherKind | None:
         if _ends_in_pooling(model, name):
             reason = f"output '{name}' comes from a global pooling, as in a classifier"
             return OtherKind(NetworkKind.CLASSIFIER, reason)
-    shapes = _outputs(model)
+    shapes = _output_shapes(model)
     if shapes is None:
         return None
     first = f"the network's output '{model.outputs[0]}'"
     if all(_has_no_batch(model, shape) for shape in shapes):
-        return OtherKind(NetworkKind.ROWS, f"{first} has rows without a batch, as in SCRFD")
+        return OtherKind(NetworkKind.ROWS, f"{first} has rows without a batch axis, as in SCRFD")
     if all(_has_no_positions(shape) for shape in shapes):
         text = ", ".join("?" if size is None else str(size) for size in shapes[0])
-        reason = f"{first} [{text}] has no positions, as in a classifier"
+        reason = f"{first} [{text}] has no height and width, as in a classifier"
         return OtherKind(NetworkKind.CLASSIFIER, reason)
     return None
 
@@ -160,7 +160,7 @@ def _ends_in_pooling(model: Model, tensor: str) -> bool:
 
 
 def _has_no_batch(model: Model, shape: _Shape) -> bool:
-    """Return whether an output has rows of anchors, such as [12800, 4]."""
+    """Return whether an output has rows of anchors without a batch axis, such as [12800, 4]."""
     batches = {s[0] for s in map(model.shape, model.inputs) if s}
     return (
         len(shape) == _ROWS
@@ -180,30 +180,32 @@ def _has_no_positions(shape: _Shape) -> bool:
 
 def _find_map(model: Model) -> OtherKind | None:
     """Return the kind if all outputs are images or maps of features, scores or depths."""
-    shapes, images = _outputs(model), list(_images(model).values())
+    shapes, images = _output_shapes(model), list(_image_shapes(model).values())
     if shapes is None or not images or any(len(shape) != _MAPS for shape in shapes):
         return None
-    first, sides = f"the network's output '{model.outputs[0]}'", _sides(images[0])
+    first, sides = f"the network's output '{model.outputs[0]}'", _image_sides(images[0])
     strides = [_stride(sides, shape) for shape in shapes]
     if None in strides:
         return _find_upscaled(model) if len(shapes) == 1 else None
-    numbers = [stride for stride in strides if stride is not None]
-    if max(numbers) <= 1 and all(_channels(s) == _channels(images[0]) for s in shapes):
+    known_strides = [stride for stride in strides if stride is not None]
+    if max(known_strides) <= 1 and all(
+        _channel_count(s) == _channel_count(images[0]) for s in shapes
+    ):
         reason = f"{first} is an image, as in super-resolution or restoration"
         return OtherKind(NetworkKind.IMAGE, reason)
-    if _are_features(model, shapes, numbers):
+    if _are_features(model, shapes, known_strides):
         reason = f"{first} is a feature map, as in a backbone"
         return OtherKind(NetworkKind.CLASSIFIER, reason)
     is_single = len(shapes) == 1 and _last_operator(model) != "Concat"
-    if max(numbers) <= (_MAP_STRIDE if is_single else _DENSE_STRIDE):
+    if max(known_strides) <= (_MAP_STRIDE if is_single else _DENSE_STRIDE):
         return OtherKind(NetworkKind.MAP, f"{first} is a map, as in segmentation, depth or pose")
     return None
 
 
 def _stride(sides: tuple[int, int] | None, shape: Sequence[int | None]) -> float | None:
-    """Return the ratio of the sides of an image and a map; None unless both are about equal.
+    """Return the size of an image relative to a map; None unless height and width agree.
 
-    Maps with the channels at the end have their sides at the axes before it.
+    Height and width of a map are its last two axes, or the two axes before the channels.
     """
     if sides is None:
         return None
@@ -268,7 +270,7 @@ def _find_transformer(model: Model) -> OtherKind | None:
         reason = "the network splits the image into patches, as in a transformer"
     else:
         return None
-    shapes = _outputs(model) or []
+    shapes = _output_shapes(model) or []
     has_boxes = any(len(s) == _TOKENS and s[-1] in (4, 6) for s in shapes)
     return OtherKind(NetworkKind.DETR if has_boxes else NetworkKind.TRANSFORMER, reason)
 
@@ -285,9 +287,9 @@ def _embeds_patches(model: Model) -> bool:
 
 
 def _find_tokens(model: Model) -> OtherKind | None:
-    """Return the kind if all outputs are maps without channels, or positions along the sides."""
-    shapes, images = _outputs(model), list(_images(model).values())
-    sides = _sides(images[0]) if images else None
+    """Return the kind if outputs are maps without channels, scores along sides, or texts."""
+    shapes, images = _output_shapes(model), list(_image_shapes(model).values())
+    sides = _image_sides(images[0]) if images else None
     if shapes is None or sides is None or any(len(shape) != _TOKENS for shape in shapes):
         return None
     first, (height, width) = f"the network's output '{model.outputs[0]}'", sides
@@ -314,21 +316,21 @@ def _is_plain_map(sides: tuple[int, int], shape: _Shape) -> bool:
 
 
 def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
-    """Return warnings about the preprocessing of a run that does not fit the network.
+    """Return a warning if the preprocessing of a run does not fit the network, else nothing.
 
     Args:
         model: The network, with or without Q/DQ.
         used: The preprocessing, as in the JSON of the run.
     """
-    own = warn_own_normalization(model, used) or warn_of_task(model, used)
+    own = warn_own_normalization(model, used) or warn_task_mismatch(model, used)
     return own or warn_default_preprocess(model, used.get("origin", "option"))
 
 
-def warn_of_task(model: Model, used: Mapping[str, Any]) -> list[Note]:
+def warn_task_mismatch(model: Model, used: Mapping[str, Any]) -> list[Note]:
     """Return a warning if the user chose other pixel values than Ultralytics uses for the task.
 
-    Ultralytics uses RGB from 0 to 1 for all tasks. Another resize alone is no reason, because
-    deployments differ in it.
+    Ultralytics uses RGB from 0 to 1 for all tasks. The kind of resize is not compared, because
+    deployments resize differently.
 
     Args:
         model: The network, whose metadata names the task.

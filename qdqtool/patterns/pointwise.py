@@ -5,8 +5,8 @@ functions of one tensor; constant operands do not count as inputs. TensorRT join
 ``PWN`` and fuses it into the convolution before it. :mod:`qdqtool.ir.operators` lists the pointwise
 operators.
 
-Insertion and heads use this module before there is any Q/DQ. The simulator decides which of these
-functions a convolution fuses (:mod:`qdqtool.trt.float_fusions`).
+Insertion and the recognition of heads use this module for float networks. The simulator decides
+which of these functions a convolution fuses (:mod:`qdqtool.trt.float_fusions`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_NODES = 24  # maximum nodes of an activation; Mish in elementary operators 
 
 
 def run_time_inputs(model: Model, node: Node) -> list[str]:
-    """Return the tensors computed at run time that a node reads, without duplicates."""
+    """Return a node's distinct inputs that are not constant."""
     return [t for t in dict.fromkeys(node.inputs) if t and is_run_time(model, t)]
 
 
@@ -82,7 +82,7 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
 
     Results that are only used inside another function (a SiLU's Sigmoid) are left out.
     """
-    functions: dict[str, None] = {tensor: None}  # tensors that depend on the input alone
+    functions: dict[str, None] = {tensor: None}  # tensors that depend only on the given tensor
     inside: set[int] = set()
     queue = [tensor]
     for current in queue:
@@ -101,7 +101,7 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
 
 
 def _is_used_outside(model: Model, tensor: str, nodes: set[int]) -> bool:
-    """Return whether a tensor has no consumers, or a consumer that is not among nodes."""
+    """Return whether a tensor has no consumers, or a consumer outside ``nodes`` (indices)."""
     consumers = model.consumers(tensor)
     return not consumers or not all(node.index in nodes for node in consumers)
 

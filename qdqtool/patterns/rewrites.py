@@ -28,7 +28,8 @@ def remove_quantizers(
         model: The model. It is changed.
         weights: Whether Q and DQ of float weights are removed as well.
         stored: Function of a name and dimensions that returns the constant to replace a DQ of
-            stored integers. No quantizer remains then. By default these DQs remain.
+            stored integers. If set, all quantizers are removed. By default DQs of stored integers
+            remain.
         constants: Constants that replace DQs, by the DQ's output.
     """
     view, editor = View(model), Editor(model)
@@ -74,16 +75,16 @@ def unshare_weights(model: Model) -> Model:
     Layers share their weights if a module is called several times.
     """
     view, editor = View(model), Editor(model)
-    first: dict[str, Node] = {}
+    first_layers: dict[str, Node] = {}  # by the tensor with the weights
     for node in view.nodes_with_weights:
         weights = view.weights(node)
         if weights.dq is None or not weights.constant:
             continue
         value = model.constant(weights.source)
-        is_alone = all(len(model.consumers(n.output)) == 1 for n in weights.after)
-        if value is None or not is_alone:
+        is_private = all(len(model.consumers(n.output)) == 1 for n in weights.after)
+        if value is None or not is_private:
             continue
-        if first.setdefault(weights.source, node) is not node:
+        if first_layers.setdefault(weights.source, node) is not node:
             copy_weights(editor, node, weights, value)
     return editor.finish()
 

@@ -28,12 +28,14 @@ _MAX_CACHED_TENSORS = 4096  # maximum tensors whose consumers are cached
 
 
 class NodeChain:
-    """Consecutive nodes upstream of a tensor, nearest first. Chains share their ends.
+    """Consecutive nodes upstream of a tensor, nearest first.
+
+    Chains that meet share their upstream nodes, so that many chains take little memory.
 
     Attributes:
         node: The nearest node; None for an empty chain.
-        begin: The tensor that the topmost node reads.
-        top: The topmost node.
+        begin: The tensor that the topmost node reads; the tensor itself for an empty chain.
+        top: The topmost node; None for an empty chain.
     """
 
     __slots__ = ("_length", "_upstream", "begin", "node", "top")
@@ -60,13 +62,13 @@ class WeightSource:
     """Source of the second input of a Conv, ConvTranspose, Gemm or MatMul.
 
     Attributes:
-        dq: The DequantizeLinear upstream, before the nodes in ``after``.
-        q: The QuantizeLinear before it.
+        dq: The DequantizeLinear upstream; None for weights without DQ.
+        q: The QuantizeLinear before ``dq``; None for stored integers.
         source: The tensor that Q (or DQ, or the node itself) reads.
         constant: Whether ``source`` is an initializer or Constant.
         folded: Whether ``source`` depends on constants only, so that the builder computes it.
         before: Nodes between the constant and Q, the nearest to Q first.
-        after: Nodes between DQ and the node.
+        after: Nodes between DQ and the node, which only move values.
         shape: Dimensions of ``source`` if it is a constant that only Q and DQ separate from the
             node.
     """
@@ -87,7 +89,7 @@ class WeightSource:
 
 
 class View:
-    """A model with properties that several checks need. Each is computed on first use.
+    """A model with properties that several checks need. They are computed on first use.
 
     Attributes:
         model: The model.
@@ -168,7 +170,7 @@ class View:
         return node.input(0) in self.constants
 
     def weights(self, node: Node) -> WeightSource:
-        """Return the source of a convolution's weights (its second input)."""
+        """Return the source of the weights (second input) of a convolution or matrix product."""
         tensor = node.input(1)
         source = self._weights.get(tensor)
         if source is None:
@@ -222,9 +224,10 @@ class View:
         return {chain.node.name for chain in self._before.values() if chain.node is not None}
 
     def weight_shape(self, node: Node) -> tuple[int, ...] | None:
-        """Return the dimensions of a convolution's weights; None if unknown.
+        """Return the dimensions of a convolution's weights.
 
-        They are [Cout, Cin/groups, ...], for ConvTranspose [Cin, Cout/groups, ...].
+        None if unknown, or if the weights are reshaped or computed. The dimensions are
+        [Cout, Cin/groups, ...], for ConvTranspose [Cin, Cout/groups, ...].
         """
         return self.weights(node).shape
 
@@ -242,7 +245,7 @@ class View:
         return shape[1] * groups, shape[0], groups
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """Return the dimensions of a tensor; None if they are unknown or expensive to infer."""
+        """Return a tensor's dimensions; None if unknown or if the model is too large to infer."""
         return self.model.shape(tensor) if len(self.model.nodes) <= SHAPE_LIMIT else None
 
     def element_count(self, tensor: str) -> int | None:
@@ -263,9 +266,13 @@ class View:
         return frozenset(node.index for node in nodes if not upstream.isdisjoint(node.outputs))
 
     def consuming_convolutions(self, node: Node) -> list[str]:
-        """Return the names of the convolutions that read the output of a Q or DQ.
+        """Return the names of convolutions and matrix products that read a quantized tensor.
 
-        They read it as data, weights or bias. Operators that a DQ can pass may be in between.
+        They read the tensor as data, weights or bias. Operators that a DQ can pass may be in
+        between.
+
+        Args:
+            node: The Q or DQ of the tensor.
         """
         dqs = [node]
         if qdq.is_q(node):
@@ -301,7 +308,10 @@ class Consumer:
 
 
 def find_consumers(view: View, tensor: str) -> list[Consumer]:
-    """Return the consumers of a tensor, downstream of operators that a Q can pass."""
+    """Return the consumers of a tensor, downstream of operators that a Q can pass.
+
+    The search ends after 400 tensors.
+    """
     cache: dict[str, list[Consumer]] = view.cache.setdefault("consumers", {})
     if tensor not in cache:
         if len(cache) > _MAX_CACHED_TENSORS:

@@ -170,7 +170,7 @@ def _collect_statistics(
         members: Quantizers to observe, by id of the module and attribute.
 
     Raises:
-        DataError: There are no batches, a batch is empty, or the network fails.
+        DataError: `calls` or a batch is empty, or the network fails.
     """
     device = device_of(model)
     collectors: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)

@@ -1,4 +1,4 @@
-"""Reasons about the inputs of a convolution: why its data and weights are no integers."""
+"""Reasons about the inputs of a convolution: why its data and weights are not integers."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _add_times(agreement: data.BuildAgreement, result: Verification, build: Buil
         agreement.measured_from = result.times["built_from"]
         agreement.predicted_ms = result.times["predicted_ms"]
     elif build is not None and is_timed(build):
-        # Without a known GPU, there is no estimate to compare with, only the measured time.
+        # Without a known GPU, there is only the measured time, and nothing to compare it with.
         agreement.measured_ms, agreement.measured_from = measured_time(build)
 
 

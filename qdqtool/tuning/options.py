@@ -75,7 +75,7 @@ class TuningGoal:
             seconds: Time limit of the user; None for the default.
 
         Raises:
-            QdqtoolError: `seconds` is not a valid time, or there is no metric of the user.
+            QdqtoolError: `seconds` is not a valid time, or the user has no metric.
         """
         if seconds is not None and self.metric is None:
             raise QdqtoolError(

@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import os
 import socket
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from calibration.dataset import (
     FEW_IMAGES,
     DataQuality,
     Dataset,
+    EndOfSamples,
     InputSpec,
     Sample,
     SampleSource,
@@ -26,7 +26,7 @@ from calibration.dataset import (
     fit_inputs,
     spread_indices,
 )
-from calibration.listing import UNREADABLE, file_digest, list_files, read_ahead
+from calibration.listing import UNREADABLE, file_digest, list_files
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
 from qdqtool.util.notes import Note
@@ -57,6 +57,8 @@ class ListSource(SampleSource):
 
     def load(self, index: int) -> Sample:
         self.loaded.append(index)
+        if index == len(self.samples):
+            raise EndOfSamples
         array = self.samples[index]
         if array is None:
             raise DataError("broken")
@@ -623,47 +625,6 @@ def test_file_digest_does_not_wait_for_special_files(tmp_path: Path, name: str) 
     with contextlib.chdir(tmp_path), socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
         assert file_digest(Path(name)) == UNREADABLE
-
-
-@pytest.mark.parametrize("count", [0, 1, 127, 128, 129, 300])
-def test_read_ahead_keeps_the_order(count: int) -> None:
-    indices = [3 * k for k in range(count)]
-    read = list(read_ahead(lambda i: str(i).encode(), indices))
-    assert read == [str(i).encode() for i in indices]
-
-
-Read = tuple[list[int], set[int], Any]
-
-
-def reader(count: int) -> Read:
-    """Return which files are read, by which threads, and the contents read ahead."""
-    read, threads = list[int](), set[int]()
-
-    def read_file(index: int) -> bytes:
-        threads.add(threading.get_ident())
-        read.append(index)
-        return b"x"
-
-    return read, threads, read_ahead(read_file, range(count))
-
-
-def test_few_files_are_read_by_the_caller_one_by_one() -> None:
-    read, threads, contents = reader(127)
-    next(contents)
-    assert read == [0] and threads == {threading.get_ident()}
-
-
-def test_many_files_are_read_by_threads() -> None:
-    read, threads, contents = reader(128)
-    assert len(list(contents)) == 128 and sorted(read) == [*range(128)]
-    assert threading.get_ident() not in threads
-
-
-def test_threads_read_128_files_ahead_at_most() -> None:
-    read, threads, contents = reader(1000)
-    next(contents)
-    contents.close()
-    assert len(threads) <= 4 and max(read) < 128
 
 
 # Files under folders, and the guard over them

@@ -293,6 +293,17 @@ def test_pair_moves_before_pad(g):
     assert np.array_equal(run(proto, x=x)[0], run(changed, x=x)[0])
 
 
+@pytest.mark.parametrize(("float_layers", "applied"), [(0, []), (1, ["FLOAT-FP32"])])
+def test_float_layers_become_fp16_by_default_if_some_are_not_quantized(g, float_layers, applied):
+    y = g.input(1, 16, 8, 8)
+    for i in range(6):
+        y = g.relu(g.conv(y, f"c{i}", 16), f"r{i}")
+    for i in range(float_layers):
+        y = g.conv(y, f"f{i}", 16, scale=None, weights="float")
+    fixed = fix(g.model(y), "trt11")
+    assert [c.code for c in fixed.applied] == applied
+
+
 def test_fix_supports_rtx_and_strongly_typed_targets(g):
     y = g.pair(g.input(1, 16, 8, 8), "p", [0.05])
     proto = g.model(

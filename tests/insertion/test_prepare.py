@@ -431,7 +431,7 @@ def test_damaged_weights_are_left_alone(proto: onnx.ModelProto) -> None:
 def test_computed_weights_have_a_size_limit(
     count: int, folded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqtool.ir.constants.MOST_ELEMENTS", 32)  # the real limit is a gigabyte
+    monkeypatch.setattr("qdqtool.ir.constants.MAX_ELEMENTS", 32)  # the real limit is a gigabyte
     proto = computed_weights("ConstantOfShape", ("s", [count, 16, 1, 1], np.int64))
     assert bool(prepare(Model(proto))) is folded
 

@@ -23,25 +23,21 @@ def rules_of(net: Net, known: dict[str, float], **options: bool) -> dict[str, tu
 def test_convolution_and_relu_share_the_scale_of_the_result() -> None:
     net = Net()
     net.output(net.op("Relu", "r", net.conv("c", "x")))
-    assert rules_of(net, {"r.out": 0.5}) == {"c.out": ("fused", 0.5)}
+    assert rules_of(net, {"r.out": 0.5}) == {"c.out": ("clipped", 0.5)}
 
 
-def test_silu_shares_the_scale_of_the_result_except_its_sigmoid() -> None:
+def test_silu_does_not_share_its_scale_with_the_convolution() -> None:
     net = Net()
     net.output(net.silu("s", net.conv("c", "x")))
-    assert rules_of(net, {"s/Mul.out": 0.5}) == {
-        "c.out": ("fused", 0.5),
-        "s/Sigmoid.out": ("fixed", 1 / 127),
-    }
+    assert rules_of(net, {"s/Mul.out": 0.5}) == {"s/Sigmoid.out": ("fixed", 1 / 127)}
+    assert complete_scales(net.index(), {"s/Mul.out": 0.5}).missing == ["x", "c.out"]
 
 
-def test_batch_normalization_is_fused() -> None:
+def test_scale_of_a_relu_stops_at_the_batch_normalization_before_it() -> None:
     net = Net()
     net.output(net.op("Relu", "r", net.norm("bn", net.conv("c", "x"))))
-    assert rules_of(net, {"r.out": 0.5}) == {
-        "bn.out": ("fused", 0.5),
-        "c.out": ("fused", 0.5),
-    }
+    assert rules_of(net, {"r.out": 0.5}) == {"bn.out": ("clipped", 0.5)}
+    assert complete_scales(net.index(), {"r.out": 0.5}).missing == ["x", "c.out"]
 
 
 def test_convolution_with_another_consumer_is_not_fused() -> None:
@@ -100,7 +96,7 @@ def test_measured_scales_are_used_next_to_those_of_quantizers() -> None:
     net.output(net.op("Relu", "r", net.conv("c", "x")))
     result = complete_scales(net.index(), {"r.out": 0.5}, {"x": 0.25, "r.out": 9.0, "no": 1.0})
     assert result.scales == {"x": 0.25, "c.out": 0.5, "r.out": 0.5}
-    assert result.counts == {"measured": 1, "quantizer": 1, "fused": 1}
+    assert result.counts == {"measured": 1, "quantizer": 1, "clipped": 1}
 
 
 def residual() -> Net:
@@ -150,14 +146,26 @@ def test_layer_without_a_scale_for_its_input_is_float() -> None:
     assert precisions.layers == {"c": "fp16", "add": "fp16"}
 
 
-def test_nodes_without_a_name_cannot_be_set() -> None:
-    net = residual()
-    proto = net.model()
+def test_nodes_without_a_name_are_named_by_their_output() -> None:
+    precisions = choose_renamed("")
+    assert precisions.layers == {"node_of_c.out": "fp16", "node_of_add.out": "fp16"}
+    assert precisions.outputs == precisions.layers
+    assert not precisions.unnamed
+
+
+def test_nodes_that_share_a_name_cannot_be_set() -> None:
+    precisions = choose_renamed("same")
+    assert not precisions.layers and not precisions.outputs
+    assert precisions.unnamed == ["c.out", "add.out"]
+
+
+def choose_renamed(name: str) -> LayerPrecisions:
+    """Return the precisions of a network whose nodes all have the same name."""
+    proto = residual().model()
     for node in proto.graph.node:
-        node.name = ""
+        node.name = name
     model = Model(proto)
-    precisions = choose_precisions(model, complete_scales(model, {}), set())
-    assert not precisions.layers and len(precisions.unnamed) == 2
+    return choose_precisions(model, complete_scales(model, {}), set())
 
 
 def test_names_with_separators_are_quoted() -> None:

@@ -14,8 +14,8 @@ from qdqtool.patterns.network_kind import (
     NetworkKind,
     find_other_kind,
     warn_default_preprocess,
-    warn_of_task,
     warn_preprocess,
+    warn_task_mismatch,
 )
 from tests.insertion.nets import detector
 from tests.trt.builder import Graph
@@ -291,7 +291,7 @@ def test_preprocess_of_another_task_is_warned(changes: dict[str, Any], is_warned
     codes = [note.code for note in warn_preprocess(model, {"origin": "option", **changes})]
     assert codes == (["preprocess-of-task"] if is_warned else [])
     other = set_metadata(classifier(), task="depth", stride="32")
-    assert not warn_of_task(other, {"origin": "option", **changes})
+    assert not warn_task_mismatch(other, {"origin": "option", **changes})
 
 
 def test_ultralytics_detectors_get_none_whatever_their_outputs() -> None:

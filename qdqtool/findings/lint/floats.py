@@ -149,8 +149,17 @@ def _check_remaining_float(view: View, report: FindingReport) -> None:
     ]
     if float32:
         products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
+        quantized = sum(n.index in view.fully_quantized_nodes for n in weighted)
         report.add(
-            RemainingFloat(MODEL_CHECK, "", len(float32), len(weighted), float32[0].name, products)
+            RemainingFloat(
+                MODEL_CHECK,
+                "",
+                len(float32),
+                len(weighted),
+                float32[0].name,
+                products,
+                quantized=quantized,
+            )
         )
 
 

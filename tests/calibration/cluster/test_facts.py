@@ -59,16 +59,13 @@ def test_probe_network_outputs_depend_on_every_operator() -> None:
         np.testing.assert_allclose(array, reference, rtol=2e-3, atol=2e-4, err_msg=info.name)
 
 
-@pytest.mark.parametrize(
-    "fact", ["qdqtool", "onnxruntime", "onnx", "numpy", "pillow", "source", "probe"]
-)
+@pytest.mark.parametrize("fact", ["qdqtool", "onnxruntime", "onnx", "numpy", "pillow", "probe"])
 def test_difference_of_each_fact(fact: str) -> None:
     from calibration.cluster.worker import describe_difference, worker_facts
 
     ours = worker_facts()
-    theirs = {**ours, fact: "other", "processor": "Other 9000"}
+    theirs = {**ours, fact: "other"}
     message = describe_difference(theirs, ours, mixed_cpus=False)
     assert message and "\n" not in message
-    assert ("Other 9000" in message) == (fact == "probe")
     # --mixed-cpus permits other numbers, but no other versions.
     assert bool(describe_difference(theirs, ours, mixed_cpus=True)) == (fact != "probe")
