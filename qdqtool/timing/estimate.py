@@ -837,6 +837,8 @@ def predict_on_gpu(
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
     findings = gpu_findings(prediction, gpu, index)
     prediction.findings += findings
+    for finding in prediction.findings:
+        finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:
         time.is_supported = all(
             f.code != "GPU-VERSION" or f.severity != Severity.ERROR for f in findings
