@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.buildlog.layers import int_list
+from qdqtool.buildlog.layers import as_int_list
 from qdqtool.buildlog.lines import ParseReader, parse_number, read_memory, read_metric
 from qdqtool.buildlog.log import is_marked, parse_stamp, split_prefix
 from qdqtool.buildlog.sections import parse_version_digits
@@ -580,7 +580,7 @@ def test_prefixes(line: str, level: str, message: str) -> None:
     ],
 )
 def test_int_list(value: Any, least: int | None, expected: list[int] | None) -> None:
-    assert int_list(value, least=least) == expected
+    assert as_int_list(value, least=least) == expected
 
 
 def test_seconds_of_stamps() -> None:
