@@ -176,8 +176,8 @@ def _check_quantized(model: Model) -> None:
     branches = nested_graphs(n.proto for n in model.nodes)
     if any(node.op_type in (Q, DQ) for graph in branches for node in graph.node):
         raise ModelError(
-            "has Q/DQ nodes inside If, Loop or Scan, which DLA does not run; export a model "
-            "without control flow",
+            "has Q/DQ nodes in branches of If or bodies of Loop and Scan, which DLA does not run; "
+            "export a model without control flow",
             model.path or "model",
             code="unsupported",
         )
