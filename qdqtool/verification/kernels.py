@@ -35,7 +35,7 @@ _FOURTH_LETTER = re.compile("(Cas|Rou)[tn]")
 
 
 def is_myelin_kernel(layer: BuiltLayer) -> bool:
-    """Return whether a layer is a Myelin kernel; such names do not list the fused nodes."""
+    """Return whether a layer is a Myelin kernel, whose name does not list the fused nodes."""
     return layer.type in _GENERATED or layer.type in _MULTIPLY
 
 
@@ -84,8 +84,7 @@ def _attention_precision(layer: BuiltLayer) -> Precision:
 
 
 def _single_product_precision(layer: BuiltLayer) -> Precision:
-    # Weights are the first constant or the second input; a fused residual is a float input after
-    # them.
+    # Weights are the first constant or the second input. A fused residual is a later float input.
     weights = [*layer.inputs[1:2], *layer.constants[:1]] if layer.inputs else layer.constants[1:2]
     types = [t.precision for t in (*layer.inputs, *layer.constants)]
     weight_types = [t.precision for t in weights]

@@ -89,8 +89,8 @@ def difference(outcome: ConvOutcome, listed: BuiltLayer) -> tuple[object, ...]:
         (replace(PLAIN, output=FP16), "b", "INT8", "FP32", (Difference.OUTPUT, "FP16", "FP32")),
         (FUSES_ADD, "b + sum + rb", "INT8 INT8", "INT8", ()),
         (FUSES_ADD, "b + sum + rb", "INT8 FP16", "INT8", (Difference.RESIDUAL, "INT8", "FP16")),
-        (FUSES_ADD, "b + sum + rb", "INT8", "INT8", (Difference.TAKES_RESIDUAL,)),
-        (PLAIN, "b + sum", "INT8 FP16", "FP16", (Difference.TAKES_NONE,)),
+        (FUSES_ADD, "b + sum + rb", "INT8", "INT8", (Difference.LACKS_RESIDUAL,)),
+        (PLAIN, "b + sum", "INT8 FP16", "FP16", (Difference.HAS_RESIDUAL,)),
         (PLAIN, "b", "INT8 FP16", "FP16", ()),  # a second input without an Add, such as weights
         (FUSES_ADD, "b", "INT8 INT8", "INT8", (Difference.ABSORBS, "sum")),
         (FUSES_ADD, "b + sum", "INT8 INT8", "INT8", ()),  # not every version lists the Relu
