@@ -167,8 +167,8 @@ class Difference(StrEnum):
     INPUT = "predicted {} input, built {} input"
     OUTPUT = "predicted {} output, built {} output"
     RESIDUAL = "predicted {} residual, built {} residual"
-    TAKES_RESIDUAL = "predicted with a residual input, built without"
-    TAKES_NONE = "predicted without a residual input, built with one"
+    LACKS_RESIDUAL = "predicted with a residual input, built without"
+    HAS_RESIDUAL = "predicted without a residual input, built with one"
     ABSORBS = "predicted to absorb {}, but the engine's layer does not"
     ABSORBED = "the engine's layer absorbs {}, which was not predicted"
     LINE_AND_INPUT = (
@@ -185,8 +185,8 @@ class Difference(StrEnum):
     FIRST_LINE = "first line at which prediction and log differ"
     LOGGED = "logged, but not predicted"
     NOT_LOGGED = "predicted, but not logged"
-    STAYS = "remains in the engine, but was not predicted to"
-    GONE = "predicted to remain, but not in the engine"
+    REMAINS = "remains in the engine, but was not predicted to"
+    ABSENT = "predicted to remain, but not in the engine"
 
 
 DetailedDifference: TypeAlias = tuple[Difference, tuple[object, ...]]

@@ -24,36 +24,42 @@ _LEVEL = rb"(?:VERBOSE|GRAPH|DEBUG|INFO|WARNING|INTERNAL_ERROR|ERROR|CRITICAL)"
 # logging with a format that users choose; its TorchScript front end prints from C++.
 _TORCH = (
     rb"(?:torch_tensorrt ?\[[^\]]{0,60}\]"
-    rb"|\[(?:TRT|Torch-TensorRT[^\]]{0,60}|TRTorch[^\]]{0,60}|TensorRT Conversion Context)\])"
+    rb"|\[(?:TRT|TensorRT-LLM|Torch-TensorRT[^\]]{0,60}"
+    rb"|TRTorch[^\]]{0,60}|TensorRT Conversion Context)\])"
 )
 # Separators between the fields of a logging format.
 _JOINT = rb"(?::[\w.<>]{1,60}:\d{1,6} {1,4}(?:- )?| [-|] |: | :|:|[-|] |\] ?\[| \(|\] [-|] |\)? )"
+# Letters of levels: TensorRT's, D of TensorRT-LLM, and X, S and U of polygraphy, which are verbose.
+_LETTER = rb"[VIWEFDXSU]"
+# TensorRT-LLM writes its rank after its name.
+_TRT = rb"\[TRT(?:-LLM)?\](?: \[RANK \d{1,5}\])?"
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
     rb"(?:"
-    rb"(?P<stamp>"
-    + _STAMP
-    + rb") \[(?:TRT\] \[(?P<python>[VIWEF])\]|(?P<level>[VIWEF])\](?: \[TRT\])?)"
-    rb"|\[(?P<bare>[VIWEF])\](?: \[TRT\])?"
-    rb"|\[TRT\] \[(?P<trt>[VIWEF])\]"
-    rb"|(?:\[TensorRT\] |TensorRT |\[TRT\] )(?P<word>VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR):?"
+    rb"(?P<stamp>" + _STAMP + rb") (?:" + _TRT + rb" ?\[(?P<python>" + _LETTER + rb")\]"
+    rb"|\[(?P<level>" + _LETTER + rb")\](?: \[TRT\])?)"
+    rb"|\[(?P<bare>" + _LETTER + rb")\](?: \[TRT\])?"
+    rb"|" + _TRT + rb" ?\[(?P<trt>" + _LETTER + rb")\]"
+    rb"|(?:\[TensorRT\] |TensorRT |\[TRT(?:-LLM)?\] )"
+    rb"(?P<word>VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR):?"
+    rb"|\[(?:TRT|TensorRT)(?:-LLM)?\] ?\[(?P<llm>" + _LEVEL + rb")\]"
     rb"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?P<ort>VERBOSE|INFO|WARNING|ERROR)\]"
     rb"|\[?(?P<stream>" + _LEVEL + rb") {0,8}\]?(?:" + _JOINT + rb")?" + _TORCH + _JOINT + rb"?"
     rb"|" + _TORCH + _JOINT + rb"\[?(?P<after>" + _LEVEL + rb") {0,8}\]?" + _JOINT + rb"?"
-    rb"|torch_tensorrt ?\[[^\]]{0,60}\]" + _JOINT + rb"|\[TRT\] {1,20}"
+    rb"|torch_tensorrt ?\[[^\]]{0,60}\]" + _JOINT + rb"|\[TRT(?:-LLM)?\] {1,20}"
     rb") ?"
 )
 _LETTERS = {
     **{letter.encode(): letter for letter in "VIWE"},
-    **dict.fromkeys((b"VERBOSE", b"DEBUG", b"GRAPH"), "V"),
+    **dict.fromkeys((b"D", b"X", b"S", b"U", b"VERBOSE", b"DEBUG", b"GRAPH"), "V"),
     b"INFO": "I",
     b"WARNING": "W",
     **dict.fromkeys((b"F", b"ERROR", b"INTERNAL_ERROR", b"CRITICAL"), "E"),
 }
 _PREFIX = re.compile(rb"\s*" + _BY_TENSORRT)
 _SECOND = re.compile(
-    _STAMP
-    + rb" \[(?:[VIWEF]|TRT)\]|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
+    _STAMP + rb" \[(?:" + _LETTER + rb"|TRT(?:-LLM)?)\]"
+    rb"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
     rb"|(?:\[?" + _LEVEL + rb" {0,8}\]?(?:" + _JOINT + rb")?)?torch_tensorrt ?\["
     rb"|\[?" + _LEVEL + rb"\]?:? {0,8}\[(?:Torch-TensorRT|TRTorch)"
 )

@@ -273,8 +273,8 @@ def describe_fp16(
         notes.append(
             Note(
                 "the layers without Q/DQ are FP16, except inputs and outputs, because "
-                f"{target.name} computes in the types of the file (`high_precision='fp32'` keeps "
-                "FP32)",
+                f"{target.display_name} computes in the types of the file "
+                "(`high_precision='fp32'` keeps FP32)",
                 code="half-by-default",
                 target=target.name,
             )

@@ -12,6 +12,7 @@ import onnx
 
 from qdqtool.ir.float8 import E4M3_MAX, e4m3_tensor, encode_e4m3, round_to_e4m3
 
+MIN_GAIN = 1.02  # a smaller gain is not worth building for
 LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
 
 
@@ -63,3 +64,8 @@ FORMATS = {f.name: f for f in (INT8, FP8)}
 def find_number_format(name: str) -> NumberFormat:
     """Return the format for the option `precision`, ``int8`` or ``fp8``."""
     return FORMATS[name]
+
+
+def is_worthwhile(gain: float) -> bool:
+    """Return whether a gain in speed justifies another format: more than 2 percent."""
+    return gain > MIN_GAIN
