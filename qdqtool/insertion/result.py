@@ -98,7 +98,8 @@ class Insertion:
     def __repr__(self) -> str:
         return (
             f"<Insertion of {self.source or 'a model in memory'} for {self.target}: "
-            f"{len(self.quantized)} tensors quantized, {len(self.warnings)} warnings>"
+            f"{format_count(len(self.quantized), 'tensor')} quantized, "
+            f"{format_count(len(self.warnings), 'warning')}>"
         )
 
     @property
