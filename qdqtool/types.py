@@ -416,6 +416,8 @@ class Finding:
         saves_ms: Largest time in milliseconds that the fix can save in one execution; None
             without a GPU, or if the fix saves no time.
         gains: Whether the fix improves this model.
+        has_fast_int8: Whether the GPU of the prediction computes INT8 faster than FP16; None
+            without a GPU.
     """
 
     code: FindingCode
@@ -433,6 +435,7 @@ class Finding:
     automatic: bool = False
     saves_ms: float | None = None
     gains: bool = True
+    has_fast_int8: bool | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         place = f" at {self.node}" if self.node else ""

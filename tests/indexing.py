@@ -1,22 +1,20 @@
-"""Which functions index a whole graph."""
+"""How often a whole graph is indexed."""
 
-import sys
-from collections import Counter
+from typing import Any
 
 import pytest
 
 from qdqtool.ir.graph import Model
 
 
-def indexed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The functions that do so from now on, by name, and how often."""
-    found: Counter[str] = Counter()
-    read = Model._read
+def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the path of each model that is indexed from now on."""
+    paths: list[str] = []
+    initialize = Model.__init__
 
-    def counted(model: Model) -> None:
-        frame = sys._getframe(2)  # behind Model() or read_again
-        found[frame.f_code.co_name] += 1
-        read(model)
+    def record(model: Model, *arguments: Any, **options: Any) -> None:
+        initialize(model, *arguments, **options)
+        paths.append(model.path)
 
-    monkeypatch.setattr(Model, "_read", counted)
-    return found
+    monkeypatch.setattr(Model, "__init__", record)
+    return paths

@@ -165,19 +165,21 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     g = Graph(opset=12)
     yield (
         "axis by opset",
-        lint._raw(g, weighted(g, g.pair(ones(g), "w.q", np.full(16, 0.1)))),
+        lint.without_shapes(g, weighted(g, g.pair(ones(g), "w.q", np.full(16, 0.1)))),
         "trt8.5",
     )
     g = Graph()
     yield (
         "rank",
-        lint._raw(g, weighted(g, g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0))),
+        lint.without_shapes(
+            g, weighted(g, g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0))
+        ),
         "trt10",
     )
     g = Graph()
     yield (
         "integers",
-        lint._raw(g, g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3)[0]),
+        lint.without_shapes(g, g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3)[0]),
         "trt8.5",
     )
     g = Graph()

@@ -66,7 +66,7 @@ class AgreementMeasure:
     count: int
 
     def as_json(self) -> Json:
-        """Return the JSON fields."""
+        """Return the fields of the JSON output."""
         numbers = {name: getattr(self, name) for name in ("value", "low", "high")}
         rounded = {name: None if v is None else round(v, 5) for name, v in numbers.items()}
         return {

@@ -62,7 +62,7 @@ class _SubscriptableRecord:
             raise KeyError(name) from None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the published fields."""
+        """Return the fields of the JSON output."""
         return to_json_fields(self)
 
 
@@ -75,6 +75,7 @@ class BuildFacts(_SubscriptableRecord):
         tensorrt: Version, None if not stated.
         device: GPU, None if not stated.
         complete: Whether the engine listing is complete.
+        missing: Sections that are missing or cut off.
         status: Result of a builder that ran on this machine (``built``, ``refused``, ``crashed``).
             None for a build that was read from files.
         message: Reason that the builder gave for its status.
@@ -90,10 +91,10 @@ class BuildFacts(_SubscriptableRecord):
     message: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the published fields."""
-        ran = () if self.status is None else ("status", "message")
+        """Return the fields of the JSON output."""
+        status_fields = () if self.status is None else ("status", "message")
         return to_json_fields(
-            self, "source", "files", "tensorrt", "device", "complete", "missing", *ran
+            self, "source", "files", "tensorrt", "device", "complete", "missing", *status_fields
         )
 
 
@@ -105,6 +106,7 @@ class ConvolutionCounts(_SubscriptableRecord):
         total: Predicted convolutions.
         agree: Convolutions that the build confirms.
         unknown: Convolutions that the build does not describe well enough.
+        unknown_names: Names of these convolutions.
     """
 
     total: int = 0
@@ -165,8 +167,8 @@ class Difference(StrEnum):
     INPUT = "predicted {} input, built {} input"
     OUTPUT = "predicted {} output, built {} output"
     RESIDUAL = "predicted {} residual, built {} residual"
-    TAKES_RESIDUAL = "predicted with a residual input, built without"
-    TAKES_NONE = "predicted without a residual input, built with one"
+    LACKS_RESIDUAL = "predicted with a residual input, built without"
+    HAS_RESIDUAL = "predicted without a residual input, built with one"
     ABSORBS = "predicted to absorb {}, but the engine's layer does not"
     ABSORBED = "the engine's layer absorbs {}, which was not predicted"
     LINE_AND_INPUT = (
@@ -183,8 +185,8 @@ class Difference(StrEnum):
     FIRST_LINE = "first line at which prediction and log differ"
     LOGGED = "logged, but not predicted"
     NOT_LOGGED = "predicted, but not logged"
-    STAYS = "remains in the engine, but was not predicted to"
-    GONE = "predicted to remain, but not in the engine"
+    REMAINS = "remains in the engine, but was not predicted to"
+    ABSENT = "predicted to remain, but not in the engine"
 
 
 DetailedDifference: TypeAlias = tuple[Difference, tuple[object, ...]]
@@ -223,7 +225,7 @@ class Mismatch:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the published fields."""
+        """Return the fields of the JSON output."""
         return {
             **to_json_fields(self, "kind", "name", "predicted", "built"),
             "why": self.why,

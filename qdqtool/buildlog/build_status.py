@@ -61,7 +61,7 @@ def set_build_status(build: Build) -> None:
 
 
 def _note_skipped_tactics(build: Build) -> None:
-    """Lower errors about skipped tactics to notes, because the build passed anyway."""
+    """Change errors about skipped tactics to notes, because the build passed anyway."""
     for message in build.messages:
         if message.level == "E" and _SKIPPED_TACTIC in message.text:
             message.level = NOTE
@@ -118,7 +118,7 @@ def find_truncations(build: Build) -> list[Gap]:
 
 
 def _find_unwritten(tensors: Iterable[str], sources: Container[str]) -> str | None:
-    """Return the first tensor that neither a layer nor the network's input writes, else None."""
+    """Return the first tensor that is neither in ``sources`` nor a Myelin constant, else None."""
     for tensor in tensors:
         if tensor not in sources and not _MYELIN_CONSTANT.fullmatch(tensor):
             return tensor

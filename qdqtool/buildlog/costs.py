@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdqtool.buildlog.build_status import is_implicit_int8
-from qdqtool.buildlog.layers import find_precision, int_list
+from qdqtool.buildlog.layers import as_int_list, find_precision
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, static_shape
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.types import Json, Precision
@@ -36,7 +36,8 @@ class LayerCost:
 
     Attributes:
         index: Position of the layer in the engine.
-        macs: Multiply-accumulates; None if weights or shapes are unknown, 0 for layers without any.
+        macs: Multiply-accumulates; None if weights or shapes are unknown, 0 for layers that are
+            neither convolutions nor matrix products.
         ms: Average milliseconds, None without a profile.
         share: Share of the profile's total, 0 to 1.
         expected_ms: Usual time of such a layer on the GPU in milliseconds, None if unknown.
@@ -66,24 +67,24 @@ class LayerCost:
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes of inputs, weights and outputs; None if some are unknown."""
+        """Bytes of inputs, weights and outputs; None if any of them is unknown."""
         if self.input_bytes is None or self.output_bytes is None or self.weight_bytes is None:
             return None
         return self.input_bytes + self.weight_bytes + self.output_bytes
 
     @property
     def times_expected(self) -> float | None:
-        """Measured time divided by the expected time; None if one of them is unknown."""
+        """Measured time divided by the expected time; None if either is unknown."""
         return self.ms / self.expected_ms if self.ms is not None and self.expected_ms else None
 
     @property
     def intensity(self) -> float | None:
-        """MACs per byte."""
+        """MACs per byte; None if MACs or bytes are unknown."""
         total = self.total_bytes
         return None if self.macs is None or not total else self.macs / total
 
     def as_json(self) -> Json:
-        """Return the published fields."""
+        """Return the fields of the JSON output."""
         return {
             "index": self.index,
             **to_json_fields(self.layer, "name", "type", "kind"),
@@ -120,7 +121,7 @@ class LayerTotals:
         self.unknown += cost.macs is None or cost.total_bytes is None
 
     def as_json(self) -> Json:
-        """Return the published fields."""
+        """Return the fields of the JSON output."""
         return to_json_fields(self)
 
 
@@ -148,12 +149,12 @@ class EngineReport:
 
     @property
     def implicit_int8(self) -> bool:
-        """Whether its INT8 comes from a calibration table."""
+        """Whether the engine's INT8 layers come from a calibration table instead of Q/DQ."""
         return is_implicit_int8(self.build)
 
     @property
     def has_times(self) -> bool:
-        """Whether a profile has the time of a layer."""
+        """Whether the time of at least one layer is known."""
         return any(row.ms is not None for row in self.rows)
 
     @property
@@ -252,7 +253,7 @@ def _has_weights(layer: BuiltLayer) -> bool:
     return layer.is_convolution or "gemm" in layer.type.lower() or "MatrixMultiply" in layer.type
 
 
-def _size_of(count: int, precision: Precision) -> int:
+def _weight_bytes(count: int, precision: Precision) -> int:
     """Return the size of weights in bytes."""
     return math.ceil(count * (precision.width or 4.0))
 
@@ -260,12 +261,12 @@ def _size_of(count: int, precision: Precision) -> int:
 def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | None:
     listed = _find_listed_weights(layer)
     if listed is not None:
-        return _size_of(*listed)
+        return _weight_bytes(*listed)
     if layer.constants and _has_weights(layer):
         # Skip biases, which have one dimension.
         return _count_bytes(c for c in layer.constants if c.shape is not None and len(c.shape) > 1)
     if parsed_weights is not None:
-        return _size_of(parsed_weights, layer.input_precision)
+        return _weight_bytes(parsed_weights, layer.input_precision)
     return None if layer.is_convolution else 0
 
 
@@ -309,8 +310,9 @@ def _count_macs(layer: BuiltLayer, parsed_weights: int | None) -> int | None:
 def _count_product_macs(source: list[int], target: list[int]) -> int | None:
     if len(source) < 2 or len(target) < 2:
         return None
-    # A matrix product sums over the last dimension of its input. With the weights on the left it
-    # sums over the second to last. Then only that dimension differs between input and output.
+    # A matrix product sums over the last dimension of its input. If the weights are the left
+    # operand, it sums over the second to last dimension. Then only this dimension differs between
+    # input and output.
     is_left = source[-1] == target[-1] and source[-2] != target[-2]
     return math.prod(target) * source[-2 if is_left else -1]
 
@@ -349,7 +351,7 @@ def _count_convolution_weights(
     stored = _count_stored_weights(layer) or parsed_weights
     if stored is not None:
         return stored
-    kernel = int_list(layer.extras.get("Kernel"), 1)
+    kernel = as_int_list(layer.extras.get("Kernel"), 1)
     maps, groups = layer.extras.get("OutMaps"), layer.extras.get("Groups", 1)
     if kernel is None or not isinstance(maps, int) or not isinstance(groups, int) or groups < 1:
         return None
@@ -361,9 +363,10 @@ def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -
 
     None if the layer has no such fields.
     """
-    kernel, stride = int_list(extras.get("ConvKernel"), 1), int_list(extras.get("ConvStride"), 1)
-    before = int_list(extras.get("ConvPrePadding"), 0)
-    after = int_list(extras.get("ConvPostPadding"), 0)
+    kernel = as_int_list(extras.get("ConvKernel"), 1)
+    stride = as_int_list(extras.get("ConvStride"), 1)
+    before = as_int_list(extras.get("ConvPrePadding"), 0)
+    after = as_int_list(extras.get("ConvPostPadding"), 0)
     if kernel is None or stride is None or before is None or after is None:
         return None
     axes = zip(source[2:], kernel, stride, before, after, strict=False)
@@ -376,12 +379,12 @@ def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -
 
 
 def layer_title(row: LayerCost) -> str:
-    """Return a short display name: the layer's main node, or the purpose of a copy or Q/DQ."""
+    """Return a short display name: a layer's main node, or the purpose of a copy or Q/DQ."""
     name = row.layer.parse_name()
     if name.kind.startswith("reformat"):
-        return f"reformat {keep_end(name.of, 26)}"
+        return f"reformat {keep_end(name.subject, 26)}"
     if name.kind == "copy":
-        return f"copy {keep_end(name.of, 30)}"
+        return f"copy {keep_end(name.subject, 30)}"
     if row.layer.is_qdq:
         owner, _, op = row.layer.name.rpartition("/")
         if not owner:

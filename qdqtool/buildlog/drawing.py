@@ -54,7 +54,7 @@ class DrawingBox(LayoutBox):
     """Layer, or input or output of the network.
 
     Attributes:
-        key: Identifier in DOT.
+        key: Identifier of the box in DOT.
         role: `INPUT` or `OUTPUT` (of the network), or `LAYER`.
         lines: Lines of the label, the title first.
         tip: Full name.
@@ -101,7 +101,7 @@ def draw_engine(report: EngineReport) -> EngineDrawing:
         for tensor in row.layer.inputs:
             if tensor.tensor not in producers and tensor.tensor not in inputs:
                 inputs[tensor.tensor] = len(boxes)
-                boxes.append(_end_box(f"I{len(inputs) - 1}", INPUT, tensor))
+                boxes.append(_binding_box(f"I{len(inputs) - 1}", INPUT, tensor))
         for tensor in row.layer.inputs:
             sources = producers.get(tensor.tensor) or [(inputs[tensor.tensor], tensor)]
             drawing.arrows += _arrows(sources, len(boxes))
@@ -112,7 +112,7 @@ def draw_engine(report: EngineReport) -> EngineDrawing:
     bindings = [n for n in report.build.bindings if n in producers and n not in inputs]
     for name in dict.fromkeys([*bindings, *(n for n in producers if n not in consumed)]):
         drawing.arrows += _arrows(producers[name], len(boxes))
-        boxes.append(_end_box(f"O{len(boxes)}", OUTPUT, producers[name][-1][1]))
+        boxes.append(_binding_box(f"O{len(boxes)}", OUTPUT, producers[name][-1][1]))
     return drawing
 
 
@@ -123,7 +123,7 @@ def _format_title(report: EngineReport) -> str:
     return f"{build.title}{device}: {len(report.rows)} layers{time}"
 
 
-def _end_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:
+def _binding_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:
     lines = [keep_end(tensor.tensor, 36), format_tensor(tensor)]
     return DrawingBox(key, role, lines, tensor.tensor, tensor.precision)
 
@@ -196,7 +196,7 @@ def format_svg(drawing: EngineDrawing) -> str:
     width, height, excess = lay_out(drawing.boxes, drawing.arrows, COLUMN_GAP, ROW_GAP, MARGIN, 40)
     if excess:
         raise QdqtoolError(f"{excess}; write DOT text instead (`dot`)", code="drawing-too-large")
-    # 9.5 pixels: average character of a 16-pixel font.
+    # A character of a 16-pixel font is 9.5 pixels wide on average.
     width = max(width, 2 * MARGIN + 9.5 * len(drawing.title))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '

@@ -19,7 +19,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 V = TypeVar("V", bound=Hashable)
 W = TypeVar("W", bound=Hashable)
-# Such as Conv_12 or onnx::Conv_193, without a module path.
+# Matches names such as Conv_12 or onnx::Conv_193, which have no module path.
 NUMBERED_NAME = re.compile(r"^[^/.]*\d$")
 _MAX_CELLS = 4_000_000
 # Names are ignored if they pair less than this share of the smaller engine's layers.
@@ -36,7 +36,10 @@ class LayerPair:
 
     @property
     def change_ms(self) -> float | None:
-        """Milliseconds of the second layer minus those of the first; None if one is unknown."""
+        """Milliseconds of the second layer minus those of the first; None if a time is unknown.
+
+        A missing layer counts as 0 milliseconds.
+        """
         change = 0.0
         for cost, sign in ((self.first, -1), (self.second, 1)):
             if cost is not None:
@@ -46,7 +49,7 @@ class LayerPair:
         return change
 
     def as_json(self) -> Json:
-        """Return the published fields."""
+        """Return the fields of the JSON output."""
         return {
             "first": _layer_json(self.first),
             "second": _layer_json(self.second),
@@ -252,7 +255,7 @@ def _rate_similarity(first: _LayerSignature, second: _LayerSignature) -> int:
     same = [a == b for a, b in zip(first.shapes, second.shapes, strict=True)]
     if not any(same):
         return 0
-    # An equal number of inputs tells whether a residual Add is fused into both layers.
+    # An equal number of inputs shows whether a residual Add is fused into both layers.
     return 2 + 3 * all(same) + (first.inputs == second.inputs)
 
 
@@ -289,8 +292,8 @@ def align(
     Args:
         left: Items, each with the value that decides its similarity.
         right: Items of the other side.
-        rate: Function that returns the similarity of two values; 0: never paired. It is called
-        once for each pair of distinct values.
+        rate: Function that returns the similarity of two values, 0 if they must not be paired.
+            The function is called once for each pair of distinct values.
     """
     if len(left) * len(right) > _MAX_CELLS:
         return []

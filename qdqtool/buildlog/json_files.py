@@ -53,7 +53,7 @@ def read_json(data: bytes, path: str) -> Build:
         path: Name of the file in messages.
 
     Raises:
-        BuildLogError: The file is neither, or too damaged.
+        BuildLogError: The file is neither a listing nor a profile, or is too damaged.
     """
     documents, is_complete = _load_documents(data.decode("utf-8", "replace"), path)
     build = Build(source=BuildSource.LAYER_JSON)
@@ -124,7 +124,7 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
     salvaged = _salvage(text)
     if salvaged is None:
         raise BuildLogError(
-            f"not a JSON of TensorRT, or damaged ({error}); export it again",
+            f"not a JSON file of TensorRT, or damaged ({error}); export the file again",
             path,
             code="file-damaged",
         ) from None
@@ -199,7 +199,7 @@ def _find_layer_list(text: str) -> int:
 
 
 def _decode_values(text: str, start: int) -> tuple[list[Any], int]:
-    """Decode consecutive JSON values from `start`; also return the end of the last one."""
+    """Return consecutive JSON values from `start` on, and the end of the last value."""
     decoder = json.JSONDecoder(strict=False)
     items: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):

@@ -15,8 +15,11 @@ def are_json_lines(head: bytes) -> bool:
     return bool(separator) and _read_record(first) is not None
 
 
-def unwrap(lines: list[bytes]) -> list[bytes]:
-    """Return the messages of lines, with their levels; other lines stay as they are."""
+def unwrap_records(lines: list[bytes]) -> list[bytes]:
+    """Return lines with the level and message of each JSON record in place of the record.
+
+    Lines that are not JSON records are returned unchanged.
+    """
     unwrapped: list[bytes] = []
     for line in lines:
         record = _read_record(line)

@@ -111,10 +111,10 @@ def _as_dimension(size: Any) -> int | None:
     return size if isinstance(size, int) and 0 <= size < MAX_DIMENSION else None
 
 
-def int_list(value: Any, least: int | None = None) -> list[int] | None:
-    """Return a copy of `value` if it is a list of one or more integers, else None.
+def as_int_list(value: Any, least: int | None = None) -> list[int] | None:
+    """Return a copy of a list of one or more integers; None for any other value.
 
-    None also if an integer is less than `least` or absurdly large.
+    None also if an integer is less than `least` or larger than any dimension.
     """
     low = -MAX_DIMENSION if least is None else least
     if not isinstance(value, list) or not value or len(value) > _MAX_RANK:
@@ -128,7 +128,7 @@ def int_list(value: Any, least: int | None = None) -> list[int] | None:
 
 
 def parse_engine_line(text: str, line: int = 0) -> BuiltLayer | None:
-    """Parse a ``Layer(TYPE): ...`` line. Return None for any other line."""
+    """Parse a ``Layer(TYPE): ...`` line; return None for any other line."""
     head = _LAYER.match(text)
     if head is None:
         return None
@@ -289,7 +289,8 @@ def _tensor_from_fields(item: Any) -> BuiltTensor:
 def onnx_names(metadata: str) -> list[str]:
     r"""Return the ONNX node names in a metadata field.
 
-    The names are written ``[ONNX Layer: a]``, and separated by nothing, by \x1e or by \x1f.
+    Each name is written ``[ONNX Layer: a]``. TensorRT separates names with \x1e or \x1f, or not at
+    all.
     """
     names: list[str] = []
     for piece in _METADATA.split(metadata)[1:]:

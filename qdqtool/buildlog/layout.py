@@ -1,7 +1,7 @@
 """Layout of graphs: positions of boxes and points of edges. Needs fast-sugiyama.
 
 Boxes are ranked from top to bottom. An edge over several ranks passes an invisible vertex in each
-of them, so that the layout has space for it and it is drawn around the boxes.
+rank, so that the layout reserves space for the edge and draws it around the boxes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class LayoutEdge:
     """Edge of a graph.
 
     Attributes:
-        source: Position of the box that it leaves.
-        target: Position of the box that it enters.
-        points: Points of its curve, which the layout sets.
+        source: Position of the box at which the edge begins.
+        target: Position of the box at which the edge ends.
+        points: Points of the curve in pixels, which the layout sets.
     """
 
     source: int
@@ -71,7 +71,8 @@ def _compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int
     last = max(ranks.values(), default=0)
     for key in keys:
         if not incoming[key]:
-            # An input or constant goes right above its first consumer, a box without edges last.
+            # A box without producers is placed directly above its first consumer, and a box
+            # without edges below all others.
             first = min((ranks[target] for target in outgoing[key]), default=last + 2)
             ranks[key] = max(0, first - 1)
     return ranks
@@ -191,7 +192,7 @@ def _link_vertices(links: Sequence[_Link], passing: list[list[str]]) -> list[_Li
 
 
 def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, float]:
-    """Return the column of each box and vertex with edges; unconnected parts are adjacent."""
+    """Return the column of each box and vertex with edges; separate parts are adjacent."""
     from fast_sugiyama import from_edges
 
     if not links:
@@ -222,7 +223,7 @@ def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, flo
 def _convert_to_pixels(
     columns: dict[str, float], ranks: dict[str, int], width: float, gap: float, margin: float
 ) -> dict[str, float]:
-    """Return the x center of each box and vertex in pixels; those of a rank do not overlap."""
+    """Return the x center of each box and vertex in pixels; boxes of a rank do not overlap."""
     pitch = width + gap
     centers: dict[str, float] = {}
     ends: dict[int, float] = defaultdict(lambda: float("-inf"))  # right end of each rank so far

@@ -52,7 +52,7 @@ def read_memory(memory: MemoryUse, text: str) -> bool:
         return False
     if match := _TOTAL.fullmatch(text):
         name = match[1].lower().replace(" ", "_")
-        # TensorRT prints the value before and after block assignment. The last one holds.
+        # TensorRT prints the value before and after block assignment. The last value is final.
         if name in _MEMORY_FIELDS:
             setattr(memory, name, int(match[2]))
     elif match := _PEAK.fullmatch(text):
@@ -105,8 +105,8 @@ def is_profile_head(text: str) -> bool:
 def read_profile_row(build: Build, text: str) -> bool:
     """Store a row or the header of the profile table; return False for any other line.
 
-    The name is first up to TensorRT 8.5, and last from 8.6 on. The columns are total, average,
-    median (from 8.4 on) and percent, as the head says.
+    The name is the first column up to TensorRT 8.5, and the last column from 8.6 on. The other
+    columns are total, average, median (from 8.4 on) and percent.
     """
     columns = build.options.setdefault("Profile columns", {})
     if _read_profile_head(columns, text):
@@ -148,7 +148,7 @@ def _split_row(text: str, order: str, count: int) -> list[str]:
 
 
 def _guess_columns(columns: dict[str, str], text: str) -> bool:
-    """Set the columns of a table without header from its row; return False if it is not a row.
+    """Guess the columns of a table without header from a row; return False for other lines.
 
     A row has three or four numbers before or after the name.
     """
@@ -401,8 +401,8 @@ _UNMISTAKABLE = (
 )
 
 
-def is_chatter(text: str) -> bool:
-    """Return whether a line holds no information, or is a comment or translation."""
+def is_uninformative(text: str) -> bool:
+    """Return whether a line is known to hold no information, or is a comment or translation."""
     if text.startswith(_BY_LETTERS.get(text[:_SHORTEST], ())) or text.endswith(" to plan file."):
         return True
     # TensorRT prints ASCII: an unknown line in another script is a translation or a comment.
@@ -452,9 +452,9 @@ class MessageCollector:
         self._last = message
 
     def continue_message(self, text: str, line: int) -> bool:
-        """Append a line without timestamp to the open message; return False without one.
+        """Append a line without timestamp to the open message; return False if none is open.
 
-        The first line of an exception starts a message of its own.
+        The first line of an exception starts a new message.
         """
         if _EXCEPTION.match(text):
             self.add("E", text, line)

@@ -20,40 +20,46 @@ from qdqtool.util import limits
 from qdqtool.util.notes import Note
 
 _LEVEL = rb"(?:VERBOSE|GRAPH|DEBUG|INFO|WARNING|INTERNAL_ERROR|ERROR|CRITICAL)"
-# How Torch-TensorRT prints TensorRT's messages: its dynamo front end uses Python's logging, with a
-# format of the user; its TorchScript front end uses C++.
+# Names that Torch-TensorRT prints before TensorRT's messages. Its dynamo front end uses Python's
+# logging with a format that users choose; its TorchScript front end prints from C++.
 _TORCH = (
     rb"(?:torch_tensorrt ?\[[^\]]{0,60}\]"
-    rb"|\[(?:TRT|Torch-TensorRT[^\]]{0,60}|TRTorch[^\]]{0,60}|TensorRT Conversion Context)\])"
+    rb"|\[(?:TRT|TensorRT-LLM|Torch-TensorRT[^\]]{0,60}"
+    rb"|TRTorch[^\]]{0,60}|TensorRT Conversion Context)\])"
 )
 # Separators between the fields of a logging format.
 _JOINT = rb"(?::[\w.<>]{1,60}:\d{1,6} {1,4}(?:- )?| [-|] |: | :|:|[-|] |\] ?\[| \(|\] [-|] |\)? )"
+# Letters of levels: TensorRT's, D of TensorRT-LLM, and X, S and U of polygraphy, which are verbose.
+_LETTER = rb"[VIWEFDXSU]"
+# TensorRT-LLM writes its rank after its name.
+_TRT = rb"\[TRT(?:-LLM)?\](?: \[RANK \d{1,5}\])?"
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
     rb"(?:"
-    rb"(?P<stamp>"
-    + _STAMP
-    + rb") \[(?:TRT\] \[(?P<python>[VIWEF])\]|(?P<level>[VIWEF])\](?: \[TRT\])?)"
-    rb"|\[(?P<bare>[VIWEF])\](?: \[TRT\])?"
-    rb"|\[TRT\] \[(?P<trt>[VIWEF])\]"
-    rb"|(?:\[TensorRT\] |TensorRT |\[TRT\] )(?P<word>VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR):?"
+    rb"(?P<stamp>" + _STAMP + rb") (?:" + _TRT + rb" ?\[(?P<python>" + _LETTER + rb")\]"
+    rb"|\[(?P<level>" + _LETTER + rb")\](?: \[TRT\])?)"
+    rb"|\[(?P<bare>" + _LETTER + rb")\](?: \[TRT\])?"
+    rb"|" + _TRT + rb" ?\[(?P<trt>" + _LETTER + rb")\]"
+    rb"|(?:\[TensorRT\] |TensorRT |\[TRT(?:-LLM)?\] )"
+    rb"(?P<word>VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR):?"
+    rb"|\[(?:TRT|TensorRT)(?:-LLM)?\] ?\[(?P<llm>" + _LEVEL + rb")\]"
     rb"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?P<ort>VERBOSE|INFO|WARNING|ERROR)\]"
     rb"|\[?(?P<stream>" + _LEVEL + rb") {0,8}\]?(?:" + _JOINT + rb")?" + _TORCH + _JOINT + rb"?"
     rb"|" + _TORCH + _JOINT + rb"\[?(?P<after>" + _LEVEL + rb") {0,8}\]?" + _JOINT + rb"?"
-    rb"|torch_tensorrt ?\[[^\]]{0,60}\]" + _JOINT + rb"|\[TRT\] {1,20}"
+    rb"|torch_tensorrt ?\[[^\]]{0,60}\]" + _JOINT + rb"|\[TRT(?:-LLM)?\] {1,20}"
     rb") ?"
 )
 _LETTERS = {
     **{letter.encode(): letter for letter in "VIWE"},
-    **dict.fromkeys((b"VERBOSE", b"DEBUG", b"GRAPH"), "V"),
+    **dict.fromkeys((b"D", b"X", b"S", b"U", b"VERBOSE", b"DEBUG", b"GRAPH"), "V"),
     b"INFO": "I",
     b"WARNING": "W",
     **dict.fromkeys((b"F", b"ERROR", b"INTERNAL_ERROR", b"CRITICAL"), "E"),
 }
 _PREFIX = re.compile(rb"\s*" + _BY_TENSORRT)
 _SECOND = re.compile(
-    _STAMP
-    + rb" \[(?:[VIWEF]|TRT)\]|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
+    _STAMP + rb" \[(?:" + _LETTER + rb"|TRT(?:-LLM)?)\]"
+    rb"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
     rb"|(?:\[?" + _LEVEL + rb" {0,8}\]?(?:" + _JOINT + rb")?)?torch_tensorrt ?\["
     rb"|\[?" + _LEVEL + rb"\]?:? {0,8}\[(?:Torch-TensorRT|TRTorch)"
 )
@@ -103,7 +109,8 @@ class LogPrefixStripper:
     """Remover of the prefixes of containers, CI services and journals: time, service, pod.
 
     The form of a prefix is its text with placeholders for words and numbers. A prefix is removed if
-    its form is the commonest before TensorRT's own prefix, and most lines of the log begin with it.
+    its form is the commonest before TensorRT's own prefix, and most lines of the log begin with
+    this form.
     """
 
     def __init__(self) -> None:
@@ -113,7 +120,7 @@ class LogPrefixStripper:
         self._incomplete: dict[bytes, bytes] = {}
 
     def strip(self, lines: list[bytes]) -> list[bytes]:
-        """Return lines without the prefix; the first TensorRT lines decide on its form."""
+        """Return lines without the prefix, whose form the first TensorRT lines decide."""
         for start in range(0, len(lines), _SAMPLE):
             if self._decided:
                 break
@@ -297,7 +304,7 @@ class LogReader:
         counts.blank += blank
 
     def finish(self) -> Build:
-        """End the log, and return the build."""
+        """Complete the build after the last line, and return the build."""
         self._switch_layer(None, b"")
         self.sections.finish()
         return self.build
@@ -340,7 +347,8 @@ class LogReader:
         if not is_whole and (message[:1] in _TIMING_STARTS or _AFTER_ANY_WORD in message):
             match = _TIMING.match(message)
         if match is not None:
-            # A timing line with a prefix that the expression on whole lines does not match.
+            # The message is a timing line with a prefix that the expression for whole lines does
+            # not match.
             self.build.lines.timing += 1
             self._read_timing(match.lastgroup or "", message, match.end())
             return
@@ -399,7 +407,7 @@ class LogReader:
             self._tuned.runner = runner
 
     def _read_cost(self, line: bytes, end: int) -> None:
-        # "=============== Computing costs for NAME", without the name before 8.6.
+        # The line is "=============== Computing costs for NAME"; before 8.6 it lacks the name.
         before, _, rest = line[end : end + _MAX_NAME].partition(b"costs for ")
         name = _decode(rest).strip()
         costed = self.build.tactics.costed
@@ -471,7 +479,7 @@ def _decode(text: bytes) -> str:
 
 
 def _strip_last(text: bytes, sign: bytes) -> bytes:
-    """Return the text before the last occurrence of a sign; all of it if that is empty."""
+    """Return the text before the last occurrence of a sign, or else the whole text."""
     return text.rpartition(sign)[0] or text
 
 

@@ -28,7 +28,7 @@ _MAX_LENGTH = 20_000
 
 
 class NameSet(frozenset[str]):
-    """Set of known names that may be parts of a fused name: nodes, initializers, layers."""
+    """Set of names of nodes, initializers and layers, which may be parts of a fused name."""
 
     def names_with(self, separator: str) -> tuple[str, ...]:
         """Return the names that contain a separator such as `` + ``. Results are cached."""
@@ -47,20 +47,20 @@ class FusedName:
 
     Attributes:
         name: The whole name.
-        kind: ``layer``; ``reformat-input``, ``reformat-output`` (of the layer ``of``, tensor number
-            ``index``); ``reformat-network`` (of the network's input or output ``of``); ``copy`` (of
-            the tensor ``of``); ``foreign`` (Myelin, ``components`` are the first and the last
-            node); ``myelin`` (a kernel inside Myelin); ``station`` (host synchronization).
+        kind: ``layer``; ``reformat-input`` or ``reformat-output`` (reformat of a layer's tensor);
+            ``reformat-network`` (reformat of a network input or output); ``copy`` (copy of a
+            tensor); ``foreign`` (Myelin layer, whose ``components`` are the first and the last
+            node); ``myelin`` (kernel inside Myelin); ``station`` (host synchronization).
         alternatives: Components of each layer merged with ``||``, with the members of ``PWN(...)``
             as separate components. One list if nothing was merged.
-        of: See ``kind``.
-        index: See ``kind``.
+        subject: Layer or tensor of a reformat or copy; empty for other kinds.
+        index: Number of the reformatted tensor among the layer's inputs or outputs.
     """
 
     name: str
     kind: str
     alternatives: list[list[str]] = field(default_factory=list)
-    of: str = ""
+    subject: str = ""
     index: int = 0
 
     @property
@@ -80,7 +80,7 @@ class FusedName:
 
 
 def is_copy(name: str) -> bool:
-    """Return whether a layer of this name only moves data."""
+    """Return whether a layer only moves data, according to its name."""
     # Parse only names that may qualify, because parsing is slow.
     return (name.endswith(_COPY) or name.startswith(_REFORMATTING)) and parse_layer_name(
         name

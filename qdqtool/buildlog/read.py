@@ -21,7 +21,7 @@ from typing import IO, BinaryIO, cast
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.build_status import set_build_status
 from qdqtool.buildlog.json_files import read_json
-from qdqtool.buildlog.json_lines import are_json_lines, unwrap
+from qdqtool.buildlog.json_lines import are_json_lines, unwrap_records
 from qdqtool.buildlog.log import LogPrefixStripper, LogReader
 from qdqtool.buildlog.types import Build, BuiltLayer, ParseSection, TacticCounts
 from qdqtool.errors import BuildLogError
@@ -213,7 +213,7 @@ def _fill_empty_fields(build: Build, other: Build) -> None:
 
 
 def merge(build: Build, other: Build) -> None:
-    """Add to `build` in place what it lacks and another file of the same build has.
+    """Complete `build` in place with the contents of another file of the same build.
 
     Raises:
         BuildLogError: The files are of different builds.
@@ -248,9 +248,9 @@ def _merge_profiles(build: Build, other: Build) -> None:
 
 
 def _merge_listings(build: Build, other: Build) -> None:
-    """Make the more detailed listing the main one, and keep the other as second listing.
+    """Make the more detailed listing the main listing, and keep the other as second listing.
 
-    Layers without a line number get that of the other listing.
+    Layers without a line number get the number of the layer of equal name in the other listing.
     """
     best, second = build, other
     if _rate_listing(other.layers) > _rate_listing(build.layers):
@@ -298,7 +298,7 @@ def read_build(*sources: LogSource) -> Build:
         sources: Paths, ``-`` for standard input, or binary streams. Each may be a verbose log
             (trtexec, Python API, polygraphy, onnxruntime), ``--dumpLayerInfo`` text, a layer JSON
             (``--exportLayerInfo``) or a profile JSON (``--exportProfile``), plain or compressed
-            with gzip or xz.
+            with gzip, xz or zstd.
 
     Returns:
         The build. Its ``missing`` lists the sections that are missing or cut off.
@@ -308,7 +308,9 @@ def read_build(*sources: LogSource) -> Build:
             builds.
     """
     if not sources:
-        raise BuildLogError("no build log given", code="missing-argument")
+        raise BuildLogError(
+            "no build log given; give the path of a log or layer JSON", code="missing-argument"
+        )
     build, *others = map(_read_source, sources)
     for other in others:
         merge(build, other)
@@ -323,11 +325,13 @@ def _read_source(source: LogSource) -> Build:
             head += block
             if len(head) >= 4096 and head.strip():
                 break
-            if len(head) > BLOCK:  # nothing but white space in the first block
+            if len(head) > BLOCK:  # The blocks read so far are blank and need not be kept.
                 blank_lines += head.count(b"\n")
                 head = b""
         if not head.strip():
-            raise BuildLogError("is empty", name, code="empty")
+            raise BuildLogError(
+                "is empty; save the output of 'trtexec --verbose' again", name, code="empty"
+            )
         is_wrapped = are_json_lines(head)
         if _looks_like_json(head) and not is_wrapped:
             build = read_json(_read_all(head, blocks, name), name)
@@ -335,7 +339,7 @@ def _read_source(source: LogSource) -> Build:
             reader, stripper = LogReader(), LogPrefixStripper()
             reader.build.lines.total = reader.build.lines.blank = blank_lines
             for lines in split_lines(itertools.chain([head], blocks)):
-                reader.feed(stripper.strip(unwrap(lines) if is_wrapped else lines))
+                reader.feed(stripper.strip(unwrap_records(lines) if is_wrapped else lines))
             build = reader.finish()
             _check_is_log(build, head, name)
     build.files = [name]

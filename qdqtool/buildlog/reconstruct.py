@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.buildlog.layers import int_list
+from qdqtool.buildlog.layers import as_int_list
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Shape, static_shape
 from qdqtool.errors import BuildLogError
@@ -59,20 +59,19 @@ def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
     """
     if not any(node.outputs for node in build.parse.nodes):
         raise BuildLogError(
-            "no parse section, so no graph can be rebuilt; this section is printed by 'trtexec "
-            "--verbose "
-            "--onnx=...'",
+            "the log has no parse section, so no graph can be rebuilt; build with 'trtexec "
+            "--verbose --onnx=...', which prints this section",
             ", ".join(build.files) or "the build",
             code="no-parse-section",
         )
     return _GraphRebuilder(build).run()
 
 
-def _present(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
+def _drop_missing(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _names(tensors: Sequence[ParsedTensor | None]) -> set[str]:
+def _tensor_names(tensors: Sequence[ParsedTensor | None]) -> set[str]:
     return {tensor.name for tensor in tensors if tensor is not None}
 
 
@@ -85,8 +84,8 @@ class _GraphRebuilder:
         outputs: Names of the outputs of nodes.
         inputs: Names of the inputs of nodes.
         quantized: Names of the outputs of Q.
-        deconvolution_inputs: Names of the inputs of ConvTranspose, and of the tensors before a Q or
-            DQ on them.
+        deconvolution_inputs: Names of the inputs of ConvTranspose, and of the inputs of the Q and
+            DQ that produce them.
         values: Inferred values of constants, by name.
         scales: Invented values of scales, by name.
     """
@@ -109,11 +108,11 @@ class _GraphRebuilder:
         self._constant_bytes = 0
 
     def _add_tensors(self, node: ParsedNode) -> None:
-        for tensor in _present(node.inputs):
+        for tensor in _drop_missing(node.inputs):
             self.inputs.add(tensor.name)
             if tensor.shape is not None:
                 self.tensors.setdefault(tensor.name, tensor)
-        outputs = {tensor.name: tensor for tensor in _present(node.outputs)}
+        outputs = {tensor.name: tensor for tensor in _drop_missing(node.outputs)}
         self.tensors.update(outputs)
         self.outputs.update(outputs)
         if node.op == _Q:
@@ -121,10 +120,12 @@ class _GraphRebuilder:
 
     def _find_deconvolution_inputs(self) -> set[str]:
         names: set[str] = set()
-        names.update(*(_names(node.inputs) for node in self.nodes if node.op == "ConvTranspose"))
+        names.update(
+            *(_tensor_names(node.inputs) for node in self.nodes if node.op == "ConvTranspose")
+        )
         quantizers = [node for node in self.nodes if node.op in _QUANTIZERS]
-        before = [node for node in quantizers if names & _names(node.outputs)]
-        return names.union(*(_names(node.inputs) for node in before))
+        before = [node for node in quantizers if names & _tensor_names(node.outputs)]
+        return names.union(*(_tensor_names(node.inputs) for node in before))
 
     def run(self) -> tuple[onnx.ModelProto, list[Note]]:
         listed = self._collect_listed_fields()
@@ -184,7 +185,7 @@ class _GraphRebuilder:
         if not scale.shape or scale.shape == (1,):
             return {}
         axes = [axis for axis, size in enumerate(data.shape[:2]) if size == scale.shape[0]]
-        if 1 in axes and self.deconvolution_inputs & _names(node.outputs):
+        if 1 in axes and self.deconvolution_inputs & _tensor_names(node.outputs):
             return {"axis": 1}
         return {"axis": int(axes == [1])}
 
@@ -245,13 +246,15 @@ class _GraphRebuilder:
     def _graph_outputs(self) -> list[onnx.ValueInfoProto]:
         names = [name for name in dict.fromkeys(self.build.parse.outputs) if name in self.outputs]
         if not names:
-            tensors = itertools.chain.from_iterable(_present(node.outputs) for node in self.nodes)
+            tensors = itertools.chain.from_iterable(
+                _drop_missing(node.outputs) for node in self.nodes
+            )
             names = [tensor.name for tensor in tensors if tensor.name not in self.inputs]
         return [self._output_info(self.tensors[name]) for name in names]
 
     def _value_infos(self) -> list[onnx.ValueInfoProto]:
         nodes = [node for node in self.nodes if node.op not in ("Constant", "Cast")]
-        tensors = itertools.chain.from_iterable(_present(node.outputs) for node in nodes)
+        tensors = itertools.chain.from_iterable(_drop_missing(node.outputs) for node in nodes)
         skipped = {"", *self.build.parse.outputs}
         return [
             self._output_info(t) for t in tensors if t.name not in skipped and t.shape is not None
@@ -350,7 +353,7 @@ def _value_info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInfoProt
 
 
 def _invent_scales(build: Build) -> dict[str, float]:
-    """Invent a value for each scale tensor; equal only if the log shows equal scales."""
+    """Return a value for each scale tensor; equal only if the log shows equal scales."""
     quantizers = [node for node in build.parse.nodes if node.op in _QUANTIZERS]
     scale_of_node = {
         node.name: tensors[1].name
@@ -376,12 +379,15 @@ def _invent_scales(build: Build) -> dict[str, float]:
 
 
 def _find_equal_scales(build: Build, quantizers: list[ParsedNode]) -> Iterator[tuple[str, str]]:
-    """Yield names of Q and DQ with equal scales: a Q and its DQ, or two merged by TensorRT."""
+    """Yield pairs of nodes with equal scales: a Q and its DQ, or two Qs that TensorRT merged."""
     producers = {
-        t.name: node.name for node in quantizers if node.op == _Q for t in _present(node.outputs)
+        t.name: node.name
+        for node in quantizers
+        if node.op == _Q
+        for t in _drop_missing(node.outputs)
     }
     for node in quantizers:
-        for data in _present(node.inputs[:1]):
+        for data in _drop_missing(node.inputs[:1]):
             if node.op == _DQ and data.name in producers:
                 yield node.name, producers[data.name]
     for event in build.trace:
@@ -401,8 +407,8 @@ class InferredAttributes:
 
     Attributes:
         parsed: The node as the parser printed it.
-        listed: Fields of the engine layer that absorbed it (``Kernel``, ``Stride``, ...), empty if
-            none is listed.
+        listed: Fields of the engine layer that absorbed the node (``Kernel``, ``Stride``, ...);
+            empty if the listing lacks such a layer.
         attributes: Attributes of the ONNX node.
         inferred: Names of the attributes that were not printed.
         values: Values of constant inputs, by input position.
@@ -415,16 +421,16 @@ class InferredAttributes:
     values: dict[int, list[int] | list[float]] = field(default_factory=dict)
 
     def input_shape(self, position: int) -> list[int] | None:
-        """Return the shape of an input if all of it is known."""
+        """Return the dimensions of an input; None unless all are known."""
         return _find_shape(self.parsed.inputs, position)
 
     def output_shape(self, position: int = 0) -> list[int] | None:
-        """Return the shape of an output if all of it is known."""
+        """Return the dimensions of an output; None unless all are known."""
         return _find_shape(self.parsed.outputs, position)
 
     @property
     def dynamic_output(self) -> Shape | None:
-        """Shape of the first output, with unknown dimensions."""
+        """Dimensions of the first output, some of which may be None."""
         first = self.parsed.outputs[0] if self.parsed.outputs else None
         return None if first is None else first.shape
 
@@ -446,7 +452,7 @@ def infer_attributes(node: ParsedNode, listed: dict[str, Any]) -> InferredAttrib
 
     Args:
         node: The node as the parser printed it.
-        listed: Fields of the engine layer that absorbed it.
+        listed: Fields of the engine layer that absorbed the node.
     """
     result = InferredAttributes(node, listed)
     if node.op in _RULES:
@@ -492,19 +498,20 @@ def _read_window(node: InferredAttributes, fields: dict[str, Any]) -> None:
         ("strides", "strides", "Stride"),
         ("dilations", "dilations", "Dilation"),
     ):
-        value = int_list(details.get(detail)) or int_list(fields.get(listed_field))
+        value = as_int_list(details.get(detail)) or as_int_list(fields.get(listed_field))
         if value and (attribute != "dilations" or node.parsed.op == "Conv"):
             node.attributes[attribute] = value
-    before = int_list(details.get("prepadding")) or int_list(fields.get("PrePadding"))
-    after = int_list(details.get("postpadding")) or int_list(fields.get("PostPadding"))
+    before = as_int_list(details.get("prepadding")) or as_int_list(fields.get("PrePadding"))
+    after = as_int_list(details.get("postpadding")) or as_int_list(fields.get("PostPadding"))
     if before is not None and after is not None:
         node.attributes["pads"] = [*before, *after]
 
 
 def _guess_kernel(source: int, target: int) -> int:
-    """Return the likely size of a pooling window.
+    """Return the likely size of a pooling window along one axis.
 
-    5 if the size does not change (SPPF), 3 if it is halved, else the stride.
+    The window is 5 wide if the size of the map does not change (SPPF), 3 if the size is halved,
+    and else as wide as the stride.
     """
     if target == source:
         return 5
@@ -516,7 +523,7 @@ def _guess_kernel(source: int, target: int) -> int:
 def _fit_window(source: int, target: int, kernel: int) -> tuple[int, int, int]:
     """Return stride, padding before and padding after that turn `source` into `target`.
 
-    Among several solutions, return the most usual one. If none fits, return the nearest.
+    Common combinations are tried first. If none fits exactly, return the nearest.
     """
     usual = (kernel - 1) // 2
     nearest = max(1, round(source / max(1, target)))

@@ -54,7 +54,7 @@ _BLOCK_STARTS = {  # beginning of a line: name of the block that the line opens
 }
 _BLOCK_TITLES = {"Device Information": "device", "Trace details": "trace"}
 UNSTAMPED = ("bindings", "io", "metadata")  # blocks without timestamps; an empty line ends them
-_MAX_RECORDS = 300_000
+MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # total of all records, so that a hostile log cannot exhaust the memory
 _MAX_BINDINGS = 10_000
 _MAX_BLOCKS = 20
@@ -143,7 +143,7 @@ class SectionReader:
         if self.block and self._read_in_block(level, text):
             return True
         if level == "I" and lines.is_profile_head(text):
-            # An excerpt without the heading of its block.
+            # The log is an excerpt that lacks the heading of the profile.
             self.block = "profile"
             return lines.read_profile_row(self.build, text)
         if text.startswith("Layer("):
@@ -165,7 +165,7 @@ class SectionReader:
             return True
         if self.build.milestones and text.startswith(_PARSE_BEGINS):
             # The parser runs again after the optimizer: the log contains another network.
-            self._begin_again(parse=True)
+            self._start_next_build(parse=True)
         return self.parse.read(text, line)
 
     def _read_engine_line(self, text: str, line: int) -> bool:
@@ -195,15 +195,16 @@ class SectionReader:
         if lines.read_memory(build.memory, text) or lines.read_metric(build.performance, text):
             return True
         if _OPTION.match(text):
-            # An excerpt without the heading of its block.
+            # The log is an excerpt that lacks the heading of the options.
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
         if self._read_seconds(text, line):
             return True
-        # A profile row in an excerpt without heading: indented, a name and at least three numbers.
+        # In an excerpt, profile rows may lack a heading. Each row is indented, and has a name and
+        # at least three numbers.
         is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
-        return (is_excerpt and lines.read_profile_row(build, text)) or lines.is_chatter(text)
+        return (is_excerpt and lines.read_profile_row(build, text)) or lines.is_uninformative(text)
 
     def _read_placement(self, text: str) -> bool:
         match = _PLACED.match(text) if text.startswith("[") else None
@@ -290,7 +291,7 @@ class SectionReader:
         if match[1] in ("PASSED", "FAILED"):
             build.passed = match[1] == "PASSED"
         elif build.milestones:
-            self._begin_again(parse=True)
+            self._start_next_build(parse=True)
             build.command, build.tensorrt = "", None
             build.flags.clear()
         self.block = ""
@@ -309,7 +310,7 @@ class SectionReader:
             return False
         self.trace.reset()
         if match[1] == "Original" and any(m.name == "Original" for m in self.build.milestones):
-            self._begin_again()
+            self._start_next_build()
         if self._keep(match[1]):
             self.build.milestones.append(Milestone(match[1], int(match[2]), line))
         return True
@@ -354,12 +355,14 @@ class SectionReader:
             self.build.tensorrt = match[1]
         return text.startswith("TensorRT version: ")
 
-    def _begin_again(self, parse: bool = False) -> None:
-        """Drop the build read so far: if a log contains several builds, the last one counts.
+    def _start_next_build(self, parse: bool = False) -> None:
+        """Drop the previous build of the log, because only the last build counts.
 
-        `parse` says whether the next build is of another network, so drop the parse section too.
+        Args:
+            parse: Whether to drop the parse section as well, because the next build is of another
+                network.
         """
-        self.build.begin_again()
+        self.build.clear_results()
         if parse:
             self.build.parse = ParseSection()
             self.parse = lines.ParseReader(self.build.parse, self._keep)
@@ -398,7 +401,8 @@ class SectionReader:
         return True
 
     def _read_added_reformat(self, text: str, line: int) -> bool:
-        # NAME (TENSOR) from FORMAT to FORMAT; from 8.6 on the target may be long-strided.
+        # The line is NAME (TENSOR) from FORMAT to FORMAT. From 8.6 on, the target may be
+        # long-strided.
         if not text.startswith(_ADDED):
             return False
         edge, cut, formats = text[len(_ADDED) :].removesuffix(_LONG_STRIDED).rpartition(") from ")
@@ -411,22 +415,25 @@ class SectionReader:
         return True
 
     def _keep(self, text: str) -> bool:
-        """Return whether the memory limit allows another record; note the first refusal."""
+        """Count a record, and return whether the memory limit allows storing it.
+
+        The first record beyond the limit adds a note and a gap to the build.
+        """
         self._records += 1
         self._characters += len(text)
-        if self._records <= _MAX_RECORDS and self._characters <= _MAX_CHARACTERS:
+        if self._records <= MAX_RECORDS and self._characters <= _MAX_CHARACTERS:
             return True
         if not self._full:
             self._full = True
             self.build.notes.append(
                 Note(
-                    f"the log is too long: the first {_MAX_RECORDS:,} records were read, later "
+                    f"the log is too long: the first {MAX_RECORDS:,} records were read, later "
                     "records were only counted",
                     code="too-long",
-                    records=_MAX_RECORDS,
+                    records=MAX_RECORDS,
                 )
             )
-            self.build.gaps.append(Gap(Section.ALL, GapKind.BEYOND_RECORDS, _MAX_RECORDS))
+            self.build.gaps.append(Gap(Section.ALL, GapKind.BEYOND_RECORDS, MAX_RECORDS))
         return False
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Summarize a build as JSON, and return the commands that build the engine again."""
+"""Summary of a build as JSON, and the commands that build the engine again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _join_command(words: list[str], *flags: str) -> str:
 
 
 def summarize(build: Build) -> Json:
-    """Return the facts of a build as JSON, in the order of the page.
+    """Return the facts of a build as JSON, in the order of the text output of ``qdqtool log``.
 
     A missing fact is None or an empty list.
     """
@@ -97,8 +97,8 @@ def summarize(build: Build) -> Json:
         "placement": dict(Counter(device for device, _, _ in build.placement)),
         "passes": summarize_passes(build),
         "engine": _summarize_engine(build),
-        "conversions": [_summarize_edge(layer) for layer in build.conversions],
-        "reformats": [_summarize_edge(layer) for layer in build.layout_reformats],
+        "conversions": [_summarize_conversion(layer) for layer in build.conversions],
+        "reformats": [_summarize_conversion(layer) for layer in build.layout_reformats],
         "merged": build.merged_layers,
         "tuning": _summarize_tuning(build),
         "seconds": dict(build.seconds),
@@ -131,7 +131,7 @@ def _summarize_message(message: LogMessage) -> Json:
 
 
 def describe_contents(build: Build) -> list[str]:
-    """Describe how many records of each kind were read, such as of an excerpt."""
+    """Describe how many records of each kind were read, as ``12 nodes of the parse section``."""
     tactics, parse, lines = build.tactics, build.parse, build.lines
     records = (
         (len(parse.nodes), "node", "of the parse section"),
@@ -147,7 +147,7 @@ def describe_contents(build: Build) -> list[str]:
         (tactics.runners.total(), "kernel", "chosen"),
         (len(tactics.costed), "layer", "whose costs were computed"),
         (tactics.cached, "timing", "from the cache"),
-        (tactics.skipped, "kernel", "or kind of kernels passed over"),
+        (tactics.skipped, "kernel", "or kernel type skipped"),
         (len(build.reformats), "reformat", "added"),
         (len(build.layers), "engine layer", ""),
         (len(build.profile_rows), "profile row", ""),
@@ -163,7 +163,9 @@ def describe_contents(build: Build) -> list[str]:
         return parts
     understood = lines.total - lines.blank - lines.unexplained
     if understood:
-        return [f"{format_count(understood, 'line')} of TensorRT with nothing to keep"]
+        return [
+            f"{format_count(understood, 'line')} of TensorRT without information for the summary"
+        ]
     unknown = format_count(lines.marked, "line")
     return [(f"{unknown} of TensorRT that this version of qdqtool does not recognize")]
 
@@ -250,7 +252,7 @@ def _summarize_engine(build: Build) -> Json | None:
     }
 
 
-def _summarize_edge(layer: BuiltLayer) -> Json:
+def _summarize_conversion(layer: BuiltLayer) -> Json:
     tensor = next(iter(layer.inputs or layer.outputs), None)
     shape = list(tensor.shape) if tensor is not None and tensor.shape is not None else None
     return {

@@ -19,7 +19,7 @@ from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
 
 Shape = tuple[int | None, ...]
-"""Dimensions as printed (NCHW for images). None is a dynamic one, which TensorRT prints as -1."""
+"""Dimensions as printed (NCHW for images). None is a dynamic dimension, printed as -1."""
 
 MAX_DIMENSION = 1 << 40  # a larger dimension means a damaged file and counts as unknown
 
@@ -41,7 +41,7 @@ class Section(StrEnum):
 
 
 class GapKind(StrEnum):
-    """Kind of a gap, as a template of the message."""
+    """Kind of gap in a build. The values are templates of messages."""
 
     ABSENT = "{section}"
     NOT_REACHED = "no {section}"
@@ -191,6 +191,8 @@ class TacticCounts:
     """Counts over the autotuning section.
 
     Attributes:
+        timed: Tactics that were timed.
+        combinations: Combinations of tensor formats that were tried.
         reformat_timings: Reformats timed or costed (``Autotuning Reformat``).
         skipped: Runners without a valid tactic.
         cached: Layers whose timing came from the cache.
@@ -238,7 +240,10 @@ class ProfileRow:
     """Time of one layer in the profile.
 
     Attributes:
-        median_ms: None before TensorRT 8.4.
+        total_ms: Milliseconds over all iterations.
+        average_ms: Average milliseconds.
+        median_ms: Median milliseconds; None before TensorRT 8.4.
+        percent: Share of the total time.
     """
 
     name: str
@@ -284,7 +289,8 @@ class LineCounts:
     unexplained: int = 0
 
 
-REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # NoOp: no work at run time
+# NoOp is left out, because such a layer does no work at run time.
+REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})
 _MAX_ELEMENTS = 1 << 50
 
 
@@ -317,7 +323,7 @@ class LogEvent(Event):
 
     @property
     def event(self) -> Event:
-        """Event without its line number, to compare with a simulated one."""
+        """Event without its line number, for comparison with simulated events."""
         return Event(self.pass_name, self.kind, self.subject, self.object)
 
 
@@ -345,7 +351,7 @@ class BuiltTensor:
         return count if count < _MAX_ELEMENTS else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the published fields."""
+        """Return the fields of the JSON output."""
         return to_json_fields(self)
 
 
@@ -357,7 +363,7 @@ class BuiltLayer:
         name: TensorRT's fused name.
         type: TensorRT's layer type (``CaskConvolution``, ``Reformat``, ``kgen``, ...); empty in a
             names-only listing.
-        inputs: In the order of the listing (a residual second).
+        inputs: Inputs in the order of the listing. A residual is the second input.
         constants: Weights that TensorRT 10 and later list as tensors.
         tactic: Tactic number or name as printed.
         onnx_names: ONNX nodes that the metadata names (TensorRT 10 and later), else empty.
@@ -393,7 +399,7 @@ class BuiltLayer:
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it computes a convolution or deconvolution."""
+        """Whether the layer computes a convolution or deconvolution."""
         lower = self.type.lower()
         return (
             "conv" in lower
@@ -403,12 +409,12 @@ class BuiltLayer:
 
     @property
     def is_deconvolution(self) -> bool:
-        """Whether it computes a deconvolution."""
+        """Whether the layer computes a deconvolution."""
         return "deconv" in self.type.lower()
 
     @property
     def is_qdq(self) -> bool:
-        """Whether it is a remaining Q or DQ, or a DQ merged with the Q after it."""
+        """Whether the layer is a remaining Q or DQ, or a DQ merged with the Q after it."""
         if self.origin:
             return self.origin == "QDQ"
         # Parse the name only if needed, because parsing is slow.
@@ -436,7 +442,7 @@ class BuiltLayer:
         return LayerRole.CONVOLUTION if self.is_convolution else LayerRole.OTHER
 
     def as_json(self) -> dict[str, Any]:
-        """Return the published fields."""
+        """Return the fields of the JSON output."""
         first = to_json_fields(self, "name", "type", "kind", "inputs", "outputs", "tactic")
         return {**first, "onnx": list(self.onnx_names), "origin": self.origin, "line": self.line}
 
@@ -453,8 +459,8 @@ class Build:
         tensorrt: Version (``8.5.2``), None if no line states it.
         version_hint: Earliest version that spells its lines this way (``8.5``), if no line states
             the version.
-        is_rtx: Whether it is TensorRT for RTX.
-        targets: Compute capabilities that it was built for (86 for 8.6), if a table of
+        is_rtx: Whether TensorRT for RTX built the engine.
+        targets: Compute capabilities that the engine was built for (86 for 8.6), if a table of
             ``qdqtool build`` lists them.
         device: GPU name.
         gpu: Lines of ``Device Information``: key to value.
@@ -467,15 +473,16 @@ class Build:
         trace: Every optimizer line, in order.
         headings: Headings of the optimizer (``QDQ graph optimizer backward pass``) with their line.
         milestones: Layer counts of the optimizer (``Original: 730 layers``), in order.
-        placement: (``GPU`` or ``DLA``, layer type or empty, name) of the layers before tuning.
+        placement: Device (``GPU`` or ``DLA``), type (may be empty) and name of each layer before
+            tuning.
         layers: Engine listing.
         second_layers: Second listing of the same engine, in another spelling or file.
         listing: Source of the listing: ``engine-lines``, ``layer-info`` or ``layer-json``; empty
             if there is none.
         bindings: Names of the network's inputs and outputs.
         profile_rows: Profile, in order.
-        profile_total_ms: Average time of a query over all layers, from the Total line; None if not
-            printed.
+        profile_total_ms: Average time of an inference over all layers in milliseconds, from the
+            Total line; None if not printed.
         iterations: Iterations profiled.
         performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``,
             ``value``) to number: ms, qps for the throughput, s for the totals.
@@ -521,8 +528,11 @@ class Build:
     names_only: bool = False
     notes: list[Note] = field(default_factory=list)
 
-    def begin_again(self) -> None:
-        """Drop everything except the parse section, because another build begins in the log."""
+    def clear_results(self) -> None:
+        """Drop the results of the optimizer, listing and profile, when another build begins.
+
+        The parse section, options and messages remain.
+        """
         for items in (
             self.trace,
             self.headings,
@@ -543,7 +553,7 @@ class Build:
 
     @property
     def display_name(self) -> str:
-        """Name for messages: the files that it was read from."""
+        """Name for messages: the files that the build was read from."""
         return ", ".join(self.files) or "build"
 
     @property
@@ -557,13 +567,16 @@ class Build:
 
     @property
     def gpu_ms(self) -> float | None:
-        """GPU time of one execution in milliseconds: the median, else the mean."""
+        """GPU time of one inference in milliseconds: the median, else the mean, else None."""
         performance = self.performance.get("GPU Compute Time", {})
         return performance.get("median", performance.get("mean"))
 
     @property
     def title(self) -> str:
-        """Product and version: ``TensorRT 8.5.2``, or the version that the spelling suggests."""
+        """Product and version (``TensorRT 8.5.2``).
+
+        If the version is not stated, the earliest version with this spelling of lines.
+        """
         product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
         if self.tensorrt:
             return f"{product} {self.tensorrt}"
@@ -588,12 +601,12 @@ class Build:
 
     @property
     def merged_layers(self) -> list[list[str]]:
-        """Groups of layers that TensorRT merged side by side (``A || B``)."""
+        """Names in each group of parallel layers that TensorRT merged (``A || B``)."""
         return [e.subject.split(" || ") for e in self.trace if e.kind == "Merging layers"]
 
     @property
     def profile(self) -> dict[str, float]:
-        """Average milliseconds by layer name; layers of one name are summed."""
+        """Average milliseconds by layer name. Times of layers with equal names are added."""
         times: dict[str, float] = defaultdict(float)
         for row in self.profile_rows:
             times[row.name] += row.average_ms
@@ -622,7 +635,7 @@ class Build:
         )
 
     def milestone(self, name: str) -> int | None:
-        """Return the number of layers at the last milestone of that name."""
+        """Return the number of layers at the last milestone of a name; None if missing."""
         return next((m.layers for m in reversed(self.milestones) if m.name == name), None)
 
     def as_json(self) -> dict[str, Any]:

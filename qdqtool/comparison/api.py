@@ -201,7 +201,7 @@ def _load_side(source: CompareInput, parameter: str) -> Model | EngineReport:
     if isinstance(source, (list, tuple)):
         if not source:
             raise QdqtoolError(
-                f"`{parameter}`: no file given",
+                f"`{parameter}`: no file given; give an ONNX model or the files of a build",
                 code="missing-argument",
                 parameter=parameter,
             )
@@ -238,7 +238,7 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
 def distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, str]:
     """Return display names for two sets of files.
 
-    Each name has as many parent folders as the two sets need to look different.
+    Each name includes as many parent folders as are needed to tell the sets apart.
     """
 
     def join_names(paths: Sequence[str], parts: int) -> str:
@@ -306,7 +306,8 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
     if any(n.index in matching.pairs for n in a.view.nodes_with_weights):
         reason = f"only {matching.likeness:.0%} of the layers match"
     raise QdqtoolError(
-        f"{a.title} and {b.title} are models of different networks: {reason}",
+        f"{a.title} and {b.title} are models of different networks: {reason}. Give two models of "
+        "the same network",
         code="different-models",
     )
 
@@ -343,7 +344,7 @@ class _ChangeExplainer:
 
     Args:
         prediction: Prediction of the model, or of the second of two models.
-        fallback: Reason for a lost INT8 that the prediction does not explain. None: unknown.
+        fallback: Reason for a lost INT8 that the prediction does not explain; None if unknown.
         verbs: Verbs for the outputs of A and B.
     """
 
@@ -398,7 +399,7 @@ class _ChangeExplainer:
 
 def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
     profiles = [not r.build.layers and bool(r.build.profile_rows) for r in (first, second)]
-    if any(profiles):  # profiles of layer names and times only
+    if any(profiles):  # A profile has only names and times of layers.
         first, second = (analyze(add_profile_layers(r.build)) for r in (first, second))
     for report in (first, second):
         _check_listing(report.build)
@@ -415,7 +416,7 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
     if not has_pairs and (result.nodes or any(profiles)):
         raise BuildLogError(
             f"{titles[0]} and {titles[1]} have no layer in common: they are builds of different "
-            "networks",
+            "networks. Give two builds of the same network",
             code="different-models",
         )
     untyped = [title for is_profile, title in zip(profiles, titles, strict=True) if is_profile]

@@ -63,7 +63,7 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
 
 
 def _execution_time(report: EngineReport) -> float | None:
-    """Return milliseconds per execution: trtexec's time, else the sum of the profile."""
+    """Return milliseconds per inference: trtexec's time, else the sum of the profile, else None."""
     build = report.build
     if build.gpu_ms is not None or report.has_times:
         return build.gpu_ms if build.gpu_ms is not None else report.total_ms
@@ -71,9 +71,9 @@ def _execution_time(report: EngineReport) -> float | None:
 
 
 def add_profile_layers(build: Build) -> Build:
-    """Return a build whose layers come from its profile if it lists none.
+    """Return a build with the layers of its profile if the build lists no layers.
 
-    Such layers have names but no data types.
+    Layers of a profile have names but no data types.
     """
     if build.layers or not build.profile_rows:
         return build
@@ -145,7 +145,7 @@ def _map_convolutions(
 
 
 def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
-    """Return whether the node names in the build can be trusted to be those of the model.
+    """Return whether equal names in the build and in the model stand for equal nodes.
 
     False if a name stands for different nodes. Numbered names of another export may be equal by
     chance. So if the model's names are numbered, the build must contain all of them.
@@ -165,7 +165,7 @@ def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     Returns the sides as built, by node index.
 
     Raises:
-        BuildLogError: Too few match: the build is of another network.
+        BuildLogError: Too few nodes match, because the build is of another network.
     """
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     nodes = [
@@ -189,7 +189,7 @@ def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
 def _match_weight_names(
     view: View, nodes: list[Node], layers: list[BuiltLayer]
 ) -> list[tuple[Node, BuiltLayer]]:
-    """Pair nodes with the layers whose names contain the weights; skip shared weights."""
+    """Pair nodes with the layers whose names contain their weights; skip shared weights."""
     initializers = NameSet(view.model.initializers)
     by_weights: dict[str, BuiltLayer] = {}
     for layer in layers:

@@ -27,9 +27,11 @@ _MIN_ORDERED_ROUND = 4  # earlier rounds only pair colors with a single node on 
 _MAX_NEIGHBORS = 32
 # Names are used if at least this share of the pairs found by structure has equal names.
 _MIN_EQUAL_NAMES = 0.8
-# The same without any pair: share of the smaller graph's names in both graphs.
+# Without any pair, names are used if at least this share of the smaller graph's names is in both
+# graphs.
 _MIN_COMMON_NAMES = 0.5
-_MAX_SEQUENCE = 3000  # more unpaired nodes are not aligned in order: quadratic cost
+# Maximum number of unpaired nodes that are aligned in order, because the cost is quadratic.
+_MAX_SEQUENCE = 3000
 # Minimum likeness of two graphs of one network. Exports of one network have 1.0; YOLOv8n and
 # YOLO11n have 0.2.
 MIN_LIKENESS = 0.6
@@ -43,7 +45,7 @@ class NodeMatching:
 
     Attributes:
         pairs: Node of the second graph by the index of its partner in the first graph.
-        by: ``names`` if most pairs have the same name, otherwise ``structure``.
+        by: ``names`` if at least half of the pairs have equal names, otherwise ``structure``.
         likeness: Share of the smaller graph's anchors that have a partner with the same neighbors.
     """
 
@@ -66,19 +68,19 @@ class AnchorGraph:
     Attributes:
         anchors: Nodes with constant weights, in the order of the view.
         signatures: Operator, shape of the weights, strides and groups of each anchor.
-        above: Indices of the nearest anchors upstream of each node, by node index. Input i of the
-            network has the index -1 - i.
-        below: Indices of the nearest anchors downstream of each node, by node index.
+        upstream: Indices of the nearest anchors upstream of each node, by node index. Input i of
+            the network has the index -1 - i.
+        downstream: Indices of the nearest anchors downstream of each node, by node index.
     """
 
     view: View
     anchors: list[Node]
     signatures: dict[int, Hashable]
-    above: dict[int, frozenset[int]]
-    below: dict[int, frozenset[int]]
+    upstream: dict[int, frozenset[int]]
+    downstream: dict[int, frozenset[int]]
 
     def name(self, index: int) -> str:
-        """Return the name of the node with this index."""
+        """Return the name of a node by index."""
         return self.view.model.nodes[index].name
 
 
@@ -87,35 +89,39 @@ def build_anchor_graph(view: View) -> AnchorGraph:
     anchors = [n for n in view.nodes_with_weights if n.input(1) and view.weights(n).folded]
     indices = {n.index for n in anchors}
     signatures = {n.index: _signature(view, n) for n in anchors}
-    above, below = _find_anchors_above(view, indices), _find_anchors_below(view, indices)
-    return AnchorGraph(view, anchors, signatures, above, below)
+    upstream, downstream = (
+        _find_anchors_upstream(view, indices),
+        _find_anchors_downstream(view, indices),
+    )
+    return AnchorGraph(view, anchors, signatures, upstream, downstream)
 
 
-def _find_anchors_above(view: View, anchors: set[int]) -> dict[int, frozenset[int]]:
-    above: dict[int, frozenset[int]] = {}
+def _find_anchors_upstream(view: View, anchors: set[int]) -> dict[int, frozenset[int]]:
+    upstream: dict[int, frozenset[int]] = {}
     producers = {name: frozenset({-1 - i}) for i, name in enumerate(view.model.inputs)}
     for node in view.model.ordered:
         inputs = [t for t in _data_inputs(node, anchors) if t not in view.constants]
-        above[node.index] = _union(producers.get(t, frozenset()) for t in inputs)
-        source = frozenset({node.index}) if node.index in anchors else above[node.index]
+        upstream[node.index] = _union(producers.get(t, frozenset()) for t in inputs)
+        source = frozenset({node.index}) if node.index in anchors else upstream[node.index]
         producers.update(dict.fromkeys(node.outputs, source))
-    return above
+    return upstream
 
 
-def _find_anchors_below(view: View, anchors: set[int]) -> dict[int, frozenset[int]]:
-    below: dict[int, frozenset[int]] = {}
+def _find_anchors_downstream(view: View, anchors: set[int]) -> dict[int, frozenset[int]]:
+    downstream: dict[int, frozenset[int]] = {}
     consumers: dict[str, frozenset[int]] = {}
     for node in reversed(view.model.ordered):
-        below[node.index] = _union(consumers.get(t, frozenset()) for t in node.outputs)
-        sink = frozenset({node.index}) if node.index in anchors else below[node.index]
+        downstream[node.index] = _union(consumers.get(t, frozenset()) for t in node.outputs)
+        sink = frozenset({node.index}) if node.index in anchors else downstream[node.index]
         for tensor in _data_inputs(node, anchors):
             consumers[tensor] = _union([consumers.get(tensor, frozenset()), sink])
-    return below
+    return downstream
 
 
 def _data_inputs(node: Node, anchors: set[int]) -> list[str]:
-    has_one = node.index in anchors or is_qdq(node)
-    return [t for t in (node.inputs[:1] if has_one else (*node.inputs, *node.captured)) if t]
+    has_single_data = node.index in anchors or is_qdq(node)
+    inputs = node.inputs[:1] if has_single_data else (*node.inputs, *node.captured)
+    return [tensor for tensor in inputs if tensor]
 
 
 def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
@@ -167,22 +173,25 @@ def match(first_view: View, second_view: View) -> NodeMatching:
 
 
 def _likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
-    """Return the share of the smaller graph's anchors with a partner in the same place.
+    """Return the share of the smaller graph's anchors whose partner has partnered neighbors.
 
-    The place is the same if neighbors on both sides are partners too.
+    A pair counts if upstream neighbors of both nodes are partners, and downstream neighbors too.
     """
     smaller = min(len(first.anchors), len(second.anchors))
     if not smaller:
         return 1.0
     agree = 0
     for i, j in pairs.items():
-        sides = ((first.above[i], second.above[j]), (first.below[i], second.below[j]))
+        sides = (
+            (first.upstream[i], second.upstream[j]),
+            (first.downstream[i], second.downstream[j]),
+        )
         agree += all(_have_partners(ours, theirs, pairs) for ours, theirs in sides)
     return agree / smaller
 
 
 def _have_partners(ours: frozenset[int], theirs: frozenset[int], pairs: Mapping[int, int]) -> bool:
-    """Return whether a neighbor in `ours` has its partner in `theirs`, or both are empty."""
+    """Return whether a node of `ours` has its partner in `theirs`, or both sets are empty."""
     return (not ours and not theirs) or bool(
         {pairs.get(i, i if i < 0 else None) for i in ours} & theirs
     )
@@ -207,7 +216,9 @@ def _refine_colors(first: AnchorGraph, second: AnchorGraph) -> list[Colors]:
 
     def refine(graph: AnchorGraph, colors: Mapping[int, int]) -> dict[int, int]:
         return {
-            i: number((c, color_set(graph.above[i], colors), color_set(graph.below[i], colors)))
+            i: number(
+                (c, color_set(graph.upstream[i], colors), color_set(graph.downstream[i], colors))
+            )
             for i, c in colors.items()
         }
 
@@ -252,7 +263,7 @@ def _pair_classes(
     pairs: dict[int, int],
     use_names: bool,
 ) -> None:
-    """Add pairs of nodes with one color: by equal names if `use_names`, the rest in order."""
+    """Add pairs of nodes of equal color: by equal names if `use_names`, the rest in order."""
     for left, right in _find_unpaired_classes(colors, pairs):
         names = {second.name(j): j for j in right} if use_names else {}
         by_name: dict[int, int] = {}
@@ -358,7 +369,7 @@ def _neighbor_key(graph: AnchorGraph, node: Node, partners: Mapping[int, int] | 
 
     `partners` translates the indices of the anchors to those of the second graph.
     """
-    sides = (graph.above[node.index], graph.below[node.index])
+    sides = (graph.upstream[node.index], graph.downstream[node.index])
     if partners is None:
         return node.op, *sides
     return node.op, *(

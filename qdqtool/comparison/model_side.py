@@ -25,7 +25,8 @@ class ModelSide:
     """A model as a side of a comparison.
 
     Attributes:
-        prediction: None for a model whose build is the other side.
+        view: The model.
+        prediction: Prediction of the model; None if its build is the other side.
         title: Name of the model in the result.
     """
 
@@ -39,7 +40,7 @@ class ModelSide:
         return _collect_nodes(self.view, self.prediction)
 
     def find_node(self, node: Node) -> NodeSide:
-        """Return a node of the comparison; nodes without weights and Q/DQ have no values."""
+        """Return a node as the model shows it; only name and operator without weights or Q/DQ."""
         return self.nodes.get(node.index) or NodeSide(node.name, node.op, data=False)
 
 
@@ -90,7 +91,8 @@ def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
     if has_constant_weights:
         weights = view.weights(node)
         side.weights = weights.dq is not None
-        # The axis of a matrix product only depends on whether its weights are stored transposed.
+        # The axis of a matrix product depends only on whether its weights are stored transposed, so
+        # the axis is not compared.
         with_axis = operator_of(node).kind != LayerKind.MATRIX_MULTIPLY
         side.weights_scale = read_scales(view, weights.first_quantizer, with_axis)
     start = 2 if has_constant_weights else 1
@@ -132,7 +134,7 @@ def read_scales(view: View, node: Node | None, with_axis: bool = True) -> Quanti
 
 
 def _nonzero_points(params: qdq.QuantParams) -> tuple[int, ...]:
-    """Return the zero points; empty if all are 0."""
+    """Return the zero points; empty if all are 0 or if they are unknown."""
     zero = params.zero_point
     return tuple(np.ravel(zero).tolist()) if zero is not None and np.any(zero) else ()
 

@@ -54,12 +54,12 @@ class ChangeKind(StrEnum):
 class LossReason(StrEnum):
     """Reason why a convolution lost INT8."""
 
-    PAIRS = "pairs"  # its Q/DQ pairs are gone
-    WEIGHTS = "weights"  # the Q/DQ pair of its weights is gone
-    DATA = "data"  # the Q/DQ pair of its input is gone
-    FINDING = "finding"  # a finding explains why it is float although it has its pairs
-    FLOAT_BUILD = "float-build"  # the model has Q/DQ, the build was made from a float model
-    UNEXPLAINED = "unexplained"  # INT8 is predicted, the build does not show why it is float
+    PAIRS = "pairs"  # the convolution has no Q/DQ pairs any more
+    WEIGHTS = "weights"  # the weights have no Q/DQ pair any more
+    DATA = "data"  # the data input has no Q/DQ pair any more
+    FINDING = "finding"  # Q/DQ pairs remain, and a finding explains why TensorRT does not use them
+    FLOAT_BUILD = "float-build"  # the model has Q/DQ, but the build is of a float model
+    UNEXPLAINED = "unexplained"  # INT8 is predicted, and the build does not show why it is absent
     UNKNOWN = "unknown"
 
 
@@ -72,8 +72,8 @@ class QuantizerScales:
             infinite, NaN) are kept.
         axis: Axis of the channels; None for one scale, and for Gemm and MatMul, where it follows
             from the operator.
-        type: Integer type that it quantizes to.
-        zero: Its zero points, empty if all are 0.
+        type: Type of the quantized values.
+        zero: Zero points; empty if all are 0.
     """
 
     values: npt.NDArray[np.float64]
@@ -88,7 +88,7 @@ class QuantizerScales:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest scale; NaN if one of them is NaN."""
+        """The smallest and the largest scale; both NaN if any scale is NaN."""
         return float(self.values.min()), float(self.values.max())
 
     @property
@@ -102,7 +102,7 @@ class QuantizerScales:
         return bool(np.all(np.isfinite(self.values) & (self.values > 0)))
 
     def as_json(self) -> Json:
-        """Return the JSON fields."""
+        """Return the fields of the JSON output."""
         # JSON has no infinity and no NaN.
         least, greatest = (v if math.isfinite(v) else None for v in self.ends)
         return {
@@ -120,15 +120,15 @@ class NodeSide:
     Attributes:
         name: Name of the ONNX node, or of the engine layer if the ONNX node is unknown.
         op: Operator, or type of the engine layer.
-        precision: The type it computes in; None if unknown or irrelevant.
+        precision: Type in which the node computes; None if unknown or irrelevant.
         inputs: Types of the data input and of a residual input.
-        output: Type of its output; None if unknown.
-        data: Whether its data input has Q/DQ in the file; None for an engine layer.
-        weights: Whether its weights have Q/DQ in the file; None without weights.
-        scale: Scales of its data input.
-        weights_scale: Scales of its weights.
-        other_scales: Scales of its other inputs with Q/DQ, by position.
-        fused: Operators fused into its layer.
+        output: Type of the output; None if unknown.
+        data: Whether the data input has Q/DQ in the file; None for an engine layer.
+        weights: Whether the weights have Q/DQ in the file; None without weights.
+        scale: Scales of the data input; None if missing or unknown.
+        weights_scale: Scales of the weights; None if missing or unknown.
+        other_scales: Scales of other inputs with Q/DQ, by input position.
+        fused: Operators fused into the engine layer.
         layer: Name of the engine layer.
         ms: Milliseconds of the engine layer; None without times.
     """
@@ -149,17 +149,17 @@ class NodeSide:
 
     @property
     def is_int8(self) -> bool:
-        """Whether it computes in INT8 or UINT8."""
+        """Whether the node computes in INT8 or UINT8."""
         return self.precision in BYTES
 
     @property
     def is_quantized(self) -> bool:
-        """Whether it computes in INT8, UINT8 or FP8."""
+        """Whether the node computes in INT8, UINT8 or FP8."""
         return self.precision in EIGHT_BITS
 
     @property
     def is_unsigned(self) -> bool:
-        """Whether its data or weights are quantized to UINT8, which TensorRT rejects."""
+        """Whether data or weights are quantized to UINT8, which TensorRT rejects."""
         return any(
             s is not None and s.type == Precision.UINT8 for s in (self.scale, self.weights_scale)
         )
@@ -170,7 +170,7 @@ class NodeSide:
         return None if self.precision is None or len(self.inputs) < 2 else self.inputs[1]
 
     def as_json(self) -> Json:
-        """Return the JSON fields."""
+        """Return the fields of the JSON output."""
         return {
             **to_json_fields(self, "name", "op", "precision", "inputs", "output"),
             "quantized": to_json_fields(self, "data", "weights"),
@@ -188,11 +188,11 @@ class NodeChange:
         a: The node on the first side; None if that side lacks it.
         b: The node on the second side; None if that side lacks it.
         changes: All differences; empty for an equal node.
-        lost: Reason of ``lost-int8``.
+        lost: Reason of ``lost-int8``; None without this change.
         finding: Code of the finding that explains the change, or empty.
         why: Description of the changes in one sentence.
         factor: Second scale over first for the input that differs most; None if unknown.
-        scales: The scales of that input on both sides.
+        scales: Scales of the input that differs most, on both sides.
         weights_factor: Second scale over first for the weights; None if unknown.
     """
 
@@ -238,7 +238,7 @@ class NodeChange:
         return self.b.ms - self.a.ms
 
     def as_json(self) -> Json:
-        """Return the JSON fields."""
+        """Return the fields of the JSON output."""
         return {
             **to_json_fields(self, "name", "a", "b", "changes", "lost", "finding", "why"),
             "scale_factor": self.factor,
@@ -254,20 +254,20 @@ class SideSummary:
     Attributes:
         kind: ``model`` or ``build``.
         title: File name; for a build also its version and GPU.
-        quantized: Whether it has any INT8: Q/DQ in the file, or INT8 convolutions in the engine.
+        quantized: Whether the side has Q/DQ in the file, or INT8 or FP8 convolutions in the engine.
         convolutions: Number of Conv, ConvTranspose, Gemm and MatMul (of a build: of its layers).
         products: Number of matrix products, including those of two activations without Q/DQ.
         plain: Number of convolutions without the matrix products.
-        int8: How many of ``convolutions`` are INT8; None if unknown.
-        int8_to_int8: How many of the INT8 ones write INT8.
-        fp8: How many of ``convolutions`` are FP8; None if unknown.
-        fp8_to_fp8: How many of the FP8 ones write FP8.
-        conversions: Remaining Q and DQ; None if the target does not count them.
-        ms: Milliseconds of one execution; None without times.
+        int8: Number of ``convolutions`` in INT8; None if unknown.
+        int8_to_int8: Number of INT8 convolutions that write INT8.
+        fp8: Number of ``convolutions`` in FP8; None if unknown.
+        fp8_to_fp8: Number of FP8 convolutions that write FP8.
+        conversions: Number of Q and DQ that remain in the engine; None if unknown.
+        ms: Milliseconds of one inference; None without times.
         measured: Whether the time was measured.
         target: Target of the prediction; empty for a build.
         compute_capabilities: Compute capabilities that the prediction holds for; empty for a build,
-            and if it holds for all.
+            and if the prediction holds for all.
         gpu: GPU that the time is for, or empty.
         gaps: Missing parts of a truncated build.
         obstacle: Form of quantization in the model that TensorRT rejects, or empty.
@@ -316,7 +316,7 @@ class SideSummary:
         return [str(g) for g in self.gaps]
 
     def as_json(self) -> Json:
-        """Return the JSON fields."""
+        """Return the fields of the JSON output."""
         fields = to_json_fields(
             self,
             "kind",
@@ -375,11 +375,11 @@ class Comparison(SavableResult):
         return [n for n in self.nodes if n.changes]
 
     def where(self, change: ChangeKind) -> list[NodeChange]:
-        """Return the nodes with that change."""
+        """Return the nodes with a kind of change."""
         return [n for n in self.nodes if change in n.changes]
 
     def count(self, change: ChangeKind) -> int:
-        """Count the nodes with that change."""
+        """Return the number of nodes with a kind of change."""
         return self._counts[change]
 
     @property
@@ -393,7 +393,7 @@ class Comparison(SavableResult):
 
     @property
     def open_outputs(self) -> int:
-        """Number of convolutions whose output type one side does not show.
+        """Number of convolutions whose output type at least one side does not show.
 
         Only convolutions that are INT8 or FP8 on both sides count.
         """
@@ -438,7 +438,7 @@ class Comparison(SavableResult):
 
     @property
     def times_as_long(self) -> float | None:
-        """Time of the second side over that of the first; None if unknown."""
+        """Time of the second side divided by the time of the first; None if unknown."""
         return self.b.ms / self.a.ms if self.a.ms and self.b.ms else None
 
     def summary(self) -> Json:
@@ -530,7 +530,7 @@ def _loss_reason(a: NodeSide, b: NodeSide) -> LossReason:
 
 
 def _qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list[ChangeKind]:
-    """Return whether Q/DQ pairs were lost or gained; empty if INT8 was lost or gained."""
+    """Return the changes of Q/DQ pairs; empty if the node lost or gained INT8 itself."""
     if ChangeKind.LOST_INT8 in kinds or ChangeKind.GAINED_INT8 in kinds:
         return []
     changes = []
@@ -551,7 +551,7 @@ def _pair_input_scales(
 
 
 def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
-    """Return the kinds of scale changes, and store the largest one in `change`."""
+    """Return the kinds of scale changes, and store the largest change in `change`."""
     different = [pair for pair in _pair_input_scales(a, b) if scales_differ(*pair)]
     kinds = []
     if different:

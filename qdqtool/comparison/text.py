@@ -90,14 +90,14 @@ def describe_reference(comparison: Comparison) -> list[Note]:
     return [
         Note(
             "A is quantized too, so the agreement does not show which model is more accurate. "
-            "Compare each of them with the float model.",
+            "Compare each model with the float model.",
             code="reference-quantized",
         )
     ]
 
 
 def describe_images(agreement: NetworkAgreement) -> list[Note]:
-    """Return notes about images that are few, could not be read, or show nothing."""
+    """Return notes about unreadable images, too few images, and images without detections."""
     notes = []
     if agreement.unread:
         name, reason = agreement.unread[0]
@@ -122,7 +122,7 @@ def describe_images(agreement: NetworkAgreement) -> list[Note]:
     elif agreement.images < _MIN_IMAGES:
         notes.append(
             Note(
-                f"{format_count(agreement.images, 'image')} show large differences only; give "
+                f"{format_count(agreement.images, 'image')} can show only large differences; give "
                 f"{_MIN_IMAGES} or more images",
                 code="few-images",
                 images=agreement.images,
@@ -189,7 +189,7 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
     realized = sum(node.is_quantized for node in requested)
     text = f"{realized} of {_count_layers(requested)} that the model quantizes run in INT8"
     if NO_LISTING in (*a.gaps, *b.gaps):
-        text += " by the optimizer's lines alone"
+        text += " according to the optimizer's lines alone"
     unknown = sum(node.is_unknown for node in requested)
     if unknown:
         text += f", {unknown} unknown: the build does not show their data types"
@@ -248,7 +248,7 @@ def _output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
 
 
 def _describe_kept(comparison: Comparison, kind: ChangeKind) -> str:
-    """Return ``in INT8 as before, `` if all nodes with a change kept one format, else nothing."""
+    """Return ``in INT8 as before, `` if all nodes with a change kept one format, else ``""``."""
     nodes = comparison.where(kind)
     formats = {_name_format(n.a) for n in nodes}
     is_kept = all(ChangeKind.FORMAT not in n.changes for n in nodes)
@@ -406,7 +406,7 @@ def _format_factor(factor: float) -> str:
 
 
 def format_scales(scales: QuantizerScales | None) -> str:
-    """Return a scale, or the smallest and the largest of several."""
+    """Return a scale as text, or the smallest and the largest of several scales."""
     if scales is None:
         return _UNKNOWN
     least, greatest = scales.ends

@@ -56,6 +56,8 @@ class FindingCodeEntry:
         tensorrt: Effect in TensorRT.
         log: Trace in a build log, with TensorRT's own words if known.
         fix: Advice. Empty if no action is needed.
+        fix_by_rate: Advice for a GPU that computes INT8 faster than FP16, and for the other GPUs.
+            Empty if the rates do not matter.
         holds: Targets to which it applies, with evidence.
         builds: Whether the engine builds in spite of an error, with wrong results.
         passes: Whether the finding comes from the simulated passes. The evidence of the target's
@@ -73,6 +75,7 @@ class FindingCodeEntry:
     log: str
     holds: tuple[CodeScope, ...]
     fix: str = ""
+    fix_by_rate: tuple[str, ...] = ()
     builds: bool = False
     passes: bool = False
     saves_time: bool = True
@@ -91,6 +94,17 @@ class FindingCodeEntry:
         if scope is None or listed == base:
             return scope
         return replace_fields(scope, evidence=scope.evidence.weaker(TARGETS[base].evidence))
+
+    def fix_on(self, has_fast_int8: bool | None) -> str:
+        """Return the advice for a GPU.
+
+        Args:
+            has_fast_int8: Whether the GPU computes INT8 faster than FP16; None without a GPU.
+        """
+        if has_fast_int8 is None or not self.fix_by_rate:
+            return self.fix
+        faster, slower = self.fix_by_rate
+        return faster if has_fast_int8 else slower
 
     def severity_on(self, target: str) -> Severity:
         """Return the severity on a target."""

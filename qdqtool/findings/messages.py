@@ -10,13 +10,14 @@ from qdqtool.types import Finding, Severity
 def describe_finding(finding: Finding) -> Message:
     """Return the message of a finding, and what to change."""
     entry = codes.get(finding.code)
+    general = entry.fix_on(finding.has_fast_int8)
     message = fix = ""
     for cause in finding.causes:
         reason = cause.reason
         description = reason.message(finding, cause)
         text, advice = (description, "") if isinstance(description, str) else description
         if not message:
-            message, fix = text, "" if advice == NO_ACTION else advice or entry.fix
+            message, fix = text, "" if advice == NO_ACTION else advice or general
             is_failure = finding.severity == Severity.ERROR and not reason.quotes
             error = entry.error_text(finding.target) if is_failure else ""
             message += f' TensorRT says: "{error}"' if error else ""

@@ -31,6 +31,7 @@ from qdqtool.patterns.fake_quantizers import (
     find_nested_quantizers,
     rewrite_fake_quantizers,
 )
+from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import TimeEstimate, estimate_variant
@@ -234,22 +235,36 @@ def _rewrite_quantizers(
 ) -> tuple[Model, list[FixAttempt], list[Note]]:
     """Return the model with simulated quantizers as Q and DQ, the changes, and notes.
 
-    The outputs are not compared as for other fixes: the numbers remain the same, and onnxruntime
-    cannot run the operators of other tools.
+    The outputs are not compared as for other fixes: the numbers remain the same, or a note says
+    that they do not, and onnxruntime cannot run the operators of other tools.
     """
     fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
     if not fakes or (requested and "FAKE-QUANT" not in requested):
         return model, [], []
     copy = model.copy()
-    if copy.opset < MIN_OPSET:
-        raise_opset(copy, MIN_OPSET)
+    is_half = any(onnx.TensorProto.FLOAT16 in fake.elem_types for fake in fakes)
+    opset = HALF_OPSET if is_half else MIN_OPSET
+    if copy.opset < opset:
+        raise_opset(copy, opset)
     rewrite_fake_quantizers(copy)
     attempts = [
         FixAttempt("FAKE-QUANT", fake.name, f"{fake.name}: {fake.form} quantizer as Q and DQ")
         for fake in fakes
     ]
     narrow = sum(fake.is_narrow for fake in fakes)
-    return copy, attempts, [_describe_narrow(narrow)] if narrow else []
+    inexact = sum(fake.is_inexact for fake in fakes)
+    notes = [_describe_narrow(narrow)] if narrow else []
+    return copy, attempts, [*notes, _describe_inexact(inexact)] if inexact else notes
+
+
+def _describe_inexact(count: int) -> Note:
+    return Note(
+        f"{format_count(count, 'quantizer')} of the original model did not round x / scale in "
+        "float32 as Q does (a multiplication by the reciprocal, or float16). A value in the middle "
+        "between two steps may become the other one: single values differ by one step",
+        code="rounding-differs",
+        count=count,
+    )
 
 
 def _describe_narrow(count: int) -> Note:

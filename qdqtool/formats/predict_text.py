@@ -82,7 +82,7 @@ def render(
         options: Options of the user that the next commands take too.
     """
     page = TextPage(width, everything)
-    target = target or target_named(prediction.target)
+    target = target or _requested_target(prediction)
     built = [time for time in times if time.is_supported] or times
     half = half and all(time.float_type == Precision.FP16 for time in built)
     float_type = verdicts.name_float_type(prediction, half=half)
@@ -243,6 +243,11 @@ def has_quantized(prediction: Prediction) -> bool:
 def builds_quantized(prediction: Prediction) -> bool:
     """Return whether TensorRT builds the model, and the engine uses INT8 or FP8."""
     return has_quantized(prediction) and not verdicts.describe_rejection(prediction)
+
+
+def _requested_target(prediction: Prediction) -> Target:
+    """Return the target of a prediction with the version that the user named."""
+    return choose_typing(prediction, target_named(prediction.requested_target or prediction.target))
 
 
 def choose_typing(prediction: Prediction, target: Target) -> Target:

@@ -1,6 +1,6 @@
 """BatchNormalizations folded into the weights of convolutions.
 
-TensorRT folds them as well, so the folded weights are the ones to quantize.
+TensorRT folds BatchNormalizations too, so it quantizes the folded weights.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ def _set_weights(editor: Editor, conv: Node, suffix: str, weights: tuple[_Array,
 
 
 def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
-    """Return a convolution's new weights and bias; None if shapes or types do not fit."""
+    """Return a convolution's weights and bias with the BatchNormalization folded in.
+
+    None if a parameter is not constant, or if shapes or types do not fit.
+    """
     weights, parameters = _read_weights(model, conv), _read_parameters(model, norm)
     if weights is None or parameters is None:
         return None
@@ -109,11 +112,11 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
     if bias is not None and bias.shape != factor.shape:
         return None
     old_bias = 0.0 if bias is None else bias.astype(np.float64)
-    with np.errstate(all="ignore"):  # the quantization of the weights reports NaN
+    with np.errstate(all="ignore"):  # NaN is reported later, when the weights are quantized
         new_bias = beta + (old_bias - mean) * factor
     if output_axis(conv, weight.ndim) == 0:
         factors = factor[:, None]
-    else:  # ConvTranspose: [in, out / groups, ...], group by group
+    else:  # weights of a ConvTranspose have shape [in, out / groups, ...]
         groups = conv.integer("group", 1)
         factors = factor.reshape(groups, -1).repeat(weight.shape[0] // groups, axis=0)
     factors = factors.reshape(*factors.shape, *(1,) * (weight.ndim - 2))
@@ -135,7 +138,10 @@ def _count_output_channels(conv: Node, weight: _Array) -> int | None:
 def _fold_into_consumers(
     model: Model, norm: Node, convs: Sequence[Node]
 ) -> list[tuple[_Array, _Array]] | None:
-    """Return new weights and bias of each convolution; None if one cannot be folded exactly."""
+    """Return weights and bias of each convolution after folding.
+
+    None if the BatchNormalization cannot be folded exactly into all of the convolutions.
+    """
     parameters = _read_parameters(model, norm)
     if parameters is None:
         return None
@@ -156,20 +162,24 @@ def _fold_into_consumers(
 def _fold_input_map(
     model: Model, conv: Node, factor: _Floats, shift: _Floats
 ) -> tuple[_Array, _Array] | None:
-    """Return weights and bias for an input ``x`` instead of ``x * factor + shift``."""
+    """Fold ``x * factor + shift`` before a convolution into its weights and bias.
+
+    None if the node is not a Conv with constant float weights of a fitting shape, or if it pads
+    its input and `shift` is not zero.
+    """
     if operator_of(conv).kind != LayerKind.CONVOLUTION:
         return None
     weights = _read_weights(model, conv)
     if weights is None or weights[0].dtype.kind != "f" or weights[0].ndim < 3:
         return None
     weight, bias = weights
-    if shift.any() and _has_padding(conv):  # padded zeros would be shifted as well
+    if shift.any() and _has_padding(conv):  # a folded shift would also apply to the padding
         return None
     groups = conv.integer("group", 1)
     if weight.shape[1] * groups != len(factor) or weight.shape[0] % groups:
         return None
     outputs_per_group = weight.shape[0] // groups
-    # Shape [out, in / groups]: the input channel of each weight.
+    # Input channel of each weight, of shape [out, in / groups].
     channels = np.arange(len(factor)).reshape(groups, -1).repeat(outputs_per_group, axis=0)
     flat = weight.astype(np.float64).reshape(*weight.shape[:2], -1)
     new_bias = (flat * shift[channels][..., None]).sum(axis=(1, 2))
@@ -206,7 +216,7 @@ def _read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Float
 
 
 def _read_weights(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:
-    """Return weights and bias (None without bias); None if one of them is not constant."""
+    """Return weights and bias (None without bias); None if either is not constant."""
     weight = model.constant(conv.input(1))
     bias = model.constant(conv.input(2)) if conv.input(2) else None
     return None if weight is None or (conv.input(2) and bias is None) else (weight, bias)

@@ -1,4 +1,4 @@
-"""TensorRT calibration caches with a scale for every tensor, and the build with them."""
+"""TensorRT calibration caches of float models, and trtexec commands that build with them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MAX_NAMES = 4
 def cache_header(target: Target) -> str:
     """Return the first line of a cache: ``TRT-8502-EntropyCalibration2`` for 8.5.2.
 
-    TensorRT ignores a cache of another version or calibrator. From 10 on, minor and patch have two
-    digits each (``TRT-100300-EntropyCalibration2``).
+    TensorRT ignores a cache of another version or calibrator. From TensorRT 10 on, minor and patch
+    number have two digits each (``TRT-100300-EntropyCalibration2``).
 
     Raises:
         QdqtoolError: The target reads no calibration cache.
@@ -45,8 +45,8 @@ class CacheReport:
         model: The float model.
         header: First line of the cache.
         scales: Scales of the tensors.
-        precisions: Precisions of layers, for trtexec.
-        has_precisions: Whether the target's trtexec takes precisions of layers.
+        precisions: Layer precisions to pass to trtexec.
+        has_precisions: Whether the target's trtexec has options for layer precisions.
     """
 
     path: str
@@ -58,7 +58,7 @@ class CacheReport:
 
     @property
     def command(self) -> str:
-        """The trtexec command that builds for a Jetson's DLA, with GPU fallback for layers."""
+        """The trtexec command that builds for a Jetson's DLA, with the GPU as fallback."""
         words = [
             f"--onnx={self.model}",
             f"--calib={self.path}",
@@ -88,7 +88,7 @@ class CacheReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the report as text, without the command that builds for DLA."""
+        """Yield the lines of the text report, without the trtexec command."""
         counts = ", ".join(f"{n} {rule}" for rule, n in self.scales.counts.items())
         total = len(self.scales.scales) + len(self.scales.missing)
         yield (
@@ -105,8 +105,9 @@ class CacheReport:
             )
         if self.precisions.unnamed:
             yield (
-                f"  nodes that share their name with others, which trtexec cannot set: "
-                f"{len(self.precisions.unnamed)}"
+                f"  {format_count(len(self.precisions.unnamed), 'node')} without a precision, "
+                "because trtexec cannot tell nodes of the same name apart; give each node a unique "
+                "name"
             )
 
 
@@ -121,7 +122,7 @@ def write_cache(
 
     Raises:
         QdqtoolError: The target reads no cache, or the file cannot be written.
-        DataError: A scale or a name cannot be in a cache.
+        DataError: A scale or a tensor name cannot be written to a cache.
     """
     from calibration.cache import write_tensorrt_cache
 

@@ -1,8 +1,8 @@
-"""Map of tensor entries to channels, followed through operators that only move values.
+"""Channel of each tensor entry, traced through operators that only move values.
 
-An array of places has for each entry of a tensor the number of its channel, -1 for no channel. It
-broadcasts to the tensor's shape: axes along which the number does not change have size 1, and
-leading axes of size 1 are left out.
+A `Places` array holds the channel number of each entry of a tensor, or -1 for an entry that belongs
+to no channel. The array broadcasts to the tensor's shape: an axis along which the channel does not
+change has size 1, and leading axes of size 1 are omitted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from qdqtool.ir.sizes import MOVES, find_size_constants
 from qdqtool.proto.subgraphs import STANDARD, copy_node
 
 Places = npt.NDArray[np.int64]
-_MAX_ENTRIES = 1 << 25  # largest tensor whose entries are followed one by one
+_MAX_ENTRIES = 1 << 25  # entries of the largest tensor that is traced entry by entry
 _SHAPE_SUFFIX = "/qdqtool/shape"
 
 
 def compact_places(places: Places) -> Places:
-    """Reduce axes along which places do not change to size 1, and drop leading ones."""
+    """Return an equal array with unchanging axes of size 1 and without leading axes of size 1."""
     for axis in range(places.ndim):
         first = places.take([0], axis)
         if places.shape[axis] > 1 and (places == first).all():
@@ -39,15 +39,15 @@ def compact_places(places: Places) -> Places:
 class NetworkShapes:
     """Shapes of a network's tensors, and the values of shape tensors.
 
-    Both come from a run with one sample. If an input has a dynamic size, or if shapes depend on the
-    data, only the shapes in the model are available.
+    A run with one sample finds shapes that the file does not state, except shapes that depend on
+    the data. If an input has a dynamic size, only the shapes in the file are available.
 
     Attributes:
         has_dynamic_inputs: Whether an input has a dynamic size.
     """
 
     def __init__(self, model: Model, data: object, images: ImageOptions) -> None:
-        """Read the shapes, and run the model on a sample if this gives more shapes.
+        """Run the model on one sample if this finds shapes that the file does not state.
 
         Raises:
             ModelError: onnxruntime cannot run the model.
@@ -67,7 +67,7 @@ class NetworkShapes:
             self._shapes = {t: tuple(map(int, values[name])) for t, name in names.items()}
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """Return the sizes of a tensor, None for a dynamic size; None if the rank is unknown."""
+        """Return the shape of a tensor, None for each dynamic size; None if the rank is unknown."""
         return self._shapes.get(tensor) or self.model.shape(tensor)
 
     def value(self, tensor: str) -> npt.NDArray[Any] | None:
@@ -79,10 +79,10 @@ class NetworkShapes:
         return len(self.shape(tensor) or ())
 
     def map_upstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
-        """Return the places in a node's data inputs, from the places in one of its outputs.
+        """Return the channels in a node's data inputs, given the channels in one output.
 
-        `position` is the index of the output. None if the node does more than move values, or if an
-        input entry would belong to two channels.
+        `position` is the index of the output. None if the node does more than move values, if
+        shapes are unknown, or if an input entry would belong to two channels.
         """
         trace = self._trace_entries(node)
         if trace is None:
@@ -101,9 +101,10 @@ class NetworkShapes:
         ]
 
     def map_downstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
-        """Return the places in a node's outputs, from the places in one of its inputs.
+        """Return the channels in a node's outputs, given the channels in one input.
 
-        `position` is the index of the input. None if the node does more than move values.
+        `position` is the index of the input. None if the node does more than move values, or if
+        shapes are unknown.
         """
         trace = self._trace_entries(node)
         if trace is None or position >= len(trace[0]):
@@ -115,10 +116,10 @@ class NetworkShapes:
         return [compact_places(flat[entries]) for entries in outputs]
 
     def _trace_entries(self, node: Node) -> tuple[list[tuple[int, ...]], list[Places]] | None:
-        """Return the shapes of a node's data inputs, and the source of each entry of its outputs.
+        """Return the shapes of a node's data inputs, and the source of each output entry.
 
-        A source is an entry's number, counted through all data inputs. None if the node does more
-        than move values, or if shapes are unknown.
+        A source is the index of an input entry in the concatenation of all flattened data inputs.
+        None if the node does more than move values, or if shapes are unknown.
         """
         from onnx.reference import ReferenceEvaluator
 
@@ -147,7 +148,7 @@ class NetworkShapes:
         alone = copy_node(node.proto, names, node.outputs)
         try:
             outputs = ReferenceEvaluator(alone, opsets={"": self.model.opset}).run(None, feeds)
-        except Exception:  # an unsupported operator, or impossible values of a damaged model
+        except Exception:  # the operator is unsupported, or a damaged model has impossible values
             return None
         return (shapes, [np.asarray(o) for o in outputs]) if outputs else None
 
@@ -160,7 +161,7 @@ class NetworkShapes:
 
 
 def fits_shape(shape: tuple[int | None, ...], places: Places) -> bool:
-    """Return whether a shape has each axis along which places change."""
+    """Return whether a tensor of this shape has each axis along which the channel changes."""
     if len(shape) < places.ndim:
         return False
     axes = zip(reversed(places.shape), reversed(shape), strict=False)

@@ -1,6 +1,6 @@
 """Conversion of Einsums to MatMuls, which TensorRT can run in INT8.
 
-An Einsum is converted only if the sizes of its operands prove that a MatMul computes the same.
+An Einsum is converted only if the sizes of its operands prove that a MatMul gives the same result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MatMulOperand(NamedTuple):
 
 
 class MatMulForm(NamedTuple):
-    """A MatMul that computes the same as an Einsum.
+    """MatMul, with Transposes and Reshapes around it, that replaces an Einsum.
 
     Attributes:
         operands: Left and right operand.
@@ -57,7 +57,10 @@ class MatMulForm(NamedTuple):
 
 
 class EinsumConverter:
-    """Finds MatMuls that compute the same as Einsums of one model, except for empty tensors."""
+    """Search for MatMuls that can replace the Einsums of one model.
+
+    The results are equal unless a tensor is empty.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -108,7 +111,7 @@ class EinsumConverter:
 
     @functools.cached_property
     def _axis_sizes(self) -> tuple[_AxisSizes, _AxisSizes]:
-        """Sizes as the file states them, and as shape inference derives them from the inputs."""
+        """Axis sizes that the file states, and axis sizes that shape inference finds."""
         slim = strip_large_weights(self._model.proto)
         inputs = {v.name: v.type for v in slim.graph.input}
         stated = inputs | {v.name: v.type for v in slim.graph.value_info}
@@ -135,19 +138,20 @@ def _read_sizes(tensor_type: onnx.TypeProto) -> list[str | int]:
 def _infer_reshape_sizes(
     proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]
 ) -> list[onnx.ValueInfoProto]:
-    """Return output shapes of Reshapes whose one new size follows from the element count."""
+    """Return the outputs of Reshapes whose only unknown size follows from the element count."""
     results = []
     for node in proto.graph.node:
         if node.op_type != "Reshape" or node.domain not in DOMAINS:
             continue
-        ends = [types[t] for t in (*node.input[:1], *node.output[:1]) if t in types]
-        if len(ends) < 2 or not all(e.tensor_type.HasField("shape") for e in ends):
+        known_types = [types[t] for t in (*node.input[:1], *node.output[:1]) if t in types]
+        if len(known_types) < 2 or not all(t.tensor_type.HasField("shape") for t in known_types):
             continue
-        before, after = _read_sizes(ends[0]), _read_sizes(ends[1])
+        input_type, output_type = known_types
+        before, after = _read_sizes(input_type), _read_sizes(output_type)
         dimension = _solve_new_size(before, after)
         if dimension is not None:
             axis, size = dimension
-            result = onnx.ValueInfoProto(name=node.output[0], type=ends[1])
+            result = onnx.ValueInfoProto(name=node.output[0], type=output_type)
             result.type.tensor_type.shape.dim[axis].dim_value = size
             results.append(result)
     return results
@@ -190,7 +194,7 @@ def _list_forms(
 def _build_form(
     product: Contraction, order: tuple[int, int], summed: str, sizes: Mapping[str, int | None]
 ) -> MatMulForm | None:
-    """Return the MatMul of the operands in an order; None if a needed size is unknown."""
+    """Return the MatMul for one order of the operands; None if a Reshape is impossible."""
     rows, columns = (product.free[position] for position in order)
     outer, inner, batch = rows[:-1] + product.batch, rows[-1], product.batch
     depth, width = _merge_sizes(summed, sizes), _merge_sizes(columns, sizes)
@@ -225,9 +229,9 @@ def _merge_sizes(axes: str, sizes: Mapping[str, int | None]) -> int | None:
 
 
 def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | None:
-    """Return the shape input of a Reshape that keeps the first axes; None if impossible.
+    """Return the shape input of a Reshape that keeps the first `unchanged` axes.
 
-    It is impossible if more than one of the other sizes is unknown, or if one is 0.
+    None if more than one of the other sizes is unknown, or if a size is 0.
     """
     if list(sizes).count(None) > 1 or 0 in sizes:
         return None
@@ -235,11 +239,11 @@ def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | 
 
 
 def replace_einsums(model: Model) -> int:
-    """Replace Einsums by equal MatMuls, in place, and return their number.
+    """Replace Einsums by equivalent MatMuls, in place, and return the number of Einsums.
 
-    The Einsum's node becomes the MatMul, or the last of the nodes after the MatMul. Weights become
-    the second operand, with two dimensions unless the Einsum has batch axes. Einsums of constants
-    alone remain.
+    The Einsum's node becomes the last node of the replacement. Weights become the second operand,
+    with two dimensions unless the Einsum has batch axes. Einsums that have only constant inputs
+    are not replaced.
     """
     editor, converter, varying, count = (
         Editor(model),
@@ -279,7 +283,10 @@ def _replace_einsum(editor: Editor, node: Node, product: Contraction, form: MatM
 
 
 def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: str) -> str:
-    """Return the name of a MatMul operand; insert Transpose and Reshape, or store a constant."""
+    """Insert the Transpose and Reshape of an operand, and return the name of the result.
+
+    A constant operand is transposed and reshaped here and stored as a new constant.
+    """
     tensor, shape = node.input(operand.position), operand.shape
     perm = [axes.index(c) for c in operand.axes]
     is_transposed = perm != sorted(perm)
@@ -294,8 +301,8 @@ def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: st
         tensor = editor.insert(node, "Transpose", name, [tensor], {"perm": perm})
     if not shape:
         return tensor
-    stated = editor.constant(f"{node.name}/shape", np.array(shape, np.int64))
-    return editor.insert(node, "Reshape", f"{node.name}/Reshape", [tensor, stated])
+    shape_input = editor.constant(f"{node.name}/shape", np.array(shape, np.int64))
+    return editor.insert(node, "Reshape", f"{node.name}/Reshape", [tensor, shape_input])
 
 
 def lower_equation(node: onnx.NodeProto) -> bool:

@@ -1,8 +1,8 @@
-"""The float remainder of a model in FP16 or FP32.
+"""Conversion of the layers without Q/DQ to FP16 or FP32.
 
-A strongly typed TensorRT (11, or 10 with --stronglyTyped) computes in the types of the ONNX file,
-so an FP32 remainder runs in FP32 and costs about a sixth of the speed. TensorRT 8 chooses the type
-itself and takes no FP16 scales, so a float16 model is widened for it.
+A strongly typed TensorRT (11, or 10 with --stronglyTyped) computes in the types of the ONNX file.
+There, FP32 layers run in FP32 and cost about a sixth of the speed. TensorRT 8 chooses the types
+itself and reads no FP16 scales, so a float16 model is converted to float32 for TensorRT 8.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
 
 
 def convert_to_fp16(model: Model, wide: Collection[str] = ()) -> int:
-    """Convert the float remainder of a Q/DQ model to FP16, in place.
+    """Convert the layers without Q/DQ to FP16, in place.
 
     Graph inputs and outputs keep their types. Nodes after the last convolutions, DFL included,
     remain FP32: they do little work, and FP16 resolves pixel coordinates above 512 to half a pixel
-    only. A decomposed LayerNorm becomes a LayerNormalization, which computes its sums in FP32, or
-    remains FP32 if none computes the same.
+    only. A decomposed LayerNorm becomes a LayerNormalization, which computes its sums in FP32. If
+    no LayerNormalization computes the same values, the decomposed LayerNorm remains FP32.
 
     Args:
         model: Opset 19 or newer.
@@ -64,19 +64,19 @@ class _Fp16Converter:
     def __init__(self, model: Model, wide: Collection[str]) -> None:
         self.model = model
         self.editor = Editor(model)
-        self.half = find_fp16_nodes(model, wide)
-        self.half_names: dict[str, str] = {}
+        self.fp16_nodes = find_fp16_nodes(model, wide)
+        self.fp16_names: dict[str, str] = {}
         # Whether each tensor has consumers in FP16, and in FP32.
         self.consumer_types: dict[str, tuple[bool, bool]] = {}
 
     def run(self) -> int:
         model, editor = self.model, self.editor
-        for tensor in model.inputs:  # a Cast without consumers is dropped in the end
+        for tensor in model.inputs:  # editor.finish() drops Casts without consumers
             if model.elem_type(tensor) == TensorProto.FLOAT:
-                editor.cast(tensor, self._half_name(tensor), TensorProto.FLOAT16, suffix="_to_fp16")
+                editor.cast(tensor, self._fp16_name(tensor), TensorProto.FLOAT16, suffix="_to_fp16")
         retyped: list[str] = []
         for node in model.ordered:
-            if node.index in self.half:
+            if node.index in self.fp16_nodes:
                 self._convert_inputs(node)
                 if qdq.is_dq(node):
                     self._remove_output_type(node)
@@ -86,10 +86,10 @@ class _Fp16Converter:
                 retyped += self._convert_outputs(node)
         editor.set_type(retyped, TensorProto.FLOAT16)
         editor.finish()
-        return len(self.half)
+        return len(self.fp16_nodes)
 
     def _remove_output_type(self, node: Node) -> None:
-        """Remove the output type of a DequantizeLinear, so that its scale's type decides."""
+        """Remove the attribute output_dtype of a DQ; its output then has the type of the scale."""
         if node.integer("output_dtype", 0):
             proto = self.editor.edit_proto(node)
             kept = [attribute for attribute in proto.attribute if attribute.name != "output_dtype"]
@@ -97,17 +97,17 @@ class _Fp16Converter:
             proto.attribute.extend(kept)
 
     def _convert_outputs(self, node: Node) -> list[str]:
-        """Insert Casts after a node, and return the outputs that become FP16 without one."""
+        """Insert Casts after a node, and return the outputs that become FP16 without a Cast."""
         editor, retyped = self.editor, []
         for position, tensor in enumerate(node.outputs):
             if not tensor or self.model.elem_type(tensor) != TensorProto.FLOAT:
                 continue
-            if node.index not in self.half:
+            if node.index not in self.fp16_nodes:
                 if self._has_consumers(tensor, half=True):
-                    name = self._half_name(tensor)
+                    name = self._fp16_name(tensor)
                     editor.cast(tensor, name, TensorProto.FLOAT16, node, "_to_fp16")
             elif self._is_needed_as_float(tensor):
-                name = self._half_name(tensor)
+                name = self._fp16_name(tensor)
                 editor.set_output(node, position, name)
                 editor.cast(name, tensor, TensorProto.FLOAT, node, "_to_fp32")
             else:
@@ -119,14 +119,14 @@ class _Fp16Converter:
 
     def _has_consumers(self, tensor: str, *, half: bool) -> bool:
         """Return whether any node reads a float tensor as FP16 (`half`), or as FP32."""
-        if tensor not in self.consumer_types:  # a tensor may have thousands of consumers
+        if tensor not in self.consumer_types:  # cached: a tensor may have thousands of consumers
             stays_float: list[bool] = []
             for node in dict.fromkeys(self.model.consumers(tensor)):
                 positions = [i for i, t in enumerate(node.inputs) if t == tensor]
                 if not positions:  # only a subgraph (If, Loop, Scan) of the node consumes it
                     stays_float.append(True)
                 for position in positions:
-                    is_float = node.index not in self.half
+                    is_float = node.index not in self.fp16_nodes
                     stays_float.append(is_float or keeps_float32(self.model, node, position))
             self.consumer_types[tensor] = not all(stays_float), any(stays_float)
         return self.consumer_types[tensor][0 if half else 1]
@@ -143,14 +143,15 @@ class _Fp16Converter:
                 self.editor.set_input(node, position, self._convert_constant(tensor, is_scale))
                 continue
             producer = model.producer(tensor)
-            is_half = producer is not None and producer.index in self.half
+            is_half = producer is not None and producer.index in self.fp16_nodes
             if not is_half or self._is_needed_as_float(tensor):
-                self.editor.set_input(node, position, self._half_name(tensor))
+                self.editor.set_input(node, position, self._fp16_name(tensor))
 
     def _round_scale(self, tensor: str) -> None:
         """Round the scale of a pair that remains FP32 to an FP16 number.
 
-        Pairs in FP16 that share the scale are rounded, so that all remain equal.
+        Other pairs with this scale may become FP16 and have rounded scales. All then stay equal.
+        A scale that would grow by more than 0.1 % is not rounded.
         """
         value = self.model.constant(tensor)
         if value is not None and value.size == 1 and value.dtype == np.float32:
@@ -158,18 +159,21 @@ class _Fp16Converter:
             if np.isfinite(rounded).all() and bool(np.all(rounded <= 1.001 * value)):
                 self.editor.set_constant(tensor, rounded)
 
-    def _half_name(self, tensor: str) -> str:
-        if tensor not in self.half_names:
-            self.half_names[tensor] = self.editor.unique_name(f"{tensor}_fp16")
-        return self.half_names[tensor]
+    def _fp16_name(self, tensor: str) -> str:
+        if tensor not in self.fp16_names:
+            self.fp16_names[tensor] = self.editor.unique_name(f"{tensor}_fp16")
+        return self.fp16_names[tensor]
 
     def _convert_constant(self, tensor: str, is_scale: bool) -> str:
-        """Convert a constant to FP16, and return its name: a copy's if a node needs FP32."""
-        if tensor in self.half_names:
-            return self.half_names[tensor]
+        """Convert a constant to FP16, and return its name.
+
+        If a node or a graph output needs FP32, a copy is converted.
+        """
+        if tensor in self.fp16_names:
+            return self.fp16_names[tensor]
         name = tensor
         value = self.model.constant(tensor)
-        if value is None:  # a placeholder in a model for simulation, for all consumers
+        if value is None:  # models for simulation have large constants without values
             self.editor.retype_constant(tensor, TensorProto.FLOAT16)
         else:
             half = np.asarray(round_up_to_half(value) if is_scale else value.astype(np.float16))
@@ -177,17 +181,19 @@ class _Fp16Converter:
                 name = self.editor.constant(f"{tensor}_fp16", half)
             else:
                 self.editor.set_constant(tensor, half)
-        self.half_names[tensor] = name
+        self.fp16_names[tensor] = name
         return name
 
 
 def update_scales(
     model: Model, quantized: Sequence[QuantizedTensor], groups: Sequence[GroupScale]
 ) -> tuple[list[GroupScale], list[Note]]:
-    """Replace the scales of quantized tensors by those that an FP16 model holds.
+    """Update the recorded scales to the scales that an FP16 model holds.
+
+    The entries of `quantized` change in place.
 
     Returns:
-        The groups with their new scales, and notes.
+        The groups with their new scales, and a note if scales were raised.
     """
     nodes = {n.name: n for n in model.nodes}
     raised: list[tuple[float, str]] = []
@@ -196,7 +202,7 @@ def update_scales(
         node = nodes.get(entry.node)
         scale = None if node is None else model.constant(node.input(1))
         if scale is None:
-            continue  # an int8 input, which replaces the first Q
+            continue  # an int8 input of the network has replaced this Q
         factor = float(np.max(scale.astype(np.float64) / np.asarray(entry.scale)))
         entry.scale = [float(s) for s in scale] if scale.ndim else float(scale)
         if factor > _MIN_RAISE:
@@ -230,9 +236,9 @@ def find_wide_tensors(
 ) -> dict[str, float]:
     """Return the tensors of a Q/DQ model that FP16 may not hold, with their maxima.
 
-    The maxima are those of the calibration, of the scales' ranges, and of runs of a few samples.
-    Without data, the model is not run. If onnxruntime cannot run it, a warning is added to
-    `warnings`.
+    The maxima come from the calibration (`maxima`), from the ranges of the scales, and from runs of
+    a few samples. Without data, the model is not run. If onnxruntime cannot run the model, a
+    warning is added to `warnings`.
     """
     wide = {t: amax for t, amax in maxima.items() if amax > WIDE}
     for entry in quantized:
@@ -261,14 +267,14 @@ def find_wide_tensors(
 def describe_fp16(
     model: Model, target: Target, wide: Mapping[str, float], is_default: bool
 ) -> list[Note]:
-    """Return the notes on a float remainder that will be FP16, and on its FP32 parts."""
+    """Return notes on a conversion to FP16, and on the nodes that remain FP32."""
     notes = []
     if is_default:
         notes.append(
             Note(
                 "the layers without Q/DQ are FP16, except inputs and outputs, because "
-                f"{target.name} computes in the types of the file (`high_precision='fp32'` keeps "
-                "FP32)",
+                f"{target.display_name} computes in the types of the file "
+                "(`high_precision='fp32'` keeps FP32)",
                 code="half-by-default",
                 target=target.name,
             )
@@ -278,8 +284,7 @@ def describe_fp16(
         notes.append(
             Note(
                 f"{len(wide)} tensors, their producers and their consumers remain FP32, because "
-                "the "
-                f"largest value is close to FP16's limit of 65504: {tensors}",
+                f"the largest value is close to FP16's limit of 65504: {tensors}",
                 code="stay-fp32",
                 count=len(wide),
                 kept=list(wide.items()),
@@ -319,7 +324,8 @@ def _describe_normalizations(model: Model) -> list[Note]:
         count, first = len(float_sums), float_sums[0][0].name
         notes.append(
             Note(
-                f"{count} other sums of squares remain FP32 ({first} first)",
+                f"{count} other sums of squares remain FP32 ({first} first), because FP16 may not "
+                "hold them",
                 code="squares-stay-fp32",
                 count=count,
                 first=first,
@@ -340,7 +346,7 @@ def has_fp16(model: Model) -> bool:
 
 
 def widen_bfloat16(model: Model) -> None:
-    """Convert a bfloat16 model to float32, in place, with its inputs and outputs.
+    """Convert a bfloat16 model to float32, in place, including its inputs and outputs.
 
     onnxruntime has no bfloat16 convolutions on a CPU, and no bfloat16 arrays for inputs.
     """
@@ -353,7 +359,7 @@ def widen_bfloat16(model: Model) -> None:
 def convert_to_fp32(model: Model) -> None:
     """Convert a float16 model to float32, in place.
 
-    Graph inputs and outputs keep their types, with a Cast next to them.
+    Graph inputs and outputs keep their types: Casts convert their values.
     """
     graph = model.proto.graph
     editor = Editor(model)
@@ -369,7 +375,7 @@ def convert_to_fp32(model: Model) -> None:
     for changed in model.nodes:
         editor.edit_proto(changed)
     rename_tensors(graph.node, renamed)
-    for tensor in graph.initializer:  # an output may be one
+    for tensor in graph.initializer:  # a graph output may be an initializer
         tensor.name = renamed.get(tensor.name, tensor.name)
     # Old exporters list initializers among the inputs.
     _widen_graph(graph, [v for v in graph.input if v.name in model.initializers])
@@ -384,7 +390,7 @@ def _widen_graph(
     values: Iterable[onnx.ValueInfoProto],
     kind: int = TensorProto.FLOAT16,
 ) -> None:
-    """Convert the graph's tensors of a type to float32, and the types of `values`."""
+    """Convert constants of type `kind` to float32, and types in value_info and `values`."""
     for node in graph.node:
         _widen_attributes(node, kind)
     for tensor in graph.initializer:

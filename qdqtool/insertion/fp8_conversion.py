@@ -16,7 +16,7 @@ from qdqtool.ir.qdq import find_pair, float_tensor, is_qdq
 def convert_pairs_to_fp8(model: Model) -> list[str]:
     """Convert the INT8 pairs of a model to FP8 pairs with the same ranges, in place.
 
-    Nodes that FP8 leaves float (:mod:`qdqtool.insertion.fp8_rules`) lose their pairs.
+    Nodes that are not quantized in FP8 (:mod:`qdqtool.insertion.fp8_rules`) lose their pairs.
 
     Args:
         model: A Q/DQ model of opset 19 or newer, with constant scales and zero points of 0.

@@ -1,4 +1,4 @@
-"""Nodes that FP8 leaves float although INT8 would quantize them.
+"""Rules for nodes that are quantized in INT8 but remain float in FP8.
 
 Sources: NVIDIA's release notes of TensorRT 10.6 and 10.16 (attention; kernels of more than 32
 elements), NVIDIA/TensorRT issue 4524 (groups), ModelOpt (few channels, single rows), and builds of
@@ -20,7 +20,7 @@ _MIN_PRODUCT = 16  # smallest number of columns and smallest depth of a matrix p
 
 
 def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> NoFastFp8 | None:
-    """Return why a node with constant weights has to remain float in FP8; None if it need not.
+    """Return why a node with constant weights is not quantized in FP8; None if FP8 suits it.
 
     Args:
         model: The model.

@@ -1,14 +1,14 @@
-"""Network inputs as integers, so that a deployment need not write floats.
+"""Conversion of network inputs to int8 or uint8, so that applications feed integers.
 
 * ``int8``: the first Q is removed, and the input holds its result: ``rint(x / scale)`` from -128
   to 127. Only a DequantizeLinear remains between the input and the convolution, as in ModelOpt's
   ``--direct_io_types``.
 * ``uint8``: the input holds pixels from 0 to 255, as a decoder returns them. A Cast makes them
-  float (TensorRT takes UINT8 at the network's boundary only, from 8.5 on). The factor of the
+  float (TensorRT has UINT8 only for inputs and outputs, from 8.5 on). The factor of the
   preprocessing (1/255) becomes part of the scale of the first Q, so that it costs nothing. A mean
-  or a standard deviation cannot be part of it; they become one Mul and one Add.
+  or a standard deviation cannot be part of the scale; they become one Mul and one Add.
 
-The caller still has to order the channels, and to resize and letterbox the image.
+The application still has to order the channels, and to resize and letterbox the image.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MAX_PIXEL = 255.0
 
 
 def _only_scales(preprocess: Preprocess) -> bool:
-    """Return whether pixels are multiplied by one number and nothing else."""
+    """Return whether the preprocessing only multiplies all pixels by one number."""
     return not any(preprocess.mean) and all(s == 1.0 for s in preprocess.std)
 
 
 def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> None:
-    """Check that an input's calibration values are in the range that a preprocessing can give.
+    """Check that an input's calibration values are in the range that `preprocess` can give.
 
-    Arrays may come from another preprocessing.
+    Calibration arrays fail if they were preprocessed in another way.
 
     Raises:
         ModelError: `low` or `high` is outside the range for pixels from 0 to 255.
@@ -88,15 +88,17 @@ def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list
     """Change the quantized float inputs of a Q/DQ model into integers, in place.
 
     Args:
-        model: A model that :func:`qdqtool.insertion.rewrite.insert_pairs` made.
+        model: A model with pairs of :func:`qdqtool.insertion.rewrite.insert_pairs`.
         input_type: ``int8`` or ``uint8``.
         preprocess: How images become the float inputs.
 
     Returns:
-        A note for each input on the values that it takes.
+        A note for each changed input on the values to feed.
 
     Raises:
-        ModelError: No input is a quantized image; or for ``int8``, a float node reads the input.
+        ModelError: No float input is quantized. For ``int8``: an input has float consumers or
+            several scales. For ``uint8``: an input is also an output, or does not have the channels
+            of `preprocess`.
     """
     editor = Editor(model)
     notes: list[Note] = []
@@ -120,7 +122,7 @@ def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list
 
 
 def _find_float_values(model: Model, name: str) -> str:
-    """Return the output of the Cast that alone reads a float16 input, else the input."""
+    """Return an input, or the output of the Cast that alone consumes a float16 input."""
     consumers = model.consumers(name)
     if model.elem_type(name) != TensorProto.FLOAT16 or model.is_output(name):
         return name
@@ -183,7 +185,7 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
             node=name,
         )
     pixels, float_type = tensor, model.elem_type(tensor)
-    if tensor == name:  # otherwise the Cast of the float16 input also turns pixels into floats
+    if tensor == name:  # otherwise the Cast of the float16 input already converts pixels to float
         pixels = editor.unique_name(f"{name}_pixels")
         editor.cast(name, pixels, float_type)
     only_scales = _only_scales(preprocess)
@@ -210,7 +212,7 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
 
 
 def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:
-    """Insert a Mul, and an Add if there is a mean, and return the network's float input."""
+    """Insert a Mul, and an Add for a mean or std; return the name of the preprocessed tensor."""
     first = editor.model.consumers(name)[0]
     dtype = helper.tensor_dtype_to_np_dtype(editor.model.elem_type(name))
 

@@ -1,9 +1,9 @@
 """Accuracy that quantized activations cost, measured at the outputs of a Q/DQ model.
 
 On a few calibration samples the network runs with all activations float and with all quantized. If
-the error is not small, it also runs with all but one quantized
-(:mod:`qdqtool.insertion.switchable_network`). The error inside the tensors decides which
-activations are left out. The best of them are confirmed on samples that did not select them: on two
+the error is not small, the network also runs with one activation float and the rest quantized
+(:mod:`qdqtool.insertion.switchable_network`). The activations with the largest quantization errors
+are tried in this way. The largest gains are confirmed on samples that did not select them: on two
 samples, the largest of eight gains is mostly chance.
 
 The error of an output is the root of the squared difference to the run with float activations, over
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 CANDIDATES = 8
 SAMPLES = 8  # samples for the error of all quantized activations together
-TRIAL_SAMPLES = 2  # number of these samples on which each candidate is left out
+TRIAL_SAMPLES = 2  # number of these samples on which each single candidate is left float
 REPORTED = 5
-MIN_GAIN = 0.1  # part of the error that an activation has to remove when it is float
+MIN_GAIN = 0.1  # minimum fraction of the error that disappears with a float activation
 _MIN_CONFIRMING = 4  # minimum number of samples to confirm a gain
 _MAX_CONFIRMED = 2  # maximum number of activations whose gain is confirmed
 _MIN_DEVIATIONS = 2.0  # minimum of a confirmed gain, in standard errors
-# Output error, as a part of the outputs' standard deviation, below which detections hardly suffer
-# (docs/accuracy.md).
+# Detections hardly suffer from an output error below this fraction of the outputs' standard
+# deviation (docs/accuracy.md).
 SMALL_ERROR = 0.1
 
 
@@ -59,12 +59,12 @@ class TensorLoss:
     Attributes:
         tensor: Name of the activation.
         readers: Names of the nodes that consume the dequantized activation.
-        gain: Part of the output error that disappears if this activation alone is float, measured
-            on the trial samples.
+        gain: Fraction of the output error that disappears if this activation alone is float,
+            measured on the trial samples.
         convolutions: Number of convolutions that become float with the activation; None if not
             predicted.
         conversions: Number of conversions that are added; None if not predicted.
-        confirmed_gain: Gain on other samples that confirm it; None if these are too few, or if the
+        confirmed_gain: Gain on the confirming samples; None if these are too few, or if the
             activation was not measured on them.
         confirmed_on: Number of the confirming samples.
         confirmed: Whether the confirmed gain is large enough and more than chance.
@@ -100,7 +100,7 @@ class ActivationLosses:
     """Accuracy that the quantized activations cost together, and the worst of them.
 
     Attributes:
-        error: Output error of all quantized activations together, as a part of the outputs'
+        error: Output error of all quantized activations together, as a fraction of the outputs'
             standard deviation.
         tensors: The worst activations, worst first.
         samples: Number of calibration samples on which the error was measured.
@@ -137,8 +137,8 @@ def rank_activations(
     Args:
         quantized: Quantized activations.
         statistics: Statistics of the sources.
-        sources: Tensors with statistics from which each activation takes its values; the worst
-            source decides.
+        sources: For each activation, the tensors with statistics whose values it holds; the source
+            with the largest error decides.
         count: Maximum number of activations to return, worst first.
         number_format: Format of the quantized numbers.
     """
@@ -153,7 +153,7 @@ def rank_activations(
 
 
 def _relative_error(part: TensorStatistics, amax: float, number_format: NumberFormat) -> float:
-    """Return the squared error of a range over the squared values of a tensor."""
+    """Return the mean squared error of a range, divided by the mean square of the tensor."""
     from calibration.methods import SEARCH_BITS, focused_error, fp8_error
 
     largest = part.absmax
@@ -176,11 +176,11 @@ def measure_losses(
     samples: int | None = SAMPLES,
     reported: int = REPORTED,
 ) -> ActivationLosses | None:
-    """Measure the error of all quantized activations together, and without each candidate.
+    """Measure the output error with all activations quantized, and with each candidate float.
 
     Args:
         model: The Q/DQ model with float inputs; it is not changed.
-        candidates: Activations to leave out alone.
+        candidates: Activations to leave float one at a time.
         data: The calibration data.
         activations: All quantized activations.
         images: How images become inputs.
@@ -190,7 +190,8 @@ def measure_losses(
         reported: Number of the worst activations to return.
 
     Returns:
-        None if the data cannot be read a second time, or the outputs have no error.
+        The error, and the candidates whose gain is positive. None if the data is an iterator or
+        empty, or if the outputs have no error.
 
     Raises:
         ModelError: onnxruntime cannot run the model, or its outputs are not finite.
@@ -237,16 +238,17 @@ def _rank_losses(
     candidates: Sequence[QuantizedTensor],
     trial: Sequence[int],
 ) -> list[TensorLoss]:
-    """Return the losses of candidates, largest first, the best confirmed on other samples.
+    """Return the losses of candidates with a positive gain, largest gain first.
 
-    If the trial has all samples, these confirm as well.
+    The best are confirmed on samples outside the trial, or on the trial if it has all samples.
 
     Args:
         measurement: Runs of the samples.
-        network: Network in which the candidates can be left out.
-        errors: Error of each sample without each activation; None without none of them.
-        candidates: Activations that were left out alone on the samples of the trial.
-        trial: Numbers of these samples.
+        network: Network in which each candidate can be left float.
+        errors: Errors by activation that is float, then by sample number. The key None has the
+            errors with all activations quantized.
+        candidates: Activations that were left float one at a time in the trial.
+        trial: Numbers of the samples of the trial.
     """
     total = errors[None]
     others = [number for number in total if number not in trial]
@@ -286,10 +288,10 @@ def _confirm(
 
 
 class _ErrorMeasurement:
-    """Runs of a Q/DQ model on a few samples, with activations left out alone.
+    """Output errors of a Q/DQ model on a few samples, with one activation float at a time.
 
     Attributes:
-        references: Outputs with all activations float, by the number of the sample.
+        references: Outputs with all activations float, by sample number.
     """
 
     def __init__(
@@ -307,7 +309,7 @@ class _ErrorMeasurement:
         self._model = model
         self._activations = activations
         self._dataset = dataset
-        scores = find_class_outputs(model)  # class outputs are last convolutions, so outputs too
+        scores = find_class_outputs(model)  # always among the comparison_tensors()
         self._focus = Focus(scores) if scores else None
         shapes = {name: array.shape for name, array in first.items()}
         is_fixed = all(model.shape(name) == shape for name, shape in shapes.items())
@@ -317,7 +319,7 @@ class _ErrorMeasurement:
         self._workers = max(1, min(samples, worker_count(run_bytes, core_count())))
 
     def open_network(self, alone: Sequence[QuantizedTensor]) -> SwitchableNetwork:
-        """Open sessions in which each of some activations can be left float alone."""
+        """Open sessions in which each activation of `alone` can be the only float one."""
         from calibration.session import return_freed_memory
 
         network = SwitchableNetwork(
@@ -336,11 +338,12 @@ class _ErrorMeasurement:
         left_out: Sequence[str | None],
         numbers: Collection[int] | None = None,
     ) -> dict[str | None, dict[int, float]]:
-        """Return the output error of each sample without one activation.
+        """Return output errors by activation that is left float, then by sample number.
 
         Args:
-            network: Network in which the activations can be left out.
-            left_out: Names of the activations; None leaves none out.
+            network: Network in which each activation can be left float.
+            left_out: Names of activations to leave float one at a time; None leaves no activation
+                float.
             numbers: Numbers of the samples; None for all.
         """
         skipped = set() if numbers is None else set(range(len(self._dataset))) - set(numbers)
@@ -363,7 +366,7 @@ class _ErrorMeasurement:
         }
 
     def find_consumers(self, entry: QuantizedTensor) -> tuple[str, ...]:
-        """Return the nodes that read an activation dequantized."""
+        """Return the names of the nodes that consume the dequantized activation."""
         return _find_consumers(self._model, entry)
 
     def _find_reference(
@@ -412,7 +415,7 @@ class ReferenceOutputs:
         return sum(values.nbytes for values in self._values.values())
 
     def error(self, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
-        """Return the error of other outputs, as the module defines it."""
+        """Return the relative error of other outputs, as the module describes; 0 if none varies."""
         errors = []
         for name, values in self._values.items():
             variance = self._variances[name]
@@ -424,7 +427,7 @@ class ReferenceOutputs:
 
 
 def comparison_tensors(model: Model) -> list[str]:
-    """Return the outputs of the last convolutions before any decoding, else the outputs."""
+    """Return the outputs of the last convolutions; without any, the network's outputs."""
     last = find_head(model).last_convolutions
     ends = [n.output for n in model.ordered if n.index in last and n.op == "Conv"]
     return list(dict.fromkeys(ends)) or list(model.outputs)
@@ -446,9 +449,10 @@ def predict_changes(
     before: Prediction,
     predict: Callable[[Model], Prediction],
 ) -> ActivationLosses:
-    """Predict the convolutions and conversions of the engine with each activation float.
+    """Predict how many convolutions and conversions change if each activation is left float.
 
-    `before` is the prediction of the finished Q/DQ model; `predict` predicts another one.
+    `before` is the prediction of the finished Q/DQ model; `predict` predicts changed models. A loss
+    keeps its counts if the model no longer has the activation's Q.
     """
     nodes = {n.name for n in model.nodes}
     slim = Model(strip_large_weights(model.proto), "", EDITED, types=model, constants=model)
@@ -483,8 +487,8 @@ class Fp16Agreement:
     """Difference between the outputs of a finished model and those of the float model.
 
     Attributes:
-        error: Root of the squared difference over the variance of the float model's outputs, the
-            mean over the outputs; NaN if an output is not finite.
+        error: Mean over the outputs of the root mean squared difference, as a fraction of the
+            float output's standard deviation; NaN if an output is not finite.
         samples: Number of calibration samples.
     """
 
@@ -509,14 +513,15 @@ def compare_outputs(
 ) -> list[Fp16Agreement]:
     """Compare the outputs of Q/DQ models with those of their float model.
 
-    The outputs are the last convolutions before any decoding if the models have the same names
-    there, at the positions of objects if these are known.
+    The compared tensors are the outputs of the last convolutions before any decoding if the float
+    model has tensors of these names, else the network's outputs. They are compared at the positions
+    of objects if these are known.
 
     Returns:
-        The agreement of each model. Empty if no sample can be read, or the data not a second time.
+        The agreement of each model. Empty if no sample can be read, or if the data is an iterator.
 
     Raises:
-        ModelError: onnxruntime cannot run one of them.
+        ModelError: onnxruntime cannot run one of the models.
     """
     errors = sample_errors(float_model, models, data, samples=samples, images=images)
     return [Fp16Agreement(float(each.mean()), len(each)) for each in errors.T if len(each)]
@@ -533,7 +538,7 @@ def sample_errors(
     """Return the output errors of Q/DQ models on samples, of shape [samples, models].
 
     The outputs and positions are those of :func:`compare_outputs`. NaN stands for outputs that are
-    not finite. No sample if none can be read, or the data not a second time.
+    not finite. The array has no rows if no sample can be read, or if the data is an iterator.
 
     Raises:
         ModelError: onnxruntime cannot run one of the models.

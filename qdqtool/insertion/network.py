@@ -1,4 +1,4 @@
-"""Float networks that are ready for Q/DQ pairs, and the type of their float remainder."""
+"""Preparation of float networks for Q/DQ pairs, with the choice of FP16 or FP32 layers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ class PreparedNetwork:
 
     Attributes:
         model: The network, which may be edited.
-        fp16: Whether its float remainder will be FP16.
-        source: Argument of the user: a path, bytes or a model.
-        loaded: The model as it was loaded. It is the same object as `model` unless the caller
-            owns it.
-        notes: Changes of the network.
-        warnings: Options without effect.
+        fp16: Whether the layers without Q/DQ will be FP16.
+        source: The model as the caller gave it: a path, bytes or a model object.
+        loaded: The loaded model. `model` is the same object, or a copy if the caller owns `loaded`.
+        notes: Changes that the preparation made.
+        warnings: Options without effect, and subgraphs that remain float.
     """
 
     model: Model
@@ -42,7 +41,7 @@ class PreparedNetwork:
     warnings: list[Note] = field(default_factory=list)
 
     def load_float_model(self) -> Model:
-        """Return the float model without changes."""
+        """Return the unchanged float model; read it again if the loaded model was edited."""
         return load_full(self.source) if self.model is self.loaded else self.loaded
 
 
@@ -59,9 +58,10 @@ def prepare_network(
     Args:
         source: The float model.
         target: Target that will run it.
-        weights: Option of that name: ``int8`` for stored int8 weights.
-        high_precision: Option of that name. If it is None and the target computes in the types of
-            the file, the remainder is FP16, unless the opset cannot be raised for that.
+        weights: Option `weights` of :func:`qdqtool.insert`; ``int8`` stores int8 weights.
+        high_precision: Option `high_precision` of :func:`qdqtool.insert`. If it is None and the
+            target computes in the types of the file, the layers without Q/DQ become FP16, unless
+            the opset cannot be raised for FP16.
         loaded: The model if it is loaded already.
         number_format: Format of the Q/DQ pairs.
 
@@ -141,7 +141,7 @@ def _check_outputs(model: Model, path: str) -> None:
     for output in model.outputs:
         if output not in produced:
             raise ModelError(
-                f"no node makes the output '{output}'; export the model again",
+                f"no node computes the output '{output}'; export the model again",
                 path,
                 code="output-without-producer",
                 node=output,
@@ -156,8 +156,9 @@ def _describe_subgraphs(model: Model) -> list[Note]:
         if count:
             warnings.append(
                 Note(
-                    f"{content.node.name} ({content.node.op}): {format_count(count, 'layer')} in "
-                    "its subgraphs not quantized; export without control flow to quantize them",
+                    f"{content.node.name} ({content.node.op}): its subgraphs have "
+                    f"{format_count(count, 'layer')} that remain float; export without control "
+                    "flow to quantize them",
                     code="subgraph-float",
                     node=content.node.name,
                     count=count,
@@ -167,7 +168,7 @@ def _describe_subgraphs(model: Model) -> list[Note]:
 
 
 def _widen_floats(model: Model, target: Target) -> list[Note]:
-    """Convert bfloat16, and float16 if the target reads no FP16 scales, to float32 in place."""
+    """Convert bfloat16 to float32 in place, and float16 if the target reads no FP16 scales."""
     notes = []
     if find_bfloat16(model):
         fp16.widen_bfloat16(model)
@@ -206,8 +207,8 @@ def _prepare(
             )
         )
     network.warnings += _describe_subgraphs(model)
-    # The hash of the file identifies a calibration cache: whatever the opset, preparation results
-    # in the same tensors. A model that was widened, or edited by the caller, is another one.
+    # The file's hash identifies its calibration cache, because preparation results in the same
+    # tensors for every opset. A widened or edited model has other tensors, so it gets no hash.
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
     if network.loaded.inlined_functions:
         notes.append(Note("the model's own functions were inlined", code="inlined"))

@@ -12,6 +12,7 @@ import onnx
 
 from qdqtool.ir.float8 import E4M3_MAX, e4m3_tensor, encode_e4m3, round_to_e4m3
 
+MIN_GAIN = 1.02  # a smaller gain is not worth building for
 LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
 
 
@@ -24,8 +25,8 @@ class NumberFormat:
         title: Name in texts.
         largest: Largest magnitude. A range of `amax` has the scale ``amax / largest``.
         opset: First opset whose QuantizeLinear has the format for FP32 tensors.
-        round_steps: Rounds values over their scale to the numbers of the format.
-        make_tensor: Returns the ONNX tensor with a name of rounded values.
+        round_steps: Rounds values that were divided by their scale to numbers of the format.
+        make_tensor: Converts a name and rounded values to an ONNX tensor.
     """
 
     name: str
@@ -36,13 +37,13 @@ class NumberFormat:
     make_tensor: Callable[[str, npt.NDArray[np.float32]], onnx.TensorProto]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the name, for recipes that go to workers."""
+        """Pickle only the name, by which a worker process finds its own object."""
         return find_number_format, (self.name,)
 
 
 def _round_to_int8(steps: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     rounded: npt.NDArray[np.float32] = np.clip(np.rint(steps), -128, 127)
-    return rounded + np.float32(0.0)  # integers have no negative zero
+    return rounded + np.float32(0.0)  # -0.0 becomes 0.0, because integers have no negative zero
 
 
 def _int8_tensor(name: str, numbers: npt.NDArray[np.float32]) -> onnx.TensorProto:
@@ -61,5 +62,10 @@ FORMATS = {f.name: f for f in (INT8, FP8)}
 
 
 def find_number_format(name: str) -> NumberFormat:
-    """Return the format of the option `precision`."""
+    """Return the format for the option `precision`, ``int8`` or ``fp8``."""
     return FORMATS[name]
+
+
+def is_worthwhile(gain: float) -> bool:
+    """Return whether a gain in speed justifies another format: more than 2 percent."""
+    return gain > MIN_GAIN

@@ -57,8 +57,8 @@ class ImageOptions:
     """Conversion of images into the network's inputs.
 
     Attributes:
-        preprocess: Preprocessing, the name of one, or a function. None: that of the model's
-            metadata, else YOLO's.
+        preprocess: A Preprocess, the name of a preset, or a function. None: the preprocessing in
+            the model's metadata, else YOLO's.
         size: Height and width in pixels if the model leaves them open. None: its ``imgsz``
             metadata.
     """
@@ -78,7 +78,8 @@ class CacheOptions:
 
     Attributes:
         calib_cache: The file; None keeps nothing.
-        overwrite_cache: Whether a cache of another model or of other data is replaced.
+        overwrite_cache: Whether a cache of another model or of other data is replaced; otherwise
+            such a cache is an error.
     """
 
     calib_cache: str | os.PathLike[str] | None = None
@@ -114,7 +115,7 @@ class PlacementOptions:
         head: One of :data:`HEADS`: layers of a detection head that remain float.
         residual: One of :data:`RESIDUALS`: inputs of a residual Add that are quantized.
         attention: One of :data:`ATTENTIONS`: type of the products of attention.
-        unify: Whether tensors that Concat and the like tie together share one scale.
+        unify: Whether tensors that are connected by Concat, MaxPool and the like share one scale.
         exclude: Regular expressions on names of nodes that remain float.
         include: Regular expressions on names of nodes to quantize although a preset leaves them
             float.
@@ -154,12 +155,12 @@ class PlacementOptions:
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """Changes of the network around its Q/DQ pairs.
+    """Changes of the network in addition to its Q/DQ pairs.
 
     Attributes:
-        high_precision: ``fp32`` or ``fp16``: type of the float remainder. None: as the target
-            needs.
-        smooth: Strength of SmoothQuant from 0 to 1. None does nothing.
+        high_precision: ``fp32`` or ``fp16``: type of the layers without Q/DQ. None: ``fp16`` if the
+            target computes in the types of the file, else ``fp32``.
+        smooth: Strength of SmoothQuant from 0 to 1. None: no SmoothQuant.
         input_type: ``float``, ``int8`` or ``uint8``: type of the network's inputs.
     """
 
@@ -177,17 +178,18 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class InsertOptions:
-    """All options of an insertion but its target.
+    """All options of an insertion except the target.
 
     Attributes:
         ranges: Choice of the ranges.
         images: Conversion of images into inputs.
         cache: File that keeps the statistics.
         placement: Which tensors are quantized.
-        network: Changes of the network around the pairs.
+        network: Changes of the network in addition to the pairs.
         cluster: Workers that run the network.
         calib_table: Table with ranges of TensorRT or another tool, instead of data.
-        losses: Samples to measure the error on; None for the default, 0 for none.
+        losses: Number of samples on which the output error is measured; None for the default, 0
+            for no measurement.
         predict: Whether to predict the result.
         progress: Whether to draw progress.
     """

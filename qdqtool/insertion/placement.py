@@ -1,17 +1,18 @@
 """Placement: the node inputs to quantize, and the reasons why other nodes remain float.
 
-Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds
-seen with 8.0 to 8.5):
+The rules are for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds
+with 8.0 to 8.5):
 
 * Data and constant weights of Conv, ConvTranspose, Gemm and MatMul are quantized. A convolution
   computes in INT8 only if both are.
-* Nothing between a convolution and its BatchNormalization or activation is quantized, nor is a
-  bias.
-* Of a residual Add after a convolution without activation, only the other (skip) input is quantized
-  if the Add's result is quantized next. The Add then runs inside the convolution, INT8 in and out.
-* Both inputs of the two products of an attention are quantized if the user chooses so.
-* The input of an average pooling is quantized if its result is quantized next and no float node
-  reads its input.
+* Tensors between a convolution and its BatchNormalization or activation are not quantized. Biases
+  are not quantized.
+* If a residual Add follows a convolution without activation, and a later node quantizes the Add's
+  result, only the other (skip) input of the Add is quantized. TensorRT then fuses the Add into the
+  convolution, with INT8 inputs and output.
+* Both inputs of the two matrix products of an attention are quantized if the user chooses so.
+* The input of an average pooling is quantized if a later node quantizes the result, and if the
+  input has no float consumers.
 * FP8 leaves more nodes float than INT8: :mod:`qdqtool.insertion.fp8_rules`.
 """
 
@@ -87,29 +88,31 @@ from qdqtool.util.notes import Note
 
 _MIN_DETECTOR_OUTPUTS = 2  # a network without a DFL but this many last convolutions is a detector
 _MIN_CHANNELS = 16  # with fewer channels, only some convolution shapes have a fast INT8 kernel
-_Choice = tuple[list[int], Reason | None]
+_InputChoice = tuple[list[int], Reason | None]
 """Input positions to quantize; or none, with a reason if it is worth reporting."""
 
 
 @dataclass(frozen=True)
 class PlacementRules:
-    """Choices of the user and of the target.
+    """Rules of a placement, from the user's options and the target.
 
     Attributes:
         head: ``box``, ``float`` or ``none``, as for :func:`qdqtool.insert`.
-        residual: Inputs of a residual Add that are quantized: ``skip`` (the one that does not come
-            from the convolution), ``both`` or ``none``. ``auto`` takes ``skip`` after a convolution
-            without activation, and `residual_after_activation` if an activation (SiLU in C2f) is
-            between convolution and Add.
-        residual_after_activation: The target's choice for ``auto``; ``none`` applies to
-            convolutions without activation as well.
+        residual: Inputs of a residual Add that are quantized: ``skip`` (the input that does not
+            come from the convolution), ``both`` or ``none``. ``auto`` is ``skip`` after a
+            convolution without activation, and `residual_after_activation` if an activation (SiLU
+            in C2f) is between convolution and Add.
+        residual_after_activation: ``skip``, ``both`` or ``none``, used if `residual` is ``auto``.
+            Here ``none`` applies to convolutions without activation as well.
         exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
         include: Patterns of nodes to quantize although a preset leaves them float.
         exclude_ops: Operator types to leave float.
         transposed: Whether the target runs ConvTranspose in INT8.
-        transposed_per_channel: Whether its ConvTranspose takes one weight scale per output channel.
-        floats: Names of nodes to leave float for accuracy. Unlike a pattern, a name may match none.
-        quantized: Names of nodes to quantize as `include` does.
+        transposed_per_channel: Whether the target's ConvTranspose takes one weight scale for each
+            output channel.
+        floats: Names of nodes to leave float for accuracy. Unlike a pattern, a name without a node
+            is no error.
+        quantized: Names of nodes to quantize although a preset leaves them float.
         attention: ``int8`` and ``fp8`` quantize both inputs of the two products of an attention,
             ``float`` none. ``auto`` is ``float`` for INT8. For FP8 it quantizes attentions that
             the target fuses.
@@ -117,7 +120,8 @@ class PlacementRules:
         number_format: Format of the quantized numbers.
         product_per_channel: Whether the target takes one weight scale for each column of a matrix
             product (FP8: from 10.6, release notes).
-        failing: Forms of convolutions with which builds for the target failed, to leave float.
+        failing: Kinds of convolutions, given as the finding about them, whose builds for the
+            target failed; they remain float.
     """
 
     head: str = PlacementOptions.head
@@ -139,7 +143,11 @@ class PlacementRules:
 
 @dataclass(frozen=True)
 class QuantizedInput:
-    """A node input that will read a dequantized tensor, with role ``input`` or ``residual``."""
+    """A node input that will read a dequantized tensor.
+
+    Attributes:
+        role: ``residual`` for inputs of an Add, else ``input``.
+    """
 
     node: Node
     position: int
@@ -160,10 +168,10 @@ class Placement:
     """Tensors and weights to quantize.
 
     Attributes:
-        inputs: For each tensor, the inputs that read it dequantized, in graph order.
+        inputs: Node inputs that will read the dequantized tensor, by tensor, in graph order.
         weights: Weights to quantize.
-        skipped: Nodes that could have been quantized and remain float.
-        notes: Options without effect.
+        skipped: Nodes that could have been quantized but remain float.
+        notes: Notes about options without effect.
         number_format: Format of the quantized numbers.
     """
 
@@ -174,7 +182,7 @@ class Placement:
     number_format: NumberFormat = INT8
 
     def consumer_indices(self, tensor: str) -> set[int]:
-        """Return the indices of the nodes that will read a tensor dequantized."""
+        """Return the indices of the nodes that will read the dequantized tensor."""
         return {entry.node.index for entry in self.inputs.get(tensor, ())}
 
     def add(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
@@ -214,7 +222,7 @@ def place(model: Model, rules: PlacementRules) -> Placement:
 
 
 def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
-    """Return the indices of nodes that a preset of `head` leaves float, with the head's part."""
+    """Return the part of the detection head, by index, of nodes that a preset leaves float."""
     if preset == "none":
         return {}
     head = find_head(model)
@@ -238,7 +246,7 @@ def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
 
 
 def is_average_pooling(model: Model, node: Node) -> bool:
-    """Return whether a node is an average pooling, or a reduction that TensorRT runs as one."""
+    """Return whether TensorRT runs a node (AveragePool, ReduceMean ...) as average pooling."""
     operator = operator_of(node)
     return operator.averages and (
         operator.kind == LayerKind.POOLING or pooling_type(model, node) is not None
@@ -246,7 +254,10 @@ def is_average_pooling(model: Model, node: Node) -> bool:
 
 
 def can_be_quantized(model: Model, node: Node) -> bool:
-    """Return whether placement decides about a node: weighted, average pooling or sum."""
+    """Return whether a node is of a kind that placement considers.
+
+    These are nodes with weights, average poolings, and sums of two tensors.
+    """
     return (
         operator_of(node).weights is not None
         or is_average_pooling(model, node)
@@ -293,10 +304,10 @@ def _match_patterns(
 
 
 class _Placer:
-    """Places Q/DQ pairs in one model, node by node.
+    """Placement of Q/DQ pairs in one model, node by node.
 
     Attributes:
-        placement: The result.
+        placement: The placement so far.
     """
 
     def __init__(self, model: Model, rules: PlacementRules) -> None:
@@ -319,7 +330,7 @@ class _Placer:
         self._quantized: set[int] = set()  # indices of nodes that have a quantized input
 
     def _find_float_attention(self, attentions: Sequence[Attention]) -> dict[int, PresetPart]:
-        """Return the products of attention that the rules leave float."""
+        """Return the reasons, by node index, for attention products that the rules leave float."""
         rules = self._rules
         parts: dict[int, PresetPart] = {}
         for attention in attentions:
@@ -337,11 +348,11 @@ class _Placer:
         return self._rules.number_format == FP8
 
     def place_weighted_nodes(self) -> None:
-        """Quantize convolutions and matrix products."""
+        """Quantize convolutions and matrix products, or record why they remain float."""
         converter = EinsumConverter(self._model)
         for node in self._model.ordered:
             if node.op in WEIGHTED:
-                reason = self._refuse_weighted(node)
+                reason = self._find_float_reason(node)
                 if reason is not None:
                     self.placement.skip(reason)
                 elif node.index in self._attention:
@@ -365,10 +376,10 @@ class _Placer:
                 self.placement.skip(SubgraphLayers(PLACEMENT, node.name, count))
 
     def place_adds_and_pools(self) -> None:
-        """Quantize residual Adds and average poolings.
+        """Quantize residual Adds and average poolings, or record why they remain float.
 
-        A quantized node can be the reason to quantize another one. So the nodes are visited until
-        nothing changes.
+        Quantizing one node can make another node suitable, so the nodes are visited until nothing
+        changes.
         """
         unweighted = (n for n in reversed(self._model.ordered) if operator_of(n).weights is None)
         pending = [n for n in unweighted if can_be_quantized(self._model, n)]
@@ -381,7 +392,7 @@ class _Placer:
                     role, (positions, reason) = "residual", self._choose_add_inputs(node)
                 else:
                     role, (positions, reason) = "input", self._choose_pool_input(node)
-                excluded = self._refuse_by_user(node) if positions else None
+                excluded = self._find_exclusion(node) if positions else None
                 reasons[node.index] = excluded or reason
                 if positions and excluded is None:
                     self._quantize(node, positions, role)
@@ -436,17 +447,17 @@ class _Placer:
             axis = None
         self.placement.weights.append(WeightSite(node, name, axis))
 
-    def _refuse_by_user(self, node: Node) -> Reason | None:
+    def _find_exclusion(self, node: Node) -> Reason | None:
         if node.index in self._excluded:
             return ExcludedNode(PLACEMENT, node.name, "exclude", self._excluded[node.index])
         if node.op.lower() in self._excluded_ops:
             return ExcludedNode(PLACEMENT, node.name, "exclude_op", node.op)
         return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
 
-    def _refuse_weighted(self, node: Node) -> Reason | None:
-        reason = self._refuse_by_user(node)
+    def _find_float_reason(self, node: Node) -> Reason | None:
+        reason = self._find_exclusion(node)
         if reason is None and node.index not in self._attention:
-            reason = self._refuse_inputs(node) or self._refuse_weights(node)
+            reason = self._find_input_fault(node) or self._find_weight_fault(node)
         is_included = node.index in self._included or node.name in self._rules.quantized
         if reason is not None or is_included:
             return reason
@@ -454,9 +465,9 @@ class _Placer:
             return PresetExclusion(PLACEMENT, node.name, self._preset[node.index])
         if self._is_fp8:
             return find_fp8_obstacle(self._model, node)
-        return self._refuse_few_channels(node) or self._refuse_failing_form(node)
+        return self._find_slow_shape(node) or self._find_failing_form(node)
 
-    def _refuse_inputs(self, node: Node) -> Reason | None:
+    def _find_input_fault(self, node: Node) -> Reason | None:
         model, name, weights = self._model, node.name, node.input(1)
         if node.domain not in DOMAINS:
             return CustomDomain(PLACEMENT, name, node.domain)
@@ -472,8 +483,8 @@ class _Placer:
             return UnsuitableInput(PLACEMENT, name, InputFault.UNREADABLE)
         return None
 
-    def _refuse_weights(self, node: Node) -> Reason | None:
-        """Return why TensorRT cannot run a node with constant weights in INT8; None if it can."""
+    def _find_weight_fault(self, node: Node) -> Reason | None:
+        """Return why the weights prevent quantization of a node; None if they do not."""
         name, weights = node.name, node.input(1)
         element_type = self._model.elem_type(weights)
         if element_type not in QUANTIZABLE:
@@ -497,10 +508,10 @@ class _Placer:
         is_aligned = outputs % 8 == 0 or inputs % 8 == 0
         return is_wide and is_aligned and len(set(kernel)) == 1
 
-    def _refuse_few_channels(self, node: Node) -> Reason | None:
-        """Return a reason for convolutions with few channels and no fast INT8 kernel, else None.
+    def _find_slow_shape(self, node: Node) -> Reason | None:
+        """Return a reason if a convolution has few channels and no fast INT8 kernel, else None.
 
-        The rule is ModelOpt's (``find_nodes_from_convs_to_exclude``).
+        The rule is from ModelOpt (``find_nodes_from_convs_to_exclude``).
         """
         shape = self._model.constant_shape(node.input(1)) or ()
         if operator_of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
@@ -515,8 +526,8 @@ class _Placer:
             is_fast = groups > 1 and outputs % 8 == 0 and min(kernel) >= 3
         return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
-    def _refuse_failing_form(self, node: Node) -> Reason | None:
-        """Return a reason for a form of convolutions (kernel, groups) whose builds failed."""
+    def _find_failing_form(self, node: Node) -> Reason | None:
+        """Return a reason if builds with convolutions of this kind failed, else None."""
         if operator_of(node).kind != LayerKind.CONVOLUTION:
             return None
         model = self._model
@@ -531,7 +542,7 @@ class _Placer:
             forms += find_depthwise_faults(PLACEMENT, node, activation, consumers)
         return next((f for f in forms if isinstance(f, tuple(self._rules.failing))), None)
 
-    def _choose_add_inputs(self, node: Node) -> _Choice:
+    def _choose_add_inputs(self, node: Node) -> _InputChoice:
         sides = self._find_convolution_sides(node)
         if not sides or self._is_broadcast(node):
             return [], None
@@ -562,7 +573,7 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether the inputs of an Add differ in shape, so that it is not a residual."""
+        """Return whether the inputs of an Add have different shapes; such an Add is no residual."""
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False
@@ -572,7 +583,7 @@ class _Placer:
         return any(a is not None and b is not None and a != b for a, b in sizes)
 
     def _choose_fused_side(self, node: Node, sides: Sequence[int]) -> int:
-        """Return the input of an Add whose convolution fuses it."""
+        """Return the position of the Add's input whose convolution fuses the Add."""
         side = sides[0]
         if len(sides) == 2:  # the longer branch, as ModelOpt chooses
             lengths = branch_lengths(self._model, node.input(0), node.input(1))
@@ -586,7 +597,7 @@ class _Placer:
         """Return whether no activation lies between a convolution and an Add's input."""
         return tensor in find_float_fusions(self._model).add_inputs_without_activation
 
-    def _choose_pool_input(self, node: Node) -> _Choice:
+    def _choose_pool_input(self, node: Node) -> _InputChoice:
         tensor = node.input(0)
         if self._is_fp8 or not self._is_quantized_next(node.output):
             return [], None  # no build shows an FP8 pooling
@@ -601,7 +612,7 @@ class _Placer:
         return [0], None
 
     def _is_quantized_next(self, tensor: str) -> bool:
-        """Return whether a tensor is quantized, directly or after activation or value moves."""
+        """Return whether a tensor, its activation or a copy of its values is quantized later."""
         model = self._model
         downstream = walk_tensors(
             tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))
@@ -609,9 +620,9 @@ class _Placer:
         return any(name in self.placement.inputs for name in downstream)
 
     def _comes_from_quantized(self, tensor: str) -> bool:
-        """Return whether a tensor is the result of a quantized node.
+        """Return whether a tensor comes from a quantized node.
 
-        Operators that are never quantized may be in between.
+        Nodes of kinds that are never quantized may lie between that node and the tensor.
         """
         model = self._model
 
@@ -641,7 +652,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
     head = find_head(model)
     outputs: dict[str, None] = {}
     for node in model.ordered:
-        if node.op != "Sigmoid" or not _leaves_unchanged(model, node):
+        if node.op != "Sigmoid" or not _is_final(model, node):
             continue
         for index in sorted(convolutions_upstream(model, node.input(0)) & head.finals - head.boxes):
             output = model.nodes[index].output
@@ -651,8 +662,8 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
     return tuple(outputs)
 
 
-def _leaves_unchanged(model: Model, node: Node) -> bool:
-    """Return whether a node's output reaches a network output or a sort without computation."""
+def _is_final(model: Model, node: Node) -> bool:
+    """Return whether no further computation consumes a node's output, directly or after moves."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))

@@ -5,8 +5,8 @@
 * Weights computed from constants (moved, cast, standardized, normalized) become constants.
   TensorRT 8 rejects others: "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
 * Matrix products of Einsums become MatMuls (:mod:`qdqtool.insertion.einsum`).
-* Nodes that share a name get names of their own; equations of Einsums get lower case.
-* Weights that several nodes share are copied, one for each.
+* Nodes that share a name get unique names; equations of Einsums get lower case.
+* Weights that several nodes share are copied, so that each node has its own.
 * A BatchNormalization after a convolution is folded into its weights
   (:mod:`qdqtool.insertion.batchnorm`).
 """
@@ -40,10 +40,10 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
 
     Args:
         model: The model, with all weights in memory.
-        opset: A lower opset is raised to this one.
+        opset: Minimum opset; a lower one is raised.
 
     Returns:
-        The changes, one sentence each.
+        A note for each kind of change.
 
     Raises:
         ModelError: The opset cannot be raised, or weights are reshaped or transposed to an
@@ -77,7 +77,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
 
 
 def note_changes(code: str, count: int, subject: str, change: str) -> list[Note]:
-    """Return a note such as "2 nodes were renamed"; empty for a count of 0."""
+    """Return a list with a note such as "2 nodes were renamed"; empty for a count of 0."""
     text = f"{format_count_were(count, subject)} {change}"
     return [Note(text, code=code, count=count)] if count else []
 
@@ -102,9 +102,9 @@ def _normalize_nodes(model: Model) -> list[Note]:
 
 
 def _rename_duplicates(editor: Editor) -> int:
-    """Rename nodes that share a name, and count them.
+    """Rename nodes that share a name, and return their number.
 
-    The new name is the name of the node's first output, which qdqtool uses in reports anyway.
+    The new name is the name of the node's first output, with a number if that name is used too.
     """
     nodes = editor.model.nodes
     counts = Counter(n.proto.name for n in nodes if n.proto.name)
@@ -124,13 +124,13 @@ def raise_opset(model: Model, opset: int) -> None:
     """Raise the opset in place, and keep the names of nodes.
 
     Raises:
-        ModelError: onnx cannot convert it.
+        ModelError: onnx cannot convert the model.
     """
     proto = model.proto
     slim = strip_large_weights(proto)
     try:
         converted = convert_opset(slim, opset)
-    except Exception as error:  # the converter raises the errors of its C++
+    except Exception as error:  # the converter raises C++ exceptions of many types
         reason = reason_of(error, first_line=True)
         raise ModelError(
             f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset "
@@ -179,7 +179,7 @@ def fold_constant_weights(model: Model) -> int:
 
 
 def _find_computed_weights(model: Model) -> list[tuple[Node, int]]:
-    """Return node inputs that hold weights computed from constants."""
+    """Return nodes and input positions of weights that are computed from constants."""
     constant_tensors = View(model).constants
     places = []
     for node in model.nodes:

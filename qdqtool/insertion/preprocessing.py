@@ -1,4 +1,4 @@
-"""The preprocessing of images: chosen once for a run, and recorded in the model."""
+"""Choice of the image preprocessing for a run, and its record in the model's metadata."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def resolve_images(model: Model, images: ImageOptions) -> tuple[ImageOptions, str]:
-    """Return options with a preprocessing and a size, and who chose the preprocessing.
+    """Return options with their defaults filled in, and the origin of the preprocessing.
 
-    See :class:`calibration.presets.PreprocessChoice`.
+    :class:`calibration.presets.PreprocessChoice` describes the origins.
 
     Raises:
         DataError: The preprocessing is not known, or the size does not fit the model.

@@ -49,11 +49,11 @@ def collect_statistics(
     """Run the model over the data and return the statistics of the groups' sources.
 
     Returns:
-        The statistics, and the calibration's part of the result as JSON.
+        The statistics, and the JSON object `calibration` of the result.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
-        DataError: The data is not usable.
+        DataError: There is no data, or it cannot be used.
     """
     from calibration import Focus, collect
     from calibration.options import YOLO_PREPROCESS
@@ -102,13 +102,13 @@ def read_table_scales(
     model: Model,
     number_format: NumberFormat = INT8,
 ) -> tuple[list[GroupScale], Json]:
-    """Return the scales of all groups from a table, and the calibration's part of the result.
+    """Return the scales of all groups from a table, and the JSON `calibration` of the result.
 
     A group gets the largest of its tensors' scales. See :mod:`calibration.range_tables` for
     formats. The table has INT8 scales; FP8 scales are computed for the same ranges.
 
     Raises:
-        DataError: The table cannot be read, or has no entry for a group.
+        DataError: The table cannot be read, has an implausible scale, or lacks a scale for a group.
     """
     from calibration.range_tables import read_range_table
 
@@ -135,8 +135,8 @@ def read_table_scales(
     if missing and table and tensors.isdisjoint(table):
         raise DataError(
             f"none of its {format_count(len(table), 'tensor')} (such as "
-            f"'{brief(next(iter(table)))}') is in the model, so the table is of another model or "
-            "export. Give the table of this export, or images",
+            f"'{brief(next(iter(table)))}') is in the model, so the table belongs to another model "
+            "or export. Give the table of this export, or images",
             os.fspath(path),
             code="other-model",
             parameter="calib_table",
@@ -179,8 +179,8 @@ def _check_table_scale(tensor: str, scale: float, path: str | os.PathLike[str]) 
     if SMALLEST_SCALE < scale <= LARGEST_SCALE:
         return
     raise DataError(
-        f"scale {scale:g} of tensor '{brief(tensor)}', a range of +-{scale * LEVELS:g}, comes from "
-        "no calibration: the quantizer was not calibrated, or training diverged. Calibrate again",
+        f"scale {scale:g} of tensor '{brief(tensor)}' (range +-{scale * LEVELS:g}) is implausible: "
+        "the quantizer was not calibrated, or training diverged. Calibrate again",
         os.fspath(path),
         code="invalid-scale",
         parameter="calib_table",
@@ -189,7 +189,7 @@ def _check_table_scale(tensor: str, scale: float, path: str | os.PathLike[str]) 
 
 
 def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
-    """Return notes about entries of a table that have no use."""
+    """Return notes about table entries that are ignored."""
     notes = []
     count = len(source.scales)
     if unknown:
@@ -216,10 +216,13 @@ def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
 
 
 def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheReport:
-    """Write a TensorRT calibration table with a scale for every tensor of the float network.
+    """Write a TensorRT calibration table with scales of all tensors of the float network.
 
-    ``IInt8Calibrator::readCalibrationCache`` reads it. The first line is that of the target's
-    TensorRT. Tensors without a quantizer are measured on the data, if that can be read again.
+    ``IInt8Calibrator::readCalibrationCache`` reads the file. The first line names the target's
+    TensorRT version. Tensors without a quantizer are measured if the data can be read again.
+
+    Returns:
+        The table's scales, tensors without a scale, and layer precisions for trtexec.
 
     Raises:
         QdqtoolError: The target reads no table, or the file cannot be written.
@@ -231,7 +234,7 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
     target = target_named(insertion.target)
     if insertion.requested_target is not None:
         target = insertion.requested_target
-    cache_header(target)  # raises an error before the long measurement
+    cache_header(target)  # fails for unsupported targets before the long measurement
     quantized = Model(insertion.model)
     smoothed = {tensor for entry in insertion.smoothed for tensor in entry.tensors}
     factor = find_number_format(insertion.precision).largest / LEVELS

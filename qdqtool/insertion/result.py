@@ -22,6 +22,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
 from qdqtool.util.files import InputFiles, forbid_overwrite
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class Insertion:
-    """A Q/DQ model, with its scales and reasons.
+    """A Q/DQ model, with its scales and the reasons why nodes remain float.
 
     Attributes:
         model: The Q/DQ model.
         quantized: Tensors with a Q/DQ pair, in graph order, with their scales.
         skipped: Nodes that could have been quantized and remain float, with the reasons.
-        calibration: Method, number of images, warnings; as in the JSON.
+        calibration: Methods, number of images, preprocessing and warnings, with the field names
+            of the JSON output.
         groups: Scale groups of more than one source, with the bits that each source loses.
         notes: Changes of the model, and options without effect.
         warnings: Problems that the user should look at.
@@ -43,14 +45,14 @@ class Insertion:
         prediction: Prediction for the model; None with ``predict=False``.
         source: Path of the float model; empty for one in memory.
         output: Path to which :meth:`save` wrote the model; empty before.
-        read: Files that were read, none of which :meth:`save` overwrites.
+        read: Files that were read; :meth:`save` does not overwrite them.
         losses: Accuracy that quantized activations cost at the outputs; None if not measured.
-        float_type: Type of the float remainder, ``fp32`` or ``fp16``.
+        float_type: Type of the layers without Q/DQ, ``fp32`` or ``fp16``.
         precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``; ``fp16`` if ``precision="auto"``
             chose the float model.
         unchanged: Whether the model is the float model, unchanged.
         fits: Precision of the activations in INT8 and FP8; empty without statistics.
-        choice: Choice of ``precision="auto"``.
+        choice: Choice of the format by ``precision="auto"``; None for other precisions.
         float32: Tensors that remain FP32 in an FP16 model, with their largest values in the data.
         agreement: Difference of an FP16 model's outputs from the float model's; None if not
             measured.
@@ -60,8 +62,8 @@ class Insertion:
         compute_capabilities: Compute capabilities of the GPUs that ``target`` builds for; empty for
             all.
         requested_target: The target with the version that the user named.
-        load_float_model: Returns the float model; None for a result that was not made by
-            :func:`qdqtool.insert`.
+        load_float_model: Function that returns the float model; None if the result does not come
+            from :func:`qdqtool.insert`.
         measure_scales: Function that measures scales of tensors of the float model on the
             calibration data. The result is empty if the data cannot be read again.
     """
@@ -104,9 +106,9 @@ class Insertion:
 
     @property
     def ok(self) -> bool:
-        """Whether there are neither warnings nor findings above a note.
+        """Whether there are no warnings, and no findings more severe than a note.
 
-        Warnings about the images, such as too few of them, do not count.
+        Warnings about the images, such as too few images, do not count.
         """
         about_images = self.calibration.get("warnings", ())
         return all(w in about_images for w in self.warnings) and (
@@ -114,7 +116,7 @@ class Insertion:
         )
 
     def summary(self) -> Json:
-        """Return the counts of quantized tensors, float nodes and images."""
+        """Return the counts of quantized activations and weights, skipped nodes, and images."""
         return {
             "activations": len(self.activations),
             "weights": len(self.weights),
@@ -180,7 +182,7 @@ class Insertion:
 
 
 def largest_json(tensors: dict[str, float]) -> list[Json]:
-    """Return the JSON of tensors with their largest values; null for a value not finite."""
+    """Return JSON objects of tensors and their largest values; null for NaN and infinity."""
     return [{"tensor": t, "largest": v if math.isfinite(v) else None} for t, v in tensors.items()]
 
 

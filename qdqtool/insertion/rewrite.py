@@ -1,4 +1,4 @@
-"""Insertion of Q/DQ pairs into a model, named as QAT exports name them."""
+"""Insertion of Q/DQ pairs into a model, with node names as in QAT exports."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def insert_pairs(
         model: The model to change.
         placement: Tensors and weights to quantize.
         scales: Scale of each tensor in `placement.inputs`.
-        weights: ``float`` stores float weights with Q and DQ; ``int8`` and ``fp8`` store quantized
-            weights with DQ alone; ``sketch`` gives them scales of 1, for a model that is only
-            simulated; ``rounded`` reads float32 weights under the name
-            :func:`name_rounded_weights`, for a caller that supplies their values after Q and DQ.
+        weights: ``float`` stores float weights with Q and DQ. ``int8`` and ``fp8`` store quantized
+            weights with DQ alone. ``sketch`` gives the weights' Q and DQ scales of 1, for a model
+            that is only simulated. ``rounded`` inserts no pairs for float32 weights: the nodes read
+            tensors named by :func:`name_rounded_weights`, and the caller supplies their values.
 
     Returns:
         The quantized tensors, in graph order.
@@ -90,7 +90,7 @@ class _PairWriter:
         self.quantized: list[QuantizedTensor] = []
         # Output of the Q, scale and zero point of each quantized tensor.
         self._pairs: dict[str, list[str]] = {}
-        # Output of each DQ, by its tensor and the index of the only consumer if it has one.
+        # Output of each DQ, by tensor, and by consumer index for a consumer with a DQ of its own.
         self._dq_outputs: dict[tuple[str, int | None], str] = {}
 
     def quantize_input(self, tensor: str, entry: QuantizedInput, scale: ActivationScale) -> None:
@@ -124,7 +124,7 @@ class _PairWriter:
         if form in ("int8", "fp8"):
             value = self.model.constant(name)
             assert value is not None
-            numbers = self.format.round_steps(_divide(value, scale, site.axis))
+            numbers = self.format.round_steps(_divide_by_scale(value, scale, site.axis))
             first, source = qdq.DQ, self._add_numbers(f"{name}_quantized", numbers)
         else:
             first = qdq.Q
@@ -141,7 +141,6 @@ class _PairWriter:
         ]
 
     def _add_numbers(self, base: str, numbers: npt.NDArray[np.float32]) -> str:
-        """Add a constant of the quantized type."""
         return self.editor.constant_tensor(self.format.make_tensor(base, numbers))
 
     def _weight_scale(self, site: WeightSite) -> npt.NDArray[Any]:
@@ -158,10 +157,10 @@ class _PairWriter:
         return self.editor.insert(node, op, f"{base}/{op}", inputs, attributes)
 
     def _find_free_name(self, node: Node, role: str) -> str:
-        """Return ``/model.0/conv/_input_quantizer`` for ``/model.0/conv/Conv``, or a longer name.
+        """Return an unused name for a quantizer, such as ``/model.0/conv/_input_quantizer``.
 
-        If a folder holds several such nodes (Conv, Conv_1), only the first is named after the
-        folder.
+        For ``/model.0/conv/Conv`` this is the first choice. For a second node in the same folder
+        (``Conv_1``), the quantizer's name contains the node's name.
         """
         folder, _, last = node.name.rpartition("/")
         short = [f"{folder}/{role}"] if folder and last.startswith(node.op) else []
@@ -196,7 +195,7 @@ def _float_type(model: Model, tensor: str) -> type[np.float32] | type[np.float16
 
 
 def name_rounded_weights(tensor: str, axis: int | None, number_format: NumberFormat = INT8) -> str:
-    """Return the name that weights after Q and DQ have."""
+    """Return the tensor name under which a caller supplies weights after Q and DQ."""
     return f"{tensor}/rounded/{number_format.name}/{axis}"
 
 
@@ -205,8 +204,8 @@ def round_weights(
 ) -> npt.NDArray[np.float32]:
     """Return weights after Q and DQ, as :func:`insert_pairs` and onnxruntime compute them."""
     scale = weight_scale(value, axis, number_format.largest)
-    numbers = number_format.round_steps(_divide(value, scale, axis))
-    return numbers * _expand(scale, axis, value.ndim)
+    numbers = number_format.round_steps(_divide_by_scale(value, scale, axis))
+    return numbers * _broadcast_scale(scale, axis, value.ndim)
 
 
 def quantize(
@@ -216,17 +215,18 @@ def quantize(
 
     Halves are rounded to even, values saturate to [-128, 127].
     """
-    return INT8.round_steps(_divide(value, scale, axis)).astype(np.int8)
+    return INT8.round_steps(_divide_by_scale(value, scale, axis)).astype(np.int8)
 
 
-def _divide(
+def _divide_by_scale(
     value: npt.NDArray[Any], scale: npt.NDArray[Any], axis: int | None
 ) -> npt.NDArray[np.float32]:
-    """Return weights over their scales."""
-    return value.astype(np.float32) / _expand(scale, axis, value.ndim)
+    return value.astype(np.float32) / _broadcast_scale(scale, axis, value.ndim)
 
 
-def _expand(scale: npt.NDArray[Any], axis: int | None, rank: int) -> npt.NDArray[np.float32]:
+def _broadcast_scale(
+    scale: npt.NDArray[Any], axis: int | None, rank: int
+) -> npt.NDArray[np.float32]:
     scale = scale.astype(np.float32)
     if axis is None:
         return scale
@@ -234,9 +234,9 @@ def _expand(scale: npt.NDArray[Any], axis: int | None, rank: int) -> npt.NDArray
 
 
 def round_up_to_half(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-    """Return the smallest FP16 numbers that are not smaller than the scales.
+    """Return the smallest FP16 numbers that are at least as large as the scales.
 
-    With a scale rounded up, no value saturates, and the scale is never zero.
+    Scales that are rounded up saturate no values and are never zero.
     """
     half = scale.astype(np.float16)
     is_lower = half.astype(np.float32) < scale

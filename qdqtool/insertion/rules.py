@@ -1,4 +1,4 @@
-"""Choice of the placement rules by the options and the target."""
+"""Choice of the placement rules from the options and the target."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from qdqtool.util.notes import Note
 from qdqtool.util.records import replace_fields
 
 OPTIONS = ("both", "skip")
-"""Rules for a residual after an activation.
+"""Rules to compare for a residual Add after an activation.
 
-The first wins a tie, as seen with a YOLOv8 on TensorRT 8.4.
+The first rule wins a tie, as in builds of a YOLOv8 with TensorRT 8.4.
 """
 Rating = tuple[int, int, int]
-"""INT8 convolutions, those with INT8 output, and minus the conversions; greater is better."""
+"""Counts of INT8 convolutions, of INT8 convolutions with INT8 output, and minus the conversions.
+
+Greater is better.
+"""
 
 
 def choose_placement(
@@ -48,7 +51,7 @@ def choose_rules(
     """Return the placement rules that follow from options and target for a prepared model.
 
     Returns:
-        The rules, and the placement if it was needed to find them.
+        The rules, and the placement by these rules if a comparison already made it, else None.
     """
     rules = PlacementRules(
         options.head,
@@ -70,7 +73,7 @@ def choose_rules(
 
 
 def choose_fp8_target(target: Target) -> Target:
-    """Return the target of an FP8 model: strongly typed, and for GPUs that have FP8.
+    """Return a target with strong typing, restricted to GPUs that have FP8.
 
     NVIDIA advises strongly typed networks for FP8 (NVIDIA/TensorRT issue 3987). TensorRT-RTX
     without a named GPU builds for compute capability 8.9.
@@ -114,7 +117,7 @@ def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
 
 
 def _is_warning(form: type[Reason], target: Target) -> bool:
-    """Return whether a reason of a convolution's form is a warning or error for the target."""
+    """Return whether the finding for a form of convolution is a warning or error."""
     code = codes.get(form.rules[0].code).on(target.name)
     return code is not None and code.severity != Severity.INFO
 
@@ -122,19 +125,19 @@ def _is_warning(form: type[Reason], target: Target) -> bool:
 def choose_residual_inputs(
     model: Model, rules: PlacementRules, target: Target, unify: bool
 ) -> tuple[str, Placement | None]:
-    """Choose the inputs to quantize of residual Adds after an activation, by the worst case.
+    """Choose which inputs of residual Adds after an activation to quantize.
 
-    Real builds report both that Conv, SiLU (in C2f) and an Add with a quantized skip become one
-    layer, and that they do not; for small maps the builder decides by timing. With both inputs
-    quantized, the Add is an INT8 layer of its own in either case. With only the skip quantized, it
-    disappears if the three fuse, and leaves conversions if they do not. So each placement is
-    simulated under both assumptions, and the one with the better worst case is taken. TensorRT-RTX
-    writes float from every convolution and fuses pointwise operators anyway: a Q/DQ there only
-    costs accuracy.
+    In some builds, Conv, SiLU (in C2f) and an Add with a quantized skip input become one layer; in
+    other builds they do not. If both inputs are quantized, the Add is always an INT8 layer of its
+    own. If only the skip input is quantized, the Add costs nothing when fused, and conversions when
+    not fused. So each placement is simulated under both assumptions, and the placement with the
+    better worst case is chosen. TensorRT-RTX writes float from every convolution and fuses
+    pointwise operators, so that Q/DQ there would only cost accuracy.
 
     Returns:
         ``both``, ``skip`` or ``none`` for `residual_after_activation` of
-        :class:`~qdqtool.insertion.placement.PlacementRules`; and its placement if it was needed.
+        :class:`~qdqtool.insertion.placement.PlacementRules`; and the placement if it was made for
+        the comparison, else None.
     """
     if target.is_rtx:
         return "none", None
@@ -152,7 +155,7 @@ def choose_residual_inputs(
         try:
             groups = find_scale_groups(model, placement.inputs, unify)
             rating = _rate_worst_case(sketch(model, placement, groups), placement, target, best)
-        except QdqtoolError:  # for a graph that cannot be simulated, real builds decide
+        except QdqtoolError:  # without a simulation, use the rule that won in real builds
             return OPTIONS[0], first
         if rating is not None:
             best, choice = rating, (option, placement)
@@ -189,9 +192,9 @@ def _rate(prediction: Prediction) -> Rating:
 
 
 def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> Model:
-    """Return a Q/DQ model for simulation only.
+    """Return a Q/DQ model that is only simulated: without large weights and real scales.
 
-    It has no large weights. The scale of a tensor is the number of its group, from 1.
+    The scale of an activation is the number of its scale group, counted from 1.
     """
     slim = Model(strip_large_weights(model.proto), model.path, EDITED, types=model)
     nodes = slim.nodes

@@ -31,7 +31,8 @@ def largest_values(
 ) -> dict[str, float]:
     """Return the largest magnitude of each tensor that becomes FP16 in a Q/DQ model.
 
-    The samples are spread evenly over the data. Empty if the data cannot be read a second time.
+    A tensor with NaN gets infinity. The samples are spread evenly over the data. The result is
+    empty if the data is an iterator.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -66,9 +67,9 @@ def channel_maxima(
     images: ImageOptions = DEFAULT_IMAGES,
     samples: int = FP16_SAMPLES,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the largest magnitudes of tensors along their last axis, of shape [channels].
+    """Return the largest magnitude of each channel (last axis), of shape [channels].
 
-    `channels` has the length of the last axis of each tensor.
+    `channels` maps the names of the tensors to the lengths of their last axes.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -85,7 +86,7 @@ def sample_values(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the values of tensors for the first sample.
 
-    The shapes of the tensors in `shapes` are returned as well, by the names there.
+    `shapes` maps further tensors to names under which their shapes are returned.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -104,7 +105,7 @@ def _reduce_samples(
     samples: int,
     channels: Mapping[str, int] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the largest magnitudes of tensors, or of each channel of their last axis.
+    """Return the largest magnitudes of tensors; with `channels`, of each channel (last axis).
 
     The magnitude is NaN if a tensor holds NaN.
     """
@@ -145,9 +146,9 @@ def run_samples(
     *,
     exact: bool = False,
 ) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
-    """Yield the tensors of each model for one sample after another.
+    """Yield for each sample a list with the values of the tensors, by name, in each model.
 
-    Tensors become float32 unless they have to be exact.
+    Values become float32 unless `exact` is set.
     """
     from calibration import open_data
     from calibration.options import YOLO_PREPROCESS

@@ -1,4 +1,4 @@
-"""Scales of activations, one for a group of tensors, and of weights, one for a channel."""
+"""Scales of activations (one for each tensor group) and weights (one for each channel)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ScaleGroup:
 
     Attributes:
         quantized: Tensors of the group that get a Q/DQ pair, in graph order.
-        tensors: These tensors and all that are tied to them.
-        sources: Tensors of the group whose values all other tensors of the group hold. Calibration
+        tensors: All tensors of the group, also those without a pair.
+        sources: Tensors of the group from which the other tensors take their values. Calibration
             needs only the sources.
         largest: The largest value if it is independent of the data (1 for the Softmax of an
             attention); None otherwise.
@@ -77,7 +77,7 @@ class UnionFind:
 def find_scale_groups(
     model: Model, quantized: Iterable[str], unify: bool = PlacementOptions.unify
 ) -> list[ScaleGroup]:
-    """Group quantized tensors that are connected by operators that a Q can pass.
+    """Group quantized tensors that are connected by operators that only move values.
 
     Without `unify`, every tensor is a group of its own.
 
@@ -87,7 +87,7 @@ def find_scale_groups(
     names = list(dict.fromkeys(quantized))
     if not unify:
         return [ScaleGroup((t,), (t,), (t,), _constant_maximum(model, (t,))) for t in names]
-    union, sources = _tie_upstream(model, names)
+    union, sources = _group_upstream(model, names)
     members: dict[str, tuple[list[str], list[str], list[str]]] = {}
     for tensor in names:
         members.setdefault(union.find(tensor), ([], [], []))[0].append(tensor)
@@ -101,8 +101,12 @@ def find_scale_groups(
     ]
 
 
-def _tie_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind, list[str]]:
-    """Tie tensors to the tensors of which they hold values; return the ties and the sources."""
+def _group_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind, list[str]]:
+    """Group tensors with the upstream tensors whose values they hold.
+
+    Returns:
+        The groups, and the sources of all groups.
+    """
     union = UnionFind()
     sources: list[str] = []
     stack = list(reversed(tensors))
@@ -113,9 +117,10 @@ def _tie_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind, list
             continue
         visited.add(tensor)
         union.find(tensor)
-        inputs = _tied_inputs(model, tensor)
+        inputs = _inputs_with_same_scale(model, tensor)
         variable = [t for t in inputs if not model.is_constant(t)]
-        if not variable or len(variable) < len(inputs):  # a constant operand has a range as well
+        # A tensor with a constant operand is a source, because the constant extends the range.
+        if not variable or len(variable) < len(inputs):
             sources.append(tensor)
         for name in variable:
             union.union(tensor, name)
@@ -123,7 +128,7 @@ def _tie_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind, list
     return union, sources
 
 
-def _tied_inputs(model: Model, tensor: str) -> Sequence[str]:
+def _inputs_with_same_scale(model: Model, tensor: str) -> Sequence[str]:
     """Return the inputs of a tensor's producer that share the tensor's scale."""
     pair = find_pair(model, tensor)
     if pair is not None:
@@ -149,7 +154,7 @@ class MethodChoice:
     Attributes:
         default: One of :data:`METHODS`.
         overrides: Pairs of a regular expression (``re.search`` on the tensor's name) and a method.
-        percentile: Of the absolute values, for the method ``percentile``, in percent.
+        percentile: Percentile of the absolute values, in percent, for the method ``percentile``.
         number_format: Format of the quantized numbers.
     """
 
@@ -160,10 +165,10 @@ class MethodChoice:
 
     @classmethod
     def from_options(cls, ranges: RangeOptions, number_format: NumberFormat = INT8) -> MethodChoice:
-        """Return the choice that the options make.
+        """Return the calibration methods that the options select; ``max`` for FP8.
 
-        The ranges of FP8 are the largest magnitudes: its steps are relative to each value, so that
-        a shorter range clips values and makes no other one more precise.
+        FP8 steps are relative to each value. A smaller range would clip large values and make no
+        other value more precise.
         """
         if number_format != INT8:
             return cls("max", (), ranges.percentile, number_format)
@@ -200,10 +205,12 @@ class MethodChoice:
                 )
 
     def method_for(self, group: ScaleGroup) -> str:
-        """Return the method of a group, by the first override that matches a tensor of it.
+        """Return the calibration method of a group.
+
+        A tensor has the method of the first override that matches its name, if any.
 
         Raises:
-            QdqtoolError: Two of its tensors have different methods.
+            QdqtoolError: Overrides give two tensors of the group different methods.
         """
         tensors: dict[str, str] = {}  # first tensor of each method
         for tensor in group.tensors:
@@ -229,7 +236,8 @@ class GroupMember:
     Attributes:
         tensor: Name of the source.
         amax: Range that the source would get alone, in units of the tensor.
-        bits_lost: log2 of the group's range over its own; negative if the group's range is smaller.
+        bits_lost: log2 of the group's range divided by `amax`; negative if the group's range is
+            smaller. 0 for FP8.
     """
 
     tensor: str
@@ -242,7 +250,8 @@ class GroupScale:
     """Scale of a group in units of the tensor, ``amax / 127`` (INT8) or ``amax / 448`` (FP8).
 
     Attributes:
-        power: Power of the error that the range minimizes; None for methods without one.
+        power: Power of the error that the range minimizes; None for methods that minimize no
+            error.
     """
 
     group: ScaleGroup
@@ -267,7 +276,7 @@ def choose_scale(
 
     ``max`` takes the largest range; ``percentile`` and ``entropy`` work on the merged statistics.
     ``mse`` and ``focus`` take the range with the least total error. Each source's error is relative
-    to its own size, so that a source with small values counts as much as one with large values.
+    to the magnitude of its values, so that sources with small and with large values count alike.
 
     Returns:
         The scale, and warnings.
@@ -339,10 +348,11 @@ def _least_error_range(
 ) -> Range:
     """Return the range from `low` to `high` with the least sum of relative errors.
 
-    An error is the root of the mean power. Measured on two trained models against other sums, box
-    error in pixels, lower is better (B in brackets): relative squared errors 0.62 (0.57), their
-    logarithms 0.59 (0.55), relative root mean squares 0.57 (0.52). Plain squared errors, which only
-    the members with large values decide, cost 0.03 mAP50-95 on one model.
+    The error of a source is the p-th root of the mean of ``|error| ** p``, relative to the same
+    root of its values (p is 2 for ``mse``). This sum had the least box errors on two trained
+    models: 0.57 and 0.52 pixels. Sums of relative squared errors had 0.62 and 0.57 pixels, sums of
+    their logarithms 0.59 and 0.55. Sums of plain squared errors, in which only the sources with
+    large values count, cost 0.03 mAP50-95 on one model.
     """
     from calibration.methods import (
         SEARCH_BITS,
@@ -364,7 +374,7 @@ def _least_error_range(
     def total(ranges: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
         total = np.zeros(len(ranges))
         for part in parts:
-            # A tiny range clips all values to almost 0, so its error is the size of the tensor.
+            # A tiny range clips all values to almost 0, so its error is the mean magnitude.
             size = error(part, np.array([part.absmax * 1e-6]), power).item()
             total += (error(part, ranges, power) / max(size, _SMALLEST)) ** (1.0 / power)
         return total
@@ -385,7 +395,7 @@ def clamp_scale(scale: float) -> float:
 def weight_scale(
     weight: npt.NDArray[Any], axis: int | None, largest: float = LEVELS
 ) -> npt.NDArray[np.float32]:
-    """Return symmetric scales of weights: their largest magnitude over the format's largest.
+    """Return symmetric scales of weights: largest magnitude divided by the format's largest.
 
     Args:
         weight: The weights, finite.

@@ -7,9 +7,10 @@ for the tensor has to cover them. For a tensor X [..., channels] that Linears wi
     X W = (X / s) (s W),    s = max|X|^alpha / max|W|^(1 - alpha)  for each channel
 
 is the same in float, except for rounding. ``1 / s`` goes into the constants of X's producer: scale
-and bias of a LayerNormalization (also a decomposed one), the output channels of a Linear, the
-constant of a Mul or Div (that of a decomposed GELU). Everything between keeps the channels apart,
-and every consumer of X multiplies by ``s``, or X is not changed.
+and bias of a LayerNormalization (also a decomposed one), the output channels of a Linear, or the
+constant of a Mul or Div (as in a decomposed GELU). X is changed only if the operators between the
+producer and the Linears keep the channels separate, and if ``s`` goes into the weights of every
+consumer.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.types import Json
 from qdqtool.util.notes import Note
 
-SAMPLES = 32  # samples that show the channels' largest values
-_SMALLEST = 1e-5  # minimum for a channel's largest value, as a part of the largest channel
+SAMPLES = 32  # samples on which the largest value of each channel is measured
+_SMALLEST = 1e-5  # minimum for a channel's largest value, as a fraction of the largest channel's
 _Array = npt.NDArray[Any]
 _Constants = dict[tuple[int, int], _Array]
 """New constants, by node and input."""
 
 
 class _SkipReason(StrEnum):
-    """Reason why tensors cannot be divided."""
+    """Reason why tensors cannot be smoothed, as text after the number of tensors."""
 
     OUTPUT = "that are outputs of the network"
     INPUT = "that are inputs of the network or constants"
-    PRODUCER = "made by {op}"
-    CONSUMER = "read by {op} too"
+    PRODUCER = "computed by {op}"
+    CONSUMER = "with {op} as another consumer"
 
 
 @dataclass(frozen=True)
 class ScaleMigration:
-    """Channel scales of one tensor that were moved into weights.
+    """Channel scales that were moved from connected tensors into weights.
 
     Attributes:
-        tensors: The tensor as quantized Linears read it, or copies with moved values.
+        tensors: The tensors that quantized Linears consume.
         makers: Nodes whose constants were divided by s.
         linears: Linears whose weights were multiplied by s.
         before: Ratio of the largest to the median channel before the change, by the channels'
@@ -93,22 +94,23 @@ def smooth(
 ) -> tuple[list[ScaleMigration], Note]:
     """Move channel scales of activations into weights, in place.
 
-    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.read_smoothed_tensors`) for
-    ``predict``. The caller has to choose the placement again.
+    The names of the smoothed tensors are written to the model's metadata, where ``predict`` reads
+    them (:func:`qdqtool.ir.qdq.read_smoothed_tensors`). The model is edited, so the caller has to
+    choose the placement again.
 
     Args:
         model: The prepared float model.
         placement: Tensors and weights to quantize.
-        alpha: Part of the difference between channels that goes into the weights: 0 to 1, mostly
-            0.5.
-        data: The calibration data, which is read for this only.
+        alpha: Fraction of the differences between channels that moves into the weights: 0 to 1,
+            usually 0.5.
+        data: The calibration data. It is read here, and again for the calibration.
         images: How images become inputs.
 
     Returns:
         The changes, which may be empty, and a note about them.
 
     Raises:
-        QdqtoolError: `alpha` is out of range, or the data can be read only once.
+        QdqtoolError: `alpha` is out of range, or there is no data, or it can be read only once.
         ModelError: onnxruntime cannot run the model.
     """
     _check_arguments(alpha, data)
@@ -159,8 +161,8 @@ def smooth(
 def _check_arguments(alpha: float, data: object) -> None:
     if not 0.0 <= alpha <= 1.0:
         raise QdqtoolError(
-            f"`smooth={alpha:g}`: give a number from 0 (everything remains in the activations) to "
-            "1, usually 0.5",
+            f"`smooth={alpha:g}` is out of range. Give a number from 0 (outliers remain in the "
+            "activations) to 1 (outliers move into the weights), usually 0.5",
             code="out-of-range",
             parameter="smooth",
         )
@@ -180,7 +182,7 @@ def _check_arguments(alpha: float, data: object) -> None:
 
 
 def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[str]:
-    """Return the reasons for tensors that do not change, each with its first node."""
+    """Return texts about tensors that cannot be smoothed: number, reason and first node."""
     counts = Counter(region.skip_reason for region in regions if region.skip_reason)
     first = {region.skip_reason: region.blocking_node for region in reversed(regions)}
     texts = []
@@ -215,7 +217,7 @@ def _smooth_regions(
     data: object,
     images: ImageOptions,
 ) -> list[ScaleMigration]:
-    """Choose the factors of each region and write its constants."""
+    """Choose the factors s of each region, change the model's constants, and report both."""
     model = regions[0].model
     linears = [[n for n in region.linears if n.index in quantized] for region in regions]
     channels = {n.input(0): _count_channels(model, n) for nodes in linears for n in nodes}
@@ -265,7 +267,7 @@ def _weight_maxima(model: Model, linear: Node) -> _Array:
 
 
 def _input_channel_axis(linear: Node) -> int:
-    """Return the axis of the input channels in weights [in, out]; 1 if stored transposed."""
+    """Return the axis of the input channels in a Linear's weights: 0, or 1 with transB."""
     return int(linear.op == "Gemm" and bool(linear.integer("transB", 0)))
 
 
@@ -275,7 +277,7 @@ def _count_channels(model: Model, linear: Node) -> int:
 
 
 def _find_regions(shapes: NetworkShapes, consumers: Iterable[Node]) -> Iterator[_ScaleRegion]:
-    """Yield the regions of the inputs of Linears, each once."""
+    """Yield the regions around the inputs of Linears, each region once."""
     visited: set[str] = set()
     for linear in consumers:
         tensor = linear.input(0)
@@ -291,16 +293,17 @@ def _find_regions(shapes: NetworkShapes, consumers: Iterable[Node]) -> Iterator[
 
 
 class _ScaleRegion:
-    """Tensors that are divided by one s, up to the nodes that compensate for it.
+    """Connected tensors that are divided by the same factors s, and the nodes that compensate.
 
     Attributes:
         model: The network.
         channels: Length of s.
-        tensors: Names of the tensors, with the places of s in them.
-        linears: Linears that read one of the tensors as their data.
+        tensors: By tensor, the channel of s for each entry.
+        linears: Linears that consume one of the tensors as their data.
         producers: Nodes whose constants are divided by s.
-        skip_reason: Why the tensors cannot be divided, and the operator that prevents it.
-        blocking_node: Name of that node.
+        skip_reason: Why the tensors cannot be divided, with the type of the operator that prevents
+            it (empty if no operator does); None if they can be divided.
+        blocking_node: Name of the node that prevents it.
     """
 
     def __init__(self, shapes: NetworkShapes, tensor: str, channels: int, *, whole: bool) -> None:
@@ -310,7 +313,7 @@ class _ScaleRegion:
             shapes: Shapes of the network's tensors.
             tensor: First tensor, with s along its last axis.
             channels: Length of s.
-            whole: Whether all parts of a tensor are divided if one part is.
+            whole: Whether all parts of a split or concatenated tensor are divided together.
         """
         self.model = shapes.model
         self.channels = channels
@@ -321,7 +324,8 @@ class _ScaleRegion:
         self.blocking_node = ""
         self._shapes = shapes
         self._whole = whole
-        # Powers of s to multiply a constant with, by node and input, with the places of s in it.
+        # Powers of s by which a constant is multiplied, with the channels of the constant's
+        # entries, by node index and input position.
         self._folds: dict[tuple[int, int], list[tuple[Places, int]]] = {}
         visited = 0
         while visited < len(self.tensors) and not self.skip_reason:
@@ -329,7 +333,10 @@ class _ScaleRegion:
             visited += 1
 
     def apply(self, factors: npt.NDArray[np.float64], constants: _Constants) -> bool:
-        """Set the region's multiplied constants in `constants`; False if one is not finite."""
+        """Add the region's new constants to `constants`, and return True.
+
+        If a constant is unknown or would not be finite, nothing is added and the result is False.
+        """
         changes: _Constants = {}
         for (index, position), powers in self._folds.items():
             name = skip_identities(self.model, self.model.nodes[index].input(position))
@@ -347,7 +354,7 @@ class _ScaleRegion:
         return True
 
     def _visit(self, tensor: str) -> None:
-        """Add the neighbors of a tensor, or set the reason why it cannot be divided."""
+        """Extend the region past a tensor's producer and consumers, or set `skip_reason`."""
         model, places = self.model, self.tensors[tensor]
         producer = model.producer(tensor)
         if model.is_output(tensor):
@@ -365,7 +372,7 @@ class _ScaleRegion:
                     break
 
     def _divide_output(self, node: Node, tensor: str, places: Places) -> bool:
-        """Divide an output of a node by s, by its constants or inputs, if that is possible."""
+        """Divide a node's output by s through its constants or inputs; False if impossible."""
         if is_linear(self.model, node):
             return self._divide_linear(node, places)
         if node.domain not in DOMAINS:
@@ -375,7 +382,7 @@ class _ScaleRegion:
         factor = _find_factor(self.model, node)
         if factor is not None:
             power = 1 if node.op == "Div" else -1
-            return self._fit(node, [factor], places) and self._fold_into_producer(
+            return self._can_fold(node, [factor], places) and self._fold_into_producer(
                 node, [factor], places, power
             )
         if _is_sum(node):
@@ -391,7 +398,7 @@ class _ScaleRegion:
 
     def _divide_linear(self, node: Node, places: Places) -> bool:
         bias = [2] if node.input(2) else []
-        if places.ndim > 1 or not self._fit(node, bias, places):
+        if places.ndim > 1 or not self._can_fold(node, bias, places):
             return False
         is_transposed = _input_channel_axis(node) == 1
         self._fold_into_producer(node, [1], places[:, None] if is_transposed else places, -1)
@@ -408,7 +415,7 @@ class _ScaleRegion:
         )
 
     def _divide_input(self, node: Node, tensor: str, places: Places) -> bool:
-        """Compensate for a divided input of a node, or divide its output, if that is possible."""
+        """Compensate for a node's divided input, or divide its outputs too; False if impossible."""
         positions = [p for p, t in enumerate(node.inputs) if t == tensor]
         if is_linear(self.model, node):
             if positions != [0] or places.ndim > 1:
@@ -421,7 +428,7 @@ class _ScaleRegion:
         factor = _find_factor(self.model, node)
         if factor is not None:
             self._fold(node, factor, places, 1 if node.op == "Mul" else -1)
-            return self._fit(node, [factor], places)
+            return self._can_fold(node, [factor], places)
         if _is_sum(node):
             return self._divide_summands(node, places) and self._join(node.output, places)
         if node.op == "MatMul":
@@ -433,7 +440,7 @@ class _ScaleRegion:
         return all(self._divide_moved(node, position, places) for position in positions)
 
     def _divide_moved(self, node: Node, position: int, places: Places) -> bool:
-        """Divide the outputs of a node that only moves its input."""
+        """Divide the outputs of a node that only moves values; False if impossible."""
         moved = None
         if self._preserves_channels(node, places) and (operator_of(node).joins or position == 0):
             moved = [places] * len(node.outputs)
@@ -442,9 +449,9 @@ class _ScaleRegion:
         return self._join_all(node.outputs, moved)
 
     def _divide_summands(self, node: Node, places: Places) -> bool:
-        """Divide the constant of a sum, and add its other operands to the region."""
+        """Divide a sum's constant, and add its tensors to the region; False if impossible."""
         constant = _find_constant_operands(self.model, node)
-        if len(node.inputs) != 2 or not self._fit(node, constant, places):
+        if len(node.inputs) != 2 or not self._can_fold(node, constant, places):
             return False
         if constant and (node.index, constant[0]) not in self._folds:
             self._fold(node, constant[0], places, -1)
@@ -452,7 +459,7 @@ class _ScaleRegion:
         return all(self._has_axes(t, places) and self._join(t, places) for t in tensors)
 
     def _divide_product_operand(self, node: Node, places: Places) -> bool:
-        """Divide the operand of a MatMul of two tensors whose channels the MatMul keeps."""
+        """Divide the operand of a MatMul that has the result's channels; False if impossible."""
         for position in [p for p in (1, 0) if node.input(p) in self.tensors] or [1, 0]:
             tensor = node.input(position)
             if _keeps_product_axis(places, position) and self._has_axes(tensor, places):
@@ -460,8 +467,8 @@ class _ScaleRegion:
                     return True
         return False
 
-    def _fit(self, node: Node, positions: Iterable[int], places: Places) -> bool:
-        """Return whether constants are single numbers, or have the axes of s in a float type."""
+    def _can_fold(self, node: Node, positions: Iterable[int], places: Places) -> bool:
+        """Return whether constants are float, and are single numbers or have the axes of s."""
         for position in positions:
             tensor = node.input(position)
             shape = self.model.constant_shape(skip_identities(self.model, tensor))
@@ -475,7 +482,7 @@ class _ScaleRegion:
         return fits_shape(self._shapes.shape(tensor) or (), places)
 
     def _fold(self, node: Node, position: int, places: Places, power: int) -> None:
-        """Multiply a constant by a power of s, in addition to earlier powers."""
+        """Record that a constant is multiplied by a power of s, in addition to earlier powers."""
         self._folds.setdefault((node.index, position), []).append((places, power))
 
     def _fold_into_producer(
@@ -493,13 +500,13 @@ class _ScaleRegion:
         )
 
     def _join(self, tensor: str, places: Places) -> bool:
-        """Add a tensor if a part of it is divided; return False if it has other places already."""
+        """Add a tensor with any divided entries; False if it already has other channels."""
         if (places < 0).all():
             return True
         return np.array_equal(self.tensors.setdefault(tensor, places), places)
 
     def _preserves_channels(self, node: Node, places: Places) -> bool:
-        """Return whether a node treats all channels alike and leaves them in their places."""
+        """Return whether a node commutes with scaling of channels and leaves them in place."""
         model, operator = self.model, operator_of(node)
         if node.op == "Cast":
             target = node.integer("to", 0)
@@ -537,13 +544,13 @@ class _ScaleRegion:
 
 
 def _keeps_product_axis(places: Places, position: int) -> bool:
-    """Return whether s in an operand of a MatMul is along an axis that is not summed over."""
+    """Return whether the channels of a MatMul operand are not along the summed axis."""
     axis = 2 if position else 1
     return places.ndim < axis or places.shape[-axis] == 1
 
 
 def _find_constant_operands(model: Model, node: Node) -> list[int]:
-    """Return the constant input of an operator on two tensors; empty if both or none are."""
+    """Return the position of a node's constant input if exactly one of two is constant."""
     if len(node.inputs) != 2:
         return []
     is_constant = [model.is_constant(skip_identities(model, t)) for t in node.inputs]
@@ -551,7 +558,7 @@ def _find_constant_operands(model: Model, node: Node) -> list[int]:
 
 
 def _find_factor(model: Model, node: Node) -> int | None:
-    """Return the input with the constant that a Mul or Div applies to the other input."""
+    """Return the position of the constant factor or divisor of a Mul or Div, or None."""
     constant = _find_constant_operands(model, node)
     if constant and (node.op == "Mul" or (node.op == "Div" and constant == [1])):
         return constant[0]
@@ -563,7 +570,7 @@ def _is_sum(node: Node) -> bool:
 
 
 def _write_constants(model: Model, constants: _Constants) -> None:
-    """Set new constants of nodes; a constant with other consumers is kept for them."""
+    """Set new constants of nodes; a shared constant stays unchanged for its other consumers."""
     editor = Editor(model)
     for (index, position), value in constants.items():
         node = model.nodes[index]

@@ -18,7 +18,7 @@ def is_convolution(node: Node | None) -> bool:
 
 
 def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """Yield a tensor and all that `neighbors` leads to from it, each once."""
+    """Yield a tensor and all tensors that `neighbors` reaches from it, each once."""
     visited: set[str] = set()
     stack = [start]
     while stack:
@@ -113,9 +113,9 @@ def _activation_nodes(model: Model, tensor: str, outputs: Iterable[str]) -> set[
 
 
 def find_hidden_layers(model: Model) -> str:
-    """Return where the layers of a network without convolutions are hidden, and what to do.
+    """Return which operator of another framework may hide a network's layers, and a remedy.
 
-    Empty if that is unknown.
+    Empty if the network has no such operator.
     """
     for node in model.nodes:
         if node.domain == ATEN:

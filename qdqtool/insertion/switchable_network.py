@@ -1,9 +1,9 @@
-"""A Q/DQ model in which each activation can be left float, without building it again.
+"""A Q/DQ model in which each activation can be left float, without a new session.
 
 Every Q/DQ pair of an activation gets a switch input, so that the same sessions can run with any
-activation float. The network is cut before each activation that will be float alone. Such a run
-starts at the cut with the tensors of the run that has all activations quantized. Weights are
-always INT8.
+activation float. The network is cut before each activation that will be the only float one. A run
+with this activation float starts at the cut, with the tensors of the fully quantized run. Weights
+are always quantized.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NetworkSegment:
     """Part of the network between two cuts.
 
     Attributes:
-        fetcher: Runs the part.
+        fetcher: onnxruntime session of the part.
         outputs: Tensors that cross the cut after the part, or outputs of the network.
     """
 
@@ -72,9 +72,9 @@ class SwitchableNetwork:
         Args:
             model: The Q/DQ model; it is not changed.
             activations: Activations that get a switch.
-            alone: Activations among them that will be left out alone.
+            alone: Activations among these that will be left float one at a time.
             outputs: Tensors that a run returns.
-            threads: Threads for one operator.
+            threads: Number of threads that onnxruntime uses for one operator.
 
         Raises:
             ModelError: onnxruntime does not accept the model.
@@ -136,9 +136,9 @@ class SwitchableNetwork:
     def run_each(
         self, sample: Feeds, left_out: Sequence[str | None]
     ) -> Iterator[tuple[str | None, Feeds]]:
-        """Yield each of some activations and the outputs with it alone float, in network order.
+        """Yield, in network order, each activation and the outputs with only this one float.
 
-        None stands for no activation.
+        The entry None stands for a run with all activations quantized.
 
         Raises:
             ModelError: onnxruntime fails.
@@ -170,7 +170,7 @@ class SwitchableNetwork:
 def _choose_feeds(
     model: Model, cuts: NetworkCuts, positions: Iterable[int], outputs: Sequence[str]
 ) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the cuts at which a run can start, and the tensors to feed there."""
+    """Return the positions at which a run can start, and the tensors to feed there."""
     feeds: list[tuple[int, tuple[str, ...]]] = [(0, ())]
     for position in positions:
         crossing = tuple(t for t in cuts.crossing_tensors(position) if cuts.positions[t] >= 0)
@@ -201,9 +201,9 @@ def _add_switches(
 
 
 def _build_branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphProto]:
-    """Return the branches of an If in place of a DQ: the pair, or the Q's input.
+    """Return the branches of an If that replaces a DQ: the pair, or the Q's float input.
 
-    A Where would compute both in each run.
+    An If computes only one branch; a Where would always compute both.
     """
     integers, quantized = f"{dequantizer.output}/code", f"{dequantizer.output}/quantized"
     pair = [

@@ -1,15 +1,16 @@
 """Scales for every tensor of a float network, for builds with a calibration cache (DLA).
 
-Without Q/DQ, TensorRT runs a layer in INT8 only if all of its tensors have a scale. A Q/DQ model
-and a calibration of its quantizers have scales for some of them. These rules complete them:
+Without Q/DQ, TensorRT runs a layer in INT8 only if all of its tensors have a scale. The quantizers
+of a Q/DQ model give scales for some tensors only. These rules give scales for more tensors:
 
-* ``moved``: operators that do not change values, as for Q and DQ (Reshape, MaxPool, Concat ...).
-* ``bounded``: the result cannot exceed the input (Relu, average pooling) or a limit (Clip).
+* ``moved``: an operator that only moves values (Reshape, MaxPool, Concat ...) connects the tensor
+  with tensors that have a scale.
+* ``bounded``: the values cannot exceed the input (Relu, average pooling) or a limit (Clip).
 * ``fixed``: the range does not depend on data (Sigmoid, Softmax).
-* ``clipped``: the only consumer is a Relu or Clip. A value that the scale of the result saturates
-  is one that the consumer cuts off anyway (qdq-translator propagates scales upward through Relu).
-* ``unary``: the result of a convolution that goes into an Add without a quantizer gets 1.0. DLA
-  3.13 and later (JetPack 6) then fuses both (NVIDIA's qdq-translator,
+* ``clipped``: the only consumer is a Relu or Clip, whose result has a scale. The consumer clips
+  larger values anyway (qdq-translator propagates scales upward through Relu).
+* ``unary``: the result of a convolution that goes into an Add without a quantizer gets scale 1.0.
+  DLA 3.13 and later (JetPack 6) then fuses both (NVIDIA's qdq-translator,
   ``--add_unary_ew_scales_for_dla``).
 
 No rule gives the scale of an activation's result, such as that of a SiLU, to the convolution before
@@ -43,7 +44,7 @@ from qdqtool.trt.fault_checks import LARGEST_SCALE
 _CLIPPING = ("Relu", "Clip")
 _BOUNDED = ("Relu", "LeakyRelu", "Clip", "Abs", "Neg", "HardSwish", "ReduceMax", "ReduceMin")
 _FIXED = ("Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Softsign", "Erf", "Sin", "Cos")
-_MAX_ROUNDS = 16  # maximum number of passes; a scale may move up a branch, then down another
+_MAX_ROUNDS = 16  # several passes, because a scale may move up one branch, then down another
 _NO_LAYER = (LayerKind.SHAPE, LayerKind.CONSTANT)
 
 
@@ -53,7 +54,7 @@ class TensorScales:
 
     Attributes:
         scales: amax / 127 by tensor.
-        rules: Rule that gave each scale: a rule of this module, or the caller's source.
+        rules: Origin of each scale: a rule of this module, ``quantizer`` or ``measured``.
         missing: Float tensors without a scale, in graph order.
     """
 
@@ -87,7 +88,7 @@ def complete_scales(
     Args:
         model: The network without Q/DQ.
         known: amax / 127 by tensor from quantizers; names that the network lacks are ignored.
-        measured: amax / 127 by tensor from a calibration, for tensors that are not in `known`.
+        measured: amax / 127 by tensor from a calibration; `known` takes precedence.
         unary: Whether to use the rule ``unary``.
     """
     tensors = list_float_tensors(model)
@@ -113,9 +114,9 @@ def measure_scales(
     *,
     unary: bool = False,
 ) -> TensorScales:
-    """Complete scales by rules, and measure tensors without a scale or with a bound only.
+    """Complete scales by rules, and measure tensors that have no scale or only a bound.
 
-    A bound may be far above the range.
+    A bound may be much larger than the actual range.
 
     Args:
         model: The network without Q/DQ.
@@ -153,14 +154,14 @@ class _Completion:
     def _apply(self, tensors: list[str], rule: Callable[[Node], tuple[float, str] | None]) -> None:
         for node in self.model.ordered:
             for tensor in node.outputs:
-                self._try(tensor, rule(node))
+                self._set_if_missing(tensor, rule(node))
         for tensor in reversed(tensors):
             if tensor not in self.result.scales:
                 for candidate in (self._from_moves(tensor), self._from_clipping(tensor)):
-                    self._try(tensor, candidate)
+                    self._set_if_missing(tensor, candidate)
 
     def add_unary(self) -> None:
-        """Set scale 1.0 for convolution results that only go into an Add with other scales."""
+        """Set scale 1.0 for convolution results that only an Add with known scales consumes."""
         for node in self.model.ordered:
             if node.op not in WEIGHTED or node.output in self.result.scales:
                 continue
@@ -169,9 +170,9 @@ class _Completion:
                 continue
             others = [t for t in consumers[0].inputs if t != node.output]
             if len(others) == 1 and {others[0], consumers[0].output} <= self.result.scales.keys():
-                self._try(node.output, (1.0, "unary"))
+                self._set_if_missing(node.output, (1.0, "unary"))
 
-    def _try(self, tensor: str, candidate: tuple[float, str] | None) -> None:
+    def _set_if_missing(self, tensor: str, candidate: tuple[float, str] | None) -> None:
         if candidate is not None and tensor in self.names and tensor not in self.result.scales:
             self.result.scales[tensor], self.result.rules[tensor] = candidate
 
@@ -186,14 +187,14 @@ class _Completion:
         return None
 
     def _from_bound(self, node: Node) -> tuple[float, str] | None:
-        limits = [self._limit(node.output)]
+        limits = [self._scale_of_bounds(node.output)]
         if operator_of(node).averages or node.op in _BOUNDED:
             limits.append(self._scale(node.input(0)))
         scales = [scale for scale in limits if scale is not None]
         return (min(scales), "bounded") if scales else None
 
-    def _limit(self, tensor: str) -> float | None:
-        """Return the scale of all values that the operators can produce; None if unlimited."""
+    def _scale_of_bounds(self, tensor: str) -> float | None:
+        """Return the scale for a tensor's bounds; None if they are unknown or implausibly large."""
         bounds = find_bounds(self.model).get(tensor)
         if bounds is None:
             return None
@@ -211,7 +212,7 @@ class _Completion:
         return largest / LEVELS if np.isfinite(largest) else None
 
     def _from_moves(self, tensor: str) -> tuple[float, str] | None:
-        """Return the scale of the results of operators that do not change values."""
+        """Return the largest scale of copies of a tensor's values in later tensors, or None."""
         consumers = self.model.consumers(tensor)
         known = []
         for node in consumers:
@@ -219,12 +220,12 @@ class _Completion:
                 continue
             scales = [self.result.scales.get(output) for output in filter(None, node.outputs)]
             if operator_of(node).cuts and (None in scales or len(consumers) > 1):
-                continue  # the other parts may have larger values
+                continue  # another part of the tensor may have larger values
             known += [s for s in scales if s is not None]
         return (max(known), "moved") if known else None
 
     def _from_clipping(self, tensor: str) -> tuple[float, str] | None:
-        """Return the scale of a Relu's or Clip's result for its input without other consumers."""
+        """Return the scale of the result if a Relu or Clip is the only consumer, else None."""
         consumers = self.model.consumers(tensor)
         if len(consumers) != 1 or consumers[0].op not in _CLIPPING:
             return None
@@ -238,7 +239,7 @@ class _Completion:
 
 @dataclass
 class LayerPrecisions:
-    """Precisions of layers as trtexec takes them.
+    """Layer precisions for options of trtexec.
 
     Attributes:
         layers: ``int8`` or ``fp16`` by layer, for ``--layerPrecisions``.
@@ -252,14 +253,14 @@ class LayerPrecisions:
 
 
 def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> LayerPrecisions:
-    """Return the layer precisions with which a build with a cache follows a Q/DQ model.
+    """Choose layer precisions so that a build with a cache quantizes as the Q/DQ model does.
 
     Args:
         model: The network without Q/DQ.
         scales: Its scales.
         int8: Names of the weighted nodes that are quantized.
     """
-    names = Counter(_layer_name(node) for node in model.nodes)
+    names = Counter(_parser_layer_name(node) for node in model.nodes)
     missing, varying = set(scales.missing), set(list_float_tensors(model))
     precisions = LayerPrecisions()
     floats: set[str] = set()  # results of layers in FP16
@@ -272,7 +273,7 @@ def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> Lay
         writes_float = precision == "fp16" or not missing.isdisjoint(node.outputs)
         if precision is None:
             continue
-        name = _layer_name(node)
+        name = _parser_layer_name(node)
         if names[name] != 1:
             precisions.unnamed.append(node.name)
             continue
@@ -282,8 +283,8 @@ def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> Lay
     return precisions
 
 
-def _layer_name(node: Node) -> str:
-    """Return the name of a node's layer. TensorRT's parser names unnamed nodes by their output."""
+def _parser_layer_name(node: Node) -> str:
+    """Return the name that TensorRT's parser gives a node's layer."""
     return node.proto.name or f"node_of_{node.output}"
 
 
@@ -301,7 +302,7 @@ def _choose_precision(
 
 
 def format_precisions(precisions: LayerPrecisions) -> list[str]:
-    """Return the options of trtexec."""
+    """Return trtexec options that set layer precisions; empty if there are no precisions."""
     flags = []
     for option, table in (
         ("--layerPrecisions", precisions.layers),
@@ -313,7 +314,7 @@ def format_precisions(precisions: LayerPrecisions) -> list[str]:
 
 
 def _iterate_pairs(table: Mapping[str, str]) -> Iterator[str]:
-    """Yield ``name:type``. trtexec wants names with separators in quotes."""
+    """Yield ``name:type``, with quotes around a name that contains a colon or comma."""
     for name, precision in table.items():
         label = f"'{name}'" if set(name) & set(":,") else name
         yield f"{label}:{precision}"

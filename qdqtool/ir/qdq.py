@@ -359,7 +359,9 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     constants = _find_stored_constants(model)
     misreading: set[int] = set()
     for tensor in constants:
-        misreading.update(node.index for node in model.consumers(tensor) if _reads_values(node))
+        consumers = filter(_reads_values, model.consumers(tensor))
+        # The parser reads the bounds of a Clip itself.
+        misreading.update(n.index for n in consumers if n.op != "Clip" or n.input(0) == tensor)
     if not misreading:
         return
     needed = set(model.outputs)

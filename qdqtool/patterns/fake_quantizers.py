@@ -28,7 +28,10 @@ from qdqtool.util.records import record, replace_fields
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
 _MAX_STEPS = 8  # maximum nodes before and after a Round
-_TOLERANCE = 1e-4  # tolerance of the product, ideally 1, of the factors before and after a Round
+# Tolerance of the product, ideally 1, of the factors before and after a Round, by element type.
+_TOLERANCE = 1e-4
+_EXACT_TOLERANCE = 1e-12
+_TOLERANCES: dict[int, float] = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProto.BFLOAT16: 1.6e-2}
 _BITS = 8
 _QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _MQBENCH = re.compile(r"(?:FakeQuantize)?(?:Learnable|Fixed|DSQ)\w{0,20}Affine", re.IGNORECASE)
@@ -48,6 +51,8 @@ _ATEN = re.compile(r"_?fake_quantize_(?:per|learnable)_\w+|fused_moving_avg_obs_
 _MODELOPT = ("quantize_op", "dynamic_block_quantize_op")
 _OTHER = re.compile(r"fake_?quant", re.IGNORECASE)
 _BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+_HALF = onnx.TensorProto.FLOAT16
+_NUMPY_TYPES: dict[int, type[np.floating]] = {onnx.TensorProto.FLOAT: np.float32, _HALF: np.float16}
 _RANGES = {  # quantized type by the bounds of a Clip
     (-128, 127): np.int8,
     (-127, 127): np.int8,
@@ -85,6 +90,9 @@ class FakeQuantizer:
         problem: Reason why Q and DQ cannot express the quantizer; empty if they can.
         is_narrow: Whether the quantizer clips values at -127 steps, where Q would clip at -128.
         is_stored: Whether ``source`` contains integers, so that a DQ alone expresses the quantizer.
+        is_inexact: Whether a value in the middle between two steps may become the other step,
+            because the quantizer does not divide by the scale in float32.
+        elem_types: Element types of the scales of Q and DQ: of the input, and of the output.
     """
 
     form: QuantizerForm
@@ -96,6 +104,8 @@ class FakeQuantizer:
     problem: str = ""
     is_narrow: bool = False
     is_stored: bool = False
+    is_inexact: bool = False
+    elem_types: tuple[int, int] = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT)
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 
@@ -138,6 +148,13 @@ def find_aten_nodes(model: Model) -> list[Node]:
         {n.index for fake in find_fake_quantizers(model) for n in fake.nodes} if nodes else set()
     )
     return [node for node in nodes if node.index not in quantizers]
+
+
+_DIVIDING_FORMS = (  # divide by the scale, as Q does
+    QuantizerForm.DECOMPOSED,  # see _RoundChain.read
+    QuantizerForm.QONNX,
+    QuantizerForm.QCDQ,
+)
 
 
 class _QuantizerFinder:
@@ -281,12 +298,30 @@ class _QuantizerFinder:
                 f"its scale has shape {list(scale.shape)}, which is not one value for each channel"
             )
         zeros = np.broadcast_to(zero_point.reshape(-1), scale.size).astype(dtype)
-        if self.model.elem_type(source) not in (0, onnx.TensorProto.FLOAT, *_BYTES):
-            return with_problem("its input is not float32")
+        elem_types = self._elem_types(source, nodes[-1].output)
+        if elem_types is None:
+            return with_problem("its input or output is neither float32 nor float16")
         is_narrow = bounds[0] == -127 and self._may_be_below(source, float(-127 * scale.min()))
         return FakeQuantizer(
-            form, nodes, source, scale.reshape(-1), zeros, axis, is_narrow=is_narrow
+            form,
+            nodes,
+            source,
+            scale.reshape(-1),
+            zeros,
+            axis,
+            is_narrow=is_narrow,
+            is_inexact=form not in _DIVIDING_FORMS or _HALF in elem_types,
+            elem_types=elem_types,
         )
+
+    def _elem_types(self, source: str, output: str) -> tuple[int, int] | None:
+        """Return the float types of both ends of a quantizer; None if Q and DQ lack one of them."""
+        first, last = self.model.elem_type(source), self.model.elem_type(output)
+        if first not in (0, onnx.TensorProto.FLOAT, _HALF, *_BYTES):
+            return None
+        first = _HALF if first == _HALF else onnx.TensorProto.FLOAT
+        last = last or first
+        return (first, last) if last in (onnx.TensorProto.FLOAT, _HALF) else None
 
     def _may_be_below(self, tensor: str, limit: float) -> bool:
         """Return whether values of a tensor may be below a limit."""
@@ -420,6 +455,7 @@ class _RoundChain:
         self._offset_before = np.zeros((), np.float64)  # offset applied before the bounds
         self._offset_after = np.zeros((), np.float64)  # offset applied after the bounds
         self._low, self._high = -np.inf, np.inf
+        self._is_shifted = False  # whether it adds the zero point before it rounds
 
     def read(self) -> FakeQuantizer | None:
         """Return the quantizer that the nodes compute; None if they compute anything else."""
@@ -433,7 +469,8 @@ class _RoundChain:
         if is_floor:
             # Floor(x + 0.5) rounds to the nearest integer, so 0.5 is not an offset.
             self._offset_before = self._offset_before - 0.5
-        if not np.allclose(product, 1, rtol=_TOLERANCE) or not np.allclose(
+        tolerance = _TOLERANCES.get(self._model.elem_type(start), _TOLERANCE)
+        if not np.allclose(product, 1, rtol=tolerance) or not np.allclose(
             self._offset_before, -self._offset_after
         ):
             return None
@@ -453,9 +490,13 @@ class _RoundChain:
             problem = "its integers have no bounds"
             form = QuantizerForm.DECOMPOSED
             return FakeQuantizer(form, tuple(self.nodes), source, problem=problem)
-        return self._finder.build(
+        fake = self._finder.build(
             QuantizerForm.DECOMPOSED, tuple(self.nodes), source, scale, self._offset_before, bounds
         )
+        # A product of 1 is a division by the scale, or by a power of two.
+        is_division = bool(np.allclose(product, 1, rtol=0, atol=_EXACT_TOLERANCE))
+        is_inexact = fake.is_inexact or not is_division or self._is_shifted
+        return replace_fields(fake, is_inexact=is_inexact)
 
     def read_dequantizer(self) -> FakeQuantizer | None:
         """Return a dequantizer of stored integers or of a Q: Cast, Sub and Mul."""
@@ -565,6 +606,7 @@ class _RoundChain:
         if node.op not in ("Add", "Sub") or (node.op == "Sub" and data != node.input(0)):
             return False
         offset = constant if node.op == "Add" else -constant
+        self._is_shifted |= upward and bool(np.any(offset))
         is_before_bounds = upward or not np.isfinite([self._low, self._high]).any()
         if is_before_bounds:
             self._offset_before = self._offset_before + offset
@@ -607,18 +649,20 @@ def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
     """Make the last node of a quantizer a DQ, with a Q before it."""
     assert fake.scale is not None and fake.zero_point is not None
     shape = () if fake.axis is None else fake.scale.shape
-    parameters = [
-        editor.constant(f"{fake.name}/scale", fake.scale.astype(np.float32).reshape(shape)),
-        editor.constant(f"{fake.name}/zero_point", fake.zero_point.reshape(shape)),
-    ]
+    scale = fake.scale.reshape(shape)
+    scales = {
+        kind: editor.constant(f"{fake.name}/scale", scale.astype(_NUMPY_TYPES[kind]))
+        for kind in dict.fromkeys(fake.elem_types)
+    }
+    zero_point = editor.constant(f"{fake.name}/zero_point", fake.zero_point.reshape(shape))
+    before, after = (scales[kind] for kind in fake.elem_types)
     attributes = {} if fake.axis is None else {"axis": fake.axis}
     last, integers = fake.nodes[-1], fake.source
     if not fake.is_stored:
         source = _insert_limit(editor, fake) if fake.is_narrow else fake.source
-        integers = editor.insert(
-            last, qdq.Q, f"{fake.name}/{qdq.Q}", [source, *parameters], attributes
-        )
-    editor.rewrite(last, qdq.DQ, [integers, *parameters], attributes)
+        inputs = [source, before, zero_point]
+        integers = editor.insert(last, qdq.Q, f"{fake.name}/{qdq.Q}", inputs, attributes)
+    editor.rewrite(last, qdq.DQ, [integers, after, zero_point], attributes)
     proto = editor.edit_proto(last)
     proto.domain, proto.name = "", editor.unique_name(f"{fake.name}/{qdq.DQ}")
 
@@ -626,7 +670,7 @@ def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
 def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
     """Return the tensor that a quantizer reads, limited to -127 steps, because Q clips at -128."""
     assert fake.scale is not None
-    low = (-127 * fake.scale).astype(np.float32)
+    low = (-127 * fake.scale).astype(_NUMPY_TYPES[fake.elem_types[0]])
     value = editor.model.constant(fake.source)
     if value is not None:
         shape = [-1 if i == fake.axis else 1 for i in range(value.ndim)]

@@ -193,7 +193,8 @@ _FORMS = {  # by form of simulated quantizers: its operators, and how to export 
     ),
     "QONNX": (
         "Quant operators of QONNX, at which TensorRT's parser stops",
-        "Export with brevitas.export.export_onnx_qcdq, which writes Q/DQ",
+        "Export with brevitas.export.export_onnx_qcdq, which writes Q/DQ, and run fix on its file, "
+        "which replaces the Clips of integers that TensorRT misreads",
     ),
     "OpenVINO": (
         "FakeQuantize operators of OpenVINO, at which TensorRT's parser stops",
@@ -224,7 +225,8 @@ _FORMS = {  # by form of simulated quantizers: its operators, and how to export 
         "which writes Q/DQ",
     ),
     "QCDQ": (
-        "Q/DQ with a Clip of integers in between, which TensorRT supports for floats only",
+        "Q/DQ with a Clip of integers in between. The parser reads its bounds as 0 without a "
+        "message, so that all values become 0",
         "Export without narrow ranges and with 8 bits, so that Brevitas writes no Clip",
     ),
     "other": (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qdqtool.buildlog.costs import EngineReport, LayerCost
-from qdqtool.buildlog.layers import int_list
+from qdqtool.buildlog.layers import as_int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, static_shape
 from qdqtool.errors import QdqtoolError
 from qdqtool.timing import gpus, work
@@ -305,7 +305,7 @@ def _convolution_work(cost: LayerCost, base: LayerWork) -> LayerWork | None:
         depth: float = cost.macs / (rows * columns)
         channels: float = source[1]
     else:
-        kernel = int_list(layer.extras.get("Kernel", layer.extras.get("ConvKernel")), 1)
+        kernel = as_int_list(layer.extras.get("Kernel", layer.extras.get("ConvKernel")), 1)
         channels = max(1, source[1] // groups)
         if kernel:
             depth = channels * math.prod(kernel)

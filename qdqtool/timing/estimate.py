@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.insertion.number_formats import is_worthwhile
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
@@ -25,7 +26,6 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import estimate_seconds, load_constants
 from qdqtool.timing.results import (
-    MIN_GAIN,
     BestTime,
     FixTime,
     FloatTime,
@@ -177,7 +177,7 @@ class TimeEstimate:
         FP8 has to be faster by more than 2 percent, because it needs a strongly typed build.
         """
         int8, fp8 = self.best_range, self.best_fp8_range
-        if fp8 is not None and (int8 is None or fp8.value > MIN_GAIN * int8.value):
+        if fp8 is not None and (int8 is None or is_worthwhile(fp8.value / int8.value)):
             return fp8
         return int8
 
@@ -190,7 +190,7 @@ class TimeEstimate:
         gain = self.faster_range
         if gain is None or not self.is_float:
             return None
-        return gain.quantized if gain.value > MIN_GAIN else gain.precision
+        return gain.quantized if is_worthwhile(gain.value) else gain.precision
 
     def _add_range(self, gain: float, quantized: Precision) -> SpeedGain | None:
         if self.float_time is None:
@@ -852,6 +852,8 @@ def predict_on_gpu(
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
     findings = gpu_findings(prediction, gpu, index)
     prediction.findings += findings
+    for finding in prediction.findings:
+        finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:
         obstacles = [f.code for f in findings if f.severity == Severity.ERROR]
         time.obstacle = next((code for code in obstacles if code in UNSUPPORTED_GPU), None)

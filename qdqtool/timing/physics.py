@@ -273,6 +273,7 @@ def kernel_seconds(
     starved = np.where(
         by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(is_integer, c["few_int8"], c["few_fp16"])
     )
+    starved = np.where(f.is_fp8_convolution, starved * FP8_CONVOLUTION, starved)
     rate = np.where(few & is_tensor, np.minimum(rate, starved), rate)
     tile = np.where(by_dp4a, DP4A_TILE, np.where(is_tensor, TILE, 16.0))
     columns = _round_up(np.maximum(f.columns, 1.0), tile)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from qdqtool.types import Json, Precision
 from qdqtool.util.records import to_json_fields
 
-MIN_GAIN = 1.02  # a smaller gain is not worth building for
-
 
 @dataclass(slots=True)
 class FloatTime:

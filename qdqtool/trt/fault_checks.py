@@ -1,11 +1,10 @@
-"""Checks for faults of quantizers, weights and operators: one function for each fault.
+"""Checks for faults of quantizers, weights and operators, one function per fault.
 
-Each function returns a record if the fault is present, else None. The record is a
-reason of `qdqtool.reasons`.
+Each function returns a reason (a record of `qdqtool.reasons`) if the fault is present, else None.
 
-Checks of the model, passes, the rules of TensorRT-RTX and placements call these functions. ``by``
-is the name of the calling pass or check, ``node`` the node that the record is about. If targets
-differ, an argument says what the target accepts.
+The checks of the model, the passes, the prediction for TensorRT-RTX and the insertion of Q/DQ call
+these functions. ``by`` is the name of the calling pass or check, ``node`` the node that the reason
+is about. If targets differ, an argument says what the target accepts.
 """
 
 import math
@@ -45,9 +44,9 @@ from qdqtool.reasons.weights import (
 )
 from qdqtool.types import Precision
 
-MAX_CHANNELS = 5  # channels that a record lists
-# Maximum elements of an FP8 kernel. Seen on TensorRT-RTX 1.7.1, SM89 and SM120, with one
-# exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
+MAX_CHANNELS = 5  # maximum number of channels that a reason lists
+# Maximum elements of a convolution kernel in FP8. Seen on TensorRT-RTX 1.7.1, SM89 and SM120, with
+# an exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
 # same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
 MAX_FP8_KERNEL = 32
 # Attention heads up to this size run in FP16 (head 8 on TensorRT-RTX 1.7.1; ModelOpt).
@@ -68,13 +67,14 @@ def fuses_fp8_attention(head: int | None, sequence: int | None, max_head: int) -
     return _FP16_HEAD < head <= max_head and sequence <= _MAX_FP8_SEQUENCE
 
 
-LARGEST_SCALE = 1024.0  # maximum of plausible scales: twice the largest FP16 number, over 127
+LARGEST_SCALE = 1024.0  # largest plausible scale: twice the largest FP16 number, divided by 127
 _INT8_MAX = 127.0
-_MAX_WEIGHT_RATIO = 1000.0  # largest weight over the range of its scale
-_MIN_WEIGHT_RATIO = 30.0  # the same, if another channel exceeds the limit
-_MAX_DEAD_RANGE = 0.02  # largest weight over that of the median channel
-_MAX_DEAD_WEIGHT = 1e-5  # tools have minimum scales for weights that are nearly zero
-_UNUSED_SCALE = 1e-20  # below the minimum scales of all tools
+# A scale is too small for its weights above this ratio of the largest weight to the INT8 range.
+_MAX_WEIGHT_RATIO = 1000.0
+_MIN_WEIGHT_RATIO = 30.0  # the limit of the ratio if another channel exceeds _MAX_WEIGHT_RATIO
+_MAX_DEAD_RANGE = 0.02  # a channel is dead below this part of the median channel's largest weight
+_MAX_DEAD_WEIGHT = 1e-5  # weights up to this size may have the minimum scale of a tool
+_UNUSED_SCALE = 1e-20  # smaller than the minimum scale of any tool
 SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilon of its observers)
 
 # Quantizers -----------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilo
 def nonzero_zero_point(
     by: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
 ) -> NonzeroZeroPoint | None:
-    """Return a reason if a zero point is not 0; None also if zero points are unknown."""
+    """Return a reason if a zero point is not 0; None if the zero points are unknown."""
     if zeros is None or zeros.is_zero:
         return None
     values = np.nan_to_num(zeros.values)
@@ -99,7 +99,7 @@ def zero_point_count(by: str, node: str, scales: int, zeros: int) -> ZeroPointCo
 def scale_computed(
     by: str, node: str, quantizer: str, computed: bool, tensor: str = ""
 ) -> ScaleComputed | None:
-    """Return a reason if ``computed``: a scale or zero point is computed at run time."""
+    """Return a reason if a scale or zero point is computed at run time (``computed``)."""
     return ScaleComputed(by, node, quantizer, tensor) if computed else None
 
 
@@ -167,15 +167,16 @@ def scale_implausible(
 ) -> ScaleImplausible | None:
     """Return a fault if a positive scale is too large or too small for any calibration.
 
-    The scale of weights is compared with the weights, because channels of zeros may have any scale.
+    A scale of weights is judged relative to its weights, because a channel of zeros may have any
+    scale.
 
     Args:
         by: Name of the calling pass or check.
         model: The model.
         node: The quantizer.
         scales: Its scales; None if unknown.
-        includes_infinity: Whether an infinite scale counts. Set if the target accepts infinite
-            scales, because :func:`scale_not_positive` does not report them then.
+        includes_infinity: Whether to report an infinite scale. Set this if the target accepts
+            infinite scales, because :func:`scale_not_positive` then does not report them.
     """
     if scales is None or not scales.values.size:
         return None
@@ -210,9 +211,9 @@ def weight_scale_implausible(
     Args:
         by: Name of the calling pass or check.
         node: The quantizer.
-        scales: Its extreme scales.
-        largest: Largest weight of each of them.
-        count: Number of all its scales.
+        scales: Extreme scales of the quantizer, [scales].
+        largest: Largest magnitude of the weights of each of these scales, [scales].
+        count: Number of all scales of the quantizer.
     """
     owner = ScaleOwner.WEIGHTS
     return _implausible(by, node, scales, count, owner, float(largest.max()))
@@ -232,7 +233,7 @@ def _implausible(
 def find_extreme_scales(
     scales: npt.NDArray[np.float64], largest: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
-    """Return which scales clip their weights to almost nothing, or round all of them to 0.
+    """Return a mask of scales that clip nearly all of their weights' range, or round all to 0.
 
     Weights that are nearly zero themselves may have any scale.
 
@@ -245,7 +246,7 @@ def find_extreme_scales(
     typical = float(np.sort(largest)[largest.size // 2]) if largest.size else 0.0
     is_dead = largest < _MAX_DEAD_RANGE * typical
     saturates, vanishes = ratios > _MAX_WEIGHT_RATIO, 2 * largest < scales
-    if saturates.any():  # the same cause has smaller effects in other channels
+    if saturates.any():  # the cause probably affects the other channels too, but less
         saturates = ratios > _MIN_WEIGHT_RATIO
     return (largest > _MAX_DEAD_WEIGHT) & (scales > 0) & (saturates | (vanishes & ~is_dead))
 
@@ -259,7 +260,10 @@ def channel_maxima(value: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.
 
 
 def _weight_maxima(model: Model, node: Node, count: int) -> npt.NDArray[np.float64]:
-    """Return the largest weight of each of the scales; zeros if the numbers do not match."""
+    """Return the largest magnitude of the weights of each scale, [scales].
+
+    A single 0 if the weights are unknown or their channels do not match the scales.
+    """
     producer = model.producer(node.input(0))
     tensor = producer.input(0) if producer is not None and qdq.is_dq(node) else node.input(0)
     value, params = model.constant(tensor), qdq.read_params(model, node)
@@ -271,7 +275,10 @@ def _weight_maxima(model: Model, node: Node, count: int) -> npt.NDArray[np.float
 
 
 def _has_tiny_scales(model: Model, node: Node, scales: npt.NDArray[np.float64]) -> bool:
-    """Return whether all scales of stored integers other than zeros are too small."""
+    """Return whether all scales are too small and the stored integers are not all 0.
+
+    If the integers are unknown, only scales below the minimum of any tool count.
+    """
     if not (scales <= SMALLEST_SCALE).all():
         return False
     stored = model.constant(node.input(0))
@@ -306,7 +313,7 @@ def scale_count(
         count: Number of scales.
         axis: Axis of the scales; may be negative.
         shape: Shape of the quantized tensor.
-        strict: Whether it is also a fault if the scale is missing, or the tensor lacks the axis.
+        strict: Whether a missing scale, or an axis that the tensor lacks, is also a fault.
     """
     if count > 0 and -len(shape) <= axis < len(shape):
         fits = shape[axis] in (None, count)
@@ -346,11 +353,11 @@ def weights_shared(
 
     Args:
         by: Name of the calling pass or check.
-        node: One of the convolutions.
-        weight: The weights.
+        node: One of the convolutions that read the weights.
+        weight: Name of the weights.
         consumers: Layers that read the weights.
-        is_output: Whether the weights are a network output as well.
-        more: Number of consumers that are not listed.
+        is_output: Whether the weights are also a network output.
+        more: Number of consumers that ``consumers`` omits.
     """
     if len(consumers) < 2 and not is_output:
         return None
@@ -374,7 +381,7 @@ def weights_axis(
         by: Name of the calling pass or check.
         node: The layer with the weights.
         quantizer: Q or DQ of the weights.
-        params: Its parameters.
+        params: Parameters of the quantizer.
         axis: Axis of the scales; None for a single scale.
         expected: Axis of the output channels.
         shape: Shape of the weights.
@@ -414,8 +421,8 @@ def bias_quantized(
 ) -> BiasQuantized | None:
     """Return a fault if the DQ before a convolution is on its bias.
 
-    ``precision`` is the type of the DQ's input. A DQ with INT32 input always counts as one on the
-    bias. For other types ``is_bias`` says whether it is.
+    ``precision`` is the type of the DQ's input. A DQ with INT32 input is always on the bias; for
+    other types, ``is_bias`` tells whether the DQ is.
     """
     if not is_bias and precision != Precision.INT32:
         return None
@@ -449,9 +456,9 @@ def computes_integers(node: Node) -> bool:
 
 
 def deconvolution_float(by: str, node: Node) -> FloatDeconvolution | None:
-    """Return a fault if a node is a ConvTranspose.
+    """Return a fault if a node is a ConvTranspose, which the calling target computes in float.
 
-    Call it for a target that computes every ConvTranspose in float.
+    Call this function only for such a target.
     """
     if operator_of(node).kind != LayerKind.DECONVOLUTION:
         return None
@@ -490,9 +497,9 @@ def deconvolution_3d(
     Args:
         by: Name of the calling pass or check.
         node: The ConvTranspose.
-        kernel: Shape of its kernel.
-        is_float: Whether the target runs it in float regardless of the nodes after it.
-        dq: DQ of its data.
-        size: Size of its output.
+        kernel: Shape of the kernel.
+        is_float: Whether the target runs the node in float regardless of the nodes after it.
+        dq: DQ of the node's data.
+        size: Size of the node's output.
     """
     return Deconvolution3D(by, node, dq, is_float, size) if len(kernel) == 3 else None

@@ -1,7 +1,7 @@
 """Fusions of convolutions in the float network, before any Q/DQ exists.
 
-Insertion and the findings read here which layers (BatchNormalization, activation) TensorRT fuses
-into each convolution. The simulated passes run on the float network to find that out.
+Insertion and findings need to know which layers (BatchNormalization, activation) TensorRT fuses
+into each convolution. This module runs the simulated passes on the float network to find out.
 """
 
 from qdqtool.errors import QdqtoolError
@@ -18,7 +18,7 @@ from qdqtool.trt.targets import TARGETS, Target
 
 # Maximum tensors between a residual Add and its convolution; real networks have a handful.
 MAX_TENSORS_BETWEEN = 200
-# Any target would do: the fusions are equal on all targets (a test checks this).
+# The target does not matter, because all targets fuse the same layers (a test checks this).
 ANY_TARGET = TARGETS["trt8.5"]
 
 
@@ -29,12 +29,13 @@ class FloatFusions:
     the Add. All attributes are empty if the network cannot be simulated.
 
     Attributes:
-        layers: Layer of each convolution by its ONNX node, with the fused layers as its ``fusion``.
-        add_inputs: Layer of the convolution before an input of a residual Add, by the ONNX tensor
-            that the Add reads. Only pointwise layers may be between the convolution and the Add,
-            and no other layer may read a tensor on the way. Other inputs are left out.
-        add_inputs_without_activation: Tensors of ``add_inputs`` with no activation between the
-            convolution and the Add. The convolution fuses such an Add on every target.
+        layers: Layer of each convolution by its ONNX node. ``fusion`` of a layer describes the
+            fused layers.
+        add_inputs: Convolution layer upstream of an input of a residual Add, by the ONNX tensor
+            that the Add reads. Between them are only pointwise layers, whose tensors no other layer
+            reads. Inputs of another form are missing.
+        add_inputs_without_activation: Keys of ``add_inputs`` without an activation between
+            convolution and Add. Every target fuses such an Add into the convolution.
     """
 
     def __init__(self, model: Model, target: Target = ANY_TARGET) -> None:
@@ -64,7 +65,7 @@ class FloatFusions:
 
 
 def _exclude_residual_adds(network: Network, model: Model) -> list[Layer]:
-    """Give residual Adds a kind that no pass fuses (in place), and return them."""
+    """Change residual Adds in place to a kind that no pass fuses; return these Adds."""
     adds = [
         layer
         for layer in network.layers_of_kind(LayerKind.ELEMENTWISE)
@@ -80,11 +81,11 @@ def _is_part_of_activation(layer: Layer, model: Model) -> bool:
 
 
 def _find_convolution(tensor: Tensor, add: Layer) -> Layer | None:
-    """Return the convolution from which pointwise layers alone compute an input of an Add.
+    """Return the convolution upstream of an input of an Add, past pointwise layers.
 
-    None if other layers compute the tensor too, if a layer that is not between the convolution and
-    the Add reads a tensor on the way, or if more than :data:`MAX_TENSORS_BETWEEN` tensors are
-    between.
+    None if the tensor also depends on a layer other than this convolution, if a layer outside this
+    part of the network reads a tensor between convolution and Add, or if there are more than
+    :data:`MAX_TENSORS_BETWEEN` such tensors.
     """
     queue, visited, layers = [tensor], {tensor}, {add}
     ends: set[Layer | None] = set()
@@ -112,7 +113,8 @@ def _variable_operands(layer: Layer) -> dict[Tensor, None]:
 def _has_no_activation(convolution: Layer, tensor: Tensor) -> bool:
     """Return whether only scales are between a convolution and a tensor.
 
-    A scale is also folded into a convolution with Q/DQ. A deconvolution never qualifies.
+    Scales do not matter, because they are folded into a convolution even with Q/DQ. False for a
+    deconvolution.
     """
     while (scale := tensor.producer_of_kind(LayerKind.SCALE)) is not None:
         tensor = scale.data

@@ -26,7 +26,10 @@ class GpuSupport(StrEnum):
 
 
 class _Support(NamedTuple):
-    """First TensorRT with a range of compute capabilities, and first TensorRT without it."""
+    """Range of compute capabilities, with the first TensorRT that supports it (``since``).
+
+    ``dropped`` is the first TensorRT that no longer supports the range.
+    """
 
     lowest: float
     highest: float
@@ -45,7 +48,7 @@ _SUPPORT = (
 
 
 def find_gpu_support(capability: str, target: Target) -> tuple[GpuSupport, str]:
-    """Return whether a target builds for a compute capability, and the versions that do.
+    """Return whether a target builds for a compute capability, and which TensorRT versions do.
 
     A target without a minor version (``trt10``) stands for all its minor versions. TensorRT-RTX has
     its own list (:meth:`Target.with_capability`).
@@ -68,20 +71,20 @@ def require_gpu_support(target: Target, capability: str, name: str) -> None:
     """Check that a target builds for a GPU.
 
     Raises:
-        QdqtoolError: No version of the target builds for it.
+        QdqtoolError: No version of the target builds for this compute capability.
     """
     support, versions = find_gpu_support(capability, target)
     if support in (GpuSupport.TOO_NEW, GpuSupport.DROPPED):
         raise QdqtoolError(
-            f"`gpu` {name}: {target.title} does not support compute capability {capability}; the "
-            f"GPU needs TensorRT {versions} (`target`)",
+            f"`gpu` {name}: {target.title} does not support compute capability {capability}. "
+            f"Choose TensorRT {versions} (`target`)",
             code="unsupported",
             parameter="gpu",
         )
 
 
 def _version_range(target: Target) -> tuple[Version, Version]:
-    """Return the first and the last TensorRT that a target stands for."""
+    """Return the first and the last TensorRT version that a target covers."""
     requested = version_numbers(target.requested_version)
     if requested is not None:
         return requested, requested

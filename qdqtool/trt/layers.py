@@ -1,4 +1,9 @@
-"""Layers and tensors of TensorRT's network, with the state that passes read and change."""
+"""Layers and tensors of TensorRT's network, with the state that passes read and change.
+
+A convolution, for instance, is a :class:`Layer` with :class:`LayerWeights`. Passes record in
+:class:`FusedParts` which layers it has fused, and set ``int8`` and ``int8_out`` once it has
+absorbed the DQs before it and the Q after it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from qdqtool.types import MyelinRegion, Precision, Reason
 
 Dims = tuple[int | None, ...]
 
-MERGED = 64  # maximum number of quantizers that a Q lists as merged into it
+MAX_MERGED = 64  # maximum number of quantizers that a Q lists as merged into it
 SILU = "SiLU"  # name of the activation x * gate(x)
 WEIGHTED = (*CONVOLVE, LayerKind.MATRIX_MULTIPLY)
 QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
@@ -29,13 +34,15 @@ class Tensor:
     """A tensor between layers.
 
     Attributes:
-        name: TensorRT's name. It stays at its position in the network when a pass swaps layers.
+        name: TensorRT's name. When a pass swaps layers, the name stays at its position in the
+            network.
         producer: Layer that writes the tensor; None for a network input.
         consumers: Layers that read the tensor, each with the number of its inputs that are the
             tensor, in the order in which the layers were connected.
         source: ONNX tensor that the tensor stands for.
-        is_output: Whether it is a network output.
-        elem_type: ONNX element type in the float graph.
+        is_output: Whether the tensor is a network output.
+        elem_type: Element type of the ONNX tensor (``onnx.TensorProto``); 0 if unknown. A
+            quantized tensor has the type of its float tensor.
         shape: Dimensions; None if unknown.
         view_of: Tensor whose memory this one shares, after a Slice or Concat was eliminated.
     """
@@ -68,10 +75,10 @@ class Tensor:
 
     @property
     def memory(self) -> Tensor:
-        """Tensor that the engine lists for this tensor: itself, or the tensor it is a view of.
+        """Tensor that the engine lists for this tensor: itself, or the tensor whose memory it uses.
 
-        Valid after all passes have run. Reading it shortens chains of views, so that each link is
-        followed only once.
+        Valid after all passes have run. The first access shortens chains of views, so that later
+        ones are fast.
         """
         tensor, views = self, []
         while tensor.view_of is not None:
@@ -82,7 +89,7 @@ class Tensor:
         return tensor
 
     def single_consumer(self, *kinds: LayerKind) -> Layer | None:
-        """Return the only layer that reads the tensor, if it reads it at one input only.
+        """Return the only layer that reads the tensor, if only one of its inputs is the tensor.
 
         Args:
             kinds: Kinds that the layer may have; any if none is named.
@@ -102,7 +109,7 @@ class Tensor:
     def single_consuming_layer(self) -> Layer | None:
         """Return the only layer that reads the tensor, at one or several inputs (``x * x``).
 
-        None unless there is exactly one such layer, or if the tensor is a network output.
+        None unless exactly one layer reads the tensor. None also for a network output.
         """
         if self.is_output or len(self.consumers) != 1:
             return None
@@ -114,7 +121,7 @@ class Tensor:
         return producer if producer is not None and producer.kind in kinds else None
 
     def add_consumer(self, layer: Layer, inputs: int = 1) -> None:
-        """Record that further inputs of a layer read the tensor; ``inputs`` is their number."""
+        """Record that ``inputs`` further inputs of a layer read the tensor."""
         self.consumers[layer] = self.consumers.get(layer, 0) + inputs
 
     def drop_consumer(self, layer: Layer) -> None:
@@ -131,10 +138,10 @@ class LayerWeights:
     """Weights of a convolution, deconvolution or matrix product.
 
     Attributes:
-        name: ONNX tensor.
-        constant: Whether the weights are a constant, quantized or not.
-        in_layer: Whether the weights are a plain constant that is stored in the layer. The layer
-            then has no weights input.
+        name: ONNX tensor of the weights.
+        constant: Whether the weights are a constant, with or without Q/DQ.
+        in_layer: Whether the layer stores its weights, because they are a constant without Q/DQ.
+            Such a layer has no weights input.
         dims: Dimensions; [out, in/groups, ...] for a Conv.
         axis: Axis of the output channels.
         kernel: ``kernel_shape`` as in ONNX; empty for a matrix product.
@@ -177,14 +184,15 @@ class ShuffleState:
     """Effect and origin of a SHUFFLE.
 
     Attributes:
-        reorders_values: Whether it changes the order of the values in memory.
+        reorders_values: Whether the shuffle changes the order of the values in memory.
         perm: Permutation of a Transpose; None for other shuffles or an unknown permutation.
-        may_be_identity: Whether it may change nothing, because several shuffles were fused into
-            it, or because the parser inserted it after a Softmax.
-        before_matmul: Whether it was inserted before a matrix product that became a convolution.
-        after_matmul: Whether it was inserted after such a product. SqueezePushDownJoin moves it
-            down past the bias.
-        is_pushed_down: Whether SqueezePushDownJoin has moved it down.
+        may_be_identity: Whether the shuffle may change nothing, because a pass fused it from
+            several shuffles, or because the parser inserted it after a Softmax.
+        before_matmul: Whether a pass inserted the shuffle before a matrix product that became a
+            convolution.
+        after_matmul: Whether a pass inserted the shuffle after such a product. SqueezePushDownJoin
+            moves the shuffle down past the bias.
+        is_pushed_down: Whether SqueezePushDownJoin has moved the shuffle down.
     """
 
     reorders_values: bool = False
@@ -197,21 +205,22 @@ class ShuffleState:
 
 @dataclass(eq=False, repr=False, slots=True)
 class FusedParts:
-    """Layers that a convolution has fused before and after it.
+    """Neighboring layers that a convolution has fused.
 
     Attributes:
-        has_activation: Whether it has fused an activation, or the Relu after a fused Add. The
-            convolution then fuses no further activation.
-        activation: The pointwise activation. SiLU and similar ones are named by their last node.
-        tensor_before_activation: ONNX tensor before the first fused layer that is not a scale (an
-            activation or a sum); empty if missing.
-        has_pointwise: Whether it has fused a pointwise layer (an activation other than Relu).
-        quantized_relu: Relu with Q/DQ on both sides that it has fused; empty if missing.
-        has_pooling: Whether it has fused a MaxPool.
-        has_padding: Whether it has fused the Pad before it.
-        has_weights: Whether it has absorbed its quantized constant weights.
-        merged_name: Name of the engine layer that merges the convolution with parallel ones (``A ||
-            B``).
+        has_activation: Whether the convolution can fuse no further activation, because it has fused
+            an activation or a residual Add.
+        activation: Fused activation other than Relu, with its last ONNX node (the Mul of a SiLU);
+            None if no such activation is fused.
+        tensor_before_activation: ONNX tensor between the convolution (with its BatchNormalization)
+            and the first fused activation or sum; empty if neither is fused.
+        has_pointwise: Whether a pointwise layer (an activation other than Relu) is fused.
+        quantized_relu: ONNX node of a fused Relu with Q/DQ before and after it; empty if missing.
+        has_pooling: Whether the MaxPool after the convolution is fused.
+        has_padding: Whether the Pad before the convolution is fused.
+        has_weights: Whether the convolution has absorbed its quantized constant weights.
+        merged_name: Name of the engine layer that computes the convolution together with parallel
+            convolutions (``A || B``); empty for a separate layer.
     """
 
     has_activation: bool = False
@@ -228,9 +237,9 @@ class FusedParts:
 Rank = tuple[int, int, int]
 """Position of a layer in the optimizer's order of visits.
 
-The first number is the place of the layer, or of the layer next to which a pass inserted it. The
-second is 0 for that layer itself, -1 for one that was inserted before it and 1 for one after it.
-The third orders several inserted layers.
+For a layer of the model, the first number is its place and the others are 0. A layer that a pass
+inserted has the place of its neighbor, then -1 if it was inserted before the neighbor and 1 if
+after. The third number orders several layers inserted at the same point.
 """
 UNRANKED: Rank = (0, 0, 0)
 
@@ -238,7 +247,7 @@ UNRANKED: Rank = (0, 0, 0)
 def rank_before(rank: Rank, part: int = 0) -> Rank:
     """Return the rank of an inserted layer that is visited before the layer of ``rank``.
 
-    ``part`` orders several layers that are inserted there.
+    ``part`` orders the layers if several are inserted at this point.
     """
     return rank[0], -1, part
 
@@ -260,16 +269,16 @@ class Layer:
         id: Position in the order of creation.
         kind: Kind of the layer.
         name: TensorRT's name. Fusions join names with `` + ``.
-        op: ONNX operator that it was created for.
+        op: ONNX operator that the layer was created for; empty for layers that TensorRT inserts.
         inputs: Data inputs. The second input of a convolution with computed or dequantized weights
             is the weights.
         outputs: Output tensors.
-        nodes: ONNX nodes that the layer computes: its own, and those that it has absorbed.
-        owner: ONNX node of a layer that the parser does not name.
+        nodes: ONNX nodes that the layer computes: its own node and the nodes of absorbed layers.
+        owner: ONNX node that a layer without a name from the parser belongs to.
         rank: Position in the optimizer's order of visits.
         cases: Cases of passes (:class:`qdqtool.evidence.Case`) that gave the layer its state, in
             the order in which they applied.
-        passage: How a Q moves up past the layer; None if a Q cannot.
+        passage: Rule by which a Q moves up past the layer; None if a Q cannot pass the layer.
         activation: TensorRT's type of an ACTIVATION.
         operation: TensorRT's operation of an ELEMENTWISE.
         relu_name: Name of the Relu that was fused into an ELEMENTWISE or SCALE.
@@ -277,35 +286,38 @@ class Layer:
         shift_only: Whether a SCALE only adds.
         has_steps: Whether a SLICE has steps greater than 1.
         dims: Dimensions of a CONSTANT; None if unknown.
-        possible_pooling: Pooling that a REDUCE can become.
-        window: Geometry of a POOLING.
+        possible_pooling: Type of pooling (``MAX`` or ``AVERAGE``) that a REDUCE can become; None if
+            it cannot.
+        window: Type and geometry of a POOLING.
         weights: Weights. Only layers of a kind in :data:`WEIGHTED` have the attribute.
         quant: Scale and zero point of a Q, DQ or copy.
         has_computed_scale: Whether the scale of a Q or DQ is computed at run time.
         is_clone: Whether a Q is one of the copies before the inputs of a Concat.
         paired_q: ONNX node of the Q before a DQ.
         path: Operators that a Q has moved up past, or a DQ down, in the order of its moves.
-        merged_quantizers: Qs that were merged into this one, each with the operators that it had
-            moved up past. Only the first :data:`MERGED` are listed. A Q that reaches a tensor along
-            several paths is listed once for each.
-        blocked_by: Reason for which a Q could not move on from its last position.
-        stationary_cases: Cases that kept a DQ where it is. They count for the DQ itself if it
-            remains, and not for a consumer that absorbs the DQ.
-        acts_as: Operator that a POINTWISE of several layers computes: ``SiLU``, or the operator of
+        merged_quantizers: Qs that were merged into this Q: the ONNX node of each, and the operators
+            that it had moved up past. Only the first :data:`MAX_MERGED` are listed. A Q that was
+            merged along several paths is listed once for each path.
+        blocked_by: Reason why a Q could not move farther up; None if no pass recorded a reason.
+        stationary_cases: Cases that kept a DQ from moving. They are evidence for the DQ if it
+            remains in the engine, but not for a layer that absorbs the DQ.
+        acts_as: Operator that a POINTWISE of several nodes computes: ``SiLU``, or the operator of
             its last node.
-        activation_and_add: Nodes of a POINTWISE that joins an activation and the Add after it.
-        source_scale: Scale of the input of a conversion from INT8 to INT8.
-        dq_moved_past: Whether a DQ has moved down past it.
-        requantizes: Whether it is a copy from INT8 to INT8.
-        int8: Whether it computes in INT8 (its inputs are quantized).
-        int8_out: Whether it writes INT8 because it has absorbed a Q.
-        quantized_type: Type in which a layer with ``int8`` computes: INT8 or another 8-bit type.
+        activation_and_add: ONNX nodes of the activation and of the Add after it, if a POINTWISE
+            contains both; else None.
+        source_scale: Input scale of a COPY that converts INT8 to INT8 of another scale.
+        dq_moved_past: Whether a DQ has moved down past the layer.
+        requantizes: Whether a Q or COPY converts INT8 to INT8 of another scale.
+        int8: Whether the layer has absorbed the DQs of its inputs and computes in INT8 or FP8.
+        int8_out: Whether the layer has absorbed the Q after it and writes INT8 or FP8.
+        quantized_type: 8-bit type in which a layer with ``int8`` computes, such as INT8.
         residual: Residual input of a convolution that has fused an Add.
-        in_myelin: Whether it was handed to Myelin.
-        region: Region of Myelin in which it runs, on targets where such regions absorb Q and DQ.
+        in_myelin: Whether TensorRT hands the layer to its compiler Myelin.
+        region: Region of Myelin that contains the layer, on targets whose regions absorb Q and DQ.
         becomes_copy: Whether a Slice is a copy in the engine.
-        is_eliminated: Whether the tensors of a Slice or Concat share memory.
-        copies: Names and tensors of the copies that an eliminated Concat needs.
+        is_eliminated: Whether a Slice or Concat is no engine layer, because its input and output
+            tensors share memory.
+        copies: Copies that an eliminated Concat needs: the name and the copied tensor of each.
     """
 
     __slots__ = (
@@ -408,14 +420,14 @@ class Layer:
 
     @property
     def shuffling(self) -> ShuffleState:
-        """State of a SHUFFLE."""
+        """State of a SHUFFLE, created on first access."""
         if self._shuffling is None:
             self._shuffling = ShuffleState()
         return self._shuffling
 
     @property
     def fusion(self) -> FusedParts:
-        """Layers that a layer with weights has fused."""
+        """Neighboring layers that a layer with weights has fused, created on first access."""
         if self._fusion is None:
             self._fusion = FusedParts()
         return self._fusion
@@ -435,20 +447,20 @@ class Layer:
     def merge_quantizer(self, name: str, other: Layer) -> None:
         """Record that another Q, with all Qs merged into it, was merged into this Q.
 
-        Qs beyond :data:`MERGED` are not recorded.
+        Qs beyond :data:`MAX_MERGED` are not recorded.
         """
-        if len(self.merged_quantizers) < MERGED:
+        if len(self.merged_quantizers) < MAX_MERGED:
             merged = (*self.merged_quantizers, (name, other.path), *other.merged_quantizers)
-            self.merged_quantizers = merged[:MERGED]
+            self.merged_quantizers = merged[:MAX_MERGED]
 
     def add_cases(self, *cases: Case) -> None:
-        """Record cases of passes that gave the layer its state; each is recorded once."""
+        """Record cases of passes that gave the layer its state, without duplicates."""
         for case in cases:
             self.cases[case] = None
 
     @property
     def producers(self) -> list[Layer]:
-        """Layer that writes each input, without inputs that no layer writes."""
+        """Layers that write the inputs, in the order of the inputs; network inputs are left out."""
         return [t.producer for t in self.inputs if t.producer is not None]
 
     @property
@@ -458,7 +470,7 @@ class Layer:
 
     @property
     def consumers(self) -> list[Layer]:
-        """Layers that read its outputs; a layer may be listed several times."""
+        """Layers that read the outputs; a layer that reads several outputs is repeated."""
         return [consumer for tensor in self.outputs for consumer in tensor.consumers]
 
     @property
@@ -522,9 +534,9 @@ def is_relu(layer: Layer) -> bool:
 
 
 def can_absorb(q: Layer | None) -> bool:
-    """Return whether a Q or DQ can be absorbed by the layer next to it.
+    """Return whether the layer next to a Q or DQ can absorb it.
 
-    It can if it has a single scale that is known when the engine is built. False for None.
+    This requires a single scale that is known when the engine is built. False for None.
     """
     return (
         q is not None
@@ -551,9 +563,9 @@ def is_computed_in_float(op: Layer, quantizer: Layer) -> bool:
 
 
 def weights_position(layer: Layer) -> int | None:
-    """Return the position of the weights input.
+    """Return the index of the weights among a layer's inputs.
 
-    None if the layer has no weights, or stores them instead of reading them.
+    None if the layer has no weights, or stores its weights.
     """
     if layer.kind not in WEIGHTED or layer.fusion.has_weights or layer.weights.in_layer:
         return None
@@ -575,7 +587,8 @@ def node_name(layer: Layer | None) -> str:
 def float_precision(elem_type: int, strongly_typed: bool) -> Precision:
     """Return the precision of an unquantized tensor.
 
-    FLOAT for a float type of a weakly typed network and for an unknown type, else the ONNX type.
+    FLOAT if the type is unknown, or if it is a float type of a weakly typed network, because the
+    builder then chooses FP32 or FP16. Otherwise the ONNX type.
     """
     precision = precision_of(elem_type)
     is_builders_choice = precision.is_float and not strongly_typed

@@ -1,7 +1,7 @@
-"""Consumers and producers of tensors, which passes record in their reasons.
+"""Searches for consumers and producers of tensors, which passes record in their reasons.
 
-The search looks past operators that a Q could pass. The module also finds the reasons for which a
-layer with weights cannot absorb the DQs of its inputs.
+The searches look past operators that a Q could pass. The module also finds the reason why a layer
+with weights cannot absorb the DQs of its inputs.
 """
 
 import itertools
@@ -44,12 +44,12 @@ from qdqtool.util.records import SharedTuple
 # Limits of the search for the consumers of one tensor.
 MAX_CONSUMERS = 100  # consumers that are listed; a network has a dozen
 MAX_TENSORS = 100  # tensors that are visited; a block of DenseNet-201 has 48
-MAX_PATH_STEPS = 1200  # steps on all paths to these tensors together; that block has 1176
-MAX_Q_STEPS = 400  # steps on the paths of all Qs together
-MIN_Q_STEPS = 4  # latest steps that each Q keeps even when MAX_Q_STEPS is used up
-# Maximum layers that are visited after a layer, to find a convolution or a Q.
+MAX_PATH_STEPS = 1200  # sum of the steps on all paths; the DenseNet block has 1176
+MAX_Q_STEPS = 400  # sum of the steps on the paths of all Qs
+MIN_Q_STEPS = 4  # steps that each Q keeps even when MAX_Q_STEPS is used up
+# Maximum layers that are visited downstream of a layer, to find a convolution or a Q.
 MAX_LAYERS_AFTER = 100
-# Maximum tensors that are visited before a convolution, to find a DQ farther upstream.
+# Maximum tensors that are visited upstream of a convolution, to find a DQ.
 MAX_TENSORS_BEFORE = 40
 
 _KINDS_OF_ACTIVATIONS = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
@@ -62,24 +62,32 @@ _Path = tuple[PathStep, ...]
 
 
 def quantizer_scale(layer: Layer | None) -> Scale:
-    """Return the scale of a Q or DQ: one number, or one for each channel."""
+    """Return the scale of a Q or DQ, or None if it is unknown or the layer is None.
+
+    The scale is one number, or one number for each channel.
+    """
     return None if layer is None or layer.quant is None else layer.quant.summary
 
 
 def tensor_size(tensor: Tensor) -> TensorSize | None:
-    """Return the size of a tensor; None if its shape is unknown."""
+    """Return the size of a tensor; None if a dimension other than the batch is unknown."""
     shape = tensor.shape
     if shape is None:
         shuffle = tensor.single_consumer(LayerKind.SHUFFLE)
         if shuffle is not None:
-            shape = shuffle.out.shape  # after a matrix product that became a convolution
+            # The result of a matrix product that became a convolution has the shape after the
+            # inserted reshape.
+            shape = shuffle.out.shape
     if shape is None or any(not d for d in shape[1:]):
         return None
     return TensorSize("x".join(map(str, shape[1:])), math.prod(d or 1 for d in shape))
 
 
 def to_step(layer: Layer, part: int = -1) -> PathStep:
-    """Return the step of a path past a layer; ``part`` is the position of a Concat's input."""
+    """Return the step of a path past a layer.
+
+    ``part`` is the index of the input of a Concat through which the path goes; -1 for others.
+    """
     return PathStep(node_name(layer), layer.op or layer.kind.value.title(), part)
 
 
@@ -95,14 +103,17 @@ def find_consumers(tensor: Tensor, *, through: bool = True) -> tuple[TensorConsu
             count.
 
     Returns:
-        The consumers. If they are too many to list, ``more`` of the tuple names the node or tensor
-        after which the others are.
+        The consumers. If the list is not complete, its attribute ``more`` names the node or tensor
+        after which consumers are missing.
     """
     return _ConsumerSearch(tensor, through).run()
 
 
 class _ConsumerSearch:
-    """Breadth-first search for the consumers of a tensor, up to the limits above."""
+    """Breadth-first search for the consumers of a tensor.
+
+    The limits are :data:`MAX_CONSUMERS`, :data:`MAX_TENSORS` and :data:`MAX_PATH_STEPS`.
+    """
 
     def __init__(self, tensor: Tensor, through: bool) -> None:
         self.tensor = tensor
@@ -125,7 +136,7 @@ class _ConsumerSearch:
         if len(self.consumers) > MAX_CONSUMERS:
             self.note_more(self.tensor, ())
         if not self.consumers and self.last_operator is not None:
-            # The operator at which the search stopped stands for the consumers after it.
+            # The list is not empty in this way: the operator stands for the consumers after it.
             self.consumers.append(_describe_consumer(*self.last_operator))
         return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
 
@@ -242,12 +253,12 @@ def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
 
 
 def _gains_from_qdq(layer: Layer) -> bool:
-    """Return whether Q/DQ before a layer that reads float would pay off.
+    """Return whether Q/DQ before a layer that reads float would make the engine faster.
 
-    They pay off if the layer has INT8 kernels and its result is needed in INT8. This holds for a
-    layer with quantizable weights (such as a convolution) that precedes another layer with weights,
-    and for a sum or average whose result only Qs read. Activations, other sums and operators that a
-    Q can pass may be before these Qs.
+    This requires INT8 kernels for the layer and consumers that need its result in INT8. It holds
+    for a layer with quantizable weights (such as a convolution) upstream of another layer with
+    weights, and for a sum or average whose result only Qs read. Activations, other sums and
+    operators that a Q can pass may be between the layer and these Qs.
     """
     if layer.kind in WEIGHTED:
         has_int8_weights = layer.weights.constant or any(map(dq_before, layer.inputs[1:]))
@@ -259,10 +270,9 @@ def _gains_from_qdq(layer: Layer) -> bool:
 
 
 def _only_qs_follow(layer: Layer) -> bool:
-    """Return whether each path downstream of a layer ends at a Q, with at least one Q.
+    """Return whether only Qs read the result of a layer, past layers that can write INT8.
 
-    Layers that pass INT8 on may be between. True also if the search ends at
-    :data:`MAX_LAYERS_AFTER` layers.
+    False without a Q. True also if the search stops after :data:`MAX_LAYERS_AFTER` layers.
     """
     queue, visited, is_quantized = [layer], {layer.id}, False
     for current in queue:
@@ -292,7 +302,7 @@ def _can_pass_int8_on(layer: Layer) -> bool:
 
 
 def _can_be_int8_operand(tensor: Tensor) -> bool:
-    """Return whether a DQ produces an operand of a sum, or a layer that could fuse the sum."""
+    """Return whether an operand of a sum comes from a DQ or a layer that could fuse the sum."""
     return dq_before(tensor) is not None or bool(
         tensor.producer_of_kind(*WEIGHTED) and tensor.single_consumer()
     )
@@ -303,16 +313,19 @@ def _is_average(layer: Layer) -> bool:
 
 
 def _feeds_weighted(layer: Layer) -> bool:
-    """Return whether a layer has weights and Q/DQ, or precedes a layer with weights."""
+    """Return whether a layer is upstream of a layer with weights.
+
+    For a layer that has weights itself: whether one of its inputs comes from a DQ.
+    """
     if layer.kind in WEIGHTED:
         return any(map(dq_before, layer.inputs))
     return _precedes_weighted(layer)
 
 
 def _precedes_weighted(layer: Layer) -> bool:
-    """Return whether a layer with weights, other than YOLO's DFL, is downstream of a layer.
+    """Return whether a layer with weights, other than the DFL of YOLO, is downstream of a layer.
 
-    True also if the search ends at :data:`MAX_LAYERS_AFTER` layers.
+    True also if the search stops after :data:`MAX_LAYERS_AFTER` layers.
     """
     queue, visited = [layer], {layer.id}
     for current in queue:
@@ -334,7 +347,7 @@ def _precedes_weighted(layer: Layer) -> bool:
 def explain_float_output(
     layer: Layer, by: str
 ) -> OutputNotQuantized | OutputDifferentScales | OutputManyConsumers:
-    """Return the reason for which an INT8 layer writes float, from all its consumers.
+    """Return the reason why an INT8 layer writes float, from the consumers of its output.
 
     Args:
         layer: A layer that computes in INT8.
@@ -371,8 +384,8 @@ def check_equal_scales(
     Args:
         by: Name of the calling pass.
         node: Node that the reason is about.
-        tensor: Tensor at which the quantizers are.
-        quantizers: Q and DQ in a row, or Qs that read one tensor.
+        tensor: Tensor that the quantizers read or write.
+        quantizers: A DQ and the Q after it, or Qs that read one tensor.
     """
     keys = {None if q.quant is None else q.quant.key for q in quantizers}
     if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
@@ -433,12 +446,12 @@ def _has_one_origin(layer: Layer) -> bool:
 
 
 def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
-    """Return the reason for which a layer with weights cannot run in INT8; None if it can.
+    """Return the reason why a layer with weights cannot run in INT8 or FP8; None if it can.
 
     Args:
         layer: A convolution, deconvolution or matrix product.
         by: Name of the calling pass.
-        target: TensorRT version that would run it.
+        target: TensorRT version.
     """
     position = weights_position(layer)
     data = dq_before(layer.data)
@@ -446,7 +459,7 @@ def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
     if data is None:
         return _explain_float_data(layer, by, weights is not None)
     if weights is None:
-        # The name of a DQ directly before the layer adds nothing. Of two computed operands it
+        # A DQ directly before a convolution needs no name. Of two computed operands, the name
         # shows which one is quantized.
         is_named = data.path.ops or not layer.weights.constant
         dq_name = node_name(data) if is_named else ""
@@ -508,7 +521,7 @@ def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
     """Return why a layer of FP8 data and weights runs in float; None if it computes in FP8."""
     node, size = node_name(layer), tensor_size(layer.out)
     if not target.has_fp8:
-        return None  # the build ends, which a check reports
+        return None  # the whole build fails, which a check of the model reports
     if layer.kind == LayerKind.DECONVOLUTION:
         return fp8.FloatFp8Deconvolution(by, node, size)
     if layer.kind == LayerKind.CONVOLUTION and layer.op == "Conv":
@@ -549,9 +562,10 @@ def _quantizer_obstacles(
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
-    """Return the nearest DQ upstream of a layer's data, and the operator that stops the DQ.
+    """Return the nearest DQ upstream of a layer's data, and the operator that the DQ cannot pass.
 
-    ``("", None)`` if a DQ is missing within :data:`MAX_TENSORS_BEFORE` tensors.
+    The search ends at constants and at layers with weights. ``("", None)`` if it finds no DQ within
+    :data:`MAX_TENSORS_BEFORE` tensors.
     """
     blocker: PathStep | None = None
     queue = [layer.data]
@@ -576,8 +590,8 @@ def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
 def _stops_dq(layer: Layer) -> bool:
     """Return whether a DQ cannot move down past a layer.
 
-    A DQ directly before an operator that DQs can pass was stopped there by other consumers or by
-    a scale for each channel, so that this operator counts as well.
+    This includes any operator directly after a DQ. If such an operator could be passed, the DQ has
+    other consumers or a scale for each channel, which keeps it from moving.
     """
     return (
         layer.passage is None
@@ -589,7 +603,7 @@ def _stops_dq(layer: Layer) -> bool:
 def _output_float_type(dq: Layer) -> Precision:
     """Return the float type of a DQ's output.
 
-    This is the type of the scale, or the type of a Cast's result if the DQ moved past a Cast.
+    This is the type of the scale. If the DQ has moved past a Cast, it is the Cast's output type.
     """
     has_passed_cast = not _RETYPING_OPERATORS.isdisjoint(dq.path.ops)
     if dq.quant is None or has_passed_cast:

@@ -1,6 +1,7 @@
-"""TensorRT's network as the optimizer passes read and edit it.
+"""TensorRT's network, which the optimizer passes read and edit.
 
-The module also rates the evidence for the cases of passes that produced a layer.
+Each layer records the cases (known behaviors of TensorRT) that apply to it. The module also rates
+how well these cases are proven for a target.
 """
 
 import functools
@@ -33,13 +34,13 @@ class Network:
         adds_after_activation: ONNX nodes of the Adds whose fusion the target's
             ``residual_through_activation`` decided.
         regions: Regions of Myelin, on targets where they decide about Q and DQ.
-        focus: Tensors that the current round of a loop of passes visits: those that the previous
-            round edited. None for all tensors.
+        focus: Tensors that the previous round of a loop of passes edited. The current round visits
+            only these tensors. None for all tensors.
         reports_reasons: Whether passes report reasons. In a loop, only the last round reports
-            them; it visits all tensors.
+            reasons, and visits all tensors.
         edited_tensors: Tensors whose producer or consumers were edited in this round.
-        q_copies: Number of Qs copied to the inputs of a layer so far. SplitQAcrossPrecedingFanIn
-            limits it.
+        q_copies: Number of copies of Qs before Concats so far, which SplitQAcrossPrecedingFanIn
+            limits.
     """
 
     def __init__(self) -> None:
@@ -80,12 +81,11 @@ class Network:
             unused += (producer for producer in producers if not producer.is_used)
 
     def rank_layers(self) -> None:
-        """Rank the layers as the optimizer visits them: breadth first, each after its inputs.
+        """Rank the layers in the optimizer's order of visits: breadth first, after their inputs.
 
-        The lines of bevfusion-camera-orin-trt8502 (ConvReluFusion visits both input branches in
-        turn) and of the other complete logs are in this order, except for some convolutions that
-        QuantizeDoubleInputNodes visits last. Outcomes do not depend on the order, only names and
-        the order of lines do.
+        All complete logs have this order; in bevfusion-camera-orin-trt8502, ConvReluFusion visits
+        both input branches in turn. Exception: QuantizeDoubleInputNodes visits some convolutions
+        last. The order affects only names and the order of log lines, no outcome.
         """
         for place, layer in enumerate(self.breadth_first()):
             layer.rank = place, 0, 0
@@ -96,7 +96,7 @@ class Network:
         """Return the layers in the order in which parallel convolutions are merged.
 
         The search goes depth first from the first to the last network output. A layer follows the
-        producers of its inputs; that of the last input comes first.
+        producers of its inputs, of which the producer of the last input comes first.
         yolov8-orin-trt8412-excerpts names merged layers in this order. Only names depend on it.
         """
         layers: list[Layer] = []
@@ -121,7 +121,7 @@ class Network:
         ready = []
         for layer in self.layers.values():
             count = 0
-            for tensor in layer.inputs:  # called often: without building a list
+            for tensor in layer.inputs:  # no list of producers, because this runs very often
                 if tensor.producer is not None:
                     count += 1
             if count:
@@ -204,7 +204,7 @@ class Network:
     # Editing ----------------------------------------------------------------------------------
 
     def set_kind(self, layer: Layer, kind: LayerKind) -> None:
-        """Make a layer one of another kind."""
+        """Change the kind of a layer."""
         if layer.kind != kind:
             del self._by_kind[layer.kind][layer.id]
             layer.kind = kind
@@ -242,7 +242,7 @@ class Network:
     def retarget(self, old: Tensor, new: Tensor, *more: Tensor) -> None:
         """Connect every consumer of ``old`` and ``more`` to ``new``.
 
-        ``new`` also becomes the network output in place of any of them.
+        If one of these tensors is a network output, ``new`` becomes the network output instead.
         """
         replaced = dict.fromkeys((old, *more))
         self._replace_inputs(replaced, new)
@@ -277,7 +277,7 @@ class Network:
         del self._by_kind[layer.kind][layer.id]
 
     def remove_if_unused(self, layer: Layer) -> bool:
-        """Remove a layer if nothing reads its output. Return whether it was removed."""
+        """Remove a layer if its output is unused. Return whether the layer was removed."""
         out = layer.out
         if out.consumers or out.is_output:
             return False
@@ -354,12 +354,12 @@ class Network:
         self.set_output(first, out)
 
     def swap(self, op: Layer, q: Layer) -> None:
-        """Move a Q before the layer whose single consumer is the Q, and exchange the shapes."""
+        """Move a Q before the layer whose single consumer it is, and exchange their shapes."""
         self.exchange(op, q)
         q.out.shape, op.out.shape = q.data.shape, q.out.shape
 
 
-# Cases of passes that name and fold constants. They do not affect any outcome.
+# Names of cases that only name and fold constants. They do not affect any outcome.
 _CASES_WITHOUT_OUTCOME = frozenset({"constant", "identity"})
 
 
@@ -380,10 +380,10 @@ def _major_versions(case: Case) -> frozenset[int]:
 
 
 def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
-    """Return the weakest evidence of some cases on the target.
+    """Return the weakest evidence of some cases on a target, SEEN for no cases.
 
-    An outcome that rests on these cases has this evidence. Cases that only builds of 8.x show are
-    assumed on later versions.
+    An outcome that depends on all these cases has this evidence. A case that only builds of
+    TensorRT 8.x show counts as assumed on later versions.
     """
     kinds = set()
     for case in cases:
@@ -401,7 +401,7 @@ def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
 def describe_rules(cases: Iterable[Case], target: Target) -> str:
     """Describe how many of the rules (cases) behind a network were seen on the target.
 
-    Empty if the network's layers rest on no rule.
+    Empty if no rule applied to the network.
     """
     rules = [c for c in dict.fromkeys(cases) if c.name not in _CASES_WITHOUT_OUTCOME]
     if not rules:

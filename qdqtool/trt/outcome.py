@@ -52,8 +52,8 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
     """Predict the engine of a model on a classic target, without findings.
 
     Reports differ on whether TensorRT fuses Conv + activation + Add. If the model has such nodes,
-    both choices are simulated, and ``assumptions`` reports the other one. Other models are
-    simulated once.
+    both choices are simulated, and ``assumptions`` of the prediction reports the result of the
+    other choice. Other models are simulated once.
 
     Args:
         model: The model.
@@ -80,12 +80,12 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
 
 
 def simulate_without_alternatives(model: Model, target: Target) -> Prediction:
-    """Predict the engine of a model on a target, without simulating the other choice."""
+    """Predict the engine of a model with the target's choice for Conv + activation + Add only."""
     return _simulate(model, target)[0]
 
 
 def apply_assumptions(target: Target, assume: Assume | None) -> Target:
-    """Return the target with the user's choices in place of its own.
+    """Return the target with the user's choices in place of its default choices.
 
     Raises:
         QdqtoolError: A choice has an unknown name or value, or has no effect on the target.
@@ -94,20 +94,20 @@ def apply_assumptions(target: Target, assume: Assume | None) -> Target:
         values = CHOICES.get(name)
         if values is None:
             raise QdqtoolError(
-                f"unknown assumption '{name[:40]}'; choose one of {', '.join(CHOICES)}",
+                f"`assume`: unknown assumption '{name[:40]}'. Choose one of {', '.join(CHOICES)}",
                 code="unknown-choice",
                 parameter="assume",
             )
         if value not in values:
             raise QdqtoolError(
-                f"{name} cannot be '{value[:40]}'; choose one of {', '.join(values)}",
+                f"`assume`: {name} cannot be '{value[:40]}'. Choose one of {', '.join(values)}",
                 code="unknown-choice",
                 parameter="assume",
             )
         if target.is_rtx:
             raise QdqtoolError(
                 f"`assume`: {name} has no effect on {target.name}, because this target fuses no "
-                "pointwise Add into a convolution; leave it out",
+                "pointwise Add into a convolution. Remove the assumption",
                 code="option-without-effect",
                 parameter="assume",
             )
@@ -179,7 +179,7 @@ _LISTED_TYPES = {
     LayerKind.POINTWISE: "PointWise",
     LayerKind.COPY: "Conversion",
 }
-KERNEL = "kgen"  # type that the engine lists for a Q or DQ that is a kernel of Myelin
+KERNEL = "kgen"  # type that the engine lists for a Q or DQ that is a separate kernel of Myelin
 _PRODUCT = _LISTED_TYPES[LayerKind.MATRIX_MULTIPLY]
 _TYPES_IN_REGIONS = {LayerKind.COPY: KERNEL, LayerKind.CONVOLUTION: _PRODUCT}
 
@@ -195,14 +195,13 @@ class Outcome:
     """Engine layers, conversions and convolutions of an optimized network.
 
     Attributes:
-        layers: Engine layers in execution order, without constants and Myelin's interior. A region
-            of TensorRT 10 has a kernel for each Q and DQ at its edge and for each product, and no
-            reshapes; its other layers are as the passes leave them.
+        layers: Engine layers in execution order. Constants and layers inside Myelin's kernels are
+            left out. A region of Myelin on TensorRT 10 lists a kernel for each matrix product and
+            each Q and DQ at its edge, and no reshapes.
         convolutions: One entry for each Conv, ConvTranspose, Gemm and MatMul that TensorRT
             computes.
         conversion_nodes: Names of the remaining Q and DQ.
-        float_products: Names of the MatMuls of two computed tensors without Q/DQ, and of products
-            in an Einsum.
+        float_products: Names of the MatMuls of two computed tensors without Q/DQ, and of Einsums.
     """
 
     def __init__(self, model: Model, network: Network, target: Target) -> None:
@@ -214,7 +213,7 @@ class Outcome:
         self.conversion_nodes: list[str] = []
         self.float_products: list[str] = []
         self._layer_of_node: dict[str, Layer] = {}
-        # Tensor before layers that Myelin fuses, by the id of the tensor after them.
+        # Tensor before the layers inside a kernel of Myelin, by the id of the tensor after them.
         self._sources: dict[int, Tensor] = {}
         # Names of network outputs after fused layers, by the name of the tensor before the layers.
         self._output_names: dict[str, str] = {}
@@ -243,7 +242,8 @@ class Outcome:
             for tensor in layer.outputs:
                 self._precisions[id(tensor)] = self._output_precision(layer, tensor)
         for layer in order:
-            # This also holds if an operator of unknown types is between the Q and the layer.
+            # An INT8 layer reads INT8 even if an operator with an unknown output type is between
+            # the Q and the layer.
             if layer.int8 and layer.inputs:
                 self._precisions[id(layer.data)] = _quantized_type(layer)
 
@@ -276,7 +276,7 @@ class Outcome:
         parallel: dict[str, EngineLayer] = {}
         for layer in order:
             if layer.kind is _CONSTANT or layer.in_myelin or layer.id in fused:
-                continue  # not in the list
+                continue  # the engine does not list such layers
             if layer.kind is _COPY and layer.region is None:
                 self.conversion_nodes.append(layer.name)
             self._list_copies(layer)
@@ -308,9 +308,9 @@ class Outcome:
     def _bypass(self, layer: Layer, fused: Mapping[int, Layer]) -> None:
         """Connect the consumers of a layer inside a kernel of Myelin to the layer's input.
 
-        The engine does not list such a layer. A fused Q lets the kernel before it write INT8.
-        Exception: a Q that is fused with the DQ after it into a kernel of floats (gemm-mlp-trt10:
-        MulMinMaxRounCastCastMul).
+        The engine does not list such a layer. If the layer is a Q, the kernel before it writes
+        INT8. Exception: a Q that is fused with the DQ after it into a kernel that writes float
+        (gemm-mlp-trt10: MulMinMaxRounCastCastMul).
         """
         source = self._sources.get(id(layer.data), layer.data)
         if layer.out.is_output:
@@ -328,7 +328,10 @@ class Outcome:
             self.layers.append(EngineLayer(name, "Reformat", [read], [written]))
 
     def _list_layer(self, layer: Layer, parallel: dict[str, EngineLayer]) -> None:
-        """List an engine layer, or add it to the entry of convolutions that are merged with it."""
+        """List an engine layer, or extend the entry of the convolutions merged with the layer.
+
+        ``parallel`` holds the entries of merged convolutions by name.
+        """
         inputs = [self._list_tensor(t) for t in layer.inputs]
         outputs = [self._list_tensor(t) for t in layer.outputs]
         merged_name = layer.fusion.merged_name if layer.kind in _MERGED_KINDS else ""
@@ -365,7 +368,7 @@ class Outcome:
     # Myelin -----------------------------------------------------------------------------------
 
     def describe_regions(self) -> list[MyelinRegion]:
-        """Return the regions of Myelin, with the nodes and products in them."""
+        """Return the regions of Myelin with their nodes, products, Softmaxes and normalizations."""
         if not self._network.regions:
             return []
         types = {c.name: c.precision for c in self.convolutions if c.is_product}
@@ -380,8 +383,8 @@ class Outcome:
 
         Args:
             region: The region.
-            types: Type that each product of the model computes in.
-            squares: Nodes that square in decomposed normalizations, one node per normalization.
+            types: Data type of each matrix product of the model, by node name.
+            squares: Node that squares in each decomposed LayerNorm; used to count them.
         """
         names, quantizers = [], []
         indices: dict[str, int] = {}
@@ -414,15 +417,15 @@ class Outcome:
         return View(self._model).varying
 
     def _describe_convolution(self, node: Node) -> ConvOutcome | None:
-        """Return the outcome of a Conv, ConvTranspose, Gemm or MatMul, or None.
+        """Return the outcome of a Conv, ConvTranspose, Gemm or MatMul, if it is reported.
 
-        None if TensorRT does not compute the node, or if it is a MatMul of two computed tensors
-        without Q/DQ or an Einsum, which are recorded in ``float_products``.
+        None if the engine does not compute the node. None also for an Einsum and for a MatMul of
+        two computed tensors without Q/DQ; their names are added to ``float_products``.
         """
         is_constant = is_constant_upstream(self._model, node.input(1))
         layer = self._layer_of_node.get(node.name)
         if layer is None or not layer.inputs:
-            return None  # nothing reads it
+            return None  # no network output depends on the node
         if not layer.int8 and node.output not in self._varying_tensors:
             return None  # computed from constants alone while the engine is built
         if self._is_float_product(node, is_constant):
@@ -483,15 +486,17 @@ class Outcome:
     def _find_evidence(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
         """Return the evidence of a layer's outcome, and the ids of the layer's cases.
 
-        The evidence is the weakest of the cases of the layer and of the conversions before it.
+        The evidence is the weakest evidence of the cases of the layer and of the conversions that
+        produce its inputs.
         """
-        own = tuple(layer.cases)
+        layer_cases = tuple(layer.cases)
         copies = [producer for producer in layer.producers if producer.kind is _COPY]
-        of_copies = frozenset(case for copy in copies for case in copy.cases)
-        evidence = self._evidence.get((own, of_copies))
+        copy_cases = frozenset(case for copy in copies for case in copy.cases)
+        evidence = self._evidence.get((layer_cases, copy_cases))
         if evidence is None:
-            weakest = weakest_evidence([*own, *of_copies], self._target)
-            evidence = self._evidence[own, of_copies] = weakest, tuple(map(case_id, own))
+            weakest = weakest_evidence([*layer_cases, *copy_cases], self._target)
+            evidence = weakest, tuple(map(case_id, layer_cases))
+            self._evidence[layer_cases, copy_cases] = evidence
         return evidence
 
     def _is_float_product(self, node: Node, has_constant: bool) -> bool:
@@ -518,8 +523,8 @@ def _quantizes(copy: Layer) -> bool:
 def _is_shuffle_inside(layer: Layer) -> bool:
     """Return whether a layer is a shuffle that is part of a kernel of Myelin.
 
-    A reshape around a product always is. Another shuffle is if a layer of a region produces its
-    input. (TensorRT 8 lists the reshapes.)
+    This holds for each reshape that TensorRT inserts around a product, and for another shuffle if a
+    layer of a region produces its input. TensorRT 8 has no such regions and lists the reshapes.
     """
     if layer.kind != LayerKind.SHUFFLE:
         return False

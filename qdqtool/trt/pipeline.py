@@ -1,4 +1,4 @@
-"""The passes in the order of TensorRT's log, and their runs over a network."""
+"""Order of the passes as in TensorRT's log, and the runner that applies them to a network."""
 
 import functools
 from collections.abc import Iterable
@@ -55,7 +55,7 @@ from qdqtool.types import Event, Reason
 
 
 class RankLayers:
-    """Stage (not a pass) that ranks all layers again after passes have moved many layers."""
+    """Stage (not a pass) that renews the order of visits after passes have moved many layers."""
 
 
 GENERIC = (ConstShuffleFusion, ShuffleShuffleFusion, ShuffleErasure)
@@ -117,14 +117,14 @@ PIPELINE: tuple[type[Pass] | type[RankLayers] | tuple[type[Pass], ...], ...] = (
 )
 """Stages in the order in which they run.
 
-The passes of a tuple form a loop: after a later one that changed something, the first begins again,
-until none changes anything. The complete logs show that Qs move and merge until nothing is left to
-do, then Concats are split, then DQ and Q cancel.
+A tuple of passes is a loop. If a pass other than the first changes the network, the loop restarts
+at the first pass; it ends when no pass changes anything. The complete logs show this order: Qs move
+and merge until no move is possible, then Qs are split across Concats, then DQs and Qs cancel out.
 """
 
 
 class PassError(QdqtoolError):
-    """A pass failed: a defect of qdqtool. The message names the passes that had run."""
+    """A pass failed, which is a defect of qdqtool. The message names the last passes before."""
 
 
 class PipelineRun:
@@ -132,7 +132,7 @@ class PipelineRun:
 
     Attributes:
         trace: Lines that TensorRT logs for the run.
-        reasons: Reasons for which passes did not fire.
+        reasons: Reasons why passes left layers unchanged.
     """
 
     def __init__(self, network: Network) -> None:
@@ -162,11 +162,11 @@ class PipelineRun:
         return step.reasons
 
     def run_loop(self, steps: list[Pass]) -> list[Reason]:
-        """Run passes in rounds until no pass changes anything; return the last reasons.
+        """Run passes in rounds until no pass changes anything; return the last round's reasons.
 
-        The first round visits all tensors, later rounds only tensors that the previous round
-        edited. When such a round changes nothing, a last round visits all tensors again. Reasons
-        come from the last round, because those of earlier rounds may no longer hold.
+        The first round visits all tensors. Later rounds visit only tensors that the previous round
+        edited, to save time. When such a round changes nothing, a last round visits all tensors
+        again. Only its reasons are returned, because reasons of earlier rounds may no longer hold.
         """
         network = self._network
         network.focus, network.reports_reasons = None, False
@@ -182,7 +182,7 @@ class PipelineRun:
                 network.focus, network.reports_reasons = None, True
 
     def _run_round(self, steps: list[Pass]) -> list[Reason]:
-        """Run passes in turn until one, other than the first, changes something.
+        """Run passes in turn, up to the first change by a pass other than the first pass.
 
         Returns:
             Reasons of the passes that ran.
@@ -231,10 +231,10 @@ def passes() -> tuple[type[Pass], ...]:
 
 @functools.cache
 def cases() -> dict[str, Case]:
-    """Return all cases of passes and operators by id.
+    """Return all cases (known behaviors) of passes and operators by id.
 
-    An id is ``<pass>/<case>``, or ``<operator>/<case>`` for a case of an operator. A case of
-    both has the id of the pass.
+    An id is ``<pass>/<case>``, or ``<operator>/<case>`` for a case of an operator. If a pass and an
+    operator share a case, its id contains the pass.
     """
     return {case_id: case for case, case_id in _case_ids().items()}
 

@@ -1,8 +1,8 @@
-"""Table of the differences between TensorRT versions, with the evidence of each entry.
+"""Differences between TensorRT versions, with the evidence of each.
 
-Passes never read a version, only the properties of their :class:`Target`.
+Passes never compare versions, but read the properties of their :class:`Target`.
 
-The builds that prove the entries are in ``qdqtool/trt/builds.tsv``.
+The builds that prove the properties are in ``qdqtool/trt/builds.tsv``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from qdqtool.types import Evidence
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import read_rows
 
-DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and 7
-DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and predictions by default
-DEFAULT_FP8_SM = (89,)  # default for models with FP8, which older GPUs lack
+DEFAULT_TARGET = "trt10"  # current version, also in JetPack 6 and 7
+DEFAULT_SM = (86,)  # default compute capabilities of builds and predictions for TensorRT-RTX
+DEFAULT_FP8_SM = (89,)  # default for models with FP8: earlier GPUs have no FP8
 
 _FIRST_FP8 = (10, 0)
 # NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
@@ -28,15 +28,15 @@ _HOPPER = 90
 # Release notes of 10.6: attention, and scales for each column of products
 _FIRST_FP8_ATTENTION = (10, 6)
 
-# Evidence on Conv + activation + Add, by version. No published log shows the fusion or its absence.
-_APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
+# Evidence on whether TensorRT fuses Conv + activation + Add, by version. No published log shows it.
+_APART_8 = "users saw separate layers on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
 _APART_10 = (
-    "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ "
-    "for the fused form since 2025-10"
+    "a user saw separate layers on 10.6 (NVIDIA/TensorRT issue 3861), although ModelOpt has placed "
+    "Q/DQ for the fusion since 2025-10"
 )
 _FUSED_11 = (
-    "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no "
-    "build was available"
+    "ModelOpt has placed Q/DQ for the fusion since 2025-10 (pull request 450); no build was "
+    "available"
 )
 
 
@@ -44,66 +44,67 @@ _FUSED_11 = (
 class Target:
     """One TensorRT version, or a range of versions that behave alike.
 
-    A property that is worded as a statement is a flag: True if the statement holds.
+    A flag is described by a statement, which holds if the flag is True.
 
     Attributes:
         name: Name for users.
         version: Major and minor version.
-        evidence: How well the Q/DQ rules as a whole are proven on it.
-        proof: The evidence in a sentence, shown with every prediction.
-        requested_version: Version that a user named and that this target stands for; empty
-            otherwise.
-        strongly_typed: Float tensors have their ONNX type; the builder does not choose.
+        evidence: How well the Q/DQ rules as a whole are proven for the version.
+        proof: Sentence on this evidence, shown with every prediction.
+        requested_version: Version that the user named, if this target only has the nearest rules;
+            empty otherwise.
+        strongly_typed: Float tensors have their ONNX type, and the builder cannot choose another.
         merges_parallel: Convolutions of equal shape on one input become one layer (``A || B``).
-        fuses_stem_pool: The stem convolution fuses the MaxPool after it.
-        keeps_relu_name: The layer name contains that of a Relu folded with its BatchNormalization.
-        quantize_suffix: Suffix of a weight Q's name in layer names.
-        residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
+        fuses_stem_pool: The first convolution of an image network fuses the MaxPool after it.
+        keeps_relu_name: If a Relu is folded with its BatchNormalization, the layer name contains
+            the Relu's name.
+        quantize_suffix: Text that layer names contain after the name of a Q of weights.
+        residual_through_activation: A convolution and its SiLU fuse the residual Add after them if
+            the residual is quantized, as a convolution without activation does.
         residual_proof: Reason for the value of ``residual_through_activation``.
-        multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s,
-            m)``.
-        constants_first: The name of a pointwise layer includes the constant number that it absorbs,
-            as in 10.x.
+        multiply_in_pointwise_name: The name of a fused SiLU is ``PWN(PWN(s), PWN(m))`` instead of
+            ``PWN(s, m)``.
+        constants_first: The name of a pointwise layer includes the constants that it absorbs.
         float16_scales: A Q/DQ scale may be float16.
         blocked_scales: A scale may have several dimensions (blocks of weights).
         int8_weights: int8 weights with a DQ only are accepted.
-        uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5:
-            kUINT8).
+        uint8_inputs: A network input that a Cast reads may be UINT8 (release notes of 8.5: kUINT8).
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         deconvolution_3d_float: A quantized ConvTranspose of three spatial dimensions runs in float,
-            whatever follows it.
-        transposed_per_channel: A ConvTranspose is proven to accept weight scales along axis 1, one
-            for each output channel. No target has this so far: NVIDIA's answers differ (axis 0
-            for TensorRT 8 in issue 1694, per input channel in the kernels and no support per
-            output channel in issue 2380; issue 1519 does not build with axis 1 on 8.0.1, issue
-            1699 computes wrongly), and newer toolkits write axis 1 with no available build that
-            shows it.
+            regardless of the layers after it.
+        transposed_per_channel: A ConvTranspose is proven to accept one weight scale for each output
+            channel (axis 1). False for all targets so far. NVIDIA's answers differ: axis 0 for
+            TensorRT 8 (issue 1694), only input channels (issue 2380). With axis 1, a build of 8.0.1
+            fails (issue 1519) and an engine computes wrong results (issue 1699). Newer toolkits
+            write axis 1, but no build that shows the result is available.
         fuses_quantized_relu: A Relu with Q/DQ before and after it is fused into the INT8 layer
             before it.
         copies_dq: A DQ with several consumers is copied for each operator that it can pass.
         copies_moved_dq: A DQ that has moved down past an operator is copied for each Q after it.
-        merges_beside_floats: Equal Qs of a tensor are merged although another layer reads the
+        merges_beside_floats: Equal Qs of a tensor are merged even if another layer reads the
             tensor as float.
-        sums_into_first: Of two convolutions that feed a sum, the earlier-listed one fuses it.
-        reshapes_before_resize: An INT8 Resize whose result is copied into a Concat has a reshape
-            before it. Affects estimated times only.
-        products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q
-            and DQ around.
-        regions: Attention and normalization are regions of few kernels. Affects estimated times
-            only.
-        layer_normalization: Its parser accepts LayerNormalization (INormalizationLayer), whose sums
-            are FP32.
-        capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6. A type that one
-            of them lacks is not available. For classic TensorRT, they count only if named.
-        has_named_capability: Whether the user or a build named ``capabilities``.
-        has_built_typing: Whether a build shows ``strongly_typed``, which then does not depend on
-            the model.
-        typed_for_fp8: Whether it is strongly typed because of the FP8 in the model, not because
-            the user requested it.
-        largest_fp8_head: Largest head size of an attention that it is known to fuse in FP8. Release
-            notes of 10.6: 64, on compute capability 8.9. TensorRT-RTX 1.7.1 fuses 32, 64 and 80.
-        buildable: All compute capabilities that it can build for. Empty if the builder decides it,
-            on the GPU that it runs on.
+        sums_into_first: If two convolutions feed a sum, the convolution at the sum's first input
+            fuses the sum.
+        reshapes_before_resize: The engine has a reshape before an INT8 Resize whose result is
+            copied into a Concat. Affects estimated times only.
+        products_in_myelin: TensorRT's compiler Myelin runs matrix products, Softmax and
+            normalizations, with the Q and DQ around them.
+        regions: Attention and normalization run in few kernels. Affects estimated times only.
+        layer_normalization: The parser accepts LayerNormalization (INormalizationLayer), which
+            accumulates in FP32.
+        capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6. A type is
+            available only if all of them have it. For classic TensorRT, they matter only with
+            ``has_named_capability``.
+        has_named_capability: The user or a build named ``capabilities``.
+        has_built_typing: A build shows the value of ``strongly_typed``, so that the model does not
+            change it.
+        typed_for_fp8: The network is strongly typed because the model contains FP8, not because the
+            user requested it.
+        largest_fp8_head: Largest head size for which TensorRT is known to fuse an FP8 attention.
+            Release notes of 10.6: 64, on compute capability 8.9. TensorRT-RTX 1.7.1 fuses 32, 64
+            and 80.
+        buildable: All compute capabilities that TensorRT-RTX can build for. Empty for classic
+            TensorRT, which builds for the GPU that it runs on.
     """
 
     name: str
@@ -145,17 +146,18 @@ class Target:
 
     @property
     def has_seen_merges(self) -> bool:
-        """Whether builds show which equal Qs are merged: 10.14 to 10.16, or no version is named.
+        """Whether builds of this version show which equal Qs are merged.
 
-        No build of 10.3 to 10.13 or of 11 shows it. The times of five YOLO11n on 10.3 agree as
-        well with a merge (1 % apart).
+        This holds for 10.14 to 10.16, and for TensorRT 10 if the user names no minor version. No
+        build of 10.3 to 10.13 or of 11 shows the merges. The times of five YOLO11n on 10.3 also fit
+        a merge (1 % difference).
         """
         release = version_numbers(self.requested_version)
         return self.version == (10, 0) if release is None else (10, 14) <= release <= (10, 16)
 
     @property
     def trtexec(self) -> TrtexecSupport:
-        """Options of its trtexec."""
+        """Options of the version's trtexec."""
         return _trtexec_support(self.version)
 
     @property
@@ -165,19 +167,20 @@ class Target:
 
     @property
     def has_calibrators(self) -> bool:
-        """Whether it builds INT8 without Q/DQ from a calibration table (removed in 11)."""
+        """Whether TensorRT can build INT8 from a calibration table instead of Q/DQ (before 11)."""
         return not self.is_rtx and self.version < (11, 0)
 
     @property
     def recovers_scales_on_dla(self) -> bool:
-        """Whether its DLA (3.13 or later, JetPack 6) fuses Conv + Add without a scale between."""
+        """Whether the DLA compiler (3.13, JetPack 6) fuses Conv + Add without a scale between."""
         return self.version >= (8, 6)
 
     @property
     def table_number(self) -> int:
         """Version in the first line of a calibration table: 8502 for 8.5.2, 100300 for 10.3.0.
 
-        Without a patch, it is that of the newest JetPack with the version.
+        If the user names no patch version, the patch of the newest JetPack with this version is
+        used.
         """
         named = self.requested_version.split(".")[:3]
         numbers = [int(n) for n in named if n.isdigit()] or list(self.version)
@@ -190,26 +193,26 @@ class Target:
 
     @property
     def has_local_functions(self) -> bool:
-        """Whether its parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
+        """Whether the parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
         return self.is_rtx or self._parser_version >= (9, 0)
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether its parser reads bfloat16 (onnx-tensorrt changelog, 9.0)."""
+        """Whether the parser reads bfloat16 (onnx-tensorrt changelog, 9.0)."""
         return self.is_rtx or self._parser_version >= (9, 0)
 
     @property
     def folds_identities(self) -> bool:
-        """Whether a zero point may come out of an Identity.
+        """Whether an Identity may be between a constant and the zero point of a Q or DQ.
 
-        TensorRT-RTX 1.7 builds it, and refuses other operators there. 8.x refused it
+        TensorRT-RTX 1.7 accepts an Identity and no other operator. TensorRT 8.x rejects it
         (NVIDIA-AI-IOT/Lidar_AI_Solution issue 127).
         """
         return self.is_rtx or self._parser_version >= (9, 0)
 
     @property
     def _parser_version(self) -> tuple[int, ...]:
-        """Version of the parser: the version that the user named, else that of the rules."""
+        """Version of the parser: the version that the user named, else the target's version."""
         return version_numbers(self.requested_version) or self.version
 
     @property
@@ -235,29 +238,30 @@ class Target:
 
     @property
     def assumes_8x_cases(self) -> bool:
-        """Whether cases that only builds of 8.x show are assumed on it."""
+        """Whether cases that only builds of 8.x show are assumed for this target."""
         return self.version >= (9, 0)
 
     @property
     def is_rtx(self) -> bool:
-        """Whether it is TensorRT-RTX."""
+        """Whether the target is a version of TensorRT-RTX."""
         return self.name.startswith("rtx")
 
     @property
     def has_int8(self) -> bool:
-        """Whether it has INT8 on all GPUs that it builds for: TensorRT-RTX has none on 7.5."""
+        """Whether all GPUs of the target have INT8: TensorRT-RTX has none on capability 7.5."""
         return not (self.is_rtx and 75 in self.capabilities)
 
     @property
     def has_fp8(self) -> bool:
-        """Whether it accepts FP8 quantizers: TensorRT 10 and later, and TensorRT-RTX."""
+        """Whether the target accepts FP8 quantizers: TensorRT 10 and later, and TensorRT-RTX."""
         return self.is_rtx or self.version >= _FIRST_FP8
 
     @property
     def fp8_convolutions(self) -> bool:
-        """Whether it computes convolutions in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`).
+        """Whether convolutions compute in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`).
 
-        TensorRT 10.2 does so on Hopper only, which is assumed if no compute capability is named.
+        On TensorRT 10.2 this holds for Hopper only. If no compute capability is named, Hopper is
+        assumed.
         """
         if self.needs_hopper_for_fp8 and self.has_named_capability:
             return _HOPPER in self.capabilities
@@ -265,7 +269,7 @@ class Target:
 
     @property
     def needs_hopper_for_fp8(self) -> bool:
-        """Whether it computes convolutions in FP8 on compute capability 9.0 only: 10.2."""
+        """Whether convolutions compute in FP8 on Hopper (9.0) only, as in TensorRT 10.2."""
         version = self._minor_version
         is_between = _FIRST_FP8_CONVOLUTIONS <= version < _FIRST_FP8_BEYOND_HOPPER
         return is_between and not self.is_rtx
@@ -282,18 +286,21 @@ class Target:
 
     @property
     def fp8_head(self) -> int:
-        """Largest head size of an attention that it is known to fuse in FP8; 0 for none."""
+        """Largest head size for which an FP8 attention is known to be fused; 0 if none is fused."""
         is_fused = self.is_rtx or self._minor_version >= _FIRST_FP8_ATTENTION
         return self.largest_fp8_head if is_fused else 0
 
     @property
     def _minor_version(self) -> tuple[int, int]:
-        """Version that the user named, else the latest possible minor version of the target."""
+        """Version that the user named, else the latest minor version that the target covers."""
         return version_numbers(self.requested_version) or (self.version[0], LAST_MINOR)
 
     @property
     def capability_names(self) -> list[str]:
-        """Compute capabilities of its predictions, such as ``8.6``; empty except TensorRT-RTX."""
+        """Compute capabilities that TensorRT-RTX predicts for, such as ``8.6``.
+
+        Empty for classic TensorRT.
+        """
         return [format_capability(c) for c in self.capabilities] if self.is_rtx else []
 
     def with_capability(self, capability: str, gpu: str = "", *, seen: bool = False) -> Target:
@@ -301,11 +308,11 @@ class Target:
 
         Args:
             capability: Compute capability, such as ``8.6``.
-            gpu: Name of such a GPU, for the message.
-            seen: Whether a build for it was seen, so that it is not rejected.
+            gpu: Name of a GPU with this compute capability, for the message.
+            seen: Whether a build shows this compute capability, so that no check is needed.
 
         Raises:
-            QdqtoolError: TensorRT-RTX cannot build for it.
+            QdqtoolError: TensorRT-RTX cannot build for this compute capability.
         """
         number = int(capability.replace(".", ""))
         if self.buildable and number not in self.buildable and not seen:
@@ -313,8 +320,8 @@ class Target:
             buildable = ", ".join(format_capability(c) for c in self.buildable)
             raise QdqtoolError(
                 f"{self.name} cannot build for compute capability "
-                f"{format_capability(number)}{name}, only for {buildable}; give another GPU, or a "
-                "TensorRT version that supports this GPU (`target`)",
+                f"{format_capability(number)}{name}, only for {buildable}. Choose another GPU, or "
+                "a TensorRT version that supports this GPU (`target`)",
                 code="unsupported",
                 parameter="gpu",
             )
@@ -323,9 +330,9 @@ class Target:
     def for_fp8(self) -> Target:
         """Return the target for a model with FP8.
 
-        For TensorRT-RTX the default compute capability becomes 8.9, unless one was named. A weakly
-        typed target becomes strongly typed, as NVIDIA advises for FP8 (NVIDIA/TensorRT issue 3987),
-        unless a build shows its typing.
+        For TensorRT-RTX, the default compute capability becomes 8.9, unless the user or a build
+        named another. A weakly typed target becomes strongly typed, as NVIDIA advises for FP8
+        (NVIDIA/TensorRT issue 3987), unless a build shows that it is weakly typed.
         """
         if self.is_rtx:
             is_named = self.has_named_capability
@@ -438,14 +445,14 @@ RTX = max((t for t in TARGETS.values() if t.is_rtx), key=lambda t: t.version)
 
 
 def format_capability(capability: int) -> str:
-    """Return ``8.6`` for 86."""
+    """Return the usual form of a compute capability: ``8.6`` for 86."""
     return f"{capability // 10}.{capability % 10}"
 
 
 def target_before(name: str) -> Target | None:
     """Return the nearest earlier target of the same kind (classic TensorRT or RTX).
 
-    None without an earlier target, or if the name is unknown.
+    None if the target is the earliest of its kind, or if the name is unknown.
     """
     target = TARGETS.get(name)
     if target is None:
@@ -455,15 +462,16 @@ def target_before(name: str) -> Target | None:
     return max(earlier, key=lambda t: t.version, default=None)
 
 
-_JETPACK_6 = (10, 3)  # stands for TensorRT 10 without a minor version
-_JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}  # others have 0
+_JETPACK_6 = (10, 3)  # version in calibration tables if the user names only TensorRT 10
+# Patch version of TensorRT in the newest JetPack, by minor version; 0 for others.
+_JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}
 LAST_MINOR = 19  # larger than every minor version so far
-STRONGLY_TYPED = "-strongly-typed"  # suffix of a target's name if it is a choice (TensorRT 10)
+STRONGLY_TYPED = "-strongly-typed"  # suffix of the name of a TensorRT 10 target with this option
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")
 
 
 def target_named(name: str | Target) -> Target:
-    """Return the target of a name, or the one with the nearest rules for a TensorRT version.
+    """Return the target for a name, or the target with the nearest rules for a version.
 
     Args:
         name: Name such as ``trt8.5``, version such as ``10.3`` or ``8.5.2``, or a target.
@@ -478,7 +486,7 @@ def target_named(name: str | Target) -> Target:
     target = TARGETS.get(base) or _find_by_version(base)
     if target is None:
         raise QdqtoolError(
-            f"unknown target '{name}'; choose one of {', '.join(TARGETS)}, "
+            f"unknown target '{name}'. Choose one of {', '.join(TARGETS)}, "
             "or a TensorRT version such as 10.3",
             code="unknown-choice",
             parameter="target",
@@ -499,10 +507,10 @@ def _find_by_version(text: str) -> Target | None:
         return None
     if int(version.partition(".")[0]) > max(t.version[0] for t in TARGETS.values()):
         return None  # a typing error (85), or a version that does not exist yet
-    is_range = "." not in target.name and "." in version  # 10.0 is one version of trt10
+    is_range = "." not in target.name and "." in version  # trt10 covers 10.0 and later versions
     if version_numbers(version) == target.version and version.count(".") < 2 and not is_range:
         return target
-    proof = f"{version} is answered by the nearest rules, those of {target.name}; {target.proof}"
+    proof = f"{version} is predicted with the nearest rules, those of {target.name}; {target.proof}"
     return replace_fields(target, requested_version=version, proof=proof)
 
 
@@ -512,23 +520,23 @@ def strongly_typed(
     *,
     parameter: str = "strongly_typed",
 ) -> Target:
-    """Return the target with a strongly typed network (``--stronglyTyped``).
+    """Return the target for a strongly typed network (``--stronglyTyped``).
 
-    Floats have the types of the file.
+    In such a network, float tensors have the types of the ONNX file.
 
     Args:
         target: The target.
-        request: The user's words for the strongly typed network, for the message.
-        parameter: Parameter that requests it, for the message.
+        request: Option by which the user requests the strongly typed network, for the message.
+        parameter: Name of the parameter of this option, for the message.
 
     Raises:
-        QdqtoolError: The version does not have such networks.
+        QdqtoolError: The version is earlier than TensorRT 10.
     """
     if target.strongly_typed:
         return target
     if target.version < (10, 0):
         raise QdqtoolError(
-            f"{request}: {target.name} has no strongly typed networks; use TensorRT 10 or newer",
+            f"{request}: {target.name} has no strongly typed networks. Use TensorRT 10 or newer",
             code="unsupported",
             parameter=parameter,
         )
@@ -542,8 +550,7 @@ class TrtexecSupport:
     Attributes:
         lists_layers: ``--dumpLayerInfo``, ``--exportLayerInfo`` and ``--profilingVerbosity`` (8.2
             and later).
-        precision_flags: ``--int8``, ``--fp16`` and similar ones. They are gone in 11, where layers
-            are always timed in a separate run.
+        precision_flags: ``--int8``, ``--fp16`` and similar flags (before 11).
         layer_types: ``--layerPrecisions`` and ``--layerOutputTypes`` (8.4 to 10).
     """
 
@@ -573,24 +580,24 @@ def version_numbers(version: str) -> tuple[int, int] | None:
 
 
 def target_of_version(version: str) -> Target:
-    """Return the target whose rules fit a TensorRT version: the nearest one that is not later.
+    """Return the target whose rules apply to a TensorRT version: the latest that is not newer.
 
     Args:
         version: Version such as ``8.5.2`` or ``10.3.0``.
 
     Raises:
-        VersionError: The text is not a version, or one before 8.0.
+        VersionError: The text is not a version, or the version is earlier than 8.0.
     """
     numbers = version_numbers(version)
     if numbers is None:
         raise VersionError(
-            f"'{version}' is not a TensorRT version; give a version such as 10.3",
+            f"'{version}' is not a TensorRT version. Use a version such as 10.3",
             code="wrong-version",
         )
     candidates = [t for t in TARGETS.values() if not t.is_rtx and t.version <= numbers]
     if not candidates:
         raise VersionError(
-            f"TensorRT {version} has no Q/DQ; use TensorRT 8.0 or newer",
+            f"TensorRT {version} does not support Q/DQ. Use TensorRT 8.0 or newer",
             code="version-too-old",
         )
     return max(candidates, key=lambda t: t.version)
@@ -603,13 +610,13 @@ class PublishedBuild:
     Attributes:
         name: Name that cases use.
         tensorrt: Version.
-        gpu: GPU that it was built for; empty if that is not stated.
+        gpu: GPU of the build; empty if unknown.
         flags: Options of the builder.
         network: Network.
         source: Publisher and place.
-        parts: Available parts.
-        graph: Whether the ONNX graph could be rebuilt, so that the tests compare the simulator with
-            the build.
+        parts: Published parts, such as the log or the engine's layers.
+        graph: Whether the ONNX graph could be reconstructed. The tests then compare the simulation
+            with the build.
         made_rules: Whether rules were derived from the build.
     """
 

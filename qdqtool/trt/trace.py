@@ -41,14 +41,14 @@ NO_PASS = ""
 
 @record
 class LineFormat:
-    """Wording of one kind of line.
+    """Wording of one kind of log line.
 
     Attributes:
         before: Text before the subject; ``{pass}`` in it is the pass's name.
         between: Text between subject and object; empty if the line has no object.
         after: Text after the object.
-        scope: ``printed``: the line names its pass. ``running``: it belongs to the pass of the last
-            Running line. ``none``: it belongs to no pass.
+        scope: ``printed`` if the line names its pass, ``running`` if it belongs to the pass of the
+            last Running line, ``none`` if it belongs to no pass.
     """
 
     before: str
@@ -113,7 +113,7 @@ def render(event: Event) -> str:
 
 
 def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
-    """Return the event of a line of the optimizer; None for another line.
+    """Parse a log line of TensorRT's optimizer; None if the line is from another component.
 
     Args:
         line: Text after ``[V] [TRT] ``, without the line end.
@@ -163,12 +163,12 @@ def _find_joint(text: str, joint: str, first: int) -> int:
     """Return the position of the first joint at which the brackets of both sides close.
 
     ``first`` is the position of the first joint, which is returned if the brackets close at none.
-    The brackets are counted from one joint to the next, so that a long line is read only once.
+    The brackets are counted from joint to joint, so that the cost is linear in the line's length.
     """
     signs = "()[]"
     total = {sign: text.count(sign) for sign in signs}
     if total["("] != total[")"] or total["["] != total["]"]:
-        return first  # brackets that do not close in the whole cannot close on both sides
+        return first  # if the whole text has an open bracket, one side has it too
     counts = dict.fromkeys(signs, 0)
     position, previous = first, 0
     while position >= 0:
@@ -182,19 +182,24 @@ def _find_joint(text: str, joint: str, first: int) -> int:
 
 
 class TraceReader:
-    """Parser of optimizer lines that remembers the running pass and its layer."""
+    """Parser of optimizer lines that remembers the running pass and its layer.
+
+    Attributes:
+        running: Pass that the last ``Running`` line named; empty before the first one.
+        layer: Layer that the last ``Running`` line named.
+    """
 
     def __init__(self) -> None:
         self.running = NO_PASS
         self.layer = ""
 
     def read(self, line: str) -> Event | None:
-        """Return the event of the next line; None if the line is not one of the optimizer."""
+        """Parse the next line; None if the line is not from the optimizer."""
         event = parse(line, self.running, self.layer)
         if event is not None and event.kind == RUNNING:
             self.running, self.layer = event.pass_name, event.subject
         return event
 
     def reset(self) -> None:
-        """Forget the running pass and its layer; call it when a new build stage begins."""
+        """Forget the running pass and its layer. Call this when a new build stage begins."""
         self.running, self.layer = NO_PASS, ""

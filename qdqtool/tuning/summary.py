@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 
+from qdqtool.insertion.number_formats import MIN_GAIN, is_worthwhile
 from qdqtool.timing import gpus
-from qdqtool.timing.results import MIN_GAIN
 from qdqtool.tuning.image_sets import ImageSets
 from qdqtool.tuning.options import SearchBudget
 from qdqtool.tuning.planner import FLOAT
@@ -130,7 +130,7 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
                 ms=float_ms,
             )
         ]
-    if float_ms < MIN_GAIN * ms:
+    if not is_worthwhile(float_ms / ms):
         return [
             Note(
                 f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float "

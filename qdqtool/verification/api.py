@@ -113,8 +113,13 @@ def verify(
 def verify_model(
     model: Model, build: Build, target: str | Target | None, gpu: GpuOptions
 ) -> tuple[Verification, Target]:
-    """Verify a model in memory; also return the target of the prediction."""
-    check_explicit(build, model)
+    """Return the verification of a model in memory, and the target of the prediction.
+
+    Raises:
+        BuildLogError: The build is of another model, or its INT8 comes from a calibration table.
+        QdqtoolError: The target or the GPU is unknown.
+    """
+    reject_implicit_int8(build, model)
     resolved, notes = choose_target_for_gpu(build, target, gpu)
     check_same_model(model, build)
     prediction = predict(model, resolved)
@@ -163,9 +168,9 @@ def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Bui
 def choose_target_for_gpu(
     build: Build, target: str | Target | None, options: GpuOptions
 ) -> tuple[Target, list[Note]]:
-    """Choose the target as :func:`choose_target`, with the compute capability of the GPU.
+    """Return the target of :func:`choose_target` with the GPU's compute capability, and notes.
 
-    The GPU is taken from the options, or else from the build.
+    The options name the GPU, or else the build does.
 
     Raises:
         QdqtoolError: The GPU is unknown, or the target or the build is not for it.
@@ -178,7 +183,7 @@ def choose_target_for_gpu(
     from qdqtool.timing import gpus
     from qdqtool.timing.built_engine import find_build_gpu, parse_device
 
-    stated = parse_device("", build.gpu).cc
+    built_capability = parse_device("", build.gpu).cc
     gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
     if resolved.is_rtx and build.targets:
         resolved = replace_fields(resolved, capabilities=build.targets, has_named_capability=True)
@@ -190,11 +195,11 @@ def choose_target_for_gpu(
                 parameter="gpu",
             )
     elif gpu is not None:
-        resolved = resolved.with_capability(gpu.cc, gpu.name, seen=gpu.cc == stated)
-    elif stated is not None:
-        resolved = resolved.with_capability(stated, seen=True)
-    elif (built_on := find_build_gpu(build)) is not None:
-        resolved = resolved.with_capability(built_on.cc, seen=True)
+        resolved = resolved.with_capability(gpu.cc, gpu.name, seen=gpu.cc == built_capability)
+    elif built_capability is not None:
+        resolved = resolved.with_capability(built_capability, seen=True)
+    elif (build_gpu := find_build_gpu(build)) is not None:
+        resolved = resolved.with_capability(build_gpu.cc, seen=True)
     return resolved, notes
 
 
@@ -239,7 +244,7 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     return resolved, [note]
 
 
-def check_explicit(build: Build, model: Model | None = None) -> None:
+def reject_implicit_int8(build: Build, model: Model | None = None) -> None:
     """Reject a build whose INT8 comes from a calibration table instead of the model's Q/DQ."""
     if not is_implicit_int8(build):
         return
@@ -259,9 +264,12 @@ def check_same_model(model: Model, build: Build) -> None:
     check_not_empty(build)
     named, total = count_named_convolutions(model, build)
     if named < MIN_NAMED * total and not is_all_myelin(build):
-        why = "the build is of another model"
+        why = "the build is of another model. Give the model of this build"
         if named and not build.layers and not build.trace:
-            why = "it ends in its parse section, or is the build of another model"
+            why = (
+                "the log ends in its parse section, or is of another model. Give the complete log "
+                "of this model"
+            )
         raise BuildLogError(
             f"contains {named or 'none'} of the {total} convolutions of "
             f"{model.path or 'the model'}: {why}",
@@ -305,7 +313,7 @@ def is_all_myelin(build: Build) -> bool:
 def compare_under_assumptions(
     model: Model, prediction: Prediction, build: Build, target: Target
 ) -> Verification:
-    """Compare with each value of each assumption; return the result with fewest errors.
+    """Return the verification under the assumed values that fit the build best.
 
     A note for each assumption says which value the build shows.
     """
@@ -475,6 +483,11 @@ def verify_with_builder(
         builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
         sm: Compute capability to build for (TensorRT-RTX), such as ``86`` or ``sm86``.
         target: TensorRT to predict for instead of the builder's own version.
+
+    Raises:
+        ModelError: The model cannot be read.
+        BuilderError: The builder is unknown or missing, or the build did not end in time.
+        QdqtoolError: The compute capability or the target is unknown.
     """
     loaded = load(model)
     if builder == "tensorrt-rtx":
@@ -515,7 +528,7 @@ def _parse_capability(sm: str | None) -> str | None:
 def _compare_with_local_build(
     prediction: Prediction, result: local_build.BuiltModel, name: str
 ) -> Verification:
-    """Compare the outcome of a local build, and its convolutions if it succeeded."""
+    """Compare the status of a local build, and its convolutions if the build succeeded."""
     facts = BuildFacts(
         BuildSource(result.builder),
         tensorrt=result.version or None,
@@ -559,9 +572,13 @@ def verify_from_log(
     Args:
         sources: The log, and further files of the same build.
         target: TensorRT to predict for instead of the build's own version.
+
+    Raises:
+        BuildLogError: The log cannot be read, is of TensorRT-RTX, or lacks a complete parse
+            section with Q/DQ.
     """
     build = _read_sources(sources)
-    check_explicit(build)
+    reject_implicit_int8(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {build.display_name if build.files else 'the log'}"
     resolved, notes = choose_target(build, target)
@@ -616,13 +633,13 @@ def _read_sources(sources: Sequence[str | os.PathLike[str] | Build]) -> Build:
 
 
 def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> None:
-    """Reject a graph with holes, because each hole would count as a mismatch."""
+    """Reject a graph with missing nodes, because each would count as a mismatch."""
     if not build.trace and not build.layers:
-        return  # the log ends in its parse section, so nothing will be compared
+        return  # The log ends in its parse section, so nothing will be compared.
     gap = next((g for g in build.gaps if g.section == Section.PARSE), None)
     missing = _find_missing_tensor(proto.graph)
     if gap is not None or missing is not None:
-        why = f"{gap} is missing" if gap is not None else f"no node makes {missing}"
+        why = f"{gap} is missing" if gap is not None else f"no node produces {missing}"
         raise BuildLogError(
             f"{name}: {why}, so the log has only a part of the network, which cannot be "
             "predicted; give the model as well",
@@ -658,7 +675,7 @@ def copy_with_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:
     model = Model(copy)
     names = dict.fromkeys(node.input(1) for node in quantizers(model))
     for position, name in enumerate(names):
-        # Data of an initializer or a Constant in the copy, not in `proto`.
+        # The tensor belongs to the copy, so `proto` is not changed.
         tensor = model.constant_proto(name)
         if tensor is not None:
             scale = 2.0**-6 * (1.0 if equal else 1.0 + position * 1e-5)

@@ -49,11 +49,12 @@ class BuiltNode:
         index: Position of the node in the ONNX graph's node list.
         name: The node's name, or its first output's name if the name is missing or not unique.
         op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
-        precision: The data type it multiplies in; UNKNOWN if no engine layer computes it (removed
-            or merged with an equal node), or if the layer does not show the type.
-        inputs: Types that its layer reads: the data input, and the second input unless constant.
-        output: Type that its layer writes.
-        layer: The engine layer's name; None if it has no layer.
+        precision: Data type of the multiplication. UNKNOWN if no engine layer computes the node
+            (the node was removed or merged with an equal node), or if the layer does not show the
+            type.
+        inputs: Types that the layer reads: the data input, and the second input unless constant.
+        output: Type that the layer writes.
+        layer: The engine layer's name; None if the node has no layer.
     """
 
     index: int
@@ -65,7 +66,7 @@ class BuiltNode:
     layer: str | None = None
 
     def as_json(self) -> Json:
-        """Return the JSON fields."""
+        """Return the fields of the JSON output."""
         return to_json_fields(self)
 
 
@@ -94,8 +95,8 @@ def _find_ambiguous_kernels(
 ) -> set[int]:
     """Return the ``id()`` of each generated kernel that computes several products.
 
-    Such a kernel does not show the type of each product. A product that also has a layer of its
-    own does not count: the generated kernel only contains neighbors of that product.
+    Such a kernel does not show the type of each product. A product that also has a separate layer
+    does not count, because the generated kernel only contains neighbors of that product.
     """
     counts: Counter[int] = Counter()
     for node_layers in candidates:
@@ -108,7 +109,7 @@ def _find_ambiguous_kernels(
 def _map_node(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
     """Read a node from the layer that most likely multiplies.
 
-    Without such a layer, use a generated kernel whose name is abbreviated, if it is the only one.
+    Without such a layer, use the generated kernel with an abbreviated name if there is exactly one.
     """
     ranked = [(rank, x) for x in layers if (rank := product_rank(x)) is not None]
     abbreviated = [x for x in layers if x.type == "kgen" and ABBREVIATED in x.name]
@@ -146,7 +147,7 @@ class BuiltConvolution:
     contradiction: DetailedDifference | None = None
 
     def as_json(self) -> MismatchSide:
-        """Return the JSON fields."""
+        """Return the fields of the JSON output."""
         fields = to_json_fields(self, "precision", "inputs", "output", "fused", "layer")
         return {**fields, "fused": self.fused and self.fused[:_MAX_FUSED]}
 
@@ -213,7 +214,7 @@ def compare_convolutions(
     skipped = set(uncertain)
     unknown: list[str] = []
     mismatches: list[Mismatch] = []
-    # Keeps the first reason of each node.
+    # The reversed order keeps the first reason of each node.
     reasons = {r.node: r for r in reversed(prediction.refusals)}
     passes = _fusing_passes(prediction)
     for conv in prediction.convolutions:
@@ -245,7 +246,8 @@ def read_built_convolution(
 ) -> BuiltConvolution:
     """Read a convolution from the engine listing, or from the pass lines without a listing.
 
-    The listing takes precedence. If the lines contradict it, the result says so.
+    The listing takes precedence. If the lines contradict the listing, the result has a
+    ``contradiction``.
     """
     position = None if build.names_only else mapper.find_layer(node)
     built = BuiltConvolution() if position is None else _read_layer(node, conv, mapper, *position)
@@ -286,7 +288,7 @@ def _read_layer(
 ) -> BuiltConvolution:
     """Read a convolution from its layer.
 
-    ``position`` is the index of the convolution among the layers that ``||`` merged into it.
+    ``position`` is the index of the convolution among the layers that TensorRT merged with ``||``.
     """
     nodes = mapper.nodes(layer)
     built = BuiltConvolution(layer=layer.name, line=layer.line)
@@ -340,7 +342,7 @@ def _find_difference(
         if actual is not None and not predicted.agrees(actual):
             return difference, (_precision_name(predicted), _precision_name(actual))
     if missing_inputs:
-        return Difference.TAKES_RESIDUAL if missing_inputs > 0 else Difference.TAKES_NONE, ()
+        return Difference.LACKS_RESIDUAL if missing_inputs > 0 else Difference.HAS_RESIDUAL, ()
     if built.fused is None or not built.layer or " || " in built.layer:
         return None
     return _find_fusion_difference(model, conv.fused, built.fused)

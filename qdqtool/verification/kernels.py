@@ -25,7 +25,7 @@ ABBREVIATED = "Etc"  # ends the step list in names of generated kernels with man
 # Step of a fused kernel's name that is a matrix product or convolution. Myelin writes a product
 # with few columns as slices, multiplications and an addition.
 PRODUCT = re.compile(
-    r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])"
+    r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr|Deco)(?=[A-Z_])"
 )
 # Part of the name of a kernel that computes a whole attention from queries, keys and values, such
 # as _gemm_mha_v2, or _gemv_mha_v1 for one query.
@@ -35,7 +35,7 @@ _FOURTH_LETTER = re.compile("(Cas|Rou)[tn]")
 
 
 def is_myelin_kernel(layer: BuiltLayer) -> bool:
-    """Return whether a layer is a Myelin kernel; such names do not list the fused nodes."""
+    """Return whether a layer is a Myelin kernel, whose name does not list the fused nodes."""
     return layer.type in _GENERATED or layer.type in _MULTIPLY
 
 
@@ -84,8 +84,7 @@ def _attention_precision(layer: BuiltLayer) -> Precision:
 
 
 def _single_product_precision(layer: BuiltLayer) -> Precision:
-    # Weights are the first constant or the second input; a fused residual is a float input after
-    # them.
+    # Weights are the first constant or the second input. A fused residual is a later float input.
     weights = [*layer.inputs[1:2], *layer.constants[:1]] if layer.inputs else layer.constants[1:2]
     types = [t.precision for t in (*layer.inputs, *layer.constants)]
     weight_types = [t.precision for t in weights]
@@ -103,8 +102,11 @@ def _fused_kernel_precision(layer: BuiltLayer) -> Precision:
         return Precision.UNKNOWN
     if stored and _has_integer_operands(layer.name, types[0]):
         return stored[0]
-    if _has_cast_after_product(layer) and Precision.FP16 in floats:
-        return Precision.FP16
+    if _has_cast_after_product(layer):
+        if len(set(floats)) == 1:
+            return floats[0]
+        if Precision.FP16 in floats and _casts_product(layer):
+            return Precision.FP16
     return _float_kernel_precision(layer, floats)
 
 
@@ -118,9 +120,22 @@ def _float_kernel_precision(layer: BuiltLayer, floats: Sequence[Precision]) -> P
 
 
 def _has_cast_after_product(layer: BuiltLayer) -> bool:
-    """Return whether a fused kernel casts the result of its product to another float type."""
+    """Return whether a fused kernel has a Cast after its product, which changes its output type.
+
+    Examples: FcAddCast is a Gemm with bias and the Cast to FP32 after it, DecoAddMulCast a
+    ConvTranspose with bias and the Q of FP8 after it.
+    """
+    return "Cast" in _steps_after_product(layer)
+
+
+def _casts_product(layer: BuiltLayer) -> bool:
+    """Return whether a fused kernel casts its product directly."""
+    return _steps_after_product(layer).startswith("Cast")
+
+
+def _steps_after_product(layer: BuiltLayer) -> str:
     product = PRODUCT.search(layer.name) if layer.type in ("runtime_fusion", "kgen") else None
-    return product is not None and layer.name.startswith("Cast", product.end())
+    return layer.name[product.end() :] if product is not None else ""
 
 
 def _has_integer_operands(name: str, first_input: Precision) -> bool:

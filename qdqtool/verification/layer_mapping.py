@@ -40,7 +40,7 @@ def trt_name(node: Node) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a name in Myelin's spelling, which has underscores for dots and other signs."""
+    """Return a name in Myelin's spelling, with underscores in place of dots and other signs."""
     return _NOT_PLAIN.sub("_", name)
 
 
@@ -83,7 +83,7 @@ class NodeMapper:
         self._by_plain_name = {plain_name(name): n for name, n in self._by_name.items()}
         self.layers = [layer for layer in layers if not is_auxiliary(layer)]
         self._positions: dict[int, list[LayerPosition]] = {}
-        # By the layer's identity: many nodes may look up one layer.
+        # Nodes by the id() of their layer, because layers cannot be hashed.
         self._nodes: dict[int, list[Node]] = {}
         for layer in self.layers:
             self._add_layer(layer)

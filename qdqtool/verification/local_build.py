@@ -33,15 +33,15 @@ class BuiltModel(BuildResult):
     layers_path: Path | None = None
 
     def node(self, name: str) -> BuiltNode:
-        """Return the convolution of that name.
+        """Return a convolution or matrix product by name.
 
         Raises:
-            KeyError: No convolution has that name.
+            KeyError: No convolution or matrix product has the name.
         """
         return {row.name: row for row in reversed(self.nodes)}[name]
 
     def as_json(self) -> Json:
-        """Return the JSON fields."""
+        """Return the fields of the JSON output."""
         int8 = sum(n.precision == Precision.INT8 for n in self.nodes)
         fp8 = sum(n.precision == Precision.FP8 for n in self.nodes)
         paths = {"log": self.log_path, "layers": self.layers_path, "engine": self.engine_path}
@@ -67,7 +67,7 @@ def build_model(
     keep_engine: bool = False,
     shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> BuiltModel:
-    """Build a model and map the build to its nodes.
+    """Build a model, and map the layers of the build to the model's nodes.
 
     Arguments and errors are those of :func:`qdqtool.builders.build`. With ``output``, the layers
     and convolutions are written to ``layers.json`` there.
@@ -96,7 +96,10 @@ def build_model(
 
 
 def map_build(result: BuildResult) -> BuiltModel:
-    """Map a build to the model's nodes, and rename the nodes in its layers as in the model."""
+    """Return a build with the model's nodes as built.
+
+    The layers of ``result`` are changed: their ``onnx_names`` become the names in the model.
+    """
     built = BuiltModel(**{f.name: getattr(result, f.name) for f in fields(BuildResult)})
     model, build = result.model, result.build
     if model is None or build is None:
@@ -182,10 +185,10 @@ class ConvolutionPair:
 
 
 def pair_convolutions(prediction: Prediction, nodes: Sequence[BuiltNode]) -> list[ConvolutionPair]:
-    """Pair every predicted convolution with the built one, in graph order.
+    """Pair every predicted convolution with its built node, in graph order.
 
-    A convolution that the compiler removed, folded, or merged with an equal one has no layer of its
-    own.
+    The built node is None if the compiler removed or folded the convolution, or merged it with an
+    equal convolution.
     """
     built = {n.index: n for n in nodes if n.precision != Precision.UNKNOWN}
     return [ConvolutionPair(c, built.get(c.index)) for c in prediction.convolutions]

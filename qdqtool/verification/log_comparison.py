@@ -141,7 +141,7 @@ def _list_unpredicted(
     extra = Counter(line.event for line in logged) - Counter(predicted)
     mismatches: list[Mismatch] = []
     for line in logged:
-        if _take(extra, line.event):
+        if _remove_event(extra, line.event):
             difference = Difference.LOGGED if mismatches else Difference.FIRST_LINE
             name = trace.render(line.event)
             mismatches.append(Mismatch(kind, name, {}, line.as_json(), difference, line=line.line))
@@ -155,12 +155,12 @@ def _list_unlogged(
     return [
         Mismatch(kind, trace.render(event), event.as_json(), {}, Difference.NOT_LOGGED)
         for event in predicted
-        if _take(missing, event)
+        if _remove_event(missing, event)
     ]
 
 
-def _take(remaining: Counter[Event], event: Event) -> bool:
-    """Remove one occurrence of an event; return whether there was one."""
+def _remove_event(remaining: Counter[Event], event: Event) -> bool:
+    """Remove one occurrence of an event; return False if none was left."""
     is_left = remaining[event] > 0
     if is_left:
         remaining[event] -= 1
@@ -192,12 +192,12 @@ def compare_conversions(
             name,
             {},
             {"name": name},
-            Difference.STAYS,
+            Difference.REMAINS,
             line=lines.get(name),
         )
         for name in (built_names - predicted_names).elements()
     ] + [
-        Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.GONE)
+        Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.ABSENT)
         for name in (predicted_names - built_names).elements()
     ]
     return result
@@ -224,7 +224,7 @@ def compare_layers(
         prediction: The prediction.
         build: The build.
         mapper: Mapper of the build's layers.
-        reported: Names of layers already reported as convolution mismatches; not reported again.
+        reported: Names of layers with a convolution mismatch, which are not reported again.
     """
     predictable = filter(_is_predictable, mapper.layers)
     listed = [layer for layer in predictable if layer.type or build.names_only]
@@ -312,7 +312,7 @@ def find_inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
 
 
 def _binding_types(model: Model, build: Build) -> dict[str, Precision]:
-    """Return the types of inputs and outputs, also under the names in the build."""
+    """Return the types of network inputs and outputs, by name in the model or build."""
     names = (*model.inputs, *model.outputs)
     bindings = {name: precision_of(model.elem_type(name)) for name in names}
     if bindings and all(p.is_float for p in bindings.values()):

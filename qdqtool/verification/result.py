@@ -82,7 +82,7 @@ class Verification(SavableResult):
         return {**to_json_fields(self, *names), "mismatches": len(self.mismatches)}
 
     def as_json(self) -> Json:
-        """Return the JSON fields."""
+        """Return the fields of the JSON output."""
         return {
             "schema": VERIFICATION_SCHEMA,
             "tool": TOOL_VERSION,

@@ -23,7 +23,7 @@ _MAX_SLOW_LAYERS = 5
 def compare_times(
     model: Model, prediction: Prediction, build: Build, target: Target, options: GpuOptions
 ) -> Json | None:
-    """Return estimated and measured milliseconds; None without times or a known GPU."""
+    """Return estimated and measured times as JSON; None without times or a known GPU."""
     gpu = find_build_gpu(build, options.gpu, options.clock)
     if gpu is None or not is_timed(build):
         return None
@@ -37,7 +37,7 @@ def compare_times(
         cuda_graph=is_cuda_graph(build),
     )
     layers = _layer_times(prediction, build, time)
-    overhead = 0.0 if build.gpu_ms is not None else _overhead_us(gpu.name, layers)
+    overhead = 0.0 if build.gpu_ms is not None else _fit_overhead_us(gpu.name, layers)
     measured, source = measured_time(build, overhead)
     errors = [abs(layer["predicted_ms"] / layer["built_ms"] - 1) for layer in layers]
     slow = sorted(
@@ -70,7 +70,7 @@ def is_timed(build: Build) -> bool:
 def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
     """Return the measured milliseconds of a timed build, and a text that names their source.
 
-    Without a time in the log, this is the sum of the profile.
+    Without a total time in the log, the layer times of the profile are added.
 
     Args:
         build: A build with a time or a profile.
@@ -78,13 +78,18 @@ def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
     """
     if build.gpu_ms is not None:
         return build.gpu_ms, "GPU compute time"
-    less = f" less {overhead_us:.1f} us a layer" if overhead_us else ", with what profiling added"
+    correction = ", which includes the overhead of profiling"
+    if overhead_us:
+        correction = f" less {overhead_us:.1f} us per layer"
     total = sum(max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows)
-    return total, f"sum of the profile{less}"
+    return total, f"sum of the profile{correction}"
 
 
 def explain_missing_estimate(build: Build) -> list[Note]:
-    """Return a note on why measured times have no estimate; empty if nothing was timed."""
+    """Return a note on why measured times have no estimate; empty if the reason is unknown.
+
+    Empty also if the build has no times.
+    """
     if not is_timed(build):
         return []
     why = "the build does not name its GPU; give `gpu`"
@@ -104,7 +109,7 @@ def explain_missing_estimate(build: Build) -> list[Note]:
     ]
 
 
-def _overhead_us(gpu: str, layers: list[Json]) -> float:
+def _fit_overhead_us(gpu: str, layers: list[Json]) -> float:
     """Return the microseconds that profiling adds to each layer.
 
     The value is fitted to the layers. If the fit fails or gives 0, it is the usual overhead.

@@ -9,7 +9,7 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
 from qdqtool.ir.graph import Model
-from qdqtool.verification.api import check_explicit
+from qdqtool.verification.api import reject_implicit_int8
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
@@ -90,6 +90,6 @@ def test_check_explicit_finds_quantizers_by_names_in_the_model(files: list[str],
         node.name = f"int8_{i}"
     build = replace(build_of(CONV.format("w + int8_1 + c", "Int8", "Float")), files=files)
     assert is_implicit_int8(build)
-    check_explicit(build, Model(proto))
+    reject_implicit_int8(build, Model(proto))
     with pytest.raises(BuildLogError, check=has("implicit-int8", path=path)):
-        check_explicit(build)
+        reject_implicit_int8(build)

@@ -282,7 +282,7 @@ def test_parse_layer_name_of_a_copy(
     name: str, kind: str, of: str, index: int, components: list[str]
 ) -> None:
     fused = parse_layer_name(name)
-    assert (fused.kind, fused.of, fused.index) == (kind, of, index)
+    assert (fused.kind, fused.subject, fused.index) == (kind, of, index)
     assert (fused.components, fused.is_copy) == (components, True)
 
 

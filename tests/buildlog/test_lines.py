@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.buildlog.layers import int_list
+from qdqtool.buildlog.layers import as_int_list
 from qdqtool.buildlog.lines import ParseReader, parse_number, read_memory, read_metric
 from qdqtool.buildlog.log import is_marked, parse_stamp, split_prefix
 from qdqtool.buildlog.sections import parse_version_digits
@@ -560,6 +560,11 @@ TORCH_TENSORRT = "torch_tensorrt [TensorRT Conversion Context]"  # a logger of P
         (f"2026-01-02 10:11:12.123 | INFO     | {TORCH_TENSORRT}:log:55 - e", "I", "e"),
         (f"WARNING ({TORCH_TENSORRT}) e", "W", "e"),
         ("INFO:torch_tensorrt.dynamo._compiler:e", "", "INFO:torch_tensorrt.dynamo._compiler:e"),
+        ("[11/20/2024-09:12:43] [TRT-LLM] [I] e", "I", "e"),
+        ("[11/20/2024-09:12:43] [TRT-LLM] [RANK 1] [D] e", "V", "e"),
+        ("[TensorRT-LLM][ERROR] e", "E", "e"),
+        ("[11/20/2024-09:12:43] [D] e", "V", "e"),
+        ("[X] e", "V", "e"),
         ("[2022-12-30 12:38:57 WARNING] f", "W", "f"),
         ("[TRT]    g", "V", "g"),
         ("plain", "", "plain"),
@@ -580,7 +585,7 @@ def test_prefixes(line: str, level: str, message: str) -> None:
     ],
 )
 def test_int_list(value: Any, least: int | None, expected: list[int] | None) -> None:
-    assert int_list(value, least=least) == expected
+    assert as_int_list(value, least=least) == expected
 
 
 def test_seconds_of_stamps() -> None:

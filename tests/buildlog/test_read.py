@@ -300,6 +300,26 @@ def test_prefix_of_another_logger(prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "verbose"),
+    [("[TRT-LLM] [{level}] {text}", "D"), ("[TRT-LLM] [RANK 0] [{level}] {text}", "V")],
+)
+def test_log_of_tensorrt_llm(form: str, verbose: str) -> None:
+    """Some of its versions call the verbose level D, and all mix their lines with TensorRT's."""
+    lines = []
+    for number, line in enumerate(LOG.splitlines()):
+        level, stamp, message = (
+            part.decode() if isinstance(part, bytes) else part
+            for part in split_prefix(line.encode())
+        )
+        text = form.format(level={"V": verbose}.get(level, level), text=message)
+        lines.append(f"{stamp} {text}".strip() if level and number % 3 else line)
+    build, expected = read("\n".join(lines)), read(LOG)
+    assert build.tensorrt == expected.tensorrt
+    assert [e.event for e in build.trace] == [e.event for e in expected.trace]
+    assert [x.name for x in build.layers] == [x.name for x in expected.layers]
+
+
+@pytest.mark.parametrize(
     "form",
     [
         "{level}:torch_tensorrt [TensorRT Conversion Context]:{text}",

@@ -145,8 +145,8 @@ def test_summarize_empty_build() -> None:
     [
         (0, 0, 0, 0, []),
         (3, 3, 0, 0, []),
-        (5, 1, 3, 3, ["1 line of TensorRT with nothing to keep"]),
-        (5, 1, 0, 0, ["4 lines of TensorRT with nothing to keep"]),
+        (5, 1, 3, 3, ["1 line of TensorRT without information for the summary"]),
+        (5, 1, 0, 0, ["4 lines of TensorRT without information for the summary"]),
         (5, 1, 4, 2, ["2 lines of TensorRT that this version of qdqtool does not recognize"]),
     ],
 )

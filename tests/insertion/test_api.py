@@ -61,7 +61,7 @@ def test_insert_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch)
     inserted = qdqtool.insert(yolo, folder)
     # The model once, and copies without weights: one for each of two placements, one without
     # quantizers.
-    assert indexings.total() == 4
+    assert len(indexings) == 4
     check(inserted.model)
     assert len(inserted.weights) == 60
     assert {s.node for s in inserted.skipped} == {

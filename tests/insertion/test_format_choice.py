@@ -126,11 +126,11 @@ def test_choice_without_formats_that_are_inaccurate_or_slow(
     [
         (0.159, 2.0, True),
         (0.161, 2.0, False),
-        (0.101, 1.11, True),
-        (0.101, 1.09, False),
-        (0.099, 1.09, True),
+        (0.159, 1.03, True),
+        (0.101, 1.09, True),
         (0.099, 1.03, True),
         (0.099, 1.01, False),
+        (0.001, 0.99, False),
     ],
 )
 @pytest.mark.parametrize("name", ["int8", "fp8"])

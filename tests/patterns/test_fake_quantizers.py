@@ -388,3 +388,52 @@ def test_clip_to_four_bits_is_named() -> None:
     prediction = qdqtool.predict(network(qcdq(-8, 7), per_channel=False))
     (finding,) = (f for f in prediction.findings if f.code == "FAKE-QUANT")
     assert (finding.severity, finding.automatic) == ("error", False)
+
+
+def test_bounds_of_an_integer_clip_are_the_only_fault() -> None:
+    """The parser reads the bounds itself, so they are not constants before a DQ."""
+    codes = qdqtool.predict(network(qcdq(-127, 127), count=1, per_channel=False)).findings_by_code()
+    assert codes["FAKE-QUANT"] == 1
+    assert codes["WEIGHT-INDIRECT"] == 1  # the Clip of the weights
+
+
+def to_half(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model of arithmetic with all tensors in float16."""
+    for tensor in proto.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float16), tensor.name))
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    del proto.graph.value_info[:]
+    return proto
+
+
+@pytest.mark.parametrize("steps", [("*inverse", "round", "clip", "*"), ("/", "round", "clip", "*")])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_fix_rewrites_float16_arithmetic(steps: tuple[str, ...], per_channel: bool) -> None:
+    """Q and DQ have float16 scales; the reciprocal of a float16 scale is rounded."""
+    before = to_half(network(arithmetic(*steps), count=1, per_channel=per_channel, step=0.037))
+    fixed = qdqtool.fix(before, "10.3")
+    assert [a.code for a in fixed.applied] == ["FAKE-QUANT"] * 2
+    assert fixed.after.summary()["int8"] == 1 and fixed.ok
+    assert [n.values["count"] for n in fixed.notes if n.code == "rounding-differs"] == [2]
+    quantizers = [n for n in fixed.proto.graph.node if n.op_type.endswith("Linear")]
+    scales = {t.name: t for t in fixed.proto.graph.initializer}
+    assert {scales[n.input[1]].data_type for n in quantizers} == {onnx.TensorProto.FLOAT16}
+    onnx.checker.check_model(fixed.proto, full_check=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (arithmetic("/", "round", "clip", "*"), 0),
+        (arithmetic("*inverse", "round", "clip", "*"), 4),
+        (pt2e, 4),
+        (qonnx(), 0),
+    ],
+)
+def test_quantizers_that_round_differently_are_counted(make: MakeQuantizer, count: int) -> None:
+    notes = qdqtool.fix(network(make)).notes
+    assert [n.values["count"] for n in notes if n.code == "rounding-differs"] == [count] * (
+        count > 0
+    )

@@ -512,7 +512,7 @@ def test_convolution_in_fp8_has_no_published_loss(name: str) -> None:
 
 
 def test_stem_in_fp8_does_not_use_integer_units(g: Graph) -> None:
-    """``dp4a`` multiplies integers only."""
+    """``dp4a`` multiplies integers only, and an FP8 convolution is slower than one in INT8."""
     stem = LayerWork(
         work.CONV,
         Precision.INT8,
@@ -529,5 +529,4 @@ def test_stem_in_fp8_does_not_use_integer_units(g: Graph) -> None:
     in_fp8 = replace(stem, precision=Precision.FP8, written_as=Precision.FP8)
     gpu = find_gpu("L4")
     int8, fp16, fp8 = (float(estimate_seconds([w], gpu)[0]) for w in (stem, in_fp16, in_fp8))
-    assert fp8 != pytest.approx(int8, rel=0.01)
-    assert fp16 / 1.5 < fp8 < 1.5 * fp16
+    assert int8 < fp8 < 1.5 * fp16

@@ -89,8 +89,8 @@ def difference(outcome: ConvOutcome, listed: BuiltLayer) -> tuple[object, ...]:
         (replace(PLAIN, output=FP16), "b", "INT8", "FP32", (Difference.OUTPUT, "FP16", "FP32")),
         (FUSES_ADD, "b + sum + rb", "INT8 INT8", "INT8", ()),
         (FUSES_ADD, "b + sum + rb", "INT8 FP16", "INT8", (Difference.RESIDUAL, "INT8", "FP16")),
-        (FUSES_ADD, "b + sum + rb", "INT8", "INT8", (Difference.TAKES_RESIDUAL,)),
-        (PLAIN, "b + sum", "INT8 FP16", "FP16", (Difference.TAKES_NONE,)),
+        (FUSES_ADD, "b + sum + rb", "INT8", "INT8", (Difference.LACKS_RESIDUAL,)),
+        (PLAIN, "b + sum", "INT8 FP16", "FP16", (Difference.HAS_RESIDUAL,)),
         (PLAIN, "b", "INT8 FP16", "FP16", ()),  # a second input without an Add, such as weights
         (FUSES_ADD, "b", "INT8 INT8", "INT8", (Difference.ABSORBS, "sum")),
         (FUSES_ADD, "b + sum", "INT8 INT8", "INT8", ()),  # not every version lists the Relu
@@ -525,6 +525,8 @@ def test_precision_of_a_kernel_with_a_shortened_name(constants: str, precision: 
             "FP16",
         ),  # the last Linear of DETR's boxes
         ("FcAddAddSigm", "Half Half", "Half Half", "Half", "FP16"),
+        ("FcAddCast", "Half", "Half Half", "Float", "FP16"),  # the Cast of a network output
+        ("CastFcAdd", "Half", "Float Float", "Float", "FP32"),
         (
             "SlicSlicSlicSlicMulMulMulMulAddAddAddAddReluMulMinMaxRounCast",
             "Half Half Half Half",
@@ -541,6 +543,16 @@ def test_precision_of_products_with_later_casts_and_unrolled_products(
     kind = "kgen" if "Slic" in name else "runtime_fusion"
     kernel = row_of(f"__myl_{name}_myl0_4", kind, inputs, constants, output, "first")
     assert nodes_of(kernel)[0].precision == precision
+
+
+@pytest.mark.parametrize(
+    ("name", "output"), [("FcAddCast", "Float"), ("DecoAddMulCast", "FP8"), ("FcAdd", "Half")]
+)
+def test_later_cast_hides_output_type_of_product(name: str, output: str) -> None:
+    kernel = row_of(f"__myl_{name}_myl0_4", "runtime_fusion", "Half", "Half Half", output, "first")
+    node = nodes_of(kernel)[0]
+    assert node.precision == Precision.FP16
+    assert node.output == (Precision.UNKNOWN if "Cast" in name else Precision.FP16)
 
 
 @pytest.mark.parametrize(

@@ -232,8 +232,8 @@ def test_conversions_of_one_side_are_mismatches() -> None:
     result = compare_conversions(prediction, TWO_CONVERSIONS, True)
     assert result.counts == ConversionCounts(2, 2)
     assert [(m.name, m.line, m.differs) for m in result.mismatches] == [
-        ("b_QuantizeLinear", 8, Difference.STAYS),
-        ("c", None, Difference.GONE),
+        ("b_QuantizeLinear", 8, Difference.REMAINS),
+        ("c", None, Difference.ABSENT),
     ]
 
 
@@ -479,8 +479,8 @@ def test_residual_add_in_another_convolution() -> None:
     with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
     result = mismatches({first: alone, second: with_add})
     assert {name: m.differs for name, m in result.items()} == {
-        "Conv_96": Difference.TAKES_RESIDUAL,
-        "Conv_107": Difference.TAKES_NONE,
+        "Conv_96": Difference.LACKS_RESIDUAL,
+        "Conv_107": Difference.HAS_RESIDUAL,
     }
 
 

@@ -362,6 +362,6 @@ def test_count_errors(
 ) -> None:
     """Wrong convolutions, and the sum of wrong lines, layers and mismatches."""
     names = {"c": MismatchKind.CONVOLUTION, "l": MismatchKind.LAYER}
-    mismatches = [Mismatch(names[k], "n", {}, {}, Difference.GONE) for k in kinds]
+    mismatches = [Mismatch(names[k], "n", {}, {}, Difference.ABSENT) for k in kinds]
     result = Verification(Build().facts, trace=trace, layers=layers, mismatches=mismatches)
     assert count_errors(result) == wrong

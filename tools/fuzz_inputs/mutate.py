@@ -63,7 +63,7 @@ def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
         elif kind.endswith(".npz") and choice < 0.5:
             data = _archive(data, rng)
         elif kind.endswith(".json") and choice < 0.5:
-            data = _json(data, rng)
+            data = mutate_json(data, rng)
         elif kind.endswith((".log", ".json", ".txt", ".cache")) and choice < 0.7:
             data = rng.choice(TEXT)(data, rng)
         else:
@@ -372,7 +372,7 @@ _VALUES = (
 )
 
 
-def _json(data: bytes, rng: random.Random) -> bytes:
+def mutate_json(data: bytes, rng: random.Random) -> bytes:
     """Replace, duplicate or remove values of a JSON."""
     try:
         whole = json.loads(data)
@@ -410,7 +410,7 @@ def _inside(data: bytes, kind: str, rng: random.Random) -> bytes:
         plain = gzip.decompress(data)
     except Exception:
         return _bytes(data, rng)
-    plain = _model(plain, rng) if kind.endswith(".onnx.gz") else _json(plain, rng)
+    plain = _model(plain, rng) if kind.endswith(".onnx.gz") else mutate_json(plain, rng)
     return gzip.compress(plain, 1, mtime=0)
 
 

@@ -1,4 +1,4 @@
-"""Base class of passes, and the names that modules of passes import."""
+"""Base classes of the passes, and the names that the modules of passes import."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
@@ -54,16 +54,17 @@ MAX_NAME = 1000  # maximum characters of an extended name; limits the cost of ho
 class Pass(ABC):
     """One optimizer pass, named as in TensorRT's log.
 
-    A pass never raises for an unusual graph, but records a reason. A line of the trace is only
-    emitted with :meth:`fire`, which records the case with the layer.
+    A pass edits the network in place. It emits a line of TensorRT's log for each change
+    (:meth:`fire`), and records a reason for a change that it could not make (:meth:`refuse`).
+    Except for limits of size, it never raises for an unusual graph.
 
     Attributes:
-        cases: Known cases (:class:`qdqtool.evidence.Case`) of the pass.
-        anonymous_lines: Kinds of its lines that do not name the pass.
-        converted_kind: Kind of layer in its lines about type conversions.
-        is_compared: Whether `verify` compares its lines with those of a build. Passes that only
-            prepare the names of constants and shuffles are not compared, nor are passes whose name
-            in TensorRT is unknown.
+        cases: Known behaviors (:class:`qdqtool.evidence.Case`) of the pass, with their evidence.
+        anonymous_lines: Kinds of log lines of the pass that do not contain its name.
+        converted_kind: Layer kind that the pass converts, as log lines name it; empty if none.
+        is_compared: Whether `verify` compares the lines of the pass with the log of a build. Passes
+            that only prepare the names of constants and shuffles are not compared, nor are passes
+            whose name in TensorRT is unknown.
         events: Lines that TensorRT logs for the last run, as data.
         reasons: Layers at which the pass did not fire in the last run, with the reasons.
     """
@@ -100,7 +101,7 @@ class Pass(ABC):
         *,
         by: str | None = None,
     ) -> None:
-        """Emit one line of TensorRT's log, and record the case that explains it in the layer.
+        """Emit one line of TensorRT's log, and record in the layer the case that explains the line.
 
         Args:
             case: One of the pass's cases.
@@ -108,8 +109,8 @@ class Pass(ABC):
             kind: Kind of the line (:mod:`qdqtool.trt.trace`).
             subject: Layer or tensor that the line names first.
             obj: Layer or tensor that the line names second.
-            by: Pass that the line names, if it is another one (TensorRT runs some passes inside
-                others); an empty string if the line names none.
+            by: Pass that the line names. None for this pass, an empty string if the line names no
+                pass. TensorRT runs some passes inside others, so that a line may name another pass.
         """
         layer.cases[case] = None
         case_id = self._case_ids.get(case)
@@ -127,7 +128,10 @@ class Pass(ABC):
         self.fire(case, layer, FUSING, first.name, second.name)
 
     def fuse_consumer(self, network: Network, case: Case, layer: Layer, consumer: Layer) -> None:
-        """Fuse the single consumer of a layer into it, ``<layer> + <consumer>``; emit two lines."""
+        """Fuse a layer's single consumer into the layer as ``<layer> + <consumer>``.
+
+        Emits two lines.
+        """
         self.fire_fusing(case, layer, layer, consumer)
         network.absorb_consumer(layer, consumer, join_names(layer, consumer))
 
@@ -145,19 +149,23 @@ class Pass(ABC):
 def join_names(layer: Layer, consumer: Layer) -> str:
     """Return the name of two fused layers, ``<layer> + <consumer>``.
 
-    The name of a constant is cut off, because any number of consumers may be folded into it.
+    The name of a constant is cut off at ``MAX_NAME`` characters before, because any number of
+    layers may be folded into a constant.
     """
     name = layer.name[:MAX_NAME] if layer.kind is LayerKind.CONSTANT else layer.name
     return f"{name} + {consumer.name}"
 
 
 class ReluFusion(Pass):
-    """Fuses the Relu that is the single consumer of a layer into it. Subclasses have one case."""
+    """Base class of passes that fuse a layer with a Relu that alone reads its output.
+
+    Attributes:
+        kind: Kind of the layer before the Relu. A subclass has exactly one case.
+    """
 
     kind: ClassVar[LayerKind]
 
     def _apply(self, network: Network) -> None:
-        """Fuse each such Relu."""
         (case,) = self.cases
         pairs = network.single_consumer_pairs(self.kind, consumer_kind=LayerKind.ACTIVATION)
         for layer, relu in pairs:

@@ -1,23 +1,23 @@
-"""ActivationToPointwiseConversion."""
+"""Pass ActivationToPointwiseConversion of TensorRT's optimizer."""
 
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, is_relu, seen
 from qdqtool.trt.trace import SWAP_TYPE
 
 LEAKY = seen(
     "leaky-relu",
-    "A LeakyRelu that is left becomes a pointwise layer.",
+    "A LeakyRelu that no earlier pass has fused becomes a pointwise layer.",
     "yolo-resnet18-orin-trt8502:5325",
     about=("LeakyRelu",),
 )
 CLIP = seen(
     "clip",
-    "A Clip that is left becomes a pointwise layer, PWN(<Clip>).",
+    "A Clip that no earlier pass has fused becomes a pointwise layer, PWN(<Clip>).",
     "mobilenetv2-titanrtx-qat-residual",
     about=("Clip",),
 )
 OTHER = assumed(
     "other",
-    "Every other activation that is left becomes a pointwise layer.",
+    "Every other activation that no earlier pass has fused becomes a pointwise layer.",
     "as LeakyRelu and Clip; a log that keeps an ACTIVATION layer of its own would refute it",
 )
 _CASES = {"LEAKY_RELU": LEAKY, "CLIP": CLIP}

@@ -1,4 +1,4 @@
-"""Concatenation elimination."""
+"""Pass that eliminates Concats (no name in TensorRT's log)."""
 
 from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, Tensor, assumed, seen
 from qdqtool.trt.trace import COPY_STOMPING, COPY_STRIDING, ELIMINATING_CONCAT, RETARGETING
@@ -11,7 +11,7 @@ DIRECT = seen(
 )
 RESIZE = seen(
     "resize-copied",
-    "The output of a Resize is copied into the Concat: it does not support striding.",
+    "The output of a Resize is copied into the Concat, because a Resize does not support striding.",
     "yolo-resnet18-orin-trt8502:5780",
     "bevfusion-camera-orin-trt8502:889",
     "bevfusion-camera-rtx3080ti-trt8600:5825",
@@ -25,7 +25,7 @@ DECONVOLUTION = seen(
 )
 SHARED = assumed(
     "shared-copied",
-    "The output of a convolution is copied if it has other consumers than the Concat.",
+    "The output of a convolution is copied into the Concat if other layers read it as well.",
     "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824: the four such "
     "inputs are copied, convolutions that the Concat alone reads are retargeted (lines 885 and "
     "886). A Concat input that is retargeted although a convolution reads it as well would refute "
@@ -34,8 +34,9 @@ SHARED = assumed(
 )
 STOMPING = assumed(
     "stomping",
-    "An input that is a view of another tensor or is in a Concat twice is copied. So is the first "
-    "that is a network's input, at most with a Q or a reshape after it.",
+    "An input is copied if it is a view of another tensor or was already written into a Concat. "
+    "The first input that comes from a network input or a constant, with only conversions and "
+    "reshapes between, is copied too.",
     "yolov8-orin-trt8412-excerpts:241 is one such line, the second input (242) is retargeted; "
     "builds of 8.5.2 and 8.6.0 copy the first of two quantized network inputs and retarget the "
     "second, and a convolution's output next to one; that these are the conditions is assumed",
@@ -57,9 +58,9 @@ class ConcatRemoval(Pass):
             self.fire(DIRECT, concat, ELIMINATING_CONCAT, concat.name, by="")
             concat.is_eliminated = True
             copies = []
-            outside = next((t for t in concat.inputs if _comes_from_outside(t.producer)), None)
+            external = next((t for t in concat.inputs if _is_external(t.producer)), None)
             for tensor in concat.inputs:
-                kind, case = _choose_line(tensor, retargeted, outside)
+                kind, case = _choose_line(tensor, retargeted, external)
                 self.fire(case, concat, kind, tensor.name, concat.out.name, by="")
                 if kind == RETARGETING:
                     retargeted.add(tensor)
@@ -70,14 +71,14 @@ class ConcatRemoval(Pass):
 
 
 def _choose_line(
-    tensor: Tensor, retargeted: set[Tensor], outside: Tensor | None
+    tensor: Tensor, retargeted: set[Tensor], external: Tensor | None
 ) -> tuple[str, Case]:
     """Return the kind of line that TensorRT logs for an input of a Concat, and its case.
 
     Args:
         tensor: The input.
-        retargeted: Tensors that are written into the output of a Concat.
-        outside: First input of the Concat that comes from outside the network.
+        retargeted: Tensors that their producers write directly into the output of a Concat.
+        external: First input of the Concat that comes from a network input or a constant.
     """
     if tensor.producer_of_kind(LayerKind.RESIZE):
         return COPY_STRIDING, RESIZE
@@ -87,13 +88,16 @@ def _choose_line(
         return COPY_STRIDING, SHARED
     producer = tensor.producer
     is_view = producer is not None and producer.is_eliminated
-    if is_view or tensor in retargeted or tensor is outside:
+    if is_view or tensor in retargeted or tensor is external:
         return COPY_STOMPING, STOMPING
     return RETARGETING, DIRECT
 
 
-def _comes_from_outside(producer: Layer | None) -> bool:
-    """Return whether a tensor is a network input or a constant, quantized or reshaped at most."""
+def _is_external(producer: Layer | None) -> bool:
+    """Return whether a tensor is a network input or a constant, past conversions and reshapes.
+
+    ``producer`` is the layer that writes the tensor; None for a network input.
+    """
     while producer is not None and producer.inputs and _keeps_values(producer):
         producer = producer.data.producer
     return producer is None or producer.kind == LayerKind.CONSTANT

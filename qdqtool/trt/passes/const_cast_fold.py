@@ -1,4 +1,4 @@
-"""ConstCastFold."""
+"""Pass ConstCastFold of TensorRT's optimizer."""
 
 from qdqtool.trt.passes._infra import (
     LayerKind,
@@ -12,14 +12,15 @@ from qdqtool.trt.passes._infra import (
 
 IDENTITY = seen(
     "identity",
-    "An Identity of a constant is folded into it, for each of several consumers.",
+    "An Identity is folded into the constant that it reads, even if other layers read the "
+    "constant too.",
     "yolo-resnet18-orin-trt8502:4713",
     about=("Identity",),
 )
 CAST = assumed(
     "cast",
-    "A Cast of weights that their DQ moved past is folded (half-precision exports).",
-    "the parser makes an Identity layer of both; no log of such an export is available",
+    "A Cast of weights is folded once the DQ has moved down past the Cast (FP16 exports).",
+    "the parser adds an Identity layer for both; no log of such an export is available",
     about=("Cast",),
 )
 

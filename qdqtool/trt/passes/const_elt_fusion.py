@@ -1,4 +1,4 @@
-"""ConstEltFusion."""
+"""Pass ConstEltFusion of TensorRT's optimizer."""
 
 import math
 
@@ -18,12 +18,13 @@ PLAIN = seen(
     "A sum or product with a constant becomes a scale, <constant> + <elementwise>.",
     "yolo-resnet18-orin-trt8502:5194",
     "resnet18-qat-rtx2000-trt8510:2575",
-    source="the last-listed constant where both operands are; differences and quotients are left",
+    source="if both operands are constants, the second is folded; differences and quotients do "
+    "not become scales",
     about=("Add", "Mul"),
 )
 WITH_RELU = assumed(
     "with-relu",
-    "Such a sum with its Relu directly after a convolution becomes a scale with Relu.",
+    "The sum of a convolution's output and a constant becomes a scale together with its Relu.",
     "otherwise no hidden fully connected layer could write INT8; an engine with one that writes "
     "float would refute it",
     about=("Add", "Relu"),
@@ -53,18 +54,19 @@ class ConstEltFusion(Pass):
 
 
 def _becomes_scale(layer: Layer) -> bool:
-    """Return whether a layer that reads a constant becomes a scale now."""
+    """Return whether a layer with a constant operand can become a scale in this run."""
     if layer.operation not in ("SUM", "PROD") or len(layer.inputs) != 2 or layer.in_myelin:
         return False
-    if layer.relu_name and not _could_be_fused_with_relu(layer):
+    if layer.relu_name and not _follows_convolution(layer):
         return False
-    # The reshape after a matrix product is first pushed down past its bias.
+    # SqueezePushDownJoin first moves the reshape after a matrix product past the bias. A later
+    # run of this pass then turns the bias into a scale.
     shuffles = [tensor.producer_of_kind(LayerKind.SHUFFLE) for tensor in layer.inputs]
     return not any(s is not None and s.shuffling.after_matmul for s in shuffles)
 
 
-def _could_be_fused_with_relu(layer: Layer) -> bool:
-    """Return whether a convolution precedes a layer, which would fuse it and its Relu."""
+def _follows_convolution(layer: Layer) -> bool:
+    """Return whether a layer is the only consumer of a convolution."""
     return any(
         tensor.producer_of_kind(*CONVOLVE)
         for tensor in layer.inputs

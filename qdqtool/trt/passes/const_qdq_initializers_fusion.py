@@ -1,4 +1,4 @@
-"""ConstQDQInitializersFusion."""
+"""Pass ConstQDQInitializersFusion of TensorRT's optimizer."""
 
 from qdqtool.trt import fault_checks
 from qdqtool.trt.passes._infra import (
@@ -16,7 +16,8 @@ from qdqtool.trt.passes._infra import (
 
 CONSTANT = seen(
     "constant",
-    "Scale and zero point go into each Q and DQ; a constant is removed with its last consumer.",
+    "Each Q and DQ absorbs its constant scale and zero point; a constant without further consumers "
+    "is removed.",
     "yolo-resnet18-orin-trt8502:4719",
     "resnet18-qat-rtx2000-trt8510:2184",
     "yolov8-orin-trt8412-excerpts:129",
@@ -24,8 +25,8 @@ CONSTANT = seen(
 )
 COMPUTED = assumed(
     "computed",
-    "A scale that is computed at run time remains, and nothing can absorb its Q or DQ.",
-    "the documentation asks for build-time constants; most builds fail",
+    "A scale that is computed at run time remains an input, and no layer can absorb its Q or DQ.",
+    "the documentation requires build-time constants; most builds fail",
 )
 
 

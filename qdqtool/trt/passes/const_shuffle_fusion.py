@@ -1,10 +1,10 @@
-"""ConstShuffleFusion."""
+"""Pass ConstShuffleFusion of TensorRT's optimizer."""
 
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, constant_before, seen
 
 PLAIN = seen(
     "single-reader",
-    "A shuffle that alone reads a constant is folded into it, <constant> + <shuffle>.",
+    "A shuffle is folded into a constant that no other layer reads, <constant> + <shuffle>.",
     "yolo-resnet18-orin-trt8502:4648",
     "resnet18-qat-rtx2000-trt8510:2179",
     "yolov8-orin-trt8412-excerpts:124",

@@ -1,4 +1,4 @@
-"""ConstWeightsFusion."""
+"""Pass ConstWeightsFusion of TensorRT's optimizer."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from qdqtool.util.records import SharedTuple
 
 PLAIN = seen(
     "single-reader",
-    "INT8 weights that one INT8 convolution reads go into it, <weights> + <Q> + <Conv>.",
+    "An INT8 convolution absorbs INT8 weights that no other layer reads, <weights> + <Q> + <Conv>.",
     "yolo-resnet18-orin-trt8502:5633",
     "resnet18-qat-rtx2000-trt8510:2626",
     "yolov8-orin-trt8412-excerpts:206",
@@ -22,9 +22,9 @@ PLAIN = seen(
 
 
 class ConstWeightsFusion(Pass):
-    """Puts quantized constant weights into the convolution that reads them.
+    """Fuses quantized constant weights into the convolution that reads them.
 
-    It refuses if several convolutions read the constant. TensorRT then fails with "Could not fuse
+    The pass refuses if several layers read the weights. TensorRT then fails with "Could not fuse
     2nd input (kernel weights) of CONVOLUTION" (NVIDIA/TensorRT issues 2131 and 1864).
     """
 
@@ -42,7 +42,11 @@ class ConstWeightsFusion(Pass):
             conv.add_cases(*constant.cases)
 
     def _refuse_shared(self, constant: Layer, convolutions: list[Layer]) -> bool:
-        """Record a reason for each convolution if weights are shared. Return whether they are."""
+        """Record a reason for each convolution if other layers read its weights too.
+
+        Returns:
+            Whether the weights are shared, or are a network output.
+        """
         consumers = constant.out.consumers
         names = SharedTuple(map(node_name, itertools.islice(consumers, STEPS)))
         more = max(len(consumers) - STEPS, 0)

@@ -1,4 +1,4 @@
-"""ConstWeightsQuantizeFusion."""
+"""Pass ConstWeightsQuantizeFusion of TensorRT's optimizer."""
 
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 

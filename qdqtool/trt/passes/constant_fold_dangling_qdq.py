@@ -1,17 +1,17 @@
-"""The "constant fold dangling QDQ" pass."""
+"""Pass "constant fold dangling QDQ" of TensorRT's optimizer."""
 
 from qdqtool.trt.passes._infra import QDQ, LayerKind, Network, Pass, assumed, constant_before
 
 FOLDED = assumed(
     "dequantized-weights",
     "Quantized weights of a layer that runs in float are dequantized when the engine is built.",
-    "the log has a heading for it (QDQ graph optimizer constant fold dangling QDQ pass) and no "
-    "available build a case under it; a Reformat layer with such a DQ's name would refute it",
+    "logs have the heading 'QDQ graph optimizer constant fold dangling QDQ pass', but no "
+    "available log has a line under it; a Reformat layer with such a DQ's name would refute it",
 )
 
 
 class ConstantFoldDanglingQDQ(Pass):
-    """Folds a remaining DQ (or Q) of a constant: weights of a layer that runs in float."""
+    """Folds each remaining Q or DQ of a constant, such as the weights of a float layer."""
 
     cases = (FOLDED,)
     is_compared = False

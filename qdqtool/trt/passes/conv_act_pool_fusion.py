@@ -1,4 +1,4 @@
-"""ConvActPoolFusion."""
+"""Pass ConvActPoolFusion of TensorRT's optimizer."""
 
 from qdqtool.reasons.fusions import StemBeforePool
 from qdqtool.trt.layers import PoolingWindow, node_name
@@ -12,12 +12,12 @@ STEM = seen(
     "resnet18-a100-qat-residual-qgap",
     "bevfusion-camera-orin-trt8502:862",
     "bevfusion-camera-rtx3080ti-trt8600:5798",
-    source="TensorRT 8.0 keeps the pooling apart (centernet-resnet34-qat-trt80)",
+    source="TensorRT 8.0 does not fuse the pooling (centernet-resnet34-qat-trt80)",
 )
 OTHER_STEM = assumed(
     "stem-other",
     "A stem with another kernel fuses the MaxPool as well.",
-    "only ResNet's 7x7 stem was seen; an engine that keeps them apart would refute it",
+    "only ResNet's 7x7 stem was seen; an engine with separate layers would refute it",
 )
 
 MAX_IMAGE_CHANNELS = 4
@@ -26,8 +26,8 @@ MAX_IMAGE_CHANNELS = 4
 class ConvActPoolFusion(Pass):
     """Fuses a stem convolution and the MaxPool after it.
 
-    The convolution is an INT8 to INT8 one of an image (at most 4 channels) with stride 2. The
-    MaxPool is 3x3 with stride 2 and its single consumer.
+    The convolution reads an image of at most 4 channels, has stride 2, and reads and writes INT8.
+    Its single consumer is a 3x3 MaxPool with stride 2.
     """
 
     cases = (STEM, OTHER_STEM)
@@ -47,7 +47,7 @@ class ConvActPoolFusion(Pass):
                 conv.fusion.has_pooling = True
 
     def _refuse_quantized_relu(self, conv: Layer, pool: Layer) -> None:
-        """Record that the fused layer may have no kernel."""
+        """Record that TensorRT may have no kernel for the fused layer."""
         relu = conv.fusion.quantized_relu
         self.refuse(StemBeforePool(self.name, node_name(conv), relu, node_name(pool)))
 

@@ -1,4 +1,4 @@
-"""ConvEltwiseSumFusion."""
+"""Pass ConvEltwiseSumFusion of TensorRT's optimizer."""
 
 from typing import TypeGuard
 
@@ -16,35 +16,36 @@ from qdqtool.trt.passes._infra import (
 
 PLAIN = seen(
     "float-residual",
-    "A convolution that writes float fuses the sum it feeds; INT8, FLOAT -> FLOAT.",
+    "A convolution that writes float fuses the sum after it: INT8, FLOAT -> FLOAT.",
     "yolo-resnet18-orin-trt8502:5719",
     "mobilenetv2-titanrtx-qat-residual",
     source="the Q after the sum remains a conversion even if it is its only consumer",
 )
 BOTH = seen(
     "two-convolutions",
-    "Where convolutions feed both inputs of the sum, the later-listed one fuses it.",
+    "If convolutions feed both inputs of a sum, the convolution at the second input fuses it.",
     "resnet18-a100-qat",
     source="the downsample branches",
 )
 FIRST = seen(
     "two-convolutions-first",
-    "On TensorRT 10, the earlier-listed of two such convolutions fuses the sum.",
+    "On TensorRT 10, the convolution at the first input fuses a sum of two convolutions.",
     "unet-resnet50-orinnano-trt10162",
     source="conv3 in all four blocks with a downsample convolution, in FP16 and in INT8",
 )
 DEQUANTIZED = seen(
     "dequantized-residual",
-    "A quantized residual of a sum that is not quantized is read as float, its DQ remains.",
+    "If only the residual is quantized and not the sum, the fused layer reads the residual as "
+    "float and the DQ remains.",
     "resnet18-a100-qat-residual",
     source="DequantizeLinear_291",
 )
 
 
 class ConvEltwiseSumFusion(Pass):
-    """Fuses a convolution that writes float and the sum (with its Relu) after it.
+    """Fuses a convolution that writes float with the sum (and its Relu) after it.
 
-    The operands of the sum must have equal shapes.
+    Operands with different shapes are not fused; an unknown shape counts as equal.
     """
 
     cases = (PLAIN, BOTH, FIRST, DEQUANTIZED)

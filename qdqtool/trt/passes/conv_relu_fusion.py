@@ -1,4 +1,4 @@
-"""ConvReluFusion, and DeconvReluFusion for deconvolutions."""
+"""Passes ConvReluFusion and DeconvReluFusion of TensorRT's optimizer."""
 
 from qdqtool.ir.operators import find_case
 from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
@@ -14,7 +14,8 @@ DECONVOLUTION = seen(
 class ConvReluFusion(ReluFusion):
     """Fuses a convolution and the Relu directly after it.
 
-    Exporters have folded the BatchNormalization of such a convolution.
+    A Relu directly after a convolution is common, because exporters fold the BatchNormalization
+    into the weights.
     """
 
     cases = (CONVOLUTION,)

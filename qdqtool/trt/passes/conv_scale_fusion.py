@@ -1,4 +1,4 @@
-"""ConvScaleFusion, and DeconvScaleFusion for deconvolutions."""
+"""Passes ConvScaleFusion and DeconvScaleFusion of TensorRT's optimizer."""
 
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from qdqtool.trt.passes._infra import (
 
 BIAS = seen(
     "bias",
-    "A quantized fully connected layer takes its bias, <Gemm> + <bias ...>.",
+    "A quantized fully connected layer absorbs its bias, <Gemm> + <bias ...>.",
     "resnet18-qat-rtx2000-trt8510:2577",
     about=("Gemm",),
 )
@@ -34,7 +34,7 @@ DECONVOLUTION = seen(
 
 
 class ConvScaleFusion(Pass):
-    """Folds a scale into a convolution whose weights can be rescaled, or a bias into any."""
+    """Folds a scale into a convolution with plain weights, or a bias into any convolution."""
 
     cases: ClassVar[tuple[Case, ...]] = (BIAS, FLOAT)
     kind = LayerKind.CONVOLUTION

@@ -1,4 +1,4 @@
-"""DqQFusion."""
+"""Pass DqQFusion of TensorRT's optimizer."""
 
 from qdqtool.trt.neighbors import check_equal_scales
 from qdqtool.trt.passes._infra import (
@@ -14,7 +14,8 @@ from qdqtool.trt.passes._infra import (
 
 EQUAL = seen(
     "equal-scales",
-    "A DQ and the Q after it are removed if their scales are equal; the tensor has the Q's name.",
+    "A DQ and the Q after it are removed if their scales are equal; the name of the Q's output "
+    "remains.",
     "bevfusion-camera-orin-trt8502:324",
     "bevfusion-camera-rtx3080ti-trt8600:5260",
     source="logged with one line; Conv_329 then writes Concat_779_1400_clone_0, the name of a "
@@ -40,7 +41,7 @@ class DqQFusion(Pass):
     def _apply(self, network: Network) -> None:
         for dq in network.layers_to_visit(LayerKind.DEQUANTIZE):
             for q in list(dq.out.consumers):
-                if q.kind == LayerKind.QUANTIZE and q.data is dq.out and _are_known(dq, q):
+                if q.kind == LayerKind.QUANTIZE and q.data is dq.out and _is_removable(dq, q):
                     self._remove_pair(network, dq, q)
 
     def _remove_pair(self, network: Network, dq: Layer, q: Layer) -> None:
@@ -66,5 +67,5 @@ class DqQFusion(Pass):
             network.remove_if_unused(dq)
 
 
-def _are_known(dq: Layer, q: Layer) -> bool:
+def _is_removable(dq: Layer, q: Layer) -> bool:
     return dq.quant is not None and q.quant is not None and not q.out.is_output

@@ -1,11 +1,11 @@
-"""EltwiseAddToPwn."""
+"""Pass EltwiseAddToPwn of TensorRT's optimizer."""
 
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, seen
 from qdqtool.trt.trace import SWAP_TYPE
 
 SUM = seen(
     "sum",
-    "A sum that no convolution took becomes a pointwise layer.",
+    "A sum that no convolution has fused becomes a pointwise layer.",
     "yolov8-orin-trt8412-excerpts:228",
     source="NVIDIA/TensorRT issue 3345 shows the same of <Add> + <Relu>",
 )

@@ -1,4 +1,4 @@
-"""GenericConvActFusion."""
+"""Pass GenericConvActFusion of TensorRT's optimizer."""
 
 from qdqtool.ir.operators import CONVOLVE, OPERATORS
 from qdqtool.reasons.fusions import ActivationBeforeAdd, ActivationJoined
@@ -10,8 +10,7 @@ from qdqtool.types import Evidence
 
 POINTWISE = seen(
     "pointwise",
-    "A convolution takes several pointwise functions of its result as one (SiLU, GELU written out "
-    "...).",
+    "A convolution fuses a pointwise layer of several operators, such as SiLU or decomposed GELU.",
     "yolov8n-modelopt-rtx2060-trt1014",
     source="39 convolutions with SiLU write INT8 on 10.14.1; the fused name: NVIDIA/TensorRT "
     "issue 3385 (8.5.2)",
@@ -19,19 +18,20 @@ POINTWISE = seen(
 )
 DEPTHWISE = assumed(
     "depthwise",
-    "A depthwise or grouped convolution takes an activation other than Relu, Clip and LeakyRelu.",
-    "NVIDIA prefers its own depthwise kernel and may leave the pair apart (NVIDIA/TensorRT issue "
+    "A depthwise or grouped convolution fuses an activation other than Relu, Clip and LeakyRelu.",
+    "TensorRT prefers a special depthwise kernel and may not fuse the pair (NVIDIA/TensorRT issue "
     "3205)",
 )
 DECONVOLUTION = assumed(
     "deconvolution",
-    "A deconvolution fuses a pointwise function of its result.",
+    "A deconvolution fuses the pointwise layer after it.",
     "as a convolution; a Deconvolution and a PWN layer after it would refute it",
     about=("ConvTranspose",),
 )
 WITH_ADD = documented(
     "joined-with-add",
-    "An activation that was joined with a residual Add is not taken: the convolution writes float.",
+    "A convolution does not fuse an activation that was fused with a residual Add before, and "
+    "writes float.",
     "NVIDIA/TensorRT issue 2204 (8.4.1): INT8 to float",
     about=("Add",),
 )

@@ -1,4 +1,4 @@
-"""HorizontalMergeQNodes."""
+"""Pass HorizontalMergeQNodes of TensorRT's optimizer."""
 
 from qdqtool.trt.neighbors import check_equal_scales
 from qdqtool.trt.passes._infra import (
@@ -17,7 +17,7 @@ from qdqtool.trt.trace import ELIMINATING, REMOVING
 
 EARLIER = seen(
     "earlier-survives",
-    "Of equal Qs on a tensor the earlier one survives.",
+    "Of several Qs that quantize a tensor with equal scales, the first one remains.",
     "resnet18-qat-rtx2000-trt8510:2541",
     "resnet18-a100-qat",
     "bevfusion-camera-orin-trt8502:267",
@@ -25,30 +25,30 @@ EARLIER = seen(
 )
 LATER = assumed(
     "later-survives",
-    "Where the network's tail goes to Myelin, the later one of equal Qs survives.",
+    "If the network's tail goes to Myelin, the last one of several equal Qs remains.",
     "yolo-resnet18-orin-trt8502 (5 merges); that the new listing after Myelin is the reason is "
     "assumed. It changes names only",
 )
 CLONE = seen(
     "clone",
-    "A Concat's clone is merged into the Q of the model.",
+    "A copy of a Q before a Concat is merged into an equal Q of the model.",
     "yolov8-orin-trt8412-excerpts:175",
     about=("Concat",),
 )
 OUTPUT = assumed(
     "network-output",
-    "A Q that writes a network output remains; others are merged into it.",
+    "A Q that writes a network output remains, and equal Qs are merged into it.",
     "an output has a name and memory of its own",
 )
 UNKNOWN = assumed(
-    "unknown-scale", "A scale that is not known counts as different.", "its data is not available"
+    "unknown-scale", "An unknown scale counts as different.", "the data of the scale is missing"
 )
 
 
 APART = seen(
     "beside-float",
-    "Equal Qs of the model are not merged if another layer reads the tensor as float, also a "
-    "Concat whose Q is cloned later. The clones are merged.",
+    "Equal Qs of the model are not merged if another layer reads the tensor as float. A Concat "
+    "counts as such a layer even if its Q is copied to the tensor later. The copies are merged.",
     "unet-resnet50-orinnano-trt10162",
     "yolov8n-modelopt-rtx2060-trt1014",
     source="conv1 and the downsample convolution of layer2.0, 3.0 and 4.0, whose input a Concat "
@@ -57,8 +57,9 @@ APART = seen(
 )
 APART_ELSEWHERE = assumed(
     "beside-float-elsewhere",
-    "The same on 10.0 to 10.13 and on 11.",
-    "no build of these versions shows such Qs; the times of five YOLO11n on 10.3 allow both",
+    "Also on 10.0 to 10.13 and on 11, equal Qs are not merged if another layer reads the tensor "
+    "as float.",
+    "no build of these versions shows such Qs; the times of five YOLO11n on 10.3 fit both rules",
 )
 
 
@@ -70,7 +71,8 @@ class HorizontalMergeQNodes(Pass):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._read_as_float: set[Tensor] = set()  # in an earlier round or in this one
+        # Tensors that a layer other than a Q reads, in this round or an earlier one.
+        self._read_as_float: set[Tensor] = set()
 
     def _apply(self, network: Network) -> None:
         quantizers = network.layers_to_visit(LayerKind.QUANTIZE)
@@ -116,7 +118,7 @@ class HorizontalMergeQNodes(Pass):
             self.refuse(different)
 
     def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
-        """Merge Qs into another one.
+        """Merge Qs into another Q of the same tensor, and emit the lines.
 
         TensorRT logs one heading, then the Qs that it eliminates, then those that it removes.
         """
@@ -127,8 +129,8 @@ class HorizontalMergeQNodes(Pass):
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
             survivor.merge_quantizer(node_name(q), q)
-            # The surviving Q depends on the order of the nodes. Therefore it receives the cases of
-            # all Qs.
+            # The order of the nodes decides which Q remains. To be independent of this order, the
+            # Q receives the cases of all Qs.
             survivor.add_cases(*q.cases)
         network.retarget(others[0].out, survivor.out, *(q.out for q in others[1:]))
         for q in others:

@@ -1,4 +1,4 @@
-"""MatMulToConvTransform."""
+"""Pass MatMulToConvTransform of TensorRT's optimizer."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ from qdqtool.trt.trace import CONVERT_TYPE
 GEMM = find_case("Gemm")
 MATMUL = documented(
     "matmul",
-    "A MatMul with constant quantized weights becomes one as well, whatever the rank of its data.",
+    "A MatMul with constant quantized weights becomes a 1x1 convolution, for data of any rank.",
     "engines that users list: Layer(CaskConvolution): pfn_layers.0.linear.weight + "
     "pfe_QuantizeLinear_7 + pfe_MatMul_10, of Int8(1,10,8000,20) (NVIDIA/TensorRT#2627, 8.4.1), "
     "and a matrix (NVIDIA/TensorRT#3266). Data of four dimensions is turned to channels first: "
@@ -30,7 +30,7 @@ MATMUL = documented(
 )
 PLAIN = documented(
     "plain-gemm",
-    "A Gemm with plain constant weights becomes one too, and takes bias and Relu.",
+    "A Gemm with float constant weights becomes a 1x1 convolution, which fuses bias and Relu.",
     "engine names of an 8.6.1 build: /classifier.2/Gemm + /classifier.3/Relu, and NoOp "
     "reshape_after_/last_layer/Gemm",
     about=("Gemm", "Relu"),
@@ -87,9 +87,10 @@ def _is_plain_gemm(layer: Layer) -> bool:
 
 
 def _weights_transpose(layer: Layer) -> Layer | None:
-    """Return the Transpose between the DQ of weights and a MatMul; None if there is none.
+    """Return the Transpose between the DQ of the weights and a MatMul.
 
-    PyTorch exports linear layers in this form. None also if the Transpose has other consumers.
+    PyTorch exports linear layers in this form. None for another form, or if another layer reads the
+    Transpose too.
     """
     if layer.op != "MatMul":
         return None
@@ -145,9 +146,10 @@ def _insert_before(network: Network, layer: Layer, position: int, shuffle: Layer
 
 
 def _convolution_shape(shape: Dims | None, is_image: bool) -> Dims | None:
-    """Return the shape that a convolution reads, with the last dimension as channels.
+    """Return the shape of a product's data or result after the change to a convolution.
 
-    The dimensions before it are an image or rows.
+    An image [n, height, width, channels] becomes [n, channels, height, width]. Other data becomes
+    [rows, channels, 1, 1]. None if the shape is unknown.
     """
     if shape is None:
         return None

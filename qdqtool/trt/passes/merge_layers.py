@@ -1,4 +1,4 @@
-"""Horizontal merging of convolutions."""
+"""Pass that merges parallel convolutions (no name in TensorRT's log)."""
 
 from collections import Counter
 
@@ -10,11 +10,10 @@ EQUAL = seen(
     "Convolutions of equal shape and precision that read one tensor become one layer, A || B.",
     "yolov8-orin-trt8412-excerpts:232",
     "centerpoint-a100-trt823-fp16:1747",
-    source="different kernels are not merged (yolo-resnet18-orin-trt8502), and so do a convolution "
-    "with Relu and one without (bevfusion-camera-orin-trt8502: Conv_47 and Conv_79, also in "
-    "INT8); TensorRT 8.0 does not merge quantized ones (centernet-resnet34-qat-trt80, "
-    "NVIDIA/TensorRT issue 1602); one with a pointwise activation is left alone: no merged one "
-    "was seen",
+    source="not merged: different kernels (yolo-resnet18-orin-trt8502); a convolution with Relu "
+    "and another without (bevfusion-camera-orin-trt8502: Conv_47 and Conv_79, also in INT8); "
+    "quantized convolutions on TensorRT 8.0 (centernet-resnet34-qat-trt80, NVIDIA/TensorRT issue "
+    "1602); convolutions with a pointwise activation, of which no build shows a merge",
 )
 
 

@@ -1,4 +1,7 @@
-"""Layers that TensorRT hands to Myelin ("Myelin optimization" in the log)."""
+"""Pass that marks the layers that TensorRT's compiler Myelin runs.
+
+TensorRT's log calls this stage "Myelin optimization".
+"""
 
 from collections.abc import Container
 
@@ -20,16 +23,17 @@ from qdqtool.trt.passes._infra import (
 TAIL = assumed(
     "tail",
     "Post-processing after the last convolution, Q and DQ goes to Myelin as one "
-    "{ForeignNode[...]} if an operator that only Myelin runs is in it.",
+    "{ForeignNode[...]} if it contains an operator that only Myelin runs.",
     "yolo-resnet18-orin-trt8502 (730 layers to 388); a head without such operators is not in it "
     "(yolov8-orin-trt8412-excerpts). That this is the boundary in general is assumed; no INT8 "
     "outcome depends on it",
 )
 CONSTANTS = assumed(
     "constants",
-    "Such an operator among constants alone is fused with those constants only.",
-    "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs, next to a tail that is not "
-    "in it",
+    "An operator that only Myelin runs and that depends on constants alone is fused with these "
+    "constants only.",
+    "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs that does not contain the "
+    "tail next to it",
 )
 _OPERATORS_OUTSIDE = ("NonMaxSuppression",)  # operators for which TensorRT 8.5 has its own layer
 _KINDS_OUTSIDE = (*CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.SCALE)
@@ -97,7 +101,7 @@ def _find_tail(network: Network) -> list[Layer]:
 def _find_connected(
     trigger: Layer, layers: Container[Layer], excluded: Container[Layer]
 ) -> dict[Layer, None]:
-    """Return the layers that are connected to ``trigger``.
+    """Return ``trigger`` and the layers that are connected to it.
 
     The search stays within ``layers`` and does not enter ``excluded``.
     """

@@ -1,4 +1,7 @@
-"""Regions of Myelin on TensorRT 10: products, Softmax, normalizations, and their Q/DQ."""
+"""Pass that finds the regions that TensorRT's compiler Myelin runs on TensorRT 10.
+
+A region contains matrix products, Softmax and normalizations, with the Q and DQ between them.
+"""
 
 from collections.abc import Collection, Iterable
 
@@ -107,7 +110,7 @@ class MyelinRegions(Pass):
 
     def _apply(self, network: Network) -> None:
         is_absorbed = self.target.products_in_myelin
-        is_seed = _needs_myelin_on_10 if is_absorbed else _is_transformer
+        is_seed = _needs_myelin_on_10 if is_absorbed else _is_attention_or_norm
         seeds = set(filter(is_seed, network.layers.values()))
         if not seeds:
             return
@@ -128,7 +131,7 @@ class MyelinRegions(Pass):
             _fuse_activations(network, members)
             _merge_products(members)
             for product in filter(_multiplies_activations_in_fp8, members):
-                if product.outputs:  # not fused into the product before it
+                if product.outputs:  # a product that was fused into another one has no outputs
                     self._fuse_attention(network, product)
 
     def _absorb(self, region: MyelinRegion, members: Collection[Layer]) -> None:
@@ -175,7 +178,11 @@ class MyelinRegions(Pass):
         dq.region = region
 
     def _fuse_attention(self, network: Network, scores: Layer) -> None:
-        """Fuse an FP8 attention into the layer of its first product, if the target fuses it."""
+        """Fuse an FP8 attention into one layer if the target has a kernel for its sizes.
+
+        ``scores`` is the first product (query times key), which becomes the layer of the whole
+        attention.
+        """
         chain = _find_attention(scores)
         if not chain:
             return
@@ -215,7 +222,10 @@ def _multiplies_activations_in_fp8(layer: Layer) -> bool:
 
 
 def _fuse_activations(network: Network, members: Iterable[Layer]) -> None:
-    """Fuse a product of constant weights and the pointwise layer that alone reads it."""
+    """Fuse each product of constant weights with a pointwise layer that alone reads its result.
+
+    Reshapes may be between the product and the pointwise layer.
+    """
     for product in filter(_has_constant_weights, members):
         pointwise = product.out.single_consumer()
         while pointwise is not None and _keeps_order(pointwise):
@@ -290,7 +300,7 @@ def _multiplies(layer: Layer) -> bool:
     return layer.kind == LayerKind.MATRIX_MULTIPLY
 
 
-def _is_transformer(layer: Layer) -> bool:
+def _is_attention_or_norm(layer: Layer) -> bool:
     """Return whether a layer is a product of two computed tensors, or a layer normalization."""
     if layer.kind == LayerKind.MATRIX_MULTIPLY and layer.op == "MatMul":
         return not layer.weights.constant

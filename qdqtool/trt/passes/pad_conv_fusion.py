@@ -1,4 +1,4 @@
-"""Fusion of padding into a convolution. TensorRT's name for this pass is unknown."""
+"""Pass that fuses padding into a convolution. TensorRT's name for this pass is unknown."""
 
 from qdqtool.ir.operators import ZERO_PAD
 from qdqtool.reasons.fusions import PadBeforeConvolution

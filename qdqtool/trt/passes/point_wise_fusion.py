@@ -1,4 +1,4 @@
-"""PointWiseFusion."""
+"""Pass PointWiseFusion of TensorRT's optimizer."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from qdqtool.trt.passes._infra import (
 
 CHAIN = seen(
     "chain",
-    "Pointwise layers in a row, of which each is the next one's only input, become one, PWN(a, b).",
+    "Pointwise layers in a row, of which only the next one reads each, become one, PWN(a, b).",
     "yolo-resnet18-orin-trt8502:5233",
     "yolov8-orin-trt8412-excerpts:185",
     "yolov8n-modelopt-rtx2060-trt1014",
@@ -38,14 +38,14 @@ CHAIN = seen(
 )
 CONSTANT = documented(
     "constant-operand",
-    "An operand that is one constant number is absorbed: it is not an input at run time.",
+    "A constant operand of one number is absorbed: the engine layer does not read it as an input.",
     "engine names of FP16 builds: PWN(PWN(...Constant_output_0 + (Unnamed Layer* 897) [Shuffle], "
     "...Div), ...Erf) and PWN(Constant + [Shuffle], Pow); a constant of several numbers remains an "
     "input (yolo-resnet18-orin-trt8502)",
 )
 WITH_ADD = documented(
     "with-add",
-    "A residual Add after an activation is joined with it.",
+    "A residual Add is fused with the activation before it.",
     "NVIDIA/TensorRT issue 2204, 8.4.1",
 )
 POINTWISE_KINDS = (
@@ -147,7 +147,7 @@ class PointWiseFusion(Pass):
                     pass
 
     def _absorb_constant(self, network: Network, layer: Layer) -> bool:
-        """Absorb the last operand that is a constant number.
+        """Absorb the last operand of a layer that is a constant of one number.
 
         Returns:
             Whether the layer had such an operand.
@@ -207,7 +207,10 @@ class PointWiseFusion(Pass):
 
 
 def _remove_unused(network: Network, tensor: Tensor) -> None:
-    """Remove the producer of an unread tensor, and then producers of its unread input."""
+    """Remove the producer of an unread tensor, and further producers upstream that become unused.
+
+    Only the first input of each removed layer is followed.
+    """
     while tensor.producer is not None and not tensor.consumers and not tensor.is_output:
         unused = tensor.producer
         tensor = unused.data if unused.inputs else tensor
@@ -279,7 +282,7 @@ def _constant_number(tensor: Tensor) -> Layer | None:
 
 
 def _is_quantized_relu(consumers: Sequence[Layer]) -> bool:
-    """Return whether there is a single consumer, and it is a Relu before a Q."""
+    """Return whether the only consumer is a Relu before a Q with one known scale."""
     return len(consumers) == 1 and is_relu(consumers[0]) and can_absorb(q_after(consumers[0].out))
 
 

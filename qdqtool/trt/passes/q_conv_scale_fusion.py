@@ -1,4 +1,4 @@
-"""QConvScaleFusion."""
+"""Pass QConvScaleFusion of TensorRT's optimizer."""
 
 from qdqtool.ir.operators import CONVOLVE
 from qdqtool.reasons.fusions import BatchNormNotConstant, ConvTransposeBatchNorm
@@ -8,7 +8,7 @@ from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, docume
 
 FOLDED = seen(
     "batchnorm",
-    "A quantized convolution takes BatchNormalization and Relu; their names disappear.",
+    "A quantized convolution folds BatchNormalization and Relu; the layer name omits both.",
     "yolo-resnet18-orin-trt8502:5251",
     "resnet18-qat-rtx2000-trt8510:2579",
     "yolov8-orin-trt8412-excerpts:187",
@@ -25,7 +25,7 @@ TRANSPOSED = documented(
 
 
 class QConvScaleFusion(Pass):
-    """Folds a BatchNormalization (with its Relu) into a convolution with both inputs from DQs.
+    """Folds a BatchNormalization (and its Relu) into a convolution whose inputs come from DQs.
 
     A BatchNormalization that was decomposed because a parameter is not a plain constant is not
     folded (yolo-resnet18-orin-trt8502: three downsample branches).

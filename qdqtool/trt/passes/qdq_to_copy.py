@@ -1,4 +1,4 @@
-"""QDQToCopy."""
+"""Pass QDQToCopy of TensorRT's optimizer."""
 
 import functools
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from qdqtool.types import Precision
 
 QUANTIZE = seen(
     "quantize",
-    "A Q that nothing absorbed becomes a conversion of the engine, Layer(Reformat): <Q>.",
+    "A Q that no layer has absorbed becomes a conversion of the engine, Layer(Reformat): <Q>.",
     "yolo-resnet18-orin-trt8502:5741",
     "resnet18-qat-rtx2000-trt8510:2812",
     "yolov8-orin-trt8412-excerpts:222",
@@ -44,17 +44,17 @@ QUANTIZE = seen(
 )
 DEQUANTIZE = assumed(
     "dequantize",
-    "A DQ that nothing absorbed becomes one as well.",
-    "the engine line is seen (resnet18-a100-qat-residual, DequantizeLinear_291), the pass line is "
-    "not",
+    "A DQ that no layer has absorbed becomes a conversion of the engine.",
+    "an engine lists such a layer (resnet18-a100-qat-residual, DequantizeLinear_291), but no log "
+    "has the line of the pass",
     about=("DequantizeLinear",),
 )
 ATTENTION = assumed(
     "attention",
-    "A Q between the Softmax and the second MatMul of an attention becomes a conversion as well.",
-    "no listing of an INT8 attention is available. Where TensorRT makes one kernel of the whole "
-    "attention (developer guide, MHA fusion: Q/DQ before the first MatMul, after the "
-    "Softmax and after the second), the Q is in it",
+    "A Q between the Softmax and the second MatMul of an attention becomes a conversion.",
+    "no listing of an INT8 attention is available. If TensorRT fuses the whole attention into one "
+    "kernel (developer guide, MHA fusion: Q/DQ before the first MatMul, after the Softmax and "
+    "after the second MatMul), the kernel contains the Q",
     about=("QuantizeLinear", "Softmax"),
 )
 
@@ -85,7 +85,7 @@ class QDQToCopy(Pass):
     def _describe(
         self, layer: Layer, find: Callable[[Tensor], tuple[TensorConsumer, ...]]
     ) -> RemainingConversion:
-        """Return the reason record of a remaining conversion.
+        """Describe a Q or DQ that remains as a conversion, with its producer and consumers.
 
         ``find`` returns the consumers of a tensor.
         """

@@ -1,4 +1,4 @@
-"""QuantizeConvWithResidualAdd."""
+"""Pass QuantizeConvWithResidualAdd of TensorRT's optimizer."""
 
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
@@ -49,14 +49,14 @@ QUANTIZED = seen(
 )
 ACTIVATED = assumed(
     "activated",
-    "Effect of an activation between convolution and Add on the fusion.",
-    "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6, ModelOpt "
-    "quantizes the residual branch only since 2025-10, so that convolution, activation and Add "
-    "can fuse on 10.x",
+    "A convolution with an activation fuses the Add after the activation only on some versions.",
+    "reports conflict: in NVIDIA/TensorRT issue 3861 the layers are separate on 8.5 and 10.6; "
+    "since 2025-10 ModelOpt quantizes only the residual branch, so that convolution, activation "
+    "and Add can fuse on 10.x",
 )
 FP8 = assumed(
     "fp8",
-    "An FP8 convolution fuses the Add after it as an INT8 one does.",
+    "An FP8 convolution fuses the Add after it under the same conditions as an INT8 convolution.",
     "ModelOpt quantizes residual Adds for FP8 as for INT8; an engine with a separate Add would "
     "refute it",
 )
@@ -65,14 +65,17 @@ FP8 = assumed(
 class QuantizeConvWithResidualAdd(Pass):
     """Quantizes a convolution together with the residual Add after it.
 
-    Both inputs of the convolution come from DQs. Its output goes directly to an Add (with its
-    Relu), without a Q in between. The Add's other input comes from a DQ, and the single consumer of
-    the Add is a Q.
+    The data and weights of the convolution come from DQs. An Add (with its Relu) reads the output
+    directly, without a Q/DQ pair between. The other input of the Add, the residual, comes from a
+    DQ, and the single consumer of the Add is a Q.
 
-    The pass refuses if the residual is float (yolo-resnet18-orin-trt8502, resnet18-a100-qat), if
-    the sum is not quantized (resnet18-a100-qat-residual, last block), if Q/DQ is also between
-    convolution and Add, so that the Add is a separate layer (yolov8-orin-trt8412-excerpts), and if
-    an activation is between them, unless the target fuses it.
+    The pass refuses:
+
+    * a float residual (yolo-resnet18-orin-trt8502, resnet18-a100-qat);
+    * a sum that is not quantized (resnet18-a100-qat-residual, last block);
+    * a Q/DQ pair between convolution and Add, which makes the Add a separate layer
+      (yolov8-orin-trt8412-excerpts);
+    * an activation between convolution and Add, unless the target fuses such an Add.
     """
 
     cases = (QUANTIZED, ACTIVATED, FP8)
@@ -116,7 +119,7 @@ class QuantizeConvWithResidualAdd(Pass):
     # Reasons ---------------------------------------------------------------------------------
 
     def _refuse_activation(self, conv: Layer, add: Layer, residual: Tensor) -> None:
-        """Record a reason if the target does not fuse an Add after an activation."""
+        """Record that the target does not fuse an Add after an activation."""
         self.refuse(
             ActivationBeforeAdd(
                 self.name,
@@ -133,7 +136,9 @@ class QuantizeConvWithResidualAdd(Pass):
     def _refuse_two_pairs(self, conv: Layer, q: Layer) -> None:
         """Record a reason if both inputs of an Add are quantized."""
         if conv.fusion.has_activation:
-            return  # it is unknown whether the Add could be fused; with both pairs it runs in INT8
+            # Without the pair, the Add might not be fused after an activation. With both pairs it
+            # runs in INT8, so that no change is advised.
+            return
         dq = q.out.single_consumer(LayerKind.DEQUANTIZE)
         add = dq.out.single_consumer(LayerKind.ELEMENTWISE) if dq is not None else None
         if add is None:
@@ -181,9 +186,9 @@ class QuantizeConvWithResidualAdd(Pass):
     # Fusion -----------------------------------------------------------------------------------
 
     def _fuse(self, network: Network, conv: Layer, add: Layer, dq: Layer, q: Layer) -> None:
-        """Fuse convolution, Add and Q; ``dq`` is the residual's.
+        """Fuse convolution, Add and Q; ``dq`` dequantizes the residual.
 
-        The order of the lines is that of the log, which runs parts of other passes inside this one.
+        The lines have the order of TensorRT's log. The log names other passes inside this pass.
         """
         case = ACTIVATED if conv.fusion.has_activation else QUANTIZED
         self.fire_running(case, conv)

@@ -1,4 +1,4 @@
-"""QuantizeDoubleInputNodes."""
+"""Pass QuantizeDoubleInputNodes of TensorRT's optimizer."""
 
 from qdqtool.ir.operators import find_case
 from qdqtool.reasons import fp8
@@ -26,14 +26,14 @@ DECONVOLUTION_80 = find_case("ConvTranspose")
 MATRIX = find_case("MatMul")
 DECONVOLUTION = documented(
     "deconvolution-later",
-    "The same on TensorRT later than 8.0.",
+    "A ConvTranspose whose data and weights come from DQs runs in INT8 on TensorRT after 8.0.",
     "developer guide: Deconvolution is quantizable",
     about=("ConvTranspose",),
 )
 DECONVOLUTION_3D = documented(
     "deconvolution-3d",
-    "A ConvTranspose of three spatial dimensions runs in INT8 on 8.x if an activation and a Q are "
-    "after it, else in float, as always on 10 and later.",
+    "A ConvTranspose of three spatial dimensions runs in INT8 on 8.x if an activation and a Q "
+    "follow. Otherwise it runs in float, on 10 and later always.",
     "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such "
     "layers in FP16 (NVIDIA/Model-Optimizer#688). A listing of 10 with an INT8 one would refute it",
     about=("ConvTranspose",),
@@ -41,8 +41,8 @@ DECONVOLUTION_3D = documented(
 MIXED_FLOATS = assumed(
     "mixed-floats",
     "Data and weights that are dequantized to different float types are not multiplied in INT8.",
-    "ONNX wants one float type for both; TensorRT-RTX 1.7 refuses such a convolution (`input` and "
-    "`kernel` must be of same type). The result of a weakly typed 10.x build is unknown",
+    "ONNX requires one float type for both; TensorRT-RTX 1.7 refuses such a convolution (`input` "
+    "and `kernel` must be of same type). The result of a weakly typed 10.x build is unknown",
 )
 SUM = seen(
     "sum",
@@ -54,21 +54,21 @@ SUM = seen(
 )
 POINTWISE = assumed(
     "pointwise",
-    "Another elementwise or pointwise layer alike.",
-    "as a sum; documented is only that such a layer takes INT8 if it gives INT8",
+    "An elementwise or pointwise layer other than a sum runs in INT8 under the same conditions.",
+    "as for a sum; NVIDIA documents only that such a layer reads INT8 if it writes INT8",
 )
 FLOAT_SUM = seen(
     "sum-to-float",
-    "A sum whose inputs all come from DQs reads INT8 whatever it writes: the DQs are inside it.",
+    "A sum whose inputs all come from DQs absorbs the DQs even if it writes float.",
     "small-graphs-orinnano-trt103",
     source="PWN(Add) with two INT8 inputs and a float output, no layer for a DQ",
     about=("Add",),
 )
 FLOAT_POINTWISE = documented(
     "pointwise-to-float",
-    "Another pointwise layer alike, of one input or several.",
-    "NVIDIA/TensorRT issue 2204 (8.4): PWN, INT8 to float, under Q/DQ. Inputs of which some are "
-    "float do not change",
+    "A pointwise layer other than a sum absorbs the DQs of all its inputs even if it writes float.",
+    "NVIDIA/TensorRT issue 2204 (8.4): PWN, INT8 to float, under Q/DQ. If an input is float, the "
+    "DQs of the other inputs remain",
 )
 DIFFERENT = assumed(
     "different-scales",
@@ -77,8 +77,8 @@ DIFFERENT = assumed(
 )
 FP8_CONVOLUTION = documented(
     "fp8-convolution",
-    "A convolution whose data and weights come from DQs of FP8 computes in FP8, except with more "
-    "than 32 elements in its kernel.",
+    "A convolution whose data and weights come from DQs of FP8 computes in FP8, unless its kernel "
+    "has more than 32 elements.",
     "NVIDIA/TensorRT issue 3987 (from 10.2 on Hopper, 10.3 on Ada); the limit of the kernel is in "
     "the release notes of 10.16.1 as quoted, and seen on TensorRT-RTX 1.7.1",
     about=("Conv",),
@@ -111,25 +111,25 @@ FP8_EARLY = documented(
 )
 FP8_POINTWISE = assumed(
     "fp8-pointwise",
-    "A pointwise layer whose inputs all come from DQs of FP8 absorbs them as those of INT8.",
+    "A pointwise layer whose inputs all come from DQs of FP8 absorbs these DQs.",
     "as for INT8; a conversion before such a layer in an engine would refute it",
 )
 FP8_MOVED = assumed(
     "fp8-moved",
-    "FP8 Qs and DQs move past the operators that INT8 ones pass, except MaxPool and Resize.",
+    "FP8 Qs and DQs move past the same operators as INT8 Qs and DQs, except MaxPool and Resize.",
     "as seen on TensorRT-RTX 1.7.1 for operators that only move values and for MaxPool; no log of "
     "an FP8 build of TensorRT 10 is available",
 )
 MIXED_TYPES = assumed(
     "mixed-types",
-    "A build stops at a layer of which one input is INT8 and the other FP8.",
+    "A build fails at a layer with an INT8 and an FP8 input.",
     "TensorRT-RTX 1.7.1 refuses Conv, MatMul and Gemm (CHECK(dtype == W.type())); a TensorRT 10 "
     "engine with such a layer would refute it",
     about=("Conv", "MatMul", "Gemm"),
 )
 OTHER_TYPE = assumed(
     "other-type",
-    "A layer does not absorb the Q after it if that quantizes to another 8-bit type.",
+    "A layer does not absorb the Q after it if the Q quantizes to another 8-bit type.",
     "no kernel that reads INT8 and writes FP8 is known; an engine that shows one would refute it",
 )
 PRELU = assumed(
@@ -138,7 +138,7 @@ PRELU = assumed(
     "no build shows whether it fuses",
     about=("PRelu",),
 )
-# Cases of the reasons for which a layer with Q/DQ on both inputs runs in float
+# Case by type of the reason why a layer with Q/DQ on both inputs runs in float.
 _OBSTACLE_CASES: dict[type[Reason], Case] = {
     FloatTypesDiffer: MIXED_FLOATS,
     fp8.MixedOperands: MIXED_TYPES,
@@ -155,13 +155,13 @@ _POINTWISE_KINDS = (
 
 
 class QuantizeDoubleInputNodes(Pass):
-    """Lets a layer with two quantized inputs compute in INT8.
+    """Makes a layer whose data and weights come from DQs compute in INT8 or FP8.
 
-    If a Q is the single consumer of the result (after BatchNormalization and activation were
-    folded), the layer absorbs the Q and writes INT8. With any other consumer, or as a network
-    output, the result is float. The same holds for a pointwise layer whose inputs all come from
-    DQs. A Q after a pointwise layer that reads floats remains (41 conversions of a YOLOv8n on
-    10.14.1, those after SiLU and Add among them).
+    The layer absorbs the DQs. If a Q is the single consumer of the result (after BatchNormalization
+    and activation were folded), the layer absorbs the Q too and writes INT8. Otherwise the layer
+    writes float. The same rules hold for a pointwise layer whose inputs all come from DQs. A Q
+    after a pointwise layer with a float input remains (41 conversions of a YOLOv8n on 10.14.1
+    include those after SiLU and Add).
     """
 
     cases = (
@@ -209,7 +209,7 @@ class QuantizeDoubleInputNodes(Pass):
             return
         self._absorb(network, self._choose_case(layer), layer, layer.inputs[:2])
         if layer.int8_out or q_after(layer.out) is not None:
-            return  # a Q that remains was refused because of its scale or type
+            return  # _absorb has already reported a Q with an unsuitable scale or type
         output = explain_float_output(layer, self.name)
         self.refuse(output)
         if isinstance(output, OutputDifferentScales):
@@ -256,7 +256,7 @@ class QuantizeDoubleInputNodes(Pass):
         """Absorb the DQs before a layer, and the Q after it if it has one known scale."""
         dqs = [dq for dq in map(dq_before, inputs) if dq is not None]
         q = q_after(layer.out)
-        moved = dqs if q is None else [*dqs, q]
+        quantizers = dqs if q is None else [*dqs, q]
         self.fire_running(case, layer)
         layer.quantized_type = quantized_type(dqs[0])
         q = self._absorbable_q(layer)
@@ -271,7 +271,8 @@ class QuantizeDoubleInputNodes(Pass):
             if network.bypass_dq(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
         layer.int8 = True
-        if layer.quantized_type == Precision.FP8 and any(quantizer.path.ops for quantizer in moved):
+        has_moved = any(quantizer.path.ops for quantizer in quantizers)
+        if layer.quantized_type == Precision.FP8 and has_moved:
             layer.add_cases(FP8_MOVED)
 
     def _absorbable_q(self, layer: Layer) -> Layer | None:

@@ -1,4 +1,4 @@
-"""QuantizeSingleInputNodes."""
+"""Pass QuantizeSingleInputNodes of TensorRT's optimizer."""
 
 from qdqtool.ir.operators import AVERAGES
 from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
@@ -29,13 +29,13 @@ GLOBAL = seen(
 )
 WINDOW = documented(
     "average-window",
-    "An average pooling with a window alike.",
+    "An average pooling with a window runs in INT8 between a DQ and a Q.",
     "developer guide: pooling is quantizable",
     about=("AveragePool",),
 )
 FP8 = assumed(
     "fp8",
-    "An average pooling between a DQ and a Q of FP8 runs in float; both remain.",
+    "An average pooling between a DQ and a Q of FP8 runs in float, and both quantizers remain.",
     "TensorRT-RTX 1.7.1 computes poolings of FP8 in float; an FP8 pooling in an engine would "
     "refute it",
     about=("AveragePool", "GlobalAveragePool"),
@@ -43,10 +43,10 @@ FP8 = assumed(
 
 
 class QuantizeSingleInputNodes(Pass):
-    """Lets an average pooling between a DQ and a Q run in INT8.
+    """Makes an average pooling between a DQ and a Q run in INT8.
 
-    DQ and pooling must have a single consumer each. The pass refuses if only a DQ or only a Q is
-    there. It remains as a conversion.
+    The Q must be the single consumer of the pooling. If only the DQ or only the Q is present, the
+    pass refuses and this quantizer remains as a conversion.
     """
 
     cases = (GLOBAL, WINDOW, FP8)

@@ -1,4 +1,4 @@
-"""Fusion of a Relu that has Q/DQ before and after it."""
+"""Pass that fuses a Relu with Q/DQ before and after it into the layer before."""
 
 from qdqtool.ir.operators import CONVOLVE
 from qdqtool.trt.layers import Layer, is_relu, node_name
@@ -36,10 +36,10 @@ _CASES = {
 
 
 class QuantizedReluFusion(Pass):
-    """Fuses a Relu from INT8 to INT8 into the INT8 layer before it.
+    """Fuses a Relu that reads and writes INT8 into the INT8 layer before it.
 
-    The pair before the Relu is the default placement of onnxruntime's quantizer. TensorRT's name
-    for this pass is unknown.
+    By default, onnxruntime's quantizer places a Q/DQ pair before such a Relu. TensorRT's name for
+    this pass is unknown.
     """
 
     cases = (CONVOLUTION, SUM, DECONVOLUTION)

@@ -1,4 +1,4 @@
-"""ReduceToPoolingFusion."""
+"""Pass ReduceToPoolingFusion of TensorRT's optimizer."""
 
 from qdqtool.trt.layers import PoolingWindow
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
@@ -18,14 +18,14 @@ MAXIMUM = assumed(
 )
 MEAN = assumed(
     "mean",
-    "A ReduceMean over height and width that keeps its dimensions becomes a pooling; any other is "
-    "left.",
+    "A ReduceMean over height and width that keeps the reduced dimensions becomes a pooling. Other "
+    "ReduceMeans remain.",
     "developer guide, Reduce fusion; not seen with Q/DQ",
     about=("ReduceMean",),
 )
 REDUCE_MAX = documented(
     "reduce-max",
-    "A ReduceMax over width, height or both that keeps its dimensions becomes a pooling.",
+    "A ReduceMax over width, height or both that keeps the reduced dimensions becomes a pooling.",
     "the engine listed in NVIDIA/TensorRT issue 2627 (8.4.1): Layer(CudnnPooling): "
     "pfe_ReduceMax_15, over the width",
     about=("ReduceMax",),

@@ -1,4 +1,4 @@
-"""Fusion of a DQ and a Q of another scale."""
+"""Pass that fuses a DQ with a following Q of another scale."""
 
 from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.neighbors import quantizer_scale
@@ -21,7 +21,8 @@ INTO = documented(
 )
 CONVERSION = documented(
     "conversion",
-    "Elsewhere DQ and Q become one conversion from INT8 to INT8, a Scale layer.",
+    "A DQ and Q that are not after an INT8 convolution become one conversion from INT8 to INT8, a "
+    "Scale layer.",
     "NVIDIA/TensorRT issue 2527, one layer Int8 to Int8 in the listing of an 8.5 build",
 )
 

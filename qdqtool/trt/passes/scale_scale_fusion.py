@@ -1,4 +1,4 @@
-"""ScaleScaleFusion."""
+"""Pass ScaleScaleFusion of TensorRT's optimizer."""
 
 from qdqtool.trt.passes._infra import MAX_JOINED, LayerKind, Network, Pass, seen
 

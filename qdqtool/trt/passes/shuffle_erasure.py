@@ -1,4 +1,4 @@
-"""ShuffleErasure."""
+"""Pass ShuffleErasure of TensorRT's optimizer."""
 
 from qdqtool.trt.passes._infra import REMOVING, Layer, LayerKind, Network, Pass, seen
 

@@ -1,4 +1,4 @@
-"""ShuffleShuffleFusion."""
+"""Pass ShuffleShuffleFusion of TensorRT's optimizer."""
 
 from qdqtool.trt.passes._infra import MAX_JOINED, Layer, LayerKind, Network, Pass, seen
 

@@ -1,4 +1,4 @@
-"""Slice elimination."""
+"""Pass that eliminates Slices (no name in TensorRT's log)."""
 
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.trt.trace import ELIMINATING_SLICE, REPLACING_SLICE
@@ -14,7 +14,7 @@ VIEW = seen(
 
 COPY = assumed(
     "copy",
-    "A Slice that a Softmax reads is a copy.",
+    "A Slice becomes a copy if a Softmax reads it.",
     "bevfusion-camera-orin-trt8502:881 and bevfusion-camera-rtx3080ti-trt8600:5817: Slice_895 "
     "before a Softmax is copied, Slice_901 of the same tensor before a Transpose is a view. That "
     "the consumer decides is the simplest rule that fits; a Softmax that reads a view, or a copy "
@@ -24,9 +24,9 @@ COPY = assumed(
 
 
 class SliceRemoval(Pass):
-    """Makes a slice a view of its input.
+    """Turns a Slice into a view of its input, or into a copy before a Softmax.
 
-    A slice with a step of more than 1 remains a layer (assumed).
+    A Slice with a step of more than 1, or of a network input, remains a layer (assumed).
     """
 
     cases = (VIEW, COPY)

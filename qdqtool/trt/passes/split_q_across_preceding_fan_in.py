@@ -1,4 +1,4 @@
-"""SplitQAcrossPrecedingFanIn."""
+"""Pass SplitQAcrossPrecedingFanIn of TensorRT's optimizer."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ from qdqtool.util import limits
 CONCAT = find_case("Concat")
 NESTED = documented(
     "nested",
-    "A Concat after a Concat nests the suffix, _clone_1_clone_2.",
+    "If a Q moves before two Concats in a row, its copies have nested suffixes, _clone_1_clone_2.",
     "NVIDIA/TensorRT issue 2131 (8.4)",
 )
 
 
 class SplitQAcrossPrecedingFanIn(Pass):
-    """Moves the Q after a Concat to each of the Concat's inputs; logged with a single line.
+    """Moves the Q after a Concat before each of the Concat's inputs.
 
-    The pass refuses if the Concat has other consumers.
+    TensorRT logs a single line for it. The pass refuses if the Concat has other consumers.
     """
 
     cases = (CONCAT, NESTED)
@@ -46,13 +46,13 @@ class SplitQAcrossPrecedingFanIn(Pass):
 
     def _split(self, network: Network, concat: Layer, q: Layer) -> None:
         network.q_copies += len(concat.inputs)
-        # The limit grows with the network, because large networks need many copies.
+        # Large networks need many copies, so the limit grows with the number of layers.
         limit = max(limits.Q_COPIES, 4 * network.counts["Original"])
         if network.q_copies > limit:
             raise ModelError(
-                f"Concat '{node_name(concat)}': the Q after this Concat would be copied to more "
-                f"than {limit} tensors, which is the limit; each Concat of a tensor with itself "
-                "doubles their number",
+                f"Concat '{node_name(concat)}': TensorRT would copy the Q after this Concat to "
+                f"more than {limit} tensors, the limit of the simulation. Remove Concats that "
+                "concatenate a tensor with itself: each one doubles the number of copies",
                 code="too-many-copies",
                 node=node_name(concat),
             )
@@ -77,7 +77,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
             q.blocked_by = reason
 
     def _compare_scales(self, concat: Layer) -> None:
-        """Record a reason for a Concat that a Q has passed, if inputs have other scales."""
+        """Record a reason if a Q has moved past a Concat whose inputs have other scales."""
         quantizers = [t.producer_of_kind(LayerKind.QUANTIZE) for t in concat.inputs]
         clones = [q for q in quantizers if q is not None and q.is_clone]
         if not clones:
@@ -110,9 +110,10 @@ def _insert_clone(network: Network, concat: Layer, position: int, clone: Layer) 
 
 
 def _own_scale(q: Layer) -> Scale:
-    """Return the own scale of a Concat's input, given the Concat's Q that moved to it.
+    """Return the scale of a Concat's input apart from ``q``, the Q that moved past the Concat.
 
-    This is the scale of the input's DQ, or of another Q on the input; None without either.
+    This is the scale of the DQ that produces the input, or of another Q that reads it. A Q of the
+    model that was merged with the moved Q also counts. None if the input has no such scale.
     """
     dq = dq_before(q.data)
     if dq is not None:

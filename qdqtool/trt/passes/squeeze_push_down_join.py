@@ -1,4 +1,4 @@
-"""SqueezePushDownJoin."""
+"""Pass SqueezePushDownJoin of TensorRT's optimizer."""
 
 from qdqtool.trt.layers import (
     Layer,
@@ -21,19 +21,19 @@ BIAS = seen(
 )
 ACTIVATION = assumed(
     "activation",
-    "An activation in place of the bias: the reshape moves after it, so that it can be fused.",
+    "The reshape also moves past an activation, so that the convolution can fuse the activation.",
     "otherwise no hidden fully connected layer could write INT8",
     about=("Relu",),
 )
 FOLLOWED = assumed(
     "followed-by-q",
-    "A Q after the pushed reshape moves up past it, so that the convolution can fuse it.",
+    "A Q after the moved reshape moves up past the reshape, so that the convolution can fuse it.",
     "the fully connected layers of all published engines are the last of their network",
 )
 
 
 class SqueezePushDownJoin(Pass):
-    """Moves the reshape after a Gemm that became a convolution past its bias."""
+    """Moves the reshape after a Gemm that became a convolution past its bias or activation."""
 
     cases = (BIAS, ACTIVATION, FOLLOWED)
     anonymous_lines = (SQUEEZE,)
@@ -46,7 +46,7 @@ class SqueezePushDownJoin(Pass):
                 self._move_past(network, squeeze, consumer)
 
     def _move_past(self, network: Network, squeeze: Layer, consumer: Layer) -> None:
-        """Move the reshape past the layer after it, if this layer is a bias or activation."""
+        """Move the reshape past its consumer if the consumer is a bias or an activation."""
         producer = squeeze.data.producer
         position = consumer.inputs.index(squeeze.out)
         bias: Layer | None = None
@@ -76,7 +76,7 @@ def _unsqueeze(network: Network, consumer: Layer, position: int, constant: Layer
 
 
 def _exchange(network: Network, squeeze: Layer, consumer: Layer) -> Layer:
-    """Replace the reshape before a layer with one after it."""
+    """Replace the reshape before a layer with a new reshape after the layer; return the new one."""
     network.set_input(consumer, consumer.inputs.index(squeeze.out), squeeze.data)
     out = consumer.out
     result = Tensor(f"{consumer.name}_out_tensor", out.source, out.elem_type)

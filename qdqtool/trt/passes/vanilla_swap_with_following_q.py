@@ -1,4 +1,4 @@
-"""VanillaSwapWithFollowingQ."""
+"""Pass VanillaSwapWithFollowingQ of TensorRT's optimizer."""
 
 from collections import deque
 
@@ -21,8 +21,8 @@ from qdqtool.trt.targets import Target
 
 SINGLE = seen(
     "single-reader",
-    "A Q moves up past an operator of TensorRT's list that nothing else reads; the operator runs "
-    "in INT8.",
+    "A Q moves up past an operator of TensorRT's list if no other layer reads the operator's "
+    "output; the operator then runs in INT8.",
     "yolo-resnet18-orin-trt8502:5229",
     "resnet18-qat-rtx2000-trt8510:2539",
     "yolov8-orin-trt8412-excerpts:173",
@@ -36,14 +36,15 @@ SINGLE = seen(
 
 
 _CONCATENATION = LayerKind.CONCATENATION  # looking up enumeration members is slow
-_KINDS_WITH_OPTIONAL_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)  # depends on attributes
+# Kinds of operators whose attributes decide whether a Q can move past them.
+_KINDS_WITH_OPTIONAL_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)
 
 
 class VanillaSwapWithFollowingQ(Pass):
     """Moves a Q up past operators that it can pass, so that they run in INT8.
 
-    Tensor names keep their position: the tensor between operator and Q keeps its name and becomes
-    INT8.
+    Tensor names stay at their position in the network: the tensor between operator and Q keeps its
+    name and becomes INT8.
     """
 
     cases = (SINGLE,)
@@ -51,9 +52,10 @@ class VanillaSwapWithFollowingQ(Pass):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        # Consumers by tensor, valid until a Q moves: parallel Qs share them.
+        # Consumers by tensor. Several Qs after one operator need the same list; a move of a Q makes
+        # all lists invalid.
         self._consumers: dict[Tensor, tuple[TensorConsumer, ...]] = {}
-        self._refused: set[int] = set()  # ids of layers with other consumers
+        self._refused: set[int] = set()  # ids of operators whose other consumers were reported
 
     def _apply(self, network: Network) -> None:
         self._consumers, self._refused = {}, set()

@@ -1,4 +1,4 @@
-"""VanillaSwapWithPreceedingDQ (TensorRT's own spelling)."""
+"""Pass VanillaSwapWithPreceedingDQ of TensorRT's optimizer (TensorRT's own spelling)."""
 
 from collections import deque
 
@@ -26,20 +26,20 @@ from qdqtool.util.records import replace_fields
 
 INSERTED = seen(
     "inserted-shuffle",
-    "A DQ moves down past the shuffles inserted around a Gemm, on weights and data.",
+    "A DQ of data or weights moves down past the shuffles that TensorRT inserts around a Gemm.",
     "resnet18-qat-rtx2000-trt8510:2533",
     "resnet18-qat-rtx2000-trt8510:2535",
     about=("Gemm",),
 )
 LISTED = documented(
     "listed",
-    "A DQ with one consumer moves down past an operator that a Q passes.",
+    "A DQ with one consumer moves down past an operator that a Q can pass.",
     "developer guide: DQ moves forward over commuting layers; not seen in a log",
 )
 PER_CHANNEL = assumed(
     "per-channel",
-    "A DQ with a scale for each channel moves past a Transpose, which defines where the channels "
-    "are then.",
+    "A DQ with a scale for each channel moves down past a Transpose; the axis of its scales "
+    "changes with the permutation.",
     "TensorFlow's exports of weights; a convolution that is float after such a Transpose "
     "would refute it",
     about=("Transpose",),
@@ -57,7 +57,8 @@ REQUANTIZED = seen(
 )
 REQUANTIZED_ELSEWHERE = assumed(
     "requantized-elsewhere",
-    "The same on 10.0 to 10.13 and on 11.",
+    "Also on 10.0 to 10.13 and on 11, a DQ that has moved past an operator is copied for each of "
+    "several Qs after it.",
     "no build of these versions shows several Qs after such an operator",
 )
 SEVERAL = assumed(
@@ -118,7 +119,11 @@ class VanillaSwapWithPreceedingDQ(Pass):
 
     @staticmethod
     def _copy(network: Network, case: Case, dq: Layer, operators: list[Layer]) -> list[Layer]:
-        """Insert a copy of a shared DQ before each of some consumers; return the copies."""
+        """Insert a copy of a shared DQ before each of some consumers; return the copies.
+
+        A DQ with a scale for each channel is not copied, and neither is a DQ before a consumer
+        that does not read it as data.
+        """
         copies: list[Layer] = []
         if dq.quant is not None and dq.quant.is_per_channel:
             return copies
@@ -142,10 +147,10 @@ class VanillaSwapWithPreceedingDQ(Pass):
         return copies
 
     def _refuse(self, dq: Layer) -> None:
-        """Record that a DQ with several consumers does not move.
+        """Record that a DQ does not move, if it could pass one of its several consumers.
 
-        The outcome of the operators that the DQ could pass, and of their consumers, depends on this
-        case (``SEVERAL``).
+        The case ``SEVERAL`` is recorded with these operators and their consumers, because their
+        outcome depends on it.
         """
         operators = list(filter(_can_pass, dq.out.consumers))
         if not operators:
@@ -173,7 +178,7 @@ def _can_pass(op: Layer) -> bool:
 
 
 def _choose_case(dq: Layer, op: Layer) -> Case | None:
-    """Return the case of a move; None if the axis of the scales would be unknown after it."""
+    """Return the case of a move; None if the axis of the scales after the move is unknown."""
     if op.kind == LayerKind.SHUFFLE and op.shuffling.before_matmul:
         return INSERTED
     if dq.quant is None or dq.quant.axis is None:
@@ -182,13 +187,16 @@ def _choose_case(dq: Layer, op: Layer) -> Case | None:
 
 
 def _update_axis(dq: Layer, op: Layer) -> None:
-    """Change the axis of a DQ to that of its channels after an operator."""
+    """Set the axis of a DQ's scales to the axis of the channels after an operator."""
     if dq.quant is not None and dq.quant.axis is not None and op.kind != LayerKind.IDENTITY:
         dq.quant = replace_fields(dq.quant, axis=_axis_after(dq.quant.axis, op))
 
 
 def _axis_after(axis: int, op: Layer) -> int | None:
-    """Return the axis after an Identity, Cast or Transpose; None for other operators."""
+    """Return the axis of the channels after an Identity, Cast or Transpose.
+
+    None for other operators and for an unknown permutation.
+    """
     if op.kind == LayerKind.IDENTITY:
         return axis
     perm = op.shuffling.perm if op.kind == LayerKind.SHUFFLE else None

@@ -1,4 +1,4 @@
-"""Model faults on which TensorRT-RTX rejects or crashes. Builds show each rule."""
+"""Checks for models that TensorRT-RTX rejects, or on which it crashes. Builds prove each rule."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import WIDTH, IntegerState, resolve_precision
 from qdqtool.types import Precision, Reason
 
-# Operators for which the parser searches a plugin of the operator's name.
+# Operators for which the parser requires a plugin with the operator's name.
 _PLUGINS = frozenset(
     {
         "BitCast",
@@ -38,8 +38,7 @@ _PLUGINS = frozenset(
         "SwiGLU",
     }
 )
-# Operators of ONNX 1.23 that OnnxParser.supports_operator() of 1.7.1 rejects. Those without an
-# importer stop at a check of their own.
+# Operators of ONNX 1.23 that OnnxParser.supports_operator() of TensorRT-RTX 1.7.1 rejects.
 UNSUPPORTED = _PLUGINS | frozenset(
     {
         "AffineGrid",
@@ -101,9 +100,9 @@ _UNSUPPORTED_TYPES = frozenset(
 
 
 def _differs(name: str, *accepted: object) -> Callable[[Node, int], bool]:
-    """Return a function that checks whether an attribute has a value that is rejected.
+    """Return a function that tells whether an attribute of a node has a rejected value.
 
-    The first accepted value is the default.
+    The first of the ``accepted`` values is the default of the attribute.
     """
 
     def test(node: Node, _: int) -> bool:
@@ -113,8 +112,9 @@ def _differs(name: str, *accepted: object) -> Callable[[Node, int], bool]:
     return test
 
 
-# Forms of supported operators that the parser rejects: the operators, a test of the node and the
-# type of its first input, and the form. Source: builds of onnx's node tests, and of their forms.
+# Forms of supported operators that the parser rejects: the operators, a test that receives the node
+# and the ONNX type of its first input, and the form. Source: builds of onnx's node tests, and of
+# variants of these.
 _FORMS: tuple[tuple[tuple[str, ...], Callable[[Node, int], bool], UnsupportedForm], ...] = (
     (
         ("BatchNormalization", "LayerNormalization", "MaxPool"),
@@ -199,7 +199,7 @@ _TYPE_NAMES: dict[int, str] = {
 
 
 def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> Iterator[Reason]:
-    """Yield every reason for which the build fails, in graph order.
+    """Yield a reason for each fault that makes a build fail.
 
     Args:
         states: States of the model's tensors.
@@ -308,7 +308,7 @@ _CHECKS: dict[str, Callable[[GraphStates, Node], Iterator[Reason]]] = {
 
 
 def _check_pair(states: GraphStates, node: Node) -> list[Reason]:
-    """Return the faults of a Q, or the faults of a DQ without those that its Q has too."""
+    """Return the faults of a Q, or the faults of a DQ that the Q before it does not have."""
     faults = list(filter(None, _check_quantizer(states, node, node.name)))
     q = states.model.producer(node.input(0)) if faults and qdq.is_dq(node) else None
     if q is None or not qdq.is_q(q):
@@ -325,7 +325,7 @@ def _check_output_type(node: Node, name: str) -> Iterator[Reason]:
 
 
 def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
-    """Yield the faults of a quantizer under the node name ``name``; None if a check passes."""
+    """Yield the faults of a quantizer, with ``name`` as its node; None for each passed check."""
     if qdq.is_dq(node):
         source = states.types.get(node.input(0), 0)
         bias = fault_checks.bias_quantized(COMPILER, name, "", precision_of(source))
@@ -340,7 +340,7 @@ def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Rea
 
 
 def _read_scales(states: GraphStates, node: Node) -> qdq.ParameterValues | None:
-    """Return the scales of a quantizer, also if they are computed from constants."""
+    """Return the scales of a quantizer, stored or computed from constants; None if unknown."""
     scales = qdq.read_params(states.model, node).scales
     value = states.constants.value(node.input(1)) if scales is None else None
     return scales if value is None else qdq.ParameterValues(value.astype(np.float64).reshape(-1))
@@ -407,9 +407,10 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
 def find_half_scale_fault(
     states: GraphStates, node: Node, capabilities: tuple[int, ...]
 ) -> CompilerFault | None:
-    """Return the fault of a quantized float16 Conv whose weights have one scale of shape [1].
+    """Return the fault of a quantized FP16 Conv whose weights have one scale of shape [1].
 
-    The compiler accepts one scale for one output channel, and float32.
+    The compiler accepts such a scale in FP32, or if the Conv has one output channel. None if the
+    Conv has no such fault.
     """
     left, right = states.state(node.input(0)), states.state(node.input(1))
     if not isinstance(left, IntegerState) or not isinstance(right, IntegerState):
@@ -427,7 +428,10 @@ def find_half_scale_fault(
 def find_mixed_types_fault(
     states: GraphStates, node: Node, reason: Reason | None
 ) -> CompilerFault | None:
-    """Return the fault of multiplying INT8 by FP8 if ``reason`` shows it, else None."""
+    """Return the fault of a node that multiplies INT8 by FP8, else None.
+
+    ``reason`` is the reason why the node loses its integers, if it does.
+    """
     if not isinstance(reason, IntegersLost) or reason.why != LossCause.TYPES:
         return None
     types = {
@@ -441,7 +445,7 @@ def find_mixed_types_fault(
 
 
 def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Reason]:
-    """Yield a fault for each quantized type that one of the compute capabilities lacks."""
+    """Yield a fault for each quantizer whose type one of the compute capabilities lacks."""
     for node in qdq.quantizers(model):
         precision = qdq.read_params(model, node).precision
         if precision not in _FIRST_CAPABILITIES:
@@ -452,5 +456,5 @@ def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Rea
             yield _fault(node, FaultKind.HARDWARE_TYPE, word, lacking, str(first))
 
 
-# Name of a type in messages, and the first compute capability that has it.
+# Name of a type in messages, and the first compute capability with this type.
 _FIRST_CAPABILITIES = {Precision.FP8: ("fp8_e4m3", 89), Precision.INT4: ("int4", 80)}

@@ -1,9 +1,12 @@
-"""Convolutions of FP8 data and weights that the compiler computes in float.
+"""Convolutions of FP8 data and weights that TensorRT-RTX computes in float.
 
-Kernels of more than 32 elements have no FP8 kernel, except depthwise 7x7 on compute capability
-12.x. The compiler generates the kernel of a column: a 1x1 Conv of data [1, C, H, 1] with at most
-four channels. If the Q before it becomes part of that kernel, the kernel reads floats. Columns
-whose weights have one scale are FP8, except one without bias that reads a network input.
+There are two causes:
+
+* The weights of a channel have more than 32 elements in height and width. Exception: depthwise 7x7
+  on compute capability 12.x.
+* The Conv is a column: 1x1, on data [1, C, H, 1] with at most four channels. The compiler generates
+  the GPU kernel of a column. If it fuses the Q before the column too, the kernel reads floats.
+  Columns whose weights have one scale are FP8, unless they have no bias and read a network input.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from qdqtool.trt.fault_checks import large_fp8_kernel
 from qdqtool.types import Reason
 
 _COLUMN_CHANNELS = 4
-_COLUMNS_IN_A_ROW = 8  # maximum columns that are followed
+_COLUMNS_IN_A_ROW = 8  # maximum nodes that are followed upstream of a column
 _ACTIVATIONS = ("Relu", "Sigmoid", "Clip", "LeakyRelu", "HardSwish", "Tanh")
 _SM12 = 120  # the first compute capability of 12.x
 
@@ -26,13 +29,13 @@ _SM12 = 120  # the first compute capability of 12.x
 def find_fp8_obstacle(
     model: Model, node: Node, dq: Node, has_one_scale: bool, capabilities: tuple[int, ...]
 ) -> Reason | None:
-    """Return why a Conv of FP8 data and weights runs in float; None if it is FP8.
+    """Return the reason why a Conv of FP8 data and weights runs in float; None if it runs in FP8.
 
     Args:
         model: The model.
         node: A Conv or another multiplication, which has no obstacle.
-        dq: DQ of its data.
-        has_one_scale: Whether its weights have one scalar scale.
+        dq: DQ of the node's data.
+        has_one_scale: Whether the weights have one scalar scale.
         capabilities: Compute capabilities to build for, 89 for SM89.
     """
     weights = _weight_shape(model, node)
@@ -68,10 +71,11 @@ def _is_column(model: Model, node: Node, weights: list[int]) -> bool:
 
 
 def _joins_quantizer(model: Model, node: Node, dq: Node, depth: int = _COLUMNS_IN_A_ROW) -> bool:
-    """Return whether the Q before a column's DQ becomes part of the column's kernel.
+    """Return whether the compiler fuses the Q before a column's DQ into the column's kernel.
 
-    It does not if the Q or DQ has several consumers, or if the Q becomes part of the kernel before
-    it: the kernel of a reduction, of a product, or of another column that has joined its own Q.
+    False if the Q or DQ has several consumers, if a reduction is between the DQ and the column, or
+    if the kernel before the Q fuses the Q: the kernel of a reduction, of a matrix product, or of
+    another column that has fused the Q before it.
     """
     q = model.producer(dq.input(0))
     if q is None or not qdq.is_q(q) or _is_reduced(model, node, dq):
@@ -84,12 +88,12 @@ def _joins_quantizer(model: Model, node: Node, dq: Node, depth: int = _COLUMNS_I
     if producer.op in ("MatMul", "Einsum"):
         return False
     if _is_reduction(producer):
-        return not _is_kernel_of_its_own(model, producer)
+        return not _fuses_following_q(model, producer)
     return depth == 0 or not _is_float_column(model, producer, depth - 1)
 
 
 def _find_producer(model: Model, q: Node) -> Node | None:
-    """Return the node upstream of a Q and of Q/DQ pairs with equal scale before it."""
+    """Return the node upstream of a Q, past Q/DQ pairs with equal scale; None at an input."""
     producer = model.producer(q.input(0))
     while producer is not None and qdq.is_dq(producer):
         first = model.producer(producer.input(0))
@@ -101,7 +105,7 @@ def _find_producer(model: Model, q: Node) -> Node | None:
 
 
 def _is_reduced(model: Model, node: Node, dq: Node) -> bool:
-    """Return whether a reduction is between a DQ and a node."""
+    """Return whether a reduction is between a DQ and a node, at most 8 nodes upstream."""
     before = model.producer(node.input(0))
     for _ in range(_COLUMNS_IN_A_ROW):
         if before is None or before is dq:
@@ -116,8 +120,8 @@ def _is_reduction(node: Node) -> bool:
     return node.op.startswith(("Global", "Reduce"))
 
 
-def _is_kernel_of_its_own(model: Model, reduction: Node) -> bool:
-    """Return whether a reduction and the Q after it are a kernel without earlier nodes.
+def _fuses_following_q(model: Model, reduction: Node) -> bool:
+    """Return whether the kernel of a reduction contains the Q after it.
 
     This holds for a float32 reduction of a network input, and for a maximum of FP8 data.
     """
@@ -129,10 +133,11 @@ def _is_kernel_of_its_own(model: Model, reduction: Node) -> bool:
 
 
 def _is_float_column(model: Model, node: Node, depth: int) -> bool:
-    """Return whether a node is a float column whose kernel also takes the next Q.
+    """Return whether a node is a column in float whose kernel also fuses the next Q.
 
-    An activation may follow the column. The column has a bias and has joined the Q before it. After
-    a reduction that reads a DQ, it has four channels.
+    Activations may be between the column and the Q. Conditions: the column has a bias, the scale of
+    its weights is not a scalar, and its kernel fuses the Q before it too. After a reduction of a
+    DQ's output, it must have four channels.
     """
     column = _find_before_activation(model, node)
     weights = _weight_shape(model, column) if column is not None else None
@@ -150,7 +155,10 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
 
 
 def _find_before_activation(model: Model, node: Node) -> Node | None:
-    """Return the node before the activations that end with a node; None at an input."""
+    """Return the first node upstream of a node, itself included, that is no activation.
+
+    None if the activations read a network input.
+    """
     current: Node | None = node
     while current is not None and current.op in _ACTIVATIONS:
         if len(model.consumers(current.input(0))) != 1:
@@ -168,13 +176,13 @@ def _follows_quantized_reduction(model: Model, dq: Node) -> bool:
 
 
 def _has_depthwise_kernel(node: Node, weights: list[int]) -> bool:
-    """Return whether a Conv is depthwise, 7x7, without stride and dilation."""
+    """Return whether a Conv is depthwise 7x7 with strides and dilations of 1."""
     is_depthwise = weights[0] == node.integer("group", 1) > 1 and weights[1] == 1
     return is_depthwise and weights[2:] == [7, 7] and _has_unit_steps(node)
 
 
 def _has_unit_steps(node: Node) -> bool:
-    """Return whether a Conv has neither strides nor dilations."""
+    """Return whether all strides and dilations of a Conv are 1."""
     return all(step == 1 for step in (*_ints(node, "strides"), *_ints(node, "dilations")))
 
 

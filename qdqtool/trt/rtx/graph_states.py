@@ -1,4 +1,4 @@
-"""States and types of all tensors, in one pass over the graph."""
+"""Data types of all tensors on TensorRT-RTX, and whether each still has its DQ's integers."""
 
 import math
 
@@ -14,7 +14,9 @@ from qdqtool.types import Precision
 
 
 class GraphStates:
-    """States and types of all tensors.
+    """States and types of all tensors, computed in one walk over the graph.
+
+    The state of a tensor tells whether the compiler can use the integers of a DQ in its place.
 
     Attributes:
         types: ONNX type of each tensor; 0 if unknown.
@@ -32,7 +34,7 @@ class GraphStates:
             self._add_states(node)
 
     def state(self, tensor: str) -> State:
-        """Return the state of a tensor."""
+        """Return the state of a tensor, ``NEVER_QUANTIZED`` if no DQ is upstream."""
         return self._states.get(tensor, NEVER_QUANTIZED)
 
     def _add_states(self, node: Node) -> None:
@@ -40,14 +42,15 @@ class GraphStates:
             self._states[node.output] = self._dequantize(node)
         elif not (qdq.is_q(node) or node.op == "Constant" or is_multiplication(self.model, node)):
             state = self.motion.apply(node, [self.state(tensor) for tensor in node.inputs])
-            # All outputs of a Split have the data, of others the first (then indices, masks).
+            # All outputs of a Split carry data. Of other nodes, only the first output does;
+            # further outputs are indices or masks.
             outputs = node.outputs if node.op == "Split" else node.outputs[:1]
             self._states.update(dict.fromkeys(filter(None, outputs), state))
 
     def _output_type(self, node: Node, output: str) -> int:
-        """Return the ONNX type of an output: as stated, else that of the first float input.
+        """Return the ONNX type of an output; if it is not stored, the type of a float input.
 
-        A DQ writes its scale's type.
+        A DQ writes the type of its scale.
         """
         stored = self.model.elem_type(output)
         if qdq.is_q(node):
@@ -79,8 +82,8 @@ class GraphStates:
     def _dequantize(self, node: Node) -> IntegerState:
         """Return the state of a DQ's output.
 
-        Scales by block (of a MatMul's weights) do not prevent an INT8 gemm: the compiler moves them
-        into the product.
+        Scales by block, which weights of a MatMul may have, count as a scale without axes, because
+        they do not prevent an INT8 product.
         """
         params = qdq.read_params(self.model, node)
         shape = self.scale_shape(node) or ()
@@ -109,7 +112,7 @@ class GraphStates:
         return shape if shape is not None else self.constants.shape(node.input(1))
 
     def scale_axis(self, node: Node) -> int:
-        """Return the axis of a quantizer's scales as written, or the parser's default."""
+        """Return the axis of a quantizer's scales as stored, or the parser's default."""
         return node.integer("axis", 1 if self.model.opset >= 13 else 0)
 
     def _integer_type(self, node: Node, precision: Precision) -> Precision:

@@ -1,12 +1,12 @@
-"""Operators that the compiler runs on integers, so that their consumers can be INT8.
+"""Rules for operators that TensorRT-RTX runs on the integers of a DQ.
 
-Every rule was found by building the smallest graph that decides it: Q, DQ, the operator, a
-convolution with quantized weights that has no own Q/DQ pair. Operators that are not listed turn
-integers into floats.
+A convolution after such operators can be INT8 without a Q/DQ pair of its own. Each rule comes from
+a build of a minimal graph: Q, DQ, the operator, a convolution with quantized weights. Operators
+without a rule turn integers into floats.
 
-The compiler merges equal quantizers first, copies a DQ before each operator that it can pass, and
-moves Qs up to the poolings. So the outcome of a consumer of a tensor depends on the other
-consumers.
+TensorRT-RTX's compiler first merges equal quantizers, copies a DQ before each operator that the DQ
+can pass, and moves Qs up before operators such as poolings. Therefore, the precision of a consumer
+of a tensor also depends on the tensor's other consumers.
 """
 
 import functools
@@ -69,7 +69,7 @@ _PULLED_ALONE = frozenset(
 
 
 class ConsumerIndex:
-    """Consumers of tensors as in the compiler: without dead nodes, with equal DQs merged."""
+    """Index of the consumers of tensors, without dead nodes and with equal DQs merged."""
 
     def __init__(self, model: Model, constants: ConstantTensors) -> None:
         self.model = model
@@ -79,9 +79,9 @@ class ConsumerIndex:
 
     @functools.cached_property
     def live(self) -> set[int]:
-        """Indices of the nodes that an output depends on.
+        """Indices of the nodes that a network output depends on.
 
-        A Shape of known dimensions is a constant. Nodes upstream of it do not count because of it.
+        A Shape of known dimensions is a constant, so that it does not depend on its input.
         """
         live: set[int] = set()
         for node in reversed(self.model.ordered):
@@ -94,7 +94,7 @@ class ConsumerIndex:
         return live
 
     def live_consumers(self, tensor: str) -> list[Node]:
-        """Return the consumers of a tensor on which a network output depends."""
+        """Return the consumers of a tensor that a network output depends on."""
         return [c for c in self.model.consumers(tensor) if c.index in self.live]
 
     def has_equal_values(self, a: str, b: str) -> bool:
@@ -112,11 +112,11 @@ class ConsumerIndex:
         return self._numbers[name]
 
     def find_merged(self, dq: Node) -> list[Node]:
-        """Return the live DQs that the compiler merges with a DQ, in graph order.
+        """Return a DQ and the live DQs that the compiler merges with it, in graph order.
 
-        The merged DQ has the scale shape of the last of them. DQs are merged if they have one and
-        the same scale for the whole tensor, and read the same tensor, or Qs that are merged in the
-        same way.
+        The merged DQ has the scale shape of the last DQ in the list. DQs are merged if they have
+        equal scales of one number and read the same tensor, or read Qs that are merged under the
+        same condition.
         """
         members = self._class_members.get(self._classes.get(dq.index, -1), [])
         if dq.index in self.live and members:
@@ -127,9 +127,9 @@ class ConsumerIndex:
 
     @functools.cached_property
     def _classes(self) -> dict[int, int]:
-        """Class number by index of each Q and DQ with a scalar scale.
+        """Group number of each Q and DQ with a scale of one element, by node index.
 
-        The compiler merges the quantizers of a class.
+        The compiler merges the quantizers of a group.
         """
         numbers: dict[tuple[str, object, object], int] = {}
         classes: dict[int, int] = {}
@@ -147,7 +147,7 @@ class ConsumerIndex:
 
     @functools.cached_property
     def _class_members(self) -> dict[int, list[Node]]:
-        """Live DQs of each class, in graph order."""
+        """Live DQs of each group of :attr:`_classes`, in graph order."""
         members: defaultdict[int, list[Node]] = defaultdict(list)
         for node in self.model.nodes:
             if qdq.is_dq(node) and node.index in self.live and node.index in self._classes:
@@ -157,14 +157,15 @@ class ConsumerIndex:
     def can_join_scale(
         self, node: Node, tensor: str, constant: str, transparent: frozenset[str]
     ) -> bool:
-        """Return whether the compiler can merge the factor of a node into the scale.
+        """Return whether the compiler can merge the factor of a node into the scale of a DQ.
 
-        It can if the other consumers of the tensor only move its integers, or have the same factor.
+        This requires that all other consumers of the tensor only move integers, or have the same
+        factor.
 
         Args:
             node: The Mul, Div or Reciprocal.
-            tensor: Its data input.
-            constant: Its constant input; empty for a Reciprocal.
+            tensor: Data input of the node.
+            constant: Constant input of the node; empty for a Reciprocal.
             transparent: Operators past which a copy of the DQ can move.
         """
         producer = self.model.producer(tensor)
@@ -203,7 +204,7 @@ class ConsumerIndex:
         return any(self.has_equal_values(constant, other) for other in others)
 
     def reaches_quantizer(self, tensor: str) -> bool:
-        """Return whether a downstream Q moves up to a tensor, past operators."""
+        """Return whether a Q downstream of a tensor moves up to the tensor, past operators."""
         return tensor in self._quantized_downstream
 
     @functools.cached_property
@@ -238,7 +239,7 @@ class ConsumerIndex:
 # Rules of operators ---------------------------------------------------------------------------
 
 
-# With one data input: integers are kept (or negated, or reordered), and so is the scale.
+# Operators with one data input that keep, reorder or negate integers, and keep the scale.
 MOVES = frozenset(
     {
         "Identity",
@@ -267,7 +268,7 @@ MOVES = frozenset(
         "Reciprocal",
     }
 )
-# All data inputs need the same scale.
+# Operators that keep integers if all data inputs have the same scale.
 JOINS = frozenset({"Concat", "Max", "Min", "Where"})
 # A DQ moves past these operators (one copy for each input), so that a factor after them can still
 # be merged into its scale.
@@ -276,7 +277,7 @@ _TRANSPARENT_TO_FP8 = _TRANSPARENT - {"MaxPool"}
 
 
 class IntegerMotion:
-    """Rules that give the state of a node's output from those of its inputs."""
+    """Rules that derive the state of a node's output from the states of its inputs."""
 
     def __init__(self, model: Model, constants: ConstantTensors) -> None:
         self.model = model
@@ -297,7 +298,7 @@ class IntegerMotion:
 
         Args:
             node: Any node but a quantizer, Conv, ConvTranspose, Gemm or MatMul.
-            inputs: States of its inputs, in order; constants and unset inputs are ``FloatState``.
+            inputs: States of the inputs in order, ``FloatState`` for constant and missing inputs.
         """
         data = inputs[1:] if node.op == "Where" else inputs
         quantized = [state for state in data if isinstance(state, IntegerState)]
@@ -337,7 +338,7 @@ class IntegerMotion:
         if node.op == "Concat":
             shape, axis = self.model.shape(node.output), node.integer("axis", 1)
             if first.axes == frozenset({axis % len(shape) if shape else axis}):
-                return first  # scales are joined along the axis together with the integers
+                return first  # the compiler concatenates the scales along with the integers
         if not all(first.has_scale_of(state) for state in quantized):
             return _lose(LossCause.JOIN_SCALE, node, first)
         return replace_fields(first, scalar=all(state.scalar for state in quantized))
@@ -349,9 +350,9 @@ class IntegerMotion:
         return replace_fields(state, width=width, narrowest=min(width, state.narrowest))
 
     def _multiply(self, node: Node, state: IntegerState) -> State:
-        """Merge the constant of a Mul or Div into the scale as a factor.
+        """Return the state after a Mul or Div, whose constant becomes a factor of the scale.
 
-        If the constant is a vector, the scale varies along its axes.
+        A constant of several numbers makes the scale vary along the constant's axes.
         """
         data, constant = node.input(0), node.input(1)
         is_reversed = bool(constant) and constant not in self.constants.plain
@@ -385,9 +386,11 @@ class IntegerMotion:
         return None if pads is None else list(map(int, pads))
 
     def _pad(self, node: Node, state: IntegerState) -> State:
-        """Keep zeros around height and width for the convolution that reads them.
+        """Return the state after a Pad.
 
-        A Pad that cuts or repeats edges only moves integers.
+        A zero Pad of height and width keeps integers if only one node reads it, because the
+        compiler can fuse it into a convolution. A Pad that cuts or repeats edges only moves
+        integers.
         """
         if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
             return self._move_axes(node, state)
@@ -419,7 +422,7 @@ class IntegerMotion:
         return not any(pads[i] or pads[half + i] for i, axis in enumerate(axes) if axis < 2)
 
     def _block(self, node: Node, state: IntegerState) -> State:
-        """Return a float state, because the node loses the integers, unless it has no effect."""
+        """Return a float state, or the state itself if the node has no effect (a 1x1 pooling)."""
         is_identity = self._keeps_shape(node)
         if node.op == "AveragePool":
             is_identity = _is_single(node) and not any(node.attributes.get("pads", []))
@@ -434,7 +437,9 @@ class IntegerMotion:
         return state if is_identity else _lose(LossCause.OPERATOR, node, state)
 
     def _max_pool(self, node: Node, state: IntegerState) -> State:
-        """Keep integers, except directly after a DQ if a Q reads the MaxPool.
+        """Return the state after a MaxPool.
+
+        Integers are lost if the MaxPool is directly after a DQ and a Q moves up to its output.
 
         The compiler then creates an INT8 pooling for the Q, and a float pooling for other
         consumers.
@@ -444,7 +449,7 @@ class IntegerMotion:
         if state.precision == Precision.FP8:
             return _lose(LossCause.FP8_POOL, node, state)
         producer = self.model.producer(node.input(0))
-        # A Tile, Expand or Resize that keeps the size is removed before anything moves.
+        # The compiler removes a Tile, Expand or Resize without effect before it moves quantizers.
         while producer is not None and (
             producer.op in ("Identity", "Dropout", "Cast")
             or (producer.op in ("Tile", "Expand", "Resize") and self._keeps_shape(producer))
@@ -459,7 +464,7 @@ class IntegerMotion:
         return before is not None and None not in before and before == self.model.shape(node.output)
 
     def _move_axes(self, node: Node, state: IntegerState) -> State:
-        """Map the axes of a varying scale to the output; a scalar scale has no axes."""
+        """Return the state after a node that moves values, with the axes of the scale updated."""
         if not state.axes:
             return state
         before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
@@ -490,7 +495,7 @@ _Shape = tuple[int | None, ...]
 
 
 def _map_axes(node: Node, axes: frozenset[int], before: _Shape, after: _Shape) -> set[int] | None:
-    """Return the axes after a node; None if one is not kept."""
+    """Return the axes that the given axes become after a node; None if one is lost."""
     if node.op == "Transpose":
         order = node.attributes.get("perm") or list(range(len(before) - 1, -1, -1))
         if not isinstance(order, list) or sorted(order) != list(range(len(before))):
@@ -502,9 +507,9 @@ def _map_axes(node: Node, axes: frozenset[int], before: _Shape, after: _Shape) -
 
 
 def _reshape_axes(axes: frozenset[int], before: _Shape, after: _Shape) -> set[int] | None:
-    """Return the axes after a reshape; None if one is not kept.
+    """Return the axes that the given axes become after a reshape; None if one is lost.
 
-    An axis is kept if its size and the number of elements before it do not change.
+    An axis is kept if its size, and the product of the sizes before it, do not change.
     """
     if None in before or None in after:
         return None

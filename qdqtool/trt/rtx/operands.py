@@ -1,4 +1,4 @@
-"""Operands of a Conv, ConvTranspose, Gemm or MatMul: integers, or the reason for floats.
+"""Precision of a Conv, ConvTranspose, Gemm or MatMul on TensorRT-RTX, from its two operands.
 
 Tensors that are computed from constants alone are constants for the compiler.
 """
@@ -24,7 +24,7 @@ from qdqtool.trt.rtx.fp8_kernels import find_fp8_obstacle
 from qdqtool.types import BYTES, Precision, Reason
 from qdqtool.util.records import record
 
-# Bits of the float types.
+# Bits of each ONNX float type.
 WIDTH: dict[int, int] = {
     onnx.TensorProto.FLOAT: 32,
     onnx.TensorProto.DOUBLE: 32,  # TensorRT-RTX computes doubles as floats
@@ -35,21 +35,21 @@ WIDTH: dict[int, int] = {
 
 @record
 class IntegerState:
-    """State of a tensor that is integers times a scale, which INT8 arithmetic can use.
+    """State of a tensor that equals integers times a scale, which the compiler can multiply.
 
     Attributes:
         dq: DequantizeLinear that the tensor comes from.
         precision: Type of the integers.
-        scalar: Whether the DQ's scale has rank 0. A convolution's input needs that, shape [1] is
-            not enough.
-        scale: Bytes of the DQ's scale values as float32; the node's index if the value is unknown.
-        width: Bits of its float type.
-        narrowest: Fewest bits of a float type since the DQ.
+        scalar: Whether the DQ's scale has rank 0. The data of a convolution requires this; a scale
+            of shape [1] is not sufficient.
+        scale: Bytes of the DQ's scale values as float32; the DQ's node index if they are unknown.
+        width: Bits of the tensor's float type.
+        narrowest: Fewest bits of a float type between the DQ and the tensor.
         factor: Product, in float32, of the scalar constants that multiplied the tensor.
-        inverted: Whether the tensor is the reciprocal (the compiler keeps integers through 1/x).
-        axes: Axes longer than 1 along which the scale varies.
-        pad: Pad with zeros directly before the tensor, which can only join the convolution that
-            reads the tensor.
+        inverted: Whether the tensor is the reciprocal of the integers times the scale.
+        axes: Axes along which the scale varies.
+        pad: Zero Pad directly before the tensor, which only a convolution can fuse; None without
+            such a Pad.
     """
 
     dq: Node
@@ -64,9 +64,10 @@ class IntegerState:
     pad: Node | None = None
 
     def has_scale_of(self, other: IntegerState) -> bool:
-        """Return whether integers of both mean the same numbers: equal DQ scale and equal factor.
+        """Return whether equal integers of both tensors stand for equal numbers.
 
-        A scale of 0.05 times 2 is not equal to a scale of 0.1.
+        DQ scales and factors must both be equal: a scale of 0.05 with factor 2 differs from a scale
+        of 0.1 with factor 1.
         """
         first, second = ((s.scale, s.factor, s.inverted, s.width) for s in (self, other))
         return first == second
@@ -74,12 +75,12 @@ class IntegerState:
 
 @record
 class FloatState:
-    """State of a tensor that is only float.
+    """State of a tensor whose integers the compiler cannot use.
 
     Attributes:
-        reason: Reason for which integers were lost; None if no quantizer is upstream.
+        reason: Reason why the integers of a DQ were lost; None if no DQ is upstream.
         node: Node at which the integers were lost.
-        dq: DQ of the integers.
+        dq: DQ that the integers came from.
     """
 
     reason: LossCause | None = None
@@ -97,13 +98,13 @@ NEVER_QUANTIZED = FloatState()
 def resolve_precision(
     model: Model, node: Node, left: State, right: State, capabilities: tuple[int, ...]
 ) -> Precision | Reason:
-    """Return the INT8 or FP8 that a node multiplies, or why it runs in its float type.
+    """Return the type, INT8 or FP8, in which a node multiplies, or the reason why in float.
 
     Args:
         model: The model.
         node: Conv, ConvTranspose, Gemm or MatMul.
-        left: State of its first input: activations [N, C, ...] of a convolution.
-        right: State of its second input: weights [Cout, Cin/groups, ...] of a Conv.
+        left: State of the first input: activations [N, C, ...] of a convolution.
+        right: State of the second input: weights [Cout, Cin/groups, ...] of a Conv.
         capabilities: Compute capabilities to build for, 89 for SM89.
     """
     if isinstance(left, FloatState) or isinstance(right, FloatState):
@@ -130,14 +131,14 @@ def resolve_precision(
 def integer_loss(
     node: Node, reason: LossCause, place: Node | None, dq: Node | None, weights: bool = False
 ) -> IntegersLost:
-    """Return the reason of a node whose integers are lost.
+    """Return the record of the reason why a node cannot multiply integers.
 
     Args:
         node: Conv, ConvTranspose, Gemm or MatMul.
-        reason: The reason.
-        place: Node where they are lost.
-        dq: DQ of the integers.
-        weights: Whether they are integers of the weights.
+        reason: Cause of the loss.
+        place: Node where the integers are lost; None if unknown.
+        dq: DQ that the integers came from; None if unknown.
+        weights: Whether the integers are those of the weights.
     """
     step = PathStep(place.name, place.op) if place is not None else None
     values = (COMPILER, node.name, reason, step, dq.name if dq is not None else "", weights)
@@ -145,7 +146,7 @@ def integer_loss(
 
 
 def _explain_float_side(node: Node, left: State, right: State) -> Reason:
-    """Return the reason for which at least one side has no integers."""
+    """Return the reason why at least one operand has no integers."""
     if isinstance(left, FloatState):
         if left.reason is not None:
             return integer_loss(node, left.reason, left.node, left.dq)
@@ -174,9 +175,10 @@ def _convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Re
 def _product_loss(
     model: Model, node: Node, left: IntegerState, right: IntegerState
 ) -> Reason | None:
-    """Return the loss of a Gemm, MatMul or Einsum because of varying scales, else None.
+    """Return a reason if scales or a Pad keep a Gemm, MatMul or Einsum from multiplying integers.
 
-    A scale may vary along rows or columns of the result, but not along the sum or by batch.
+    A scale may vary along the rows or columns of the result, but not along the summed axis or the
+    batch.
     """
     if left.pad is not None or right.pad is not None:
         return integer_loss(node, LossCause.PAD, left.pad or right.pad, left.dq)
@@ -201,15 +203,15 @@ def _free_axes(model: Model, node: Node, position: int) -> set[int]:
     return {rank - 1, rank - 2} - {summed}
 
 
-_SMALL = 4096  # maximum elements of a small constant; scales and shapes are not larger
+_SMALL = 4096  # maximum elements of constants whose values are computed, such as scales and shapes
 
 
 class ConstantTensors:
-    """Constant tensors, their shapes, and the values of small ones.
+    """Constant tensors of a model, with their shapes and the values of small constants.
 
     Attributes:
-        plain: Constants, and tensors computed from constants without quantizers.
-        with_quantizers: Constants, and tensors computed from constants with or without quantizers.
+        plain: Constants, and tensors that nodes other than Q and DQ compute from constants.
+        with_quantizers: Tensors of ``plain``, and tensors computed from constants through Q or DQ.
     """
 
     def __init__(self, model: Model) -> None:
@@ -226,7 +228,7 @@ class ConstantTensors:
                     self.plain.update(outputs)
 
     def _is_constant(self, node: Node, constant_tensors: set[str]) -> bool:
-        """Return whether a node computes constants from constant tensors or known shapes."""
+        """Return whether a node's outputs are constant, given the constant tensors so far."""
         if node.op == "Constant":
             return True
         shape = self.model.shape(node.input(0)) if node.op in ("Shape", "Size") else None
@@ -254,7 +256,7 @@ class ConstantTensors:
             self._values[tensor] = None  # ends the recursion if a tensor depends on itself
             try:
                 self._values[tensor] = self._compute(tensor)
-            except RecursionError:  # a chain of a thousand constant nodes
+            except RecursionError:  # only a hostile model has a thousand constant nodes in a row
                 return None
         return self._values[tensor]
 
@@ -284,11 +286,11 @@ class ConstantTensors:
         return (self._evaluator.evaluate_node(node, values, _SMALL) or {}).get(tensor)
 
     def scalar(self, tensor: str) -> float | None:
-        """Return the value of a one-element constant, else None."""
+        """Return the value of a one-element plain constant; None for other tensors."""
         value = self.value(tensor)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
     def ints(self, tensor: str) -> list[int] | None:
-        """Return the values of a small integer constant, else None."""
+        """Return the values of a small plain constant as integers; None if they are unknown."""
         value = self.value(tensor)
         return None if value is None else [int(v) for v in value.reshape(-1)]

@@ -1,4 +1,4 @@
-"""Prediction for TensorRT-RTX 1.7: one walk through the graph, forward."""
+"""Prediction for TensorRT-RTX 1.7, in one forward walk over the graph."""
 
 from typing import Literal
 
@@ -25,15 +25,15 @@ from qdqtool.types import ConvOutcome, MyelinRegion, Precision, Prediction, Reas
 def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     """Predict the precision of each convolution on TensorRT-RTX 1.7.
 
-    Faults that the compiler rejects or crashes on are among the reasons (see
-    :func:`build_status`). The convolutions are listed as they would be without the fault. ``layer``
-    and ``conversions`` are None: the compiler has no named layers. Source: builds with 1.7.1.116,
-    SM80 to SM121 (the same result on all of them).
+    If the build fails, the reasons contain the faults (see :func:`build_status`), and the
+    convolutions are predicted as if the model had no fault. ``layer`` and ``conversions`` are None,
+    because the engine has no named layers. Source: builds with 1.7.1.116 for SM80 to SM121, with
+    equal results.
 
     Args:
-        model: The model, weights may be missing.
-        target: TensorRT-RTX with the compute capabilities that it builds for. If 75 is among
-            them, INT8 is disabled for all.
+        model: The model; its weights may be missing.
+        target: TensorRT-RTX target with compute capabilities. If one of them is 75, INT8 is
+            disabled for all.
     """
     if qdq.uses_fp8(model):
         target = target.for_fp8()
@@ -56,7 +56,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
         outcome, reason = _predict_node(states, node, target)
         is_quantized = outcome is not None and outcome.is_quantized
         if not is_quantized and node.output not in view.varying:
-            continue  # computed from constants and shapes alone while the engine is built
+            continue  # the compiler computes the node from constants and shapes at build time
         if outcome is None:
             prediction.float_products.append(node.name)
             continue
@@ -97,7 +97,7 @@ def _describe_regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
 
 
 def build_status(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
-    """Return whether the build succeeds, is refused by the parser, or crashes."""
+    """Return whether the build succeeds, the parser rejects the model, or the compiler crashes."""
     faults = [reason for reason in prediction.refusals if ends_build(reason)]
     if not faults:
         return "built"
@@ -111,9 +111,9 @@ def build_status(prediction: Prediction) -> Literal["built", "refused", "crashed
 def _predict_node(
     states: GraphStates, node: Node, target: Target
 ) -> tuple[ConvOutcome | None, Reason | None]:
-    """Return the outcome of a multiplication, and why it runs in float.
+    """Return the outcome of a multiplication, and the reason if it runs in float.
 
-    The outcome is None for a product of computed tensors without Q/DQ.
+    The outcome is None for an Einsum, or a MatMul of computed tensors, without Q/DQ.
     """
     left, right = states.state(node.input(0)), states.state(node.input(1))
     weights = states.constants.with_quantizers
@@ -157,8 +157,8 @@ def _output_type(
 ) -> Precision:
     """Return the type that a multiplication of integers writes.
 
-    An INT8 convolution with scales per channel writes float32 even in an FP16 model. A single scale
-    is merged into the product.
+    An INT8 convolution writes the model's float type if its weights have one scalar scale.
+    Otherwise it writes FP32, even in an FP16 model.
     """
     left, right = states.state(node.input(0)), states.state(node.input(1))
     assert isinstance(left, IntegerState) and isinstance(right, IntegerState)
@@ -171,7 +171,10 @@ def _output_type(
 
 
 def _fuses_quantizer(states: GraphStates, node: Node) -> bool:
-    """Return whether an INT8 gemm (no bias, one scale per side) fuses the Q after it."""
+    """Return whether an INT8 matrix product without bias fuses the Q after it.
+
+    Only scalar Mul and Div, Relu, Transpose and reshapes may be between the product and the Q.
+    """
     if node.input(2):
         return False
     tensor = node.output

@@ -159,9 +159,6 @@ def without_shapes(graph: Graph, *outputs: str) -> onnx.ModelProto:
     return onnx.helper.make_model(proto, opset_imports=[onnx.helper.make_opsetid("", graph.opset)])
 
 
-_raw = without_shapes  # name by which tests/wording.py imports it
-
-
 def too_few_zero_points() -> onnx.ModelProto:
     g = Graph()
     scale, zero = g.const("s", np.full(16, 0.1, np.float32)), g.const("z", np.int8(0))

@@ -7,12 +7,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qdqtool.findings import codes
 from qdqtool.findings.report import title_of
 from qdqtool.formats.predict_text import choose_typing
 from qdqtool.formats.verdicts import verdict
 from qdqtool.prediction import predict
 from qdqtool.timing import work
 from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.gpus import all_gpus, find_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Evidence, Precision, Prediction, Severity
@@ -82,6 +84,30 @@ def test_gpu_without_fp8_is_an_error(capability: str, is_refused: bool) -> None:
 )
 def test_few_channels_and_groups_are_slow(options: dict[str, int], is_slow: bool) -> None:
     assert ("FP8-SLOW" in severities(predict(chain("FP8", **options), "trt10"))) == is_slow
+
+
+@pytest.mark.parametrize("kernel", [3, 7])
+@pytest.mark.parametrize("name", ["L4", "RTX 4090", "H100 SXM", "B200", "B300", "Jetson Thor"])
+def test_advice_follows_the_rates_of_the_gpu(name: str, kernel: int) -> None:
+    gpu = find_gpu(name)
+    assert gpu.has_fp8
+    model = chain("FP8", k=kernel, channels=16)
+    prediction, _ = predict_on_gpu(model, "10.16", TimingOptions(gpu=name))
+    general = {f.code: f.fix for f in predict(model, "10.16").findings}
+    advice = {f.code: f.fix for f in prediction.findings if f.code.startswith("FP8-")}
+    code = "FP8-KERNEL" if kernel == 7 else "FP8-SLOW"
+    gains = gpu.rates.int8 > gpu.rates.fp16
+    assert ("make it INT8" in advice[code]) == gains
+    assert advice[code] != general[code]
+
+
+def test_advice_without_a_gpu_names_none() -> None:
+    for code in ("FP8-KERNEL", "FP8-SLOW", "FP8-DECONV"):
+        entry = codes.get(code)
+        text = " ".join((entry.cause, entry.tensorrt, entry.fix, *entry.fix_by_rate))
+        assert not [gpu.name for gpu in all_gpus() if gpu.name in text]
+        assert entry.fix_on(True) != entry.fix_on(False)
+        assert entry.fix_on(None) == entry.fix
 
 
 @pytest.mark.parametrize("name", ["FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E4M3FNUZ"])
