@@ -1,6 +1,6 @@
-"""Agreement of a network with another one, measured on images.
+"""Agreement of a network with a reference network, measured on images.
 
-The first network is the reference: its detections, classes or outputs are taken as the truth. Both
+Detections, classes or outputs of the reference count as the truth. Both
 networks run in onnxruntime without integer kernels, so that Q and DQ compute as ONNX defines them.
 """
 
@@ -84,7 +84,7 @@ class NetworkAgreement:
     Attributes:
         images: Number of images.
         unread: Name and reason of each image that could not be read.
-        measures: All metrics, the one that fits the network best first.
+        measures: All metrics, with the metric that fits the network best first.
         preprocess: How images became inputs, as JSON; None for arrays.
         notes: Notes about the preprocessing.
     """
@@ -101,7 +101,7 @@ class NetworkAgreement:
         return self.measures[0]
 
     def as_json(self) -> Json:
-        """Return the JSON fields, those of the first measure at the top."""
+        """Return the fields of the JSON output, with the first measure at the top level."""
         return {
             **self.measure.as_json(),
             "images": self.images,
@@ -135,8 +135,8 @@ def measure_agreement(
 
     Raises:
         DataError: The data cannot be used, or does not fit one of the networks.
-        ModelError: onnxruntime cannot run one of them, or their inputs or outputs do not
-            correspond.
+        ModelError: onnxruntime cannot run a network, or the inputs or outputs of the networks do
+            not correspond.
     """
     metrics = agreement_metrics(reference)
     names = _pair_tensors(reference, model, metrics, counterparts)
@@ -201,9 +201,10 @@ def _pair_tensors(
 
 
 def _pair_outputs(reference: Model, model: Model) -> dict[str, str]:
-    """Pair the outputs by name, or by position if only the names differ, not their number.
+    """Return the output of `model` for each output of the reference, by name or position.
 
-    Empty if neither is possible.
+    Positions decide if names differ, but both networks have equally many outputs. Empty if neither
+    is possible.
     """
     if set(reference.outputs) <= set(model.outputs):
         return {name: name for name in reference.outputs}
@@ -256,7 +257,7 @@ class _SampleFeeder:
         self.length = None if self.dataset.indices is None else len(self.dataset)
         self._pixels: Dataset | None = None
         if any(b.numpy_dtype.kind != a.numpy_dtype.kind for a, b in self._pairs):
-            # The second network takes integers: it scales the pixels itself.
+            # The second network reads integers, because it scales the pixels itself.
             if not isinstance(preprocess, Preprocess):
                 raise DataError(
                     f"`preprocess`: {model.path or 'the second model'} has an input of pixels, "
@@ -279,7 +280,7 @@ class _SampleFeeder:
         """Check that the second network takes uint8 pixels and the data are images.
 
         Raises:
-            ModelError: The data or the inputs do not allow that.
+            ModelError: The data are not images of a folder, or an input is not uint8.
         """
         assert self._pixels is not None
         if self._pixels.source.is_images and self._pixels.indices is not None:
@@ -288,8 +289,8 @@ class _SampleFeeder:
         names = ", ".join(f"'{b.name}' ({b.dtype})" for _, b in self._pairs)
         raise ModelError(
             f"input {names} is neither the float input of the other network nor a uint8 input for "
-            "images of a folder. Insert Q/DQ again with `input_type='float'`, and compare that "
-            "model.",
+            "images of a folder. Insert Q/DQ again with `input_type='float'`, and compare the "
+            "new model.",
             model.path or "model",
             code="wrong-type",
             node=self._pairs[0][1].name,
@@ -338,7 +339,7 @@ def _pair_inputs(
         texts = [" ".join(s.shape_text() for s in specs) for specs in (first, second)]
         raise ModelError(
             f"takes inputs {texts[1]}, {reference.path or 'the reference'} takes {texts[0]}. "
-            "Export both with the same inputs.",
+            "Export both networks with the same inputs.",
             model.path or "model",
             code="wrong-shape",
         )

@@ -33,7 +33,7 @@ class Detections:
         return int(self.boxes.nbytes + self.scores.nbytes + self.classes.nbytes)
 
     def filter_by_score(self, lowest: float) -> Detections:
-        """Return the detections with at least this score."""
+        """Return the detections with a score of at least ``lowest``."""
         keep = self.scores >= lowest
         return Detections(self.boxes[keep], self.scores[keep], self.classes[keep])
 
@@ -57,7 +57,7 @@ class DetectionMatches:
     truth: npt.NDArray[np.int64]
 
     def as_json(self) -> dict[str, list[Any]]:
-        """Return the JSON fields; the bits of one number are the hits of one detection."""
+        """Return the fields of the JSON output. Hits of a detection are the bits of a number."""
         bits = self.hits @ (1 << np.arange(len(IOUS)))
         return {
             "scores": self.scores.tolist(),
@@ -108,15 +108,15 @@ def decode_detections(
     boxes = np.concatenate([center - size / 2, center + size / 2], axis=1)
     scores, classes = scores[order], classes[order]
     selected: list[int] = []
-    alive = np.ones(len(order), bool)
+    remaining = np.ones(len(order), bool)
     for i in range(len(order)):
-        if not alive[i]:
+        if not remaining[i]:
             continue
         selected.append(i)
         if len(selected) == limit:
             break
-        later = np.flatnonzero(alive[i + 1 :] & (classes[i + 1 :] == classes[i])) + i + 1
-        alive[later[compute_iou(boxes[i : i + 1], boxes[later])[0] > overlap]] = False
+        later = np.flatnonzero(remaining[i + 1 :] & (classes[i + 1 :] == classes[i])) + i + 1
+        remaining[later[compute_iou(boxes[i : i + 1], boxes[later])[0] > overlap]] = False
     return Detections(boxes[selected], scores[selected], classes[selected])
 
 
@@ -135,8 +135,8 @@ def read_detections(rows: npt.NDArray[Any], score: float = 0.001) -> Detections:
 def match_detections(reference: Detections, detections: Detections) -> DetectionMatches:
     """Match each detection with a reference box of its class, at each threshold of `IOUS`.
 
-    Detections choose in order of their scores: each takes the box with the largest overlap that no
-    better detection has taken at this threshold.
+    In order of scores, each detection is assigned the box of largest overlap that no detection of
+    a higher score has at this threshold.
     """
     hits = np.zeros((len(detections.scores), len(IOUS)), bool)
     for label in np.unique(detections.classes):
@@ -180,7 +180,7 @@ def compute_average_precision(matches: Sequence[DetectionMatches], pooled: bool)
 
 
 def _rank_precision(scores: Floats, hits: npt.NDArray[np.bool_], total: int) -> Floats:
-    """Return the average precision of one ranking at each of `IOUS`, [10].
+    """Return the average precision of ranked detections at each of `IOUS`, [10].
 
     `total` is the number of reference boxes.
     """

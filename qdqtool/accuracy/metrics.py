@@ -1,9 +1,8 @@
 """Metrics of how well a quantized network reproduces the float network; higher is better.
 
-A metric observes one sample at a time and returns JSON for it, called *evidence*. The value of the
-metric over a set of samples is computed from their evidence alone. So samples can be drawn
-repeatedly for a bootstrap, and measured on different machines. Calls of a user's function have a
-time limit.
+For each sample, a metric returns JSON that is called *evidence*. The value of the metric over a set
+of samples is computed from their evidence alone. So samples can be drawn repeatedly for a
+bootstrap, and measured on different machines. Calls of a user's function have a time limit.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _FLOAT_TYPES = (1, 10, 11)  # TensorProto's FLOAT, FLOAT16, DOUBLE
 
 
 class CallNotFinished(Exception):
-    """A user's function exceeded its time limit, or `cancel_calls` ended the wait for it."""
+    """A user's function exceeded its time limit, or `cancel_calls` was called."""
 
 
 _pending_calls: set[queue.SimpleQueue[Any]] = set()  # queues on which threads wait for results
@@ -63,7 +62,7 @@ _pending_calls: set[queue.SimpleQueue[Any]] = set()  # queues on which threads w
 def call_with_timeout(seconds: float, function: Callable[..., Any], *args: object) -> Any:
     """Call a user's function and return its result.
 
-    The function runs in a thread of its own. A thread cannot be stopped: after a timeout the
+    The function runs in a separate thread. Threads cannot be stopped, so after a timeout the
     function continues in the background.
 
     Raises:
@@ -98,7 +97,10 @@ def cancel_calls() -> None:
 
 
 class Metric(Protocol):
-    """Metric of how well a quantized network reproduces the float network. It can be pickled."""
+    """Metric of how well a quantized network reproduces the float network.
+
+    Metrics can be pickled.
+    """
 
     @property
     def name(self) -> str:
@@ -134,7 +136,7 @@ class Metric(Protocol):
 
 @dataclass(frozen=True)
 class DetectionAgreementMetric:
-    """Average precision of the detections, with those of the float network as the truth.
+    """Average precision of the detections, with the float network's detections as the truth.
 
     Attributes:
         output: Output [n, 4 + classes + others, anchors] with center, size and scores.
@@ -266,7 +268,8 @@ class UserMetric:
     """Mean over the samples of a user's function that is called once for each sample.
 
     Attributes:
-        name: ``package.module:function``; without `function`, imported where the metric runs.
+        name: Name ``package.module:function``. If `function` is None, the process that runs the
+            metric imports the function by this name.
         tensors: Outputs of the network.
         function: The function, if the user passed a function and not a name.
         seconds: Time limit for one call.
@@ -283,7 +286,7 @@ class UserMetric:
         function = self.function or import_function(self.name)
         try:
             source = read_input(inspect.getfile(inspect.unwrap(function)), limits.LIST_FILE)
-        except (QdqtoolError, TypeError):  # built in, or typed into an interpreter
+        except (QdqtoolError, TypeError):  # The function has no source file.
             return self.name
         return f"{self.name} {hashlib.sha256(source).hexdigest()}"
 
@@ -390,14 +393,15 @@ def _import_module(name: str) -> Any:
         return importlib.import_module(name)
 
 
-def metric_for(
+def choose_metric(
     model: Model,
     metric: str | MetricFunction | None,
     seconds: float = limits.USER_SECONDS,
 ) -> Metric:
     """Return the user's metric, or the metric that fits the model's outputs.
 
-    The latter is the agreement mAP for YOLOv8-style detectors, else the output agreement.
+    Without a user's metric, return the agreement mAP for YOLOv8-style detectors, and the output
+    agreement for other networks.
 
     Args:
         model: The float model.
@@ -422,16 +426,16 @@ def metric_for(
 
 
 def agreement_metrics(model: Model) -> list[Metric]:
-    """Return metrics of whether a network still does its task, most suitable first.
+    """Return the metrics for a comparison of two networks, most suitable first.
 
-    They count results (detections, classes) if the network has such results.
-    :func:`metric_for` prefers metrics that change a little with every candidate of a tuning.
+    Detections or classes are compared if the network outputs them. :func:`choose_metric` prefers
+    metrics that also show small differences between candidates of a tuning.
     """
     detector = _sorted_detector_metric(model) or _detector_metric(model)
     if detector is not None:
         return [detector]
     classifier = _classifier_metric(model)
-    outputs = metric_for(model, None)
+    outputs = choose_metric(model, None)
     return [outputs] if classifier is None else [classifier, outputs]
 
 
@@ -487,7 +491,8 @@ def find_compared_tensors(model: Model) -> list[str]:
 def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
     """Return the metric of a YOLOv8-style detector, None for other networks.
 
-    Its head has a DFL or class outputs, and one output of rank 3 holds boxes and scores.
+    The head of such a detector has a DFL or class outputs, and one output of rank 3 holds boxes and
+    scores.
     """
     scores = find_class_outputs(model)
     has_boxes = find_head(model).dfl or model.metadata.get("task", "") in _BOX_TASKS
@@ -513,19 +518,20 @@ def resample(
 ) -> npt.NDArray[np.float64]:
     """Return the value of a metric over each bootstrap resample, [resamples].
 
-    Evidence of equal length is resampled equally. Without evidence, the array is empty.
+    The same samples are drawn from all evidence of equal length, so that the results of several
+    networks can be compared. Without evidence, the array is empty.
     """
     count = len(evidence)
     if not count:
         return np.empty(0)
-    drawn = np.random.default_rng(seed).integers(0, count, (resamples, count))
-    return np.asarray([metric.value([evidence[i] for i in rows]) for rows in drawn])
+    samples = np.random.default_rng(seed).integers(0, count, (resamples, count))
+    return np.asarray([metric.value([evidence[i] for i in rows]) for rows in samples])
 
 
 def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[float, float]:
     """Return the low and the high end of a metric's 95 % confidence interval over its samples.
 
-    The interval is Wilson's for shares, and a bootstrap's for other metrics.
+    Wilson's interval is used for shares, and a bootstrap for other metrics.
 
     Args:
         metric: The metric.
@@ -545,7 +551,7 @@ def _wilson_interval(share: float, count: int, deviations: float = 1.96) -> tupl
 
 
 def count_references(metric: Metric, evidence: Sequence[Evidence]) -> int:
-    """Return the number of the float network's detections; of samples for other metrics."""
+    """Return the number of the float network's detections, or of samples for other metrics."""
     if isinstance(metric, DetectionAgreementMetric):
         return sum(len(row["truth"]) for rows in evidence for row in rows)
     return len(evidence)

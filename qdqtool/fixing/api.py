@@ -1,4 +1,4 @@
-"""Automatic fixes of a Q/DQ model, each kept only if prediction and outputs confirm it."""
+"""Automatic fixes of a Q/DQ model, which prediction and outputs have to confirm."""
 
 from __future__ import annotations
 
@@ -61,10 +61,11 @@ class Fixed:
         applied: Fixes that were kept.
         refused: Fixes that were not kept, with the reason.
         noise_before: Largest error of an output before fixing: root mean square of the difference
-            from the float network's output, over that of the output.
-        noise_after: Largest error of an output of the fixed model.
+            from the float network's output, divided by the root mean square of that output. None
+            if outputs could not be compared.
+        noise_after: Largest error of an output of the fixed model, or None.
         notes: Further notes for the user.
-        read: Files that were read, none of which :meth:`save` overwrites.
+        read: Files that were read; :meth:`save` does not overwrite them.
         errors: Errors of all outputs. Boxes and scores that share an output are separate.
         samples: Number of images or other given inputs on which outputs were compared; 0 for
             random inputs.
@@ -99,10 +100,10 @@ class Fixed:
         return self.proto
 
     def fixed_places(self) -> Counter[str]:
-        """Return the number of places that were fixed by code: findings that no longer occur.
+        """Return by code how many fewer findings the fixed model has.
 
-        Only codes that ``fix`` can change count, as in the text of ``predict``. One change may fix
-        several places, and one place may need several changes.
+        Only codes that ``fix`` can change count. One change may remove several findings, and one
+        finding may need several changes.
         """
         before = Counter(f.code for f in self.before.findings if f.automatic)
         before.subtract(f.code for f in self.after.findings if f.code in before)
@@ -167,17 +168,17 @@ def fix(
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
 ) -> Fixed:
-    """Apply the fixes of a Q/DQ model that need no calibration.
+    """Apply automatic fixes to a Q/DQ model, without calibration.
 
-    Each fix is tried. It is kept only if the prediction gets better and the outputs do not get
-    worse; see ``docs/fix.md``.
+    A fix is kept only if the prediction gets better and the outputs do not get worse; see
+    ``docs/fix.md``.
 
     Args:
         source: The model; all its weights must be available.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        only: Finding codes to fix. Default: all, but findings of the head (``HEAD-QUANT``) only if
-            they are errors, because their fixes change which nodes are quantized.
+        only: Finding codes to fix. Default: all codes with an automatic fix; ``HEAD-QUANT`` only if
+            the finding is an error, because its fix changes which nodes are quantized.
         inputs: Arrays by input name to run the model with. Default: random arrays.
         effort: Factor on the limits of comparing outputs (multiplications, bytes), for large
             models.
@@ -233,10 +234,10 @@ def fix(
 def _rewrite_quantizers(
     model: Model, requested: set[str]
 ) -> tuple[Model, list[FixAttempt], list[Note]]:
-    """Return the model with simulated quantizers as Q and DQ, the changes, and notes.
+    """Return the model with other tools' fake quantizers as Q/DQ, the changes, and notes.
 
-    The outputs are not compared as for other fixes: the numbers remain the same, or a note says
-    that they do not, and onnxruntime cannot run the operators of other tools.
+    The outputs are not compared as for other fixes, because onnxruntime cannot run the operators of
+    other tools. The values remain the same; if not, a note says so.
     """
     fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
     if not fakes or (requested and "FAKE-QUANT" not in requested):
@@ -277,7 +278,7 @@ def _describe_narrow(count: int) -> Note:
 
 
 def _note_subgraphs(model: Model) -> list[Note]:
-    """Return a note if branches or bodies have Q/DQ, which fixes do not change."""
+    """Return a note if branches of If or bodies of Loop and Scan have Q/DQ."""
     count = count_subgraphs(model).get("quantizers", 0)
     if not count:
         return []
@@ -295,7 +296,7 @@ def _require_quantizers(model: Model) -> None:
     """Check that a model has Q/DQ.
 
     Raises:
-        ModelError: The model has no quantizers, or some that cannot be written as Q/DQ.
+        ModelError: The model has no Q/DQ, and any other quantizers cannot be rewritten as Q/DQ.
     """
     if is_quantized(model):
         return
@@ -311,7 +312,7 @@ def _require_quantizers(model: Model) -> None:
         )
     if has_nested_quantizers(model):
         raise ModelError(
-            "its Q/DQ are in branches of If or bodies of Loop and Scan, which fix does not "
+            "its Q/DQ nodes are in branches of If or bodies of Loop and Scan, which fix does not "
             "analyze; export the model without control flow (qdqtool explain SUBGRAPH)",
             model.path or "model",
             code="subgraph-quantized",
@@ -320,8 +321,8 @@ def _require_quantizers(model: Model) -> None:
     reason = "quantize it first (qdqtool insert)"
     if aten:
         reason = (
-            f"its exporter fell back to operators of ATen ('{aten[0].name}'), at which TensorRT "
-            "stops; export it again (qdqtool explain ATEN-FALLBACK)"
+            f"its exporter fell back to operators of ATen ('{aten[0].name}'), which TensorRT "
+            "rejects; export the model again (qdqtool explain ATEN-FALLBACK)"
         )
     raise ModelError(f"has no Q/DQ; {reason}", model.path or "model", code="not-quantized")
 
@@ -347,7 +348,7 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
 
 
 def _apply_fixes(session: FixSession, requested: set[str]) -> None:
-    """Try the steps of the requested codes; without requested codes, all that are due."""
+    """Try the fixes of the requested codes; without requested codes, the default fixes."""
     for step in STEPS:
         if requested.intersection(step.codes):
             session.try_step(step, requested)
@@ -366,7 +367,8 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
 def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
     """Add to a time estimate, in place, the time that each kind of automatic fix saves.
 
-    Kinds that save nothing, or cannot be applied because weights are missing, are left out.
+    Fixes are left out if they save no time, cannot be applied because weights are missing, or
+    concern more than 512 places. Nothing is added for a GPU without INT8.
     """
     if not time.gpu.has_int8:
         return
@@ -395,10 +397,11 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
 def _add_type_savings(
     model: Model, prediction: Prediction, time: TimeEstimate, target: Target
 ) -> None:
-    """Add the time that FP16 saves for the layers that are not quantized.
+    """Add the time that FP16 instead of FP32 saves for the layers without Q/DQ.
 
     INT8 convolutions write FP32 but no FP16, so that each needs a reformat before an FP16 layer. If
-    few layers are FP32, these reformats cost more than FP16 saves. The finding is then a note.
+    few layers are FP32, these reformats cost more time than FP16 saves. Then nothing is added, and
+    the finding about FP32 layers is changed to a note, in place.
     """
     for step in MODEL_STEPS:
         findings = [f for f in prediction.findings if step.changes_types and step.select_causes(f)]

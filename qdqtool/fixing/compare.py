@@ -34,7 +34,7 @@ HALF_ROUNDING = 0.01  # difference by rounding in FP16 (step 0.05 %) after some 
 
 
 class NotFiniteError(RunError):
-    """The float network's outputs are not finite, so that no comparison is possible."""
+    """Error: the float network's outputs are not finite and cannot serve as a reference."""
 
 
 def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto, list[str]]:
@@ -43,7 +43,7 @@ def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto
     Args:
         model: The model.
         body: Whether to keep only the nodes up to the last convolutions. Otherwise operators that
-            onnxruntime lacks (TensorRT's plugins) and everything after them are removed.
+            onnxruntime lacks (such as TensorRT plugins) and all nodes after them are removed.
     """
     if body:
         view = View(model)
@@ -58,7 +58,7 @@ def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto
 
 
 def _add_downstream(model: Model, indices: set[int]) -> set[int]:
-    """Return the indices of nodes, and of all nodes that depend on them."""
+    """Return the given node indices together with those of all dependent nodes."""
     dependent: set[int] = set()
     tensors: set[str] = set()
     for node in model.ordered:
@@ -73,14 +73,14 @@ def _names_of_nodes(model: Model, indices: set[int]) -> list[str]:
 
 
 def _remove_nodes(model: Model, removed: set[int]) -> onnx.ModelProto:
-    """Return the model without some nodes. Tensors that they read become outputs."""
+    """Return the model without some nodes; tensors that these nodes consume become outputs."""
     nodes = [n for n in model.nodes if n.index in removed]
     produced = {o for n in nodes for o in n.outputs}
     read = dict.fromkeys(t for n in nodes for t in n.inputs)
     fixed = {"", *produced, *model.inputs}
     ends = [t for t in read if t not in fixed and not model.is_constant(t)]
     ends += [t for t in model.outputs if t not in produced]
-    # Quantized tensors are compared after their DQ.
+    # Integer outputs of Qs are left out: their dequantized values are compared.
     return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])
 
 
@@ -89,9 +89,9 @@ def _is_known(op: str, domain: str, opset: int) -> bool:
 
 
 def random_inputs(model: Model, seed: int = 0) -> Arrays:
-    """Return an array for every graph input in the range of its first quantizer.
+    """Return a random array for every graph input, within the range of the input's first Q.
 
-    Images consist of smooth shapes and noise.
+    Inputs of rank 4 get images of smooth shapes and noise. Unknown sizes become 1 (batch) or 256.
     """
     generator = np.random.default_rng(seed)
     view = View(model)
@@ -147,7 +147,7 @@ def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArra
         return noise
     coarse = generator.random((*shape[:2], shape[2] // 8 + 1, shape[3] // 8 + 1), np.float32)
     noise *= np.float32(0.25)
-    for row in range(shape[2]):  # row by row, as all smooth rows would take as much memory again
+    for row in range(shape[2]):  # row by row: a whole smooth image would double the memory
         smooth = np.repeat(coarse[:, :, row // 8], 8, axis=2)[:, :, : shape[3]]
         noise[:, :, row] += smooth * np.float32(0.75)
     return noise
@@ -156,7 +156,7 @@ def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArra
 def _input_range(view: View, name: str) -> float:
     """Return the largest value that the first Q of an input can represent.
 
-    Without a Q that has one plausible scale for the tensor, return 1.
+    The result is 1 if no Q reads the input with a single plausible scale.
     """
     for node in view.model.consumers(name):
         if qdq.is_q(node):
@@ -167,7 +167,7 @@ def _input_range(view: View, name: str) -> float:
 
 
 def check_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Return the user's arrays for the inputs of a model.
+    """Return the user's arrays for the inputs of a model, without other arrays.
 
     Raises:
         DataError: An array is missing, or has the wrong rank.
@@ -193,10 +193,10 @@ def check_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays
 
 
 class ModelRunner:
-    """Runs models in onnxruntime, with limits on memory and work of each run and of all runs.
+    """Runner of models in onnxruntime, with limits on memory and work.
 
-    Memory and work are computed from the model, not measured. So the result does not depend on the
-    load of the machine.
+    Memory and work are computed from the model, not measured, so that the load of the machine does
+    not change which runs are permitted.
 
     Args:
         effort: Factor on the limits.
@@ -253,7 +253,7 @@ class ModelRunner:
                 limits.SESSION_PROCESS + 4 * len(source) + need,
             )
         except RunTimeoutError:
-            self.work_left = 0  # the cost of this network cannot be computed
+            self.work_left = 0  # the computed cost is wrong for this network, so stop running it
             raise
 
 
@@ -264,7 +264,7 @@ def _serialize(proto: onnx.ModelProto) -> bytes:
     except (ValueError, EncodeError):
         raise RunError("the model exceeds 2 GB", code="model-too-large") from None
     if proto.ir_version > sessions.IR_VERSION:
-        # The last value of a repeated scalar field counts.
+        # If a serialized message has a scalar field twice, protobuf reads the last value.
         source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
     return source
 
@@ -272,12 +272,14 @@ def _serialize(proto: onnx.ModelProto) -> bytes:
 def measure_noise(
     samples: Sequence[tuple[Arrays, Arrays]], parts: Sequence[OutputPart] = ()
 ) -> OutputNoise:
-    """Return the errors of outputs against the float network's outputs, over several samples.
+    """Return the errors of outputs against the float network's outputs, over all samples.
+
+    An output that is missing or has another shape makes the error infinite.
 
     Args:
         samples: For each sample, the outputs and the float network's outputs. Outputs that are not
             floats are ignored.
-        parts: Parts of outputs that are measured separately.
+        parts: Parts of outputs that are measured separately, in addition.
     """
     sums: dict[str, tuple[float, float, int]] = {}
     part_sums: dict[tuple[str, str], tuple[float, float]] = {}
@@ -321,7 +323,7 @@ def check_finite(reference: Sequence[Arrays]) -> None:
             )
 
 
-PART_SLACK = 0.02  # additional noise permitted for a part of an output: small parts vary more
+PART_SLACK = 0.02  # additional error permitted for a part of an output: small parts vary more
 
 
 def is_within(
@@ -332,13 +334,13 @@ def is_within(
     *,
     parts: bool = False,
 ) -> bool:
-    """Return whether the noise of no output grew by more than a factor plus rounding.
+    """Return whether the error of every output grew by at most a factor plus rounding.
 
     Args:
-        before: Noise of the model without the change.
-        after: Noise of the changed model.
-        factor: Permitted factor.
-        rounding: Permitted difference in addition.
+        before: Errors of the model without the change.
+        after: Errors of the changed model.
+        factor: Permitted growth factor.
+        rounding: Permitted growth in addition.
         parts: Whether to check the parts of outputs too.
     """
     if not after.finite:
@@ -356,9 +358,9 @@ def is_within(
 def find_worst_part(
     before: OutputNoise, after: OutputNoise, factor: float
 ) -> tuple[str, str] | None:
-    """Return output and tensor of the part whose noise grew most beyond the permitted factor.
+    """Return output and tensor of the part whose error grew most beyond the permitted factor.
 
-    Parts with one constant value (lost) count as well. None if no part got too noisy.
+    Parts that became constant count as well. None if no part exceeds its limit.
     """
     growth = {
         key: noise / (before.parts.get(key, 0.0) + 1e-9)

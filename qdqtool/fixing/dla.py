@@ -1,7 +1,7 @@
 """Translation of a Q/DQ model for DLA to a float model with a calibration cache.
 
 DLA does not support Q/DQ. TensorRT builds INT8 layers for DLA from a float model, a calibration
-cache and precisions of layers, as NVIDIA's qdq-translator writes them.
+cache and layer precisions. NVIDIA's qdq-translator writes the same files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _WEIGHT_TOLERANCE = 0.01  # permitted relative difference of a weight scale from max|w| / 127
-_MAX_CLIPPING = 4.0  # largest weight over the range of its scale; above, the scale is wrong
+_MAX_CLIPPING = 4.0  # a scale is wrong if the largest weight exceeds its range by this factor
 _INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -65,12 +65,14 @@ class DlaTranslation:
     """A Q/DQ model translated for DLA.
 
     Attributes:
-        model: The model without Q and DQ.
-        scales: Scales of its tensors.
-        precisions: Precisions of its layers.
+        model: The float model, without Q and DQ.
+        scales: Scales of the float model's tensors.
+        precisions: Precisions of the float model's layers.
         target: TensorRT version of the build.
-        notes: Properties of the Q/DQ model that the translation cannot keep.
-        read: Files that were read, none of which :meth:`save` overwrites.
+        source: Path of the Q/DQ model; empty for a model in memory.
+        notes: Properties of the Q/DQ model that the translation cannot keep, and notes about the
+            data.
+        read: Files that were read; :meth:`save` does not overwrite them.
     """
 
     model: onnx.ModelProto
@@ -82,7 +84,7 @@ class DlaTranslation:
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def save(self, model: str | os.PathLike[str], cache: str | os.PathLike[str]) -> CacheReport:
-        """Write the float model and the calibration cache, and return how to build with them.
+        """Write the float model and the calibration cache; the report has the build command.
 
         Raises:
             QdqtoolError: A path is that of an input, or a file cannot be written.
@@ -100,20 +102,21 @@ def translate_for_dla(
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
 ) -> DlaTranslation:
-    """Translate a Q/DQ model for DLA.
+    """Translate a Q/DQ model for DLA to a float model with scales and layer precisions.
 
     Args:
         source: The Q/DQ model; all its weights must be available.
-        target: TensorRT version of the build, such as ``8.5.2`` or ``10.3``, before 11.
+        target: TensorRT version of the build, such as ``8.5.2`` or ``10.3``; older than 11.
         data: Images on which ranges of tensors without a quantizer are measured, as for
-            :func:`calibration.open_data`. Default: these tensors have scales only by rules.
+            :func:`calibration.open_data`. Default: scales of these tensors follow from rules, or
+            are missing.
         preprocess: How images become inputs, as for :func:`qdqtool.fix`.
         size: Height and width in pixels if the model leaves them open.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or has quantizers that a float model
             with a cache cannot express (computed scales, FP8).
-        DataError: The data is not usable.
+        DataError: The data cannot be used.
         QdqtoolError: The target reads no calibration cache.
     """
     version = target_named(target)
@@ -139,10 +142,10 @@ def translate_for_dla(
 
 
 class _Measurement:
-    """Measurement of ranges on data.
+    """Function object that measures INT8 scales on the user's data.
 
     Attributes:
-        notes: Receives notes about the preprocessing and the data.
+        notes: List to which notes about the preprocessing and the data are added.
     """
 
     def __init__(self, data: object, images: ImageOptions, notes: list[Note]) -> None:
@@ -173,21 +176,22 @@ def _check_quantized(model: Model) -> None:
     branches = nested_graphs(n.proto for n in model.nodes)
     if any(node.op_type in (Q, DQ) for graph in branches for node in graph.node):
         raise ModelError(
-            "has Q/DQ in the branches of If, Loop or Scan, which DLA does not run; export a model "
-            "without them",
+            "has Q/DQ nodes in branches of If or bodies of Loop and Scan, which DLA does not run; "
+            "export a model without control flow",
             model.path or "model",
             code="unsupported",
         )
     if not is_quantized(model):
         raise ModelError(
-            "has no Q/DQ; give a Q/DQ model, or make a cache with `qdqtool insert --write-table`",
+            "has no Q/DQ; give a Q/DQ model, or write a cache of a float model with 'qdqtool "
+            "insert --write-table'",
             model.path or "model",
             code="not-quantized",
         )
 
 
 def _prepare(model: Model) -> Model:
-    """Return a copy with Q and DQ in its graph, their parameters as constants, and unique names."""
+    """Return a copy with Q/DQ nodes, constant scales and zero points, and unique names."""
     model = fold_constant_branches(model)
     if not is_quantized(model) and find_fake_quantizers(model):
         model = model.copy()
@@ -201,7 +205,7 @@ def _prepare(model: Model) -> Model:
 
 
 def _name_nodes(model: Model) -> Model:
-    """Give each node a name of its own, in place, because trtexec sets precisions by name."""
+    """Give each node a unique name, in place, because trtexec sets precisions by name."""
     editor, names = Editor(model), Counter(node.proto.name for node in model.nodes)
     for node in model.nodes:
         if not node.proto.name or names[node.proto.name] > 1:
@@ -211,7 +215,7 @@ def _name_nodes(model: Model) -> Model:
 
 
 def _store_parameters(model: Model) -> None:
-    """Store scales and zero points that constants compute as constants, in place."""
+    """Replace scales and zero points that are computed from constants by constants, in place."""
     evaluator, editor = ConstantEvaluator(model), Editor(model)
     for tensor, consumers in find_computed_parameters(model).items():
         value = evaluator.evaluate(tensor)
@@ -221,10 +225,10 @@ def _store_parameters(model: Model) -> None:
 
 
 def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
-    """Return the symmetric scale of each quantized activation, by tensor name.
+    """Return the symmetric INT8 scale of each quantized activation, by tensor name.
 
-    Names are those of the tensors before Q and after DQ. If a tensor has several quantizers, the
-    largest scale counts.
+    Both the tensor before the Q and the tensors after the DQs are named. If a tensor has several
+    quantizers, the largest scale counts, and a note is added.
     """
     scales: dict[str, float] = {}
     several: set[str] = set()
@@ -248,7 +252,11 @@ def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
 
 
 def _symmetric_scale(view: View, q: Node) -> float:
-    """Return the scale of symmetric INT8 that holds the range of a Q."""
+    """Return the symmetric INT8 scale that covers the range of a Q.
+
+    Raises:
+        ModelError: The Q is not INT8 or UINT8 per tensor, or its scale is invalid.
+    """
     params = view.params(q)
     limits = _INTEGERS.get(params.precision)
     scale, zero = params.scale, params.zero_point
@@ -263,7 +271,7 @@ def _symmetric_scale(view: View, q: Node) -> float:
     step, point = float(scale[0]), int(zero[0])
     if not (np.isfinite(step) and 0 < step <= LARGEST_SCALE):
         raise ModelError(
-            f"'{q.name}': scale {step:g} is zero, negative, not a number or too large. Calibrate "
+            f"'{q.name}': scale {step:g} is not a positive number of plausible size. Calibrate "
             "again.",
             view.model.path or "model",
             code="invalid-scale",
@@ -309,7 +317,7 @@ def _has_other_scales(view: View, node: Node) -> bool:
 
 
 def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
-    """Return float constants for the DQs of stored integers, by the DQ's output."""
+    """Return float values of stored integers with a DQ, by the DQ's output."""
     constants = {}
     for dq in view.quantizers:
         if is_dq(dq) and view.model.is_constant(dq.input(0)):
@@ -327,7 +335,7 @@ def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
 
 
 def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
-    """Return the weights that their quantizers clip, by the DQ's output."""
+    """Return clipped copies of the weights that their quantizers clip, by the DQ's output."""
     constants = {}
     for node in view.nodes_with_weights:
         weights = view.weights(node)

@@ -1,4 +1,4 @@
-"""Check whether changes improve the prediction: for the whole model, and near each change."""
+"""Comparison of predictions before and after changes, in total and near each change."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from qdqtool.util.notes import Note
 
 @dataclass(frozen=True, slots=True)
 class GainObjection:
-    """Reason against a change.
+    """Reason not to keep a change.
 
     Attributes:
-        reason: The reason.
+        reason: The reason, as a note.
         is_worse: Whether the prediction gets worse; False if it only does not get better.
     """
 
@@ -51,7 +51,7 @@ class PredictionCounts:
 def find_objection(
     before: Prediction, after: Prediction, criteria: FixCriteria
 ) -> GainObjection | None:
-    """Return why the prediction after changes is not better; None if it is better.
+    """Return why a prediction is not better after changes; None if it is better.
 
     Args:
         before: Prediction of the model without the changes.
@@ -69,18 +69,21 @@ def find_culprits(
     after: Prediction,
     criteria: FixCriteria,
 ) -> dict[int, Note]:
-    """Return the reason for each change around which the prediction gets worse, by number.
+    """Return the changes near which the prediction gets worse, with the reasons.
 
-    The prediction is compared for the nodes that are nearer to a change than to any other change.
+    Each change is assessed by the nodes that are nearer to it than to any other change.
 
     Args:
         model: Model without the changes.
         candidate: Model with all changes.
-        edited: Indices of the nodes that each change edits. Changes that share a node are judged
+        edited: Indices of the nodes that each change edits. Changes that share a node are assessed
             together.
         before: Prediction of the model.
         after: Prediction of the candidate.
         criteria: Purpose of the changes.
+
+    Returns:
+        The reasons by the position of the change in `edited`.
     """
     groups = _group_changes(edited)
     nearest = _find_nearest_groups(model, candidate, edited, groups)
@@ -168,7 +171,7 @@ def _count_by_group(
 
 
 def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
-    """Return for each change the number of its group: changes linked by shared nodes."""
+    """Return for each change its group number; changes that share nodes have the same number."""
     groups = list(range(len(edited)))
 
     def find_first(number: int) -> int:
@@ -189,7 +192,7 @@ def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
 def _find_nearest_groups(
     model: Model, candidate: Model, edited: Sequence[Collection[int]], groups: Sequence[int]
 ) -> dict[str, int]:
-    """Return the nearest group of changes by node name, for both models; -1 if none is near."""
+    """Return by node name, for both models, the nearest group of changes; -1 without any."""
     by_index: dict[int, int] = {}
     for nodes, group in zip(edited, groups, strict=True):
         by_index.update(dict.fromkeys(nodes, group))
@@ -208,7 +211,10 @@ def _find_nearest_groups(
 
 
 def _neighbors(model: Model, node: Node) -> Iterator[Node]:
-    """Yield producers and consumers of a node, not those of constants, which many nodes share."""
+    """Yield producers and consumers of a node.
+
+    Constant nodes are left out, because they would connect nodes that are far apart.
+    """
     for tensor in node.consumed_tensors:
         producer = model.producer(tensor)
         if producer is not None and producer.op != "Constant":

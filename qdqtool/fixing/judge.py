@@ -14,21 +14,21 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.util.notes import Note
 
-_WEAK = 0.5  # noise of the unchanged model above which a comparison shows little
+_WEAK = 0.5  # if the unchanged model has a larger output error, a comparison shows little
 
 
 class OutputJudge:
-    """Compares outputs of changed models with those of the model and of its float network.
+    """Comparison of a changed model's outputs with those before the change and in float.
 
     Args:
         model: Model before any change.
         samples: Inputs by name, for each sample. None for random inputs.
         effort: Factor on the limits of runs.
-        notes: Notes of the result; the comparison adds its notes.
+        notes: List of notes, to which the comparison adds.
 
     Attributes:
-        noise: Noise of the last changed model that was accepted.
-        first_noise: Noise of the model before any change.
+        noise: Output errors of the last changed model that was accepted. None before a run.
+        first_noise: Output errors of the model before any change. None before a run.
         failure: Reason why outputs cannot be compared; None if they can.
         has_samples: Whether the inputs are not random.
     """
@@ -37,7 +37,7 @@ class OutputJudge:
         self, model: Model, samples: Sequence[Arrays] | None, effort: float, notes: list[Note]
     ) -> None:
         self.noise: OutputNoise | None = None
-        self._limit: OutputNoise | None = None  # noise from which a step may grow
+        self._limit: OutputNoise | None = None  # errors at the start of the step
         self.first_noise: OutputNoise | None = None
         self.failure: Note | None = None
         self.has_samples = samples is not None
@@ -51,13 +51,13 @@ class OutputJudge:
         self._body = False  # whether only the nodes up to the last convolutions are compared
 
     def list_errors(self) -> list[OutputError]:
-        """Return the errors of all outputs before and after the changes."""
+        """Return the errors of all outputs before and after the changes; empty before a run."""
         if self.first_noise is None or self.noise is None:
             return []
         return list_output_errors(self._parts, self.first_noise, self.noise)
 
     def start_step(self) -> None:
-        """Permit the changes that follow, all together, the growth of one step."""
+        """Start a step: errors may grow once by the permitted factor over all its changes."""
         self._limit = self.noise
 
     def accept(
@@ -65,14 +65,14 @@ class OutputJudge:
     ) -> Note | None:
         """Accept a changed model if its outputs are close enough to the float network's.
 
-        If a change leaves weights unquantized, the candidate is compared with a float network of
-        the same weights. Parts of outputs, such as the scores of a detector, are compared with real
-        inputs only. If the change removes an error, a difference in a part becomes a note.
+        If a change requantizes weights, both models are compared with the network that has float
+        weights and activations. Parts of outputs, such as the scores of a detector, are compared
+        only with real inputs, and only if the change does not remove an error.
 
         Args:
             current: Model before the change.
             candidate: Changed model.
-            criteria: Permitted noise.
+            criteria: Permitted growth of the errors.
             fewer_errors: Whether the change removes a finding that is an error.
 
         Returns:
@@ -114,7 +114,8 @@ class OutputJudge:
         if criteria.requantizes_weights or criteria.costs_speed:
             reference = self._run(remove_quantizers(part.copy()).proto)
         noise = self._measure(proto, reference)
-        is_compared = noise.finite or before.finite  # NaN remains NaN until its scale is repaired
+        # If outputs are NaN before and after a change, another fix has to repair the scale.
+        is_compared = noise.finite or before.finite
         if (
             is_compared
             and not criteria.requantizes_weights
@@ -133,13 +134,17 @@ class OutputJudge:
         return compare.measure_noise(list(zip(outputs, reference, strict=True)), self._parts)
 
     def run_reference(self) -> None:
-        """Run the model and its float network once, up to the last convolutions if necessary."""
+        """Run the model and its float network, unless already done.
+
+        If onnxruntime cannot run the whole model, only nodes up to the last convolutions are run.
+        If they fail too, `failure` is set.
+        """
         if self._reference is not None or self.failure is not None:
             return
         for self._body in (False, True):
             try:
                 self._run_original()
-            except compare.RunLimitError as error:  # a part would hardly be cheaper
+            except compare.RunLimitError as error:  # the part costs hardly less
                 self.failure = Note(str(error), code=error.code)
                 return
             except RunError as error:
@@ -209,7 +214,7 @@ class OutputJudge:
 def _describe_growth(
     before: OutputNoise, after: OutputNoise, part: tuple[str, str] | None = None
 ) -> Note:
-    """Return a note on the noise of a part; without a part, of the output that grew most."""
+    """Return a note on the error of `part`; without a part, of the output that grew most."""
     if not after.finite:
         return Note("outputs would be NaN or infinite", code="no-numbers")
     if part is not None:

@@ -29,7 +29,8 @@ class FixOptions:
         check_not_text("only", self.only)
         if not 0 < self.effort <= limits.EFFORT:
             raise QdqtoolError(
-                f"`effort={self.effort!r}`: give a number above 0, up to {limits.EFFORT:g}",
+                f"`effort={self.effort!r}` is out of range; give a number above 0, at most "
+                f"{limits.EFFORT:g}",
                 code="value-out-of-range",
                 parameter="effort",
             )

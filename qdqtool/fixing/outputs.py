@@ -1,8 +1,8 @@
 """Errors of a network's outputs, separately for boxes and scores that share one output.
 
-Boxes are in pixels, scores from 0 to 1. In one error for both, wrong scores would not show. The
-operators between a Concat and an output only move values. They are run once on arrays that hold the
-number of each joined tensor. The result shows to which part each element of the output belongs.
+Boxes are in pixels, scores from 0 to 1. A common error for both would hide wrong scores. If the
+operators between a Concat and an output only move values, they are run once on arrays that hold the
+number of each joined tensor. The result shows from which tensor each element of the output comes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Run = Callable[[onnx.ModelProto, Arrays], Arrays]
 
 @dataclass(frozen=True)
 class OutputNoise:
-    """Distance of the outputs from those of the float network.
+    """Errors of the outputs against those of the float network.
 
     Attributes:
-        each: Root mean square of the difference over that of the float output, for each output.
+        each: By output, the root mean square of the difference divided by that of the float output.
         finite: Whether all values are finite.
-        parts: Relative root mean square of the difference for each part, by output and tensor.
+        parts: The same error of each part of an output, by output and joined tensor.
         lost: Parts that are constant although they vary in the float network.
     """
 
@@ -49,7 +49,7 @@ class OutputNoise:
 
     @property
     def relative(self) -> float:
-        """Largest relative distance among the outputs."""
+        """Largest error among the outputs."""
         return max(self.each.values(), default=0.0)
 
 
@@ -61,8 +61,8 @@ class OutputPart:
         output: Name of the output.
         tensor: Tensor that a Concat joins into the output.
         channels: First and last index along `axis`. None if the part is not a range.
-        axis: Axis of the channels.
-        mask: Elements of the output that belong to the part, of the shape of the output.
+        axis: Axis of the channels; 0 if the part is not a range.
+        mask: Whether each element of the output belongs to the part, in the output's shape.
     """
 
     output: str
@@ -73,21 +73,22 @@ class OutputPart:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Output and tensor."""
+        """Output and tensor, which identify the part."""
         return self.output, self.tensor
 
 
 @dataclass(frozen=True)
 class OutputError:
-    """Distance of an output, or of a part of it, from the float network.
+    """Error of an output, or of a part of an output, against the float network.
 
     Attributes:
         output: Name of the output.
         tensor: Tensor that a Concat joins into the output. Empty for a whole output.
         channels: First and last channel. None for a whole output, or if the part is not a range.
-        before: Root mean square of the difference over that of the float output, before fixing.
-        after: Root mean square of the difference over that of the float output, after fixing.
-        lost: Whether the fixed model's values are constant although the float network's vary.
+        before: Root mean square of the difference divided by that of the float output, before
+            fixing.
+        after: The same error after fixing.
+        lost: Whether all values are equal in the fixed model, but not in the float network.
     """
 
     output: str
@@ -99,12 +100,12 @@ class OutputError:
 
     @property
     def grew(self) -> bool:
-        """Whether the error grew by more than a rounding difference."""
+        """Whether the error grew by more than 10 % plus 0.001."""
         return self.after > 1.1 * self.before + 1e-3
 
     @property
     def title(self) -> str:
-        """Name of the output and the part."""
+        """Name of the output, with the channels and the tensor of a part."""
         channels = ""
         if self.channels is not None:
             first, last = self.channels
@@ -125,7 +126,7 @@ class OutputError:
 
 
 def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPart]:
-    """Return the parts of all outputs that Concats join, found by a run of the float network.
+    """Return the parts of all outputs that Concats join; outputs without parts have none.
 
     Args:
         floats: The network without activation quantizers.
@@ -164,7 +165,11 @@ def _copy_constants(model: Model, tensors: Iterable[str]) -> list[onnx.TensorPro
 def _label_elements(
     model: Model, output: str, parts: list[str], inputs: Arrays, run: Run
 ) -> npt.NDArray[Any]:
-    """Return for each element of an output the number of the part that it comes from."""
+    """Return for each element of an output the index in `parts` of the tensor it comes from.
+
+    Raises:
+        RunError: A model cannot be run, or a tensor has no value.
+    """
     nodes = _nodes_between(model, output, parts)
     consumed = dict.fromkeys(t for n in nodes for t in n.inputs if t)
     produced = {t for n in nodes for t in n.outputs}
@@ -215,9 +220,9 @@ def _nodes_between(model: Model, output: str, parts: list[str]) -> list[Node]:
 
 
 def _find_channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
-    """Return first and last index and the axis of the range that a mask covers.
+    """Return first and last index, and the axis, of the range that a mask covers.
 
-    The indices are None if the mask is not a range along one axis.
+    The result is None and 0 if the mask is not a range along one axis.
     """
     for axis in range(mask.ndim):
         others = tuple(i for i in range(mask.ndim) if i != axis)
@@ -236,7 +241,7 @@ def read_samples(
     images: ImageOptions,
     count: int = SAMPLES,
 ) -> tuple[list[Arrays], list[Note]]:
-    """Return evenly spread samples of data as inputs of a model, and notes about them.
+    """Return evenly spread samples of data as inputs of a model, and notes on preprocessing.
 
     Both are empty if `data` is None.
 
@@ -269,7 +274,10 @@ def read_samples(
 def sum_squares(
     outputs: Arrays, reference: Arrays, parts: Iterable[OutputPart]
 ) -> Iterator[tuple[tuple[str, str], float, float]]:
-    """Yield for each part its key, the squared sum of the difference and of the reference."""
+    """Yield for each part its key and the sums of squares of the difference and the reference.
+
+    Parts whose output is missing or has another shape are left out.
+    """
     for part in parts:
         pair = _select_part(outputs, reference, part)
         if pair is not None:
@@ -287,7 +295,7 @@ def _select_part(
 
 
 def is_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> bool:
-    """Return whether a part is constant over all samples although the float network's varies."""
+    """Return whether a part is constant over all samples, but varies in the float network."""
     ends = np.array([np.inf, -np.inf, np.inf, -np.inf])
     for outputs, reference in samples:
         pair = _select_part(outputs, reference, part)
@@ -299,7 +307,7 @@ def is_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> bool:
 
 
 def relative_error(difference: float, level: float) -> float:
-    """Return the relative error: the root of one sum of squares over the root of another."""
+    """Return the root of the ratio of two sums of squares; without a level, of `difference`."""
     return float(np.sqrt(difference / level)) if level > 0 else float(np.sqrt(difference))
 
 

@@ -41,7 +41,7 @@ from qdqtool.util.notes import Note
 _NAMES_SHOWN = 4  # maximum number of quantizers of a group that a description names
 
 
-def _dequantizers(view: View, q: Node) -> list[Node]:
+def _consuming_dqs(view: View, q: Node) -> list[Node]:
     return [n for n in view.model.consumers(q.output) if qdq.is_dq(n)]
 
 
@@ -50,8 +50,8 @@ def find_pairs_inside_activations(
 ) -> list[FixSite]:
     """Return sites that move a pair from before an activation to after it, or remove it.
 
-    A pair is removed if another pair follows the activation, or if it is inside the activation,
-    between Sigmoid and Mul.
+    A pair is removed if another pair follows the activation, or if the pair lies inside the
+    activation, between Sigmoid and Mul.
     """
     sites: list[FixSite] = []
     inside = {r.node: r for r in select_reasons(InsideActivation, reasons)}
@@ -69,11 +69,11 @@ def find_pairs_inside_activations(
 
 
 def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | None:
-    """Return a site for the pair before an activation.
+    """Return a site that moves or removes the pair before an activation.
 
-    None if another pair feeds the activation, because TensorRT merged the two.
+    None if this pair does not feed the activation: TensorRT merged it with another pair.
     """
-    consumers = [n for dq in _dequantizers(view, q) for n in view.model.consumers(dq.output)]
+    consumers = [n for dq in _consuming_dqs(view, q) for n in view.model.consumers(dq.output)]
     if activation not in consumers:
         return None
     last = next((n for n in consumers if operator_of(n).operation == "PROD"), activation)
@@ -91,8 +91,8 @@ def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | N
 def _make_pair_move(
     view: View, q: Node, last: Node, scale: npt.NDArray[Any] | None
 ) -> Callable[[Editor], None]:
-    """Return the change that moves a pair after a node, with another scale if one is given."""
-    dqs = _dequantizers(view, q)
+    """Return the change that moves a pair after a node; None for `scale` keeps the old scale."""
+    dqs = _consuming_dqs(view, q)
     consumers = view.model.consumers(last.output)
 
     def move(editor: Editor) -> None:
@@ -119,11 +119,11 @@ def _insert_moved_pair(
 
     Args:
         editor: Editor of the model.
-        before: Node before which they are inserted.
+        before: Node before which the copies are inserted.
         tensor: Input of the new Q.
         q: Q to copy.
         dq: DQ to copy.
-        parameters: Scale and zero point of the new nodes. Empty for those of the old ones.
+        parameters: Names of scale and zero point of the copies. Empty: as `q` and `dq`.
     """
     inputs = [tensor, *(parameters or q.inputs[1:])]
     integers = editor.insert(before, qdq.Q, f"{q.name}_moved", inputs, dict(q.attributes))
@@ -132,10 +132,11 @@ def _insert_moved_pair(
 
 
 def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] | None:
-    """Return the scale for a tensor's bounds; None unless these are within a Q's range.
+    """Return the scale for a tensor's bounds, or None to keep the scale of a Q.
 
-    A pair that moves after an activation needs this scale: the range of the activation's input does
-    not determine the range of its output, but bounds do.
+    A pair that moves after a bounded activation (Sigmoid) gets this scale, because the range of the
+    input is too large for the output. None if the bounds are unknown or exceed the Q's range, or if
+    the Q is not symmetric with one scale.
     """
     params, bounds = view.params(q), find_bounds(view.model).get(tensor)
     if bounds is None or params.scale is None or params.scale.size != 1 or _is_asymmetric(view, q):
@@ -148,7 +149,7 @@ def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] |
 
 
 def _make_pair_removal(view: View, q: Node) -> Callable[[Editor], None]:
-    dqs = _dequantizers(view, q)
+    dqs = _consuming_dqs(view, q)
 
     def apply(editor: Editor) -> None:
         editor.remove_pairs(q, dqs)
@@ -167,8 +168,8 @@ def find_pairs_before_adds(view: View, target: Target, reasons: Sequence[Reason]
 
 
 def find_float_residuals(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites where an Add can read its residual through the tensor's existing pair."""
-    residuals: dict[str, str] = {}  # residual tensor by Add, if a convolution could absorb the Add
+    """Return sites where an Add can read its residual input through an existing pair."""
+    residuals: dict[str, str] = {}  # residual tensor by Add, if a convolution could fuse the Add
     for r in select_reasons(ResidualFloat, reasons):
         residuals.setdefault(r.add, r.tensor)
     adds = find_nodes(view, collect_names(reasons))
@@ -184,7 +185,7 @@ def _float_residual_site(view: View, add: Node, residual: str | None) -> FixSite
 
     def apply(editor: Editor) -> None:
         for position, q in quantizers:
-            dq = _dequantizers(view, q)[0]
+            dq = _consuming_dqs(view, q)[0]
             name, inputs = f"{add.name}/residual_{qdq.DQ}", [q.output, *dq.inputs[1:]]
             output = editor.insert(add, qdq.DQ, name, inputs, dict(dq.attributes))
             editor.set_input(add, position, output)
@@ -196,10 +197,10 @@ def _float_residual_site(view: View, add: Node, residual: str | None) -> FixSite
 def _find_quantizers_of_inputs(
     view: View, add: Node, residual: str | None
 ) -> list[tuple[int, Node]]:
-    """Return the Qs whose pairs an Add can read instead of its float inputs, by position.
+    """Return the float inputs of an Add (positions) and the Qs that already quantize them.
 
-    Empty if no Q reads one of the float inputs, because its scale would have to be calibrated. If
-    the residual tensor is known, only that input counts: a convolution can absorb the other one.
+    Empty if a float input has no Q: its scale would have to be calibrated. If `residual` is known,
+    other inputs are left out, because a convolution fuses the Add there.
     """
     quantizers: list[tuple[int, Node]] = []
     for position, tensor in enumerate(add.inputs):
@@ -209,7 +210,7 @@ def _find_quantizers_of_inputs(
             continue
         consumers = view.model.consumers(tensor)
         q = next((n for n in consumers if qdq.is_q(n) and not view.params(n).is_per_channel), None)
-        if q is None or not _dequantizers(view, q):
+        if q is None or not _consuming_dqs(view, q):
             return []
         quantizers.append((position, q))
     return quantizers
@@ -217,7 +218,10 @@ def _find_quantizers_of_inputs(
 
 @map_refused_nodes
 def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | None:
-    """Return a site that moves a pair before a Pad of zeros or of copied values."""
+    """Return a site that moves a pair between a Pad and a convolution to before the Pad.
+
+    None if the Pad inserts values other than zeros or copies, or if tensors have more consumers.
+    """
     pair = qdq.find_pair(view.model, conv.input(0))
     if pair is None or pair[1] is None:
         return None
@@ -241,9 +245,10 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
 
 @map_refused_nodes
 def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
-    """Return a site that makes a convolution of the head float; None for other convolutions.
+    """Return a site that makes a convolution of the detection head float.
 
-    These are the convolutions of the boxes and the DFL; without a DFL, all last convolutions.
+    None unless its input and its weights are quantized. The reasons name the convolutions of the
+    boxes and the DFL; without a DFL, all last convolutions.
     """
     pair, weights = qdq.find_pair(view.model, conv.input(0)), view.weights(conv)
     if pair is None or pair[1] is None or weights.dq is None or weights.after:
@@ -266,9 +271,9 @@ def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | No
 def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that remove pairs after a head whose boxes and scores share a scale.
 
-    Pairs between the last convolutions and the Concat are removed too, because a step of boxes in
-    pixels is several pixels. The pair before the convolution of a DFL remains, as it quantizes that
-    convolution's input.
+    Pairs between the last convolutions and the Concat are removed too, because one step of boxes in
+    pixels is several pixels. The pair before the convolution of a DFL remains, because it quantizes
+    the input of that convolution.
     """
     sites: list[FixSite] = []
     visited: set[int] = set()
@@ -281,7 +286,7 @@ def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason])
         tail = _find_unweighted_nodes(view, start, dfl)
         visited |= tail
         inside = (q for q in view.activation_qs if q.index in tail)
-        pairs = [q for q in inside if _dequantizers(view, q) and not _reaches_weights(view, q)]
+        pairs = [q for q in inside if _consuming_dqs(view, q) and not _reaches_weights(view, q)]
         if pairs:
             sites.append(_head_tail_site(view, pairs))
     return sites
@@ -290,7 +295,7 @@ def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason])
 def _head_tail_site(view: View, pairs: list[Node]) -> FixSite:
     def apply(editor: Editor) -> None:
         for q in pairs:
-            editor.remove_pairs(q, _dequantizers(view, q))
+            editor.remove_pairs(q, _consuming_dqs(view, q))
 
     names = list_names((q.name for q in pairs), _NAMES_SHOWN)
     description = f"{len(pairs)} Q/DQ pairs removed after the last layers of the head ({names})"
@@ -298,7 +303,10 @@ def _head_tail_site(view: View, pairs: list[Node]) -> FixSite:
 
 
 def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set[int]:
-    """Return the indices of nodes connected with `start` by nodes without weights or of a DFL."""
+    """Return the indices of `start` and of nodes connected to it without passing layers.
+
+    Layers are nodes with weights, except those of a DFL (`dfl`).
+    """
     indices = {start.index}
     stack = [start]
     while stack:
@@ -315,17 +323,17 @@ def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set
 
 
 def _reaches_weights(view: View, q: Node) -> bool:
-    """Check whether a layer with weights is downstream of a Q, or reads its pair (the DFL)."""
+    """Return whether a layer with weights (also of a DFL) consumes a Q's values downstream."""
     if q.index in view.feeds_weighted:
         return True
-    consumers = [n for dq in _dequantizers(view, q) for n in view.model.consumers(dq.output)]
+    consumers = [n for dq in _consuming_dqs(view, q) for n in view.model.consumers(dq.output)]
     return any(operator_of(n).weights is not None for n in consumers)
 
 
 def find_different_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that give connected quantizers one scale, the largest.
+    """Return sites that give connected quantizers the largest of their scales.
 
-    Quantizers are connected if only operators that a Q can pass, and Q/DQ pairs, are between them.
+    Quantizers are connected if only Q/DQ pairs and operators that move values are between them.
     TensorRT may merge such quantizers. A chain of Concats is one group.
     """
     names = collect_names(reasons)
@@ -344,7 +352,7 @@ def find_different_scales(view: View, target: Target, reasons: Sequence[Reason])
 
 
 def _find_moving_producers(model: Model, tensors: Iterable[str]) -> set[str]:
-    """Return the names of the producers that keep the scale of an input."""
+    """Return the names of the tensors' producers that only move values."""
     producers = filter(None, map(model.producer, tensors))
     return {producer.name for producer in producers if commuting_inputs(model, producer)}
 
@@ -359,7 +367,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
 
     def apply(editor: Editor) -> None:
         for q in quantizers:
-            for node in (q, *_dequantizers(view, q)):
+            for node in (q, *_consuming_dqs(view, q)):
                 shape = view.params(node).scale_shape or ()
                 editor.set_quantizer(node, np.full(shape, largest), np.zeros(shape, np.int8))
 
@@ -384,7 +392,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
 
 
 def _scalar_scale(params: QuantParams) -> float | None:
-    """Return the scale of a per-tensor quantizer; None if it is computed or per channel."""
+    """Return the only scale of a quantizer; None if scales are unknown or per channel."""
     return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
 
 

@@ -1,4 +1,4 @@
-"""Fixes of scales, zero points, and types of the float part."""
+"""Fixes of scales and zero points, and conversions of the layers without Q/DQ."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def find_asymmetric_quantizers(
     """Return sites that make quantizers symmetric: int8 with zero points of 0.
 
     Stored constants that are not weights of a layer, such as the anchors of a detector, become
-    floats instead, because symmetric steps are up to twice as large and would move anchors.
+    floats instead: symmetric steps are up to twice as large, which would move the anchors.
     """
     sites: list[FixSite | None] = []
-    scales: dict[object, FloatArray] = {}  # computed once for scales that many nodes share
+    scales: dict[object, FloatArray] = {}  # results by parameters, which many nodes may share
     weights = _weight_dqs(view)
     for q, dqs in _find_quantizer_groups(view, reasons):
         site = None
@@ -71,9 +71,10 @@ def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
 
 
 def find_rounded_constants(view: View) -> list[tuple[float, str]]:
-    """Return scale and name of constants whose exact values an integer type lost.
+    """Return scale and name of stored integer constants that were probably rounded.
 
-    Weights, biases and single values are left out. Multiples of 0.5 are exact: anchors and strides.
+    Weights, biases and single values are left out, and constants whose values all are multiples of
+    0.5, such as anchors and strides.
     """
     weights = _weight_dqs(view)
     constants: list[tuple[float, str]] = []
@@ -99,7 +100,10 @@ def _has_exact_halves(stored: npt.NDArray[Any], step: float, zero: npt.NDArray[A
 def _find_quantizer_groups(
     view: View, reasons: Sequence[Reason]
 ) -> list[tuple[Node | None, list[Node]]]:
-    """Return each refused Q with its DQs, and each refused DQ of stored integers without Q."""
+    """Return the Qs that reasons name, each with its DQs, and named DQs of stored integers.
+
+    A DQ of stored integers has None in place of its Q.
+    """
     places = {r.node for r in reasons}
     groups: list[tuple[Node | None, list[Node]]] = []
     for node in view.quantizers:
@@ -121,7 +125,7 @@ def _symmetric_site(
         view: The model.
         q: The Q. None for stored integers.
         dqs: The DQs.
-        scales: Symmetric scales that were computed before, by the key of the parameters.
+        scales: Cache of symmetric scales, by the key of the old parameters; it is extended.
     """
     head = q or dqs[0]
     params = view.params(head)
@@ -162,9 +166,9 @@ def _describe_symmetric(node: Node, old: FloatArray, new: FloatArray, *, clips: 
 
 
 def clips_negative_values(view: View, q: Node) -> bool:
-    """Return whether the range of an activation's Q begins at 0, but its input may be negative.
+    """Return whether an activation's Q clips negative values that its input may have.
 
-    Such a Q computes a Relu. onnxruntime's quantizer removes a Relu before such a Q.
+    Such a Q acts as a Relu. onnxruntime's quantizer removes a Relu before such a Q.
     """
     params = view.params(q)
     first = {Precision.UINT8: 0, Precision.INT8: -128}.get(params.precision)
@@ -177,12 +181,12 @@ def clips_negative_values(view: View, q: Node) -> bool:
 
 
 def insert_relu(editor: Editor, q: Node) -> None:
-    """Insert a Relu before a Q."""
+    """Insert a Relu between a Q and its input, in place."""
     editor.set_input(q, 0, editor.insert(q, "Relu", f"{q.name}_relu", [q.input(0)]))
 
 
 def _make_symmetric(params: QuantParams) -> FloatArray:
-    """Return symmetric int8 scales that hold the range of the old parameters."""
+    """Return symmetric int8 scales that cover the range of the old parameters."""
     assert params.scale is not None and params.zero_point is not None
     low, high = (0, 255) if params.precision == Precision.UINT8 else (-128, 127)
     zero = params.zero_point
@@ -205,7 +209,7 @@ def _set_scale(view: View, editor: Editor, node: Node, scale: FloatArray) -> Non
 def _requantize_constant(
     view: View, editor: Editor, dq: Node, params: QuantParams, scale: FloatArray
 ) -> None:
-    """Quantize stored integers again with new scales and a zero point of 0."""
+    """Convert stored integers to int8 with new scales and a zero point of 0."""
     stored = view.model.constant(dq.input(0))
     if stored is None or params.scale is None or params.zero_point is None:
         return
@@ -222,8 +226,8 @@ def _requantize_constant(
 def find_nonpositive_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that make scales positive.
 
-    The scale of weights follows from their largest value. A negative scale becomes its absolute
-    value. Other scales of activations need data.
+    Scales of weights are computed from the weights. Other negative scales become their absolute
+    values. Activation scales that are 0 or NaN are not fixed, because they need data.
     """
     sites = []
     recomputable = {r.node for r in select_reasons(ScaleNotPositive, reasons) if r.is_recomputable}
@@ -238,10 +242,10 @@ def find_nonpositive_scales(view: View, target: Target, reasons: Sequence[Reason
 
 
 def find_weight_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that compute scales of float weights from the weights: max|w| over 127.
+    """Return sites that compute scales of float weights from the weights: max|w| / 127.
 
-    Of extreme scales, only these are computed, of scales that do not fit their weights, all of the
-    layer. Scales of activations are never computed.
+    If scales of a layer do not fit its weights, all its scales are computed. If single scales are
+    extreme, only these are computed. Scales of activations are not changed.
     """
     extreme = {r.node for r in select_reasons(ScaleImplausible, reasons)}
     misfits = {
@@ -284,7 +288,7 @@ def _weight_scale_site(
 def _make_scale_change(
     view: View, q: Node | None, dqs: list[Node], old: FloatArray
 ) -> Callable[[Editor], None]:
-    """Return the change that gives a group of quantizers positive scales."""
+    """Return the change that gives a Q (None for stored integers) and its DQs positive scales."""
     is_bad = ~(old > 0) | ~np.isfinite(old)
     replacement = np.where(np.isfinite(old) & (old != 0), np.abs(old), 1.0)
     value = view.model.constant(q.input(0)) if q is not None else None
@@ -304,7 +308,7 @@ def _make_scale_change(
 
 
 def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> None:
-    """Multiply stored integers by the sign of their scale."""
+    """Multiply stored integers by the signs of their scales, which will become positive."""
     stored = view.model.constant(dq.input(0))
     if stored is None:
         return
@@ -314,7 +318,7 @@ def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> N
 
 
 def find_computed_constants(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that store weights, scales and zero points that constants compute."""
+    """Return sites that replace weights, scales and zero points computed from constants."""
     names = collect_names(reasons)
     evaluator = constants.ConstantEvaluator(view.model)
     sites = find_computed_weights(view, target, reasons)
@@ -332,7 +336,7 @@ def find_computed_constants(view: View, target: Target, reasons: Sequence[Reason
 def make_constant_change(
     consumers: Sequence[Node], tensor: str, value: npt.NDArray[Any]
 ) -> Callable[[Editor], None]:
-    """Return the change that makes quantizers read a value in place of a tensor."""
+    """Return the change that replaces a scale or zero point of quantizers by a constant."""
 
     def apply(editor: Editor) -> None:
         stored = editor.constant(f"{tensor}_folded", value)
@@ -345,11 +349,11 @@ def make_constant_change(
 
 
 def find_dead_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites for dead scales: those that round all values of a tensor to one integer.
+    """Return sites for dead scales, which round all values of a tensor to the same integer.
 
-    The new scale covers all values that the tensor's operator can return; the data may need less.
-    If only a part of a Q's input becomes constant, no scale fits the whole input. The pair is then
-    removed if no layer with weights is downstream.
+    The new scale covers all values that the tensor's operator can return, which may be more than
+    the data needs. If only a part of a Q's input becomes constant, no scale fits the whole input.
+    The pair is then removed if no layer with weights is downstream.
     """
     dead = select_reasons(ScaleDead, reasons)
     sites = find_pairs_after_head(view, target, [r for r in dead if not r.whole])
@@ -372,13 +376,16 @@ def _dead_scale_site(view: View, q: Node, reason: ScaleDead) -> FixSite | None:
 
     description = (
         f"{q.name}: scale {format_number(reason.scale)} -> {format_number(float(scale[0]))}, "
-        f"which holds all that {reason.parts[0].op} can give"
+        f"which covers all values of {reason.parts[0].op}"
     )
     return FixSite(q.name, description, apply, [n.name for n in nodes])
 
 
 def find_scale_vectors(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that give an activation one scalar scale."""
+    """Return sites that replace scales per channel, or of shape [1], by one scalar scale.
+
+    Scales of shape [1] are replaced for TensorRT-RTX only.
+    """
     names = collect_names(reasons)
     pairs = [(q, dqs) for q, dqs in view.pairs() if not names.isdisjoint(_pair_names(q, dqs))]
     return list_sites(_scalar_scale_site(view, target, q, dqs) for q, dqs in pairs)
@@ -405,7 +412,9 @@ def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> 
 
 
 def to_half(model: Model, target: Target) -> Model | None:
-    """Return the model with its float part in FP16; None if the target chooses types itself.
+    """Return the model with its layers without Q/DQ in FP16.
+
+    None if the target chooses types itself, or if no node can be FP16.
 
     Raises:
         ModelError: The opset cannot be raised to 19.
@@ -418,7 +427,7 @@ def to_half(model: Model, target: Target) -> Model | None:
 
 
 def to_float(model: Model, target: Target) -> Model | None:
-    """Return the model in float32; None if the target supports float16 scales."""
+    """Return the model in float32; None if it has no float16, or the target reads FP16 scales."""
     if target.float16_scales or not fp16.has_fp16(model):
         return None
     copy = model.copy()
@@ -429,7 +438,8 @@ def to_float(model: Model, target: Target) -> Model | None:
 def to_layer_norm(model: Model, target: Target) -> Model | None:
     """Return the model with decomposed layer norms replaced by LayerNormalizations.
 
-    None if no decomposition is exact, or if the target does not support LayerNormalization.
+    None if no LayerNormalization computes the same values, or if the target does not support
+    LayerNormalization.
 
     Raises:
         ModelError: The opset cannot be raised to 17.

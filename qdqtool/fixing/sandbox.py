@@ -1,4 +1,4 @@
-"""Process that runs models with limits on processor time and memory.
+"""Worker process that runs models with limits on processor time and memory.
 
 The limits count processor time, not wall-clock time, so that the load of the machine and pauses of
 the worker do not change the result.
@@ -28,11 +28,11 @@ Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
 _CLOCK_FACTOR = 10  # wall-clock seconds permitted for each processor second
 _EXIT_SECONDS = 10.0  # time for the worker to exit after it has closed its output
-_CLOCK_PARTS = 60
+_CLOCK_PARTS = 60  # number of parts into which a wait is divided
 
 
 class RunError(Exception):
-    """A model that onnxruntime cannot run.
+    """Error: onnxruntime cannot run a model.
 
     Attributes:
         code: Identifier of the cause, such as ``"cpu-time-limit"``. It does not change when the
@@ -51,19 +51,19 @@ class RunError(Exception):
 
 
 class RunLimitError(RunError):
-    """A model that takes more time or memory than permitted."""
+    """Error: a model takes more time or memory than permitted."""
 
 
 class RunTimeoutError(RunLimitError):
-    """A run that did not end, although its computed cost was within the limits."""
+    """Error: a run exceeded its time, although its computed cost was within the limits."""
 
 
 class RunCrashError(RunError):
-    """A run in which the process ended or had no memory left."""
+    """Error: the worker process ended during a run, or had no memory left."""
 
 
 class Sandbox:
-    """A worker process that is started on first use, and again after it ended."""
+    """Worker process that is started on first use, and started again after it ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,12 +75,12 @@ class Sandbox:
         Args:
             source: Serialized model.
             inputs: Array for each input.
-            seconds: Processor seconds of all cores together until the process is ended.
-            memory: Bytes that the process may take.
+            seconds: Permitted processor seconds, summed over all cores.
+            memory: Permitted size of the process in bytes.
 
         Raises:
-            RunLimitError: The run took more time or memory.
-            RunError: onnxruntime cannot load or run the model, or crashed on it.
+            RunLimitError: The run exceeded the time or the memory.
+            RunError: onnxruntime crashed, or cannot load or run the model.
         """
         has_run = self._has_run
         try:
@@ -90,7 +90,7 @@ class Sandbox:
         except (RunLimitError, RunCrashError):
             if not has_run:
                 raise
-            # Earlier runs may have fragmented the memory; a new process starts without that.
+            # Earlier runs may have fragmented the memory, so try again in a new process.
             self.close()
             return self._run(source, inputs, seconds, memory)
 
@@ -129,7 +129,9 @@ class Sandbox:
             raise
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Return the worker, started if it is not running. The start is not part of a run's time.
+        """Return the worker process, and start it first if it is not running.
+
+        The start does not count as time of a run.
 
         Raises:
             RunError: The worker does not start.
@@ -159,7 +161,7 @@ class Sandbox:
             raise
 
     def close(self) -> None:
-        """End the process."""
+        """End the worker process; the next run starts a new one."""
         process, self._process = self._process, None
         self._has_run = False
         if process is None:
@@ -179,7 +181,7 @@ def _exchange(
     assert process.stdin is not None and process.stdout is not None
     arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
     for name, array in arrays.items():
-        # 4-bit, 8-bit float and bfloat16 types are not numpy's own.
+        # The worker has only numpy's own types, without 4-bit integers, 8-bit floats and bfloat16.
         if array.dtype.isbuiltin != 1:
             raise RunError(
                 f"input '{name}' has type {array.dtype}, which onnxruntime does not accept",
@@ -212,7 +214,7 @@ def _read_answer(stream: IO[bytes]) -> Arrays:
     if "error" not in answer:
         return {entry["name"]: _read_array(stream, entry) for entry in answer["outputs"]}
     text = answer["error"]
-    if "memory" in answer or "bad_alloc" in text:  # Python's and C++'s error
+    if "memory" in answer or "bad_alloc" in text:  # MemoryError of Python, std::bad_alloc of C++
         raise RunLimitError(text, code="memory-limit")
     if OUT_OF_MEMORY in text:
         raise RunCrashError(text, code="crashed")
@@ -228,10 +230,10 @@ def _read_array(stream: IO[bytes], entry: dict[str, Any]) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
-    """Kill a process that is busy after some wall-clock seconds, and set the event.
+    """Kill a process if the block takes too many seconds; the yielded event is then set.
 
-    This ends a process that neither computes nor exits. The wait consists of short parts: if this
-    process is stopped for a while, at most one part counts as passed.
+    This ends a process that neither computes nor exits. The wait consists of short parts, so that a
+    pause of this process (suspend) counts as one part at most.
     """
     done, timeout = threading.Event(), threading.Event()
 
@@ -247,5 +249,5 @@ def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[th
         done.set()
 
 
-#: The worker of this process. One is enough, and its start takes half a second.
+#: Shared by all runs of this process, because starting a worker takes half a second.
 SHARED = Sandbox()

@@ -1,4 +1,4 @@
-"""Fixes of one model, each of which is predicted, run, and kept or refused."""
+"""Trials of fixes on a model: each is predicted, run in onnxruntime, and kept or refused."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count_were
 
-_FEW_SITES = 4  # up to this number, halves are tried without regard to the prediction
-_MIN_TRIES = 24  # tries of one step that are always permitted; each predicts the whole model
-_MAX_NODES = 20_000  # nodes that the tries of one step may predict, if that permits more tries
+_FEW_SITES = 4  # up to this number of sites, halves are always tried, whatever the prediction shows
+_MIN_TRIES = 24  # number of tries that each step may always make; a try predicts the whole model
+_MAX_NODES = 20_000  # for small models, tries are permitted until this many nodes were predicted
 
 Place = tuple[str, str]  # code and node of a finding
 
@@ -52,7 +52,7 @@ class FixAttempt:
 
 
 def apply_sites(model: Model, sites: Sequence[FixSite]) -> tuple[Model, list[set[int]]]:
-    """Return a copy of a model with fixes applied, and the indices of the nodes of each fix.
+    """Return a copy of a model with fixes applied, and the edited node indices of each fix.
 
     Raises:
         ModelError: A fix cannot be applied.
@@ -67,7 +67,7 @@ def apply_sites(model: Model, sites: Sequence[FixSite]) -> tuple[Model, list[set
 
 
 class FixSession:
-    """Tries fixes on a model, and records which were kept or refused.
+    """Trials of fixes on one model, with a record of the kept and the refused fixes.
 
     Args:
         model: The model.
@@ -81,7 +81,7 @@ class FixSession:
         prediction: Prediction of the model with fixes.
         applied: Fixes that were kept.
         refused: Fixes that were tried and not kept.
-        notes: Notes of the result.
+        notes: Notes for the user.
         judge: Comparison of outputs.
     """
 
@@ -96,31 +96,32 @@ class FixSession:
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
         self._refused_steps: list[tuple[FixStep, set[str]]] = []
-        # Step, places and prediction of the attempt of the first refused step with the most places,
-        # unless the model was changed since.
+        # Step, places and prediction of the largest attempt at the first refused step. None after
+        # the model has changed. Used to avoid another prediction in try_together().
         self._first_attempt: tuple[FixStep, list[Place], Prediction] | None = None
-        self._attempt_places: dict[Place, Place] = {}  # by the place of the finding
+        # Place of the attempt by the place of each finding that the attempt may remove.
+        self._attempt_places: dict[Place, Place] = {}
 
     def is_due(self, step: FixStep | ModelStep) -> bool:
-        """Return whether to try a step that was not requested.
+        """Return whether to try a step that the user did not request.
 
-        A step of codes that may require a request is due only for a finding that requires none.
+        A step whose codes may all need a request is tried only if a finding needs none.
         """
         return not ON_REQUEST_CODES.issuperset(step.codes) or any(
             f.code in step.codes and not requires_request(f) for f in self.prediction.findings
         )
 
     def try_step(self, step: FixStep, codes: set[str]) -> None:
-        """Try all places of a step together; after an objection, without the places that caused it.
+        """Try all places of a step together, then without the places that prevent acceptance.
 
-        If the prediction gets worse near a place, this place is the cause. If no cause is visible,
-        for example because outputs would differ, halves of the places are tried. So the number of
-        tries hardly grows with the number of places.
+        If the prediction gets worse near a place, this place is left out. If no such place is
+        visible, for example because the outputs change too much, halves of the places are tried. So
+        the number of tries hardly grows with the number of places.
         """
         self.judge.start_step()
         refused: dict[Place, FixAttempt] = {}
         done: set[Place] = set()
-        suspects: list[Place] = []  # at least one of them is at fault
+        suspects: list[Place] = []  # places of which at least one prevents acceptance
         reason: Note | None = None
         limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
         tries = 0
@@ -150,7 +151,10 @@ class FixSession:
     def _find_open_sites(
         self, step: FixStep, codes: set[str], refused: dict[Place, FixAttempt], done: set[Place]
     ) -> list[FixSite]:
-        """Return the sites that are neither refused nor done; refuse sites with a skip reason."""
+        """Return the sites that are neither refused nor done.
+
+        Sites with a skip reason are added to `refused`.
+        """
         sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
         sites = [s for s in sites if s.place not in refused and s.place not in done]
         for site in sites:
@@ -162,7 +166,7 @@ class FixSession:
     def _narrow_culprits(
         self, sites: Sequence[FixSite], reason: Note, culprits: dict[int, Note]
     ) -> dict[int, Note]:
-        """Return the reason for each site to refuse, by number; empty to try halves instead."""
+        """Return the sites to refuse with their reasons, by index; empty to try halves instead."""
         if self.judge.failure is not None:
             return dict.fromkeys(range(len(sites)), reason)
         if len(sites) == 1:
@@ -170,11 +174,11 @@ class FixSession:
         return culprits if len(sites) > _FEW_SITES else {}
 
     def _attempt(self, sites: list[FixSite], step: FixStep) -> tuple[Note | None, dict[int, Note]]:
-        """Apply sites together, and keep the changes if they are better.
+        """Apply sites together, and keep the changes if prediction and outputs permit.
 
         Returns:
-            The reason why the changes were not kept, None if they were kept; and by number the
-            reasons against the sites that the prediction shows as the cause.
+            The reason why the changes were not kept, or None if they were kept; and the sites near
+            which the prediction gets worse, by index, with reasons.
         """
         try:
             candidate, edited = apply_sites(self.model, sites)
@@ -197,7 +201,8 @@ class FixSession:
     def try_together(self) -> None:
         """Try all refused steps together, because some changes help only in combination.
 
-        For example, a residual and a Concat that share a tensor need both of their changes.
+        For example, if a residual Add and a Concat share a tensor, each change helps only together
+        with the other.
         """
         if len(self._refused_steps) < 2 or self.judge.failure is not None:
             return
@@ -228,7 +233,7 @@ class FixSession:
             self.refused = [a for a in self.refused if (a.code, a.node) not in applied]
 
     def try_model_step(self, step: ModelStep) -> None:
-        """Try a rewrite of the whole model."""
+        """Try a rewrite of the whole model if findings have causes that it can remove."""
         findings = [f for f in self.prediction.findings if step.select_causes(f)]
         if not findings:
             return
@@ -267,7 +272,7 @@ class FixSession:
         attempts: list[FixAttempt],
         criteria: FixCriteria,
     ) -> Note | None:
-        """Keep a changed model if its outputs are accepted; return the reason otherwise."""
+        """Keep a changed model if its outputs are accepted; return the reason if not."""
         fewer_errors = _count_errors(prediction) < _count_errors(self.prediction)
         reason = self.judge.accept(self.model, candidate, criteria, fewer_errors)
         if reason is None:
@@ -299,11 +304,11 @@ class FixSession:
     def report_losses(self) -> None:
         """Add notes for errors that grew, and advise insertion if fixes cost accuracy."""
         if self.judge.has_samples:
-            self.judge.run_reference()  # needed if no fix was tried
+            self.judge.run_reference()  # has not run yet if no fix was tried
         errors = self.judge.list_errors()
         inputs = "" if self.judge.has_samples else " on random inputs"
         self.notes += _describe_errors(errors, inputs)
-        # Fixes may store them as floats, but their exact values were lost before.
+        # Fixes may store these constants as floats, but quantization already lost exact values.
         rounded = quantizers.find_rounded_constants(View(self._original))
         if rounded:
             self.notes.append(_describe_rounded(rounded))
@@ -324,7 +329,7 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
 
 
 def _describe_limit(tries: int, reason: Note | None) -> Note:
-    text = f"the nodes that cause this finding were not found within {tries} tries"
+    text = f"the fixes that prevent an improvement were not found within {tries} tries"
     if reason is None:
         return Note(text, code="not-separated")
     return Note(f"{text}: {reason}", code="not-separated-as")
@@ -379,8 +384,8 @@ def _describe_errors(errors: Sequence[OutputError], inputs: str) -> list[Note]:
     ]
     lost = [
         Note(
-            f"{e.title} has the same value everywhere, but not in the float network: its "
-            "information is lost",
+            f"{e.title} has the same value everywhere, but varies in the float network: quantize "
+            "the float model again",
             code="output-lost",
         )
         for e in errors

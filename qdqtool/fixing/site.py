@@ -1,4 +1,4 @@
-"""Places where a fix can be applied, and the steps that look for them."""
+"""Places where a fix can be applied, and steps that find these places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FixSite:
     """Place where a fix can be applied.
 
     Attributes:
-        node: Name of the node.
+        node: Name of the node that identifies the place; a step sets it to the finding's node.
         description: Description of the change in a few words.
         apply: Function that changes the model.
         names: Nodes and tensors that the fix is about, in addition to `node`.
@@ -56,25 +56,25 @@ def collect_names(reasons: Iterable[Reason]) -> set[str]:
 
 
 def find_nodes(view: View, names: Iterable[str]) -> list[Node]:
-    """Return the nodes of some names, each once, in the order of the graph."""
+    """Return the nodes that have one of the names, in the order of the file."""
     places = set(names)
     return [n for n in view.model.nodes if n.name in places]
 
 
 def find_refused_nodes(view: View, reasons: Iterable[Reason]) -> list[Node]:
-    """Return the nodes that reasons are about, each once, in the order of the graph."""
+    """Return the nodes that reasons are about, in the order of the file."""
     return find_nodes(view, (r.node for r in reasons))
 
 
 def select_reasons(kind: type[R] | tuple[type[R], ...], reasons: Iterable[Reason]) -> list[R]:
-    """Return the reasons of a class, or of several."""
+    """Return the reasons that are instances of a class or of one of several classes."""
     return [r for r in reasons if isinstance(r, kind)]
 
 
 def map_refused_nodes(
     make_site: Callable[[View, Target, Node], FixSite | None],
 ) -> Callable[[View, Target, Sequence[Reason]], list[FixSite]]:
-    """Turn a function that returns the site for one node into one for all refused nodes."""
+    """Decorate a function of one node, so that it returns the sites for all nodes in reasons."""
 
     @functools.wraps(make_site)
     def find(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
@@ -84,23 +84,23 @@ def map_refused_nodes(
 
 
 def list_sites(candidates: Iterable[FixSite | None]) -> list[FixSite]:
-    """Return the candidates without None."""
+    """Return the sites in order, without None entries."""
     return [site for site in candidates if site is not None]
 
 
 @dataclass(frozen=True)
 class FixCriteria:
-    """Purpose and permitted cost of changes that are judged together.
+    """Purpose and permitted cost of changes that are accepted or refused together.
 
     Attributes:
         reason_types: Classes of the reasons that the changes can remove.
         noise_factor: Permitted growth factor of the outputs' error against the float network.
         costs_speed: Whether the changes give up speed for accuracy.
-        changes_types: Whether the changes improve data types. Then more conversions are permitted,
-            because a Cast may split one in two.
-        rounding: Permitted difference of the outputs in addition, relative to the largest output.
-        requantizes_weights: Whether weights are quantized again. Both models are then compared
-            with the float weights.
+        changes_types: Whether the changes convert data types (FP16, FP32). Then more conversions
+            are permitted, because a Cast may split a conversion in two.
+        rounding: Permitted growth of the error in addition to `noise_factor`.
+        requantizes_weights: Whether weights are quantized again. The models before and after are
+            then compared with the network that has float weights.
     """
 
     reason_types: tuple[type[Reason], ...]
@@ -122,7 +122,8 @@ class FixCriteria:
         return tuple(select_reasons(self.reason_types, attempted_reasons(finding)))
 
 
-# A name in more reports than this does not identify a report (a weight that all layers share).
+# A name that occurs in more findings than this (such as a weight that all layers share) does not
+# assign a site to findings, unless all names of the site are so common.
 MAX_REPORTS_OF_NAME = 100
 
 
@@ -157,10 +158,10 @@ class FixStep(FixCriteria):
     def find_sites(
         self, view: View, target: Target, prediction: Prediction, codes: Collection[str]
     ) -> list[FixSite]:
-        """Return the sites in a predicted model that can remove findings of some codes.
+        """Return the sites in a predicted model that can remove findings with one of the codes.
 
-        A reason may have no finding because another one costs more at its node. Then the first
-        code of the reason's class counts.
+        A reason without a finding counts as well, with the first code of its class: the finding may
+        be missing because another reason at the node costs more.
         """
         reports = self._collect_reports(prediction)
         reasons = list(dict.fromkeys(r for report in reports for r in report.reasons))
@@ -181,7 +182,7 @@ class FixStep(FixCriteria):
     def find_possible_sites(
         self, view: View, target: Target, prediction: Prediction, codes: Collection[str]
     ) -> list[FixSite]:
-        """Return the sites of `find_sites` without those that have a reason to skip them."""
+        """Return the sites of :meth:`find_sites` that have no skip reason."""
         sites = self.find_sites(view, target, prediction, codes)
         return [site for site in sites if not site.skip_reason]
 
@@ -213,9 +214,9 @@ class FixStep(FixCriteria):
 
 
 def _find_answered(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) -> set[int]:
-    """Return the numbers of the reports that name a site.
+    """Return the numbers of the reports that contain a name of the site.
 
-    Names in many reports count only if no other name is in one.
+    Names that occur in very many reports count only if no other name is in a report.
     """
     groups = [numbers_by_name.get(name, ()) for name in {site.node, *site.names}]
     few = {n for group in groups if len(group) <= MAX_REPORTS_OF_NAME for n in group}
@@ -228,13 +229,13 @@ def broadcast_along(
     """Reshape scales or zero points so that they can be multiplied with a tensor.
 
     Args:
-        values: One value for each channel, or one for all.
+        values: One value for each channel, or a single value.
         shape: Shape of the tensor.
-        axis: Axis of the channels. None if there is one value for all.
-        name: Name of the quantizer, for the message.
+        axis: Axis of the channels. None for a single value.
+        name: Name of the quantizer, for the error message.
 
     Raises:
-        ModelError: The tensor has another number of channels.
+        ModelError: The tensor has another number of channels than `values`.
     """
     if values.size == 1:
         return values.reshape(())

@@ -53,16 +53,16 @@ from qdqtool.reasons.weights import (
 from qdqtool.trt.targets import Target
 
 # Permitted growth factors of the outputs' error against the float network. Even an exact rewrite
-# may change the last bit of a float, and so a rounded integer. Deep networks amplify that: the
-# error then changes by about a tenth.
+# may change the last bit of a float, and thereby a rounded integer. Deep networks amplify such
+# changes: the error changes by about a tenth.
 _EXACT = 1.3
 _SHARED = 1.5  # one scale for several tensors: smaller tensors lose resolution
-_ONE_BIT = 2.5  # uint8 to int8: the loss of up to one bit doubles the noise
+_ONE_BIT = 2.5  # uint8 to int8: the loss of up to one bit doubles the error
 
 # Codes of fixes that make ranges symmetric, which loses up to one bit.
 HALVING_CODES = attempted_codes((NonzeroZeroPoint, UnsignedZeroPoint))
 
-# Two steps can remove conversions, because a finding may not name the cause of a conversion.
+# Two steps have RemainingConversion, because this reason does not show which step removes it.
 STEPS = (
     FixStep(
         (

@@ -43,12 +43,15 @@ Array = npt.NDArray[Any]
 
 @map_refused_nodes
 def find_quantized_biases(view: View, target: Target, dq: Node) -> FixSite | None:
-    """Return a site that replaces a dequantized bias by a float constant."""
+    """Return a site that replaces a bias stored as integers, with its DQ, by a float constant."""
     return make_float_constant_site(view, dq, "bias stored as float")
 
 
 def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite | None:
-    """Return a site that replaces a DQ of stored integers by a float constant."""
+    """Return a site that replaces stored integers and their DQ by a float constant.
+
+    None if values are unknown, or if a graph output or a subgraph uses the DQ's output.
+    """
     dequantize = make_dequantizer(view, dq)
     if (
         dequantize is None
@@ -67,8 +70,8 @@ def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite 
 def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
     """Return a function that computes the output of a DQ of a constant, in the scale's type.
 
-    None if parameters are not constant. A function instead of the values saves memory: the weights
-    of a whole network are large.
+    None if values or parameters are not constant, or if their shapes do not match. A function
+    instead of the values saves memory, because the weights of a whole network are large.
     """
     stored = view.model.constant(dq.input(0))
     params = view.params(dq)
@@ -80,7 +83,7 @@ def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
             broadcast_along(v.reshape(-1), stored.shape, view.axis(dq), dq.name)
             for v in (params.zero_point, scale)
         )
-    except ModelError:  # the lint reports it
+    except ModelError:  # wrong shapes of scales have a finding of their own
         return None
     # DequantizeLinear computes in the scale's type: the result is the same to the last bit.
     return lambda: np.asarray(
@@ -89,7 +92,7 @@ def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
 
 
 def find_stored_integers(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that store weights as floats, with a Q that gives the same integers."""
+    """Return sites that replace stored integer weights by floats and a Q of the same result."""
     stored = select_reasons(WeightsStored, reasons)
     convolutions = find_nodes(view, (r.convolution for r in stored))
     return list_sites(_integer_weights_site(view, conv) for conv in convolutions)
@@ -112,7 +115,7 @@ def _integer_weights_site(view: View, conv: Node) -> FixSite | None:
 
 
 def find_shared_weights(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that copy constant, Q and DQ for every convolution but the first."""
+    """Return sites that copy shared weights, with Q and DQ, for all but the first consumer."""
     users: dict[str, list[tuple[Node, WeightSource]]] = defaultdict(list)
     shared = select_reasons(WeightsShared, reasons)
     sources = {r.weight for r in shared}
@@ -139,7 +142,7 @@ def _shared_weights_site(
 
 
 def find_computed_weights(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that replace the nodes between a constant and its quantizer by their value."""
+    """Return sites that replace the nodes between weights and quantizer by a constant."""
     constants = ConstantEvaluator(view.model)
     names = collect_names(reasons)
     return list_sites(
@@ -206,8 +209,8 @@ def _store_parameters(editor: Editor, prefix: str, scale: Array, separator: str 
 def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that quantizes the weights of a ConvTranspose with one scale.
 
-    None unless the target may not support a scale for each output channel, or the scales are along
-    another axis. The new scale is that of the largest weight.
+    None if the target supports the present axis of the scales, or if the values are unknown. The
+    new scale is that of the largest weight.
     """
     weights = view.weights(conv)
     quantizer = weights.first_quantizer
@@ -261,13 +264,13 @@ def _requantize(
     axis: int | None,
     suffix: str,
 ) -> None:
-    """Insert new Q and DQ for the weights of a layer; other layers keep the present ones.
+    """Insert a new Q and DQ for a layer's weights; other layers keep the present Q and DQ.
 
     Args:
         editor: Editor of the model.
         conv: The layer.
         weights: Its weights.
-        tensor: Tensor that the first of the new quantizers reads.
+        tensor: Input of the first new quantizer.
         scale: Scales of the weights.
         axis: Axis of the scales.
         suffix: End of the names of the new quantizers.
@@ -283,7 +286,10 @@ def _requantize(
 
 
 def find_per_tensor_weights(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that give float weights with one scale a scale for each output channel."""
+    """Return sites that replace a single weight scale by scales per output channel.
+
+    Only layers whose single scale loses accuracy have a site.
+    """
     granularities, _ = find_scales_per_tensor(view, target.name)
     lossy = [r for r in select_reasons(WeightsPerTensor, reasons) if r.lossy]
     layers = {name for r in lossy for name in r.layers}
@@ -341,8 +347,8 @@ def _batchnorm_parameters_site(
 def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that folds a BatchNormalization into the weights of a ConvTranspose.
 
-    Quantized weights or their scales are multiplied by the same factor for each output channel, so
-    that the integers are the same.
+    Float weights and their scales are multiplied by the same factor of each output channel, so that
+    the integers stay the same. Stored integers only change their sign.
     """
     consumers = view.model.consumers(conv.output)
     if len(consumers) != 1 or consumers[0].op != "BatchNormalization":
@@ -384,7 +390,7 @@ def _axes_of(view: View, weights: WeightSource) -> set[int | None]:
 
 
 def _fits_factor(view: View, quantizer: Node, channels: int) -> bool:
-    """Return whether one factor for each channel can be merged into the scales of weights."""
+    """Return whether a factor for each output channel can be merged into the weights' scales."""
     params = view.params(quantizer)
     is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)
     has_scales = params.scale is not None and params.scale.size in (1, channels)
@@ -392,9 +398,10 @@ def _fits_factor(view: View, quantizer: Node, channels: int) -> bool:
 
 
 def _batchnorm_affine(view: View, conv: Node, norm: Node) -> tuple[Array, Array] | None:
-    """Return factor and shift of each output channel that a BatchNormalization applies.
+    """Return factor and shift by which a BatchNormalization changes each output channel.
 
-    None if its parameters are not constant, or if the convolution cannot absorb them.
+    The shift includes the convolution's bias. None if parameters are not constant, if a factor is 0
+    or not finite, or if the convolution cannot absorb them (groups, output of the network).
     """
     model = view.model
     if conv.integer("group", 1) != 1 or model.is_output(conv.output):

@@ -1,10 +1,11 @@
-"""Process that runs models for :mod:`qdqtool.fixing.sandbox`.
+"""Worker program that runs models for :mod:`qdqtool.fixing.sandbox`.
 
-It reads requests from stdin and writes answers to stdout. A request is a line of JSON, the bytes of
-the model and those of its inputs. An answer is a line of JSON and the bytes of the outputs.
+The program reads requests from stdin and writes answers to stdout. A request is a line of JSON,
+followed by the bytes of the model and of its inputs. An answer is a line of JSON, followed by the
+bytes of the outputs.
 
-The file runs as a program of its own that imports onnxruntime, but neither qdqtool nor onnx. Output
-of onnxruntime is discarded. A crash or a lack of memory ends only this process.
+The program imports onnxruntime, but neither qdqtool nor onnx. Output of onnxruntime is discarded. A
+crash or a lack of memory ends only this process.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def main() -> None:
     import onnxruntime  # noqa: F401
 
     if hasattr(signal, "SIGPROF"):
-        # The signal ends the process, whatever handler and mask it was started with.
+        # Let the signal end the process, even if the parent process ignored or blocked it.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    answers.write(b"{}\n")  # ready: time and memory count for the model from here on
+    answers.write(b"{}\n")  # tells the parent that imports are done and requests can be sent
     answers.flush()
     requests = sys.stdin.buffer
     while line := requests.readline():
@@ -44,7 +45,7 @@ def main() -> None:
             head: dict[str, Any] = {"outputs": [_describe(n, array) for n, array in outputs]}
         except MemoryError:
             outputs, head = [], {"error": "out of memory", "memory": True}
-        except Exception as error:  # onnxruntime has its own classes
+        except Exception as error:  # onnxruntime's exceptions share no other base class
             lines = str(error).strip().splitlines()
             outputs, head = [], {"error": lines[0][:2000] if lines else type(error).__name__}
         _limit_processor_time(0)
@@ -67,7 +68,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _limit_processor_time(seconds: float) -> None:
-    """End the process after some processor seconds of all its threads; 0 means no limit.
+    """Let a signal end the process after some processor seconds of all threads; 0: no limit.
 
     Time of other programs, and time in which this process is stopped, do not count.
     """
@@ -104,7 +105,7 @@ def _run(source: bytes, arrays: dict[str, Any], threads: int) -> list[tuple[str,
     options.intra_op_num_threads = threads
     # Otherwise onnxruntime 1.32 rounds biases of FP8 layers with FP16 scales to wrong values.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    # Busy waiting takes longer than a run.
+    # Without this entry, threads wait busily and use more processor time than the run itself.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = ort.InferenceSession(
         source, options, providers=["CPUExecutionProvider"], enable_fallback=0

@@ -31,13 +31,13 @@ _ROWS = 50  # maximum number of lines of a Markdown list, because a job summary 
 
 @dataclass(frozen=True, slots=True)
 class ModelReview:
-    """The result for one model.
+    """Result for one model.
 
     Attributes:
-        path: Path in the command line; in a repository, relative to its root.
+        path: Path as the user gave it; code hosts expect a path relative to the repository.
         target: The target's name.
-        prediction: The prediction, None if the model cannot be used.
-        unmet: Requirements that are not met. If the model cannot be used: the reason.
+        prediction: The prediction; None if the model cannot be predicted.
+        unmet: Requirements that are not met; without a prediction, the reasons for that.
         times: Estimated time on each GPU.
     """
 
@@ -61,14 +61,14 @@ def to_sarif(reviews: Iterable[ModelReview]) -> Json:
 
 def _run(review: ModelReview) -> Json:
     findings = review.prediction.findings if review.prediction else []
-    rules = [_rule(code, review.target) for code in dict.fromkeys(str(f.code) for f in findings)]
-    own, title = _REQUIREMENT, "A condition of --require, --require-gain or --fail-on is not met"
+    rules = [_rule(name, review.target) for name in dict.fromkeys(str(f.code) for f in findings)]
+    code, title = _REQUIREMENT, "A condition of --require, --require-gain or --fail-on is not met"
     if review.prediction is None:
-        own, title = _UNUSABLE, "The model cannot be predicted"
+        code, title = _UNUSABLE, "The model cannot be predicted"
     if review.unmet:
         level = {"level": "error"}
         description = {"text": title}
-        rules.append({"id": own, "shortDescription": description, "defaultConfiguration": level})
+        rules.append({"id": code, "shortDescription": description, "defaultConfiguration": level})
     positions = {rule["id"]: position for position, rule in enumerate(rules)}
     results = [
         _result(
@@ -82,7 +82,7 @@ def _run(review: ModelReview) -> Json:
         for f in findings
     ]
     results += [
-        _result(review.path, positions, own, "error", one_line(line), "") for line in review.unmet
+        _result(review.path, positions, code, "error", one_line(line), "") for line in review.unmet
     ]
     return {
         "tool": {"driver": {"name": "qdqtool", "version": TOOL_VERSION, "rules": rules}},
@@ -119,9 +119,10 @@ def _rule(code: str, target: str) -> Json:
 def _result(
     path: str, rules: dict[str, int], rule: str, level: str, message: str, node: str
 ) -> Json:
-    pure = PurePath(path)  # SARIF: a relative reference, or a file URI for an absolute path
-    uri = ("file://" if pure.is_absolute() else "") + quote(
-        pure.as_posix().encode(errors="surrogateescape")
+    # SARIF requires a relative reference, or a file URI for an absolute path.
+    file_path = PurePath(path)
+    uri = ("file://" if file_path.is_absolute() else "") + quote(
+        file_path.as_posix().encode(errors="surrogateescape")
     )
     location: Json = {
         "physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}
@@ -142,7 +143,7 @@ def _result(
 
 
 def to_markdown(reviews: Iterable[ModelReview]) -> str:
-    """Return a section for each model: verdict, unmet requirements, findings by code."""
+    """Return Markdown with a section for each model: verdict, unmet requirements, findings."""
     return "\n".join(line for review in reviews for line in _section(review))
 
 
@@ -179,11 +180,11 @@ def _list_floats(convolutions: Sequence[ConvOutcome]) -> list[str]:
 
 
 def _finding_table(findings: list[Finding]) -> list[str]:
-    """Return a table with one row for each code."""
+    """Return the lines of a table with one row for each finding code."""
     by_code: dict[str, list[Finding]] = {}
     for finding in findings:
         by_code.setdefault(finding.code, []).append(finding)
-    lines = ["| | code | places | first of them | what to change |", "|---|---|---|---|---|"]
+    lines = ["| | code | places | first place | fix |", "|---|---|---|---|---|"]
     for code, same in list(by_code.items())[:_ROWS]:
         first = same[0]
         cells = (first.severity.word, code, str(len(same)), first.message, first.fix)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Maximum lengths of lists without --all.
 _MAX_LAYERS, _MAX_SLOW_LAYERS, _MAX_NODES, _MAX_MISMATCHES = 20, 10, 8, 10
 _MIN_MS = 5e-5  # smallest change in milliseconds that the printed digits show
-# Titles of the members of qdqtool.comparison.result.ChangeKind, the gravest first.
+# Titles of the members of qdqtool.comparison.result.ChangeKind, most serious changes first.
 _CHANGE_TITLES = {
     "lost-int8": "Lost INT8",
     "lost-int8-output": "In INT8, but with float output",
@@ -34,7 +34,7 @@ _CHANGE_TITLES = {
     "residual": "Residual input of another type",
     "weights-scale": "Scales of weights differ",
     "scale": "Scales of activations differ",
-    "fusion": "Fused with something else",
+    "fusion": "Fused with other layers",
     "only-in-a": "Only in A",
     "only-in-b": "Only in B",
 }
@@ -46,15 +46,15 @@ _MISMATCH_TITLES = {
     MismatchKind.COPY: "Slices, concatenations and copies",
     MismatchKind.BUILD: "Build",
 }
-_SLOW_RATIO = 1.5  # a layer is listed as slow above this ratio to the usual time
+_SLOW_RATIO = 1.5  # a layer that takes more than this many times its usual time is listed
 
 
 def render(
     report: EngineReport, sort: str, width: int = 80, *, everything: bool = False
 ) -> TextPage:
-    """Return the layers of an engine, and totals by kind, precision and type.
+    """Return the text of ``engine``: layers, and totals by kind, precision and type.
 
-    ``everything`` lists more than the first layers.
+    ``everything`` lists all layers.
     """
     page = TextPage(width, everything)
     build = report.build
@@ -65,7 +65,9 @@ def render(
         page.fill(IMPLICIT_INT8)
     page.add_gap()
     page.fill(
-        "MACs and bytes of one execution; MAC/B is arithmetic intensity; tensors in, tensors out", 0
+        "MACs and bytes of one execution; MAC/B is the arithmetic intensity. Below each layer: its "
+        "inputs -> outputs",
+        0,
     )
     page.add_lines(f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'kB':>9} {'MAC/B':>7}  layer")
     for row in page.iterate_rows(report.sorted_rows(sort), _MAX_LAYERS, "... "):
@@ -75,7 +77,7 @@ def render(
         _add_totals(page, key, report.totals(key), timed=report.has_times)
     if report.unmatched:
         names = ", ".join(report.unmatched[:10])
-        page.add_heading(f"in the profile and not in the listing: {names}")
+        page.add_heading(f"Layers in the profile without a match in the layer listing: {names}")
     return page
 
 
@@ -115,8 +117,8 @@ def _add_slow_layers(page: TextPage, report: EngineReport) -> None:
     slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
     if slow:
         page.add_heading(
-            f"Slower than such layers usually are on {report.gpu} ({len(slow)}): "
-            "a slow tactic or format"
+            f"Slower than similar layers usually are on {report.gpu} ({len(slow)}), because of a "
+            "slow tactic or format"
         )
     for row in slow[:_MAX_SLOW_LAYERS]:
         lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
@@ -137,14 +139,14 @@ def _add_totals(page: TextPage, key: str, totals: dict[str, LayerTotals], *, tim
     unknown = sum(total.unknown for total in totals.values())
     if unknown and key == "kind":
         layers = format_count(unknown, "layer")
-        page.add_lines(f"  MACs or bytes of {layers} are not known (?) and not in the sums")
+        page.add_lines(f"  MACs or bytes of {layers} are unknown (?) and not in the totals")
 
 
 # Two builds or models -----------------------------------------------------------------------------
 
 
 def _add_changes(page: TextPage, comparison: Comparison) -> None:
-    """List each node once, under its gravest change."""
+    """List each changed node once, under its most serious change."""
     from qdqtool.comparison.result import ChangeKind
     from qdqtool.comparison.text import name_formats
 
@@ -194,8 +196,8 @@ _METRICS = {
     ),
     "top-1-agreement": "top-1 agreement: share of the images with the same best class",
     "output-agreement": (
-        "output agreement: one minus the error of B's outputs, as a part of the standard "
-        "deviation of A's"
+        "output agreement: one minus the error of B's outputs, divided by the standard deviation "
+        "of A's outputs"
     ),
 }
 
@@ -236,7 +238,7 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
 
 
 def _describe_formats(side: SideSummary) -> str:
-    """Return ``60 in INT8 (54 with INT8 output)``, with the FP8 ones if there are any."""
+    """Return counts such as ``60 in INT8 (54 with INT8 output)``, with FP8 if it occurs."""
     counts = (("INT8", side.int8, side.int8_to_int8), ("FP8", side.fp8, side.fp8_to_fp8))
     texts = [
         f"{count} in {name}" + (f" ({inside} with {name} output)" if inside is not None else "")
@@ -289,7 +291,7 @@ def add_engines(page: TextPage, comparison: EngineComparison) -> None:
 
 
 def _format_types(cost: LayerCost | None) -> str | None:
-    """Return the data types of a layer's inputs and output, None without a layer."""
+    """Return the types of a layer's inputs and output; empty if unknown, None without a layer."""
     if cost is None:
         return None
     if not cost.layer.type:
@@ -318,12 +320,12 @@ def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
 _STATUS = {
     0: ("PASS", "built what was predicted", Style.GOOD),
     1: ("FAIL", "did not build what was predicted", Style.BAD),
-    2: ("INCOMPLETE", "agrees as far as the build shows it", Style.UNCLEAR),
+    2: ("INCOMPLETE", "agrees, but parts of the build are missing", Style.UNCLEAR),
 }
 
 
 def verdict(result: Verification) -> str:
-    """Return the agreement in one line."""
+    """Return one line with the agreement of layers, Q/DQ layers, optimizer lines and time."""
     trace, counts = result.trace, _list_counts(result)
     parts = [text if label == "Layers" else f"{label} {text}" for label, text in counts.items()]
     if trace.built:
@@ -368,9 +370,7 @@ def render_verification(
     page = TextPage(width)
     outcome, consequence, style = _STATUS[exit_code(result, allow_partial)]
     if not any((result.convolutions.agree, result.layers.agree, result.trace.agree)):
-        consequence = (
-            "shows nothing that can be compared" if outcome == "INCOMPLETE" else consequence
-        )
+        consequence = "has no data to compare" if outcome == "INCOMPLETE" else consequence
     exceptions = _describe_exceptions(result)
     page.fill(f"{outcome}: {_describe_build(result)} {consequence}{exceptions}", style=style)
     page.add_gap()
@@ -383,7 +383,7 @@ def render_verification(
 
 
 def _describe_exceptions(result: Verification) -> str:
-    """Describe what differs without being a mismatch: names of layers, and the time."""
+    """Describe differences that do not count as mismatches: names of layers, and the time."""
     layers, parts = result.layers, []
     if layers.unmatched:
         verb = "has" if len(layers.unmatched) == 1 else "have"
@@ -418,7 +418,7 @@ def _describe_build(result: Verification) -> str:
 
 
 def _add_counts(page: TextPage, result: Verification) -> None:
-    """Add rows with the compared numbers, and with the parts of the build that are missing."""
+    """Add rows with counts that agree, and with data that the build does not have."""
     build, prediction = result.build, result.prediction
     target = target_named(prediction.target).title if prediction else "no target"
     page.add_row("Compared", f"{build.source} with the prediction for {target}", 19)
@@ -449,7 +449,7 @@ def _add_times(page: TextPage, result: Verification) -> None:
     times = result.times
     if times is None:
         return
-    outcome = "outside the range, as one in five measured times is"
+    outcome = "outside the range (expected for one in five engines)"
     if times["within"]:
         outcome = "within the range"
     page.add_row(
@@ -460,7 +460,7 @@ def _add_times(page: TextPage, result: Verification) -> None:
         19,
     )
     if not times["within"]:
-        page.add_row("", "Far outside: another GPU or clock (--gpu, --clock), or load", 19)
+        page.add_row("", "If far outside, check GPU, clock (--gpu, --clock) and other load", 19)
     layers = times["layers"]
     if layers["compared"]:
         page.add_row(

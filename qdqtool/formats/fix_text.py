@@ -1,4 +1,4 @@
-"""Text of ``fix``: the result first, then the changes and what is left."""
+"""Text of ``fix``: the result first, then the changes and the remaining findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
     from qdqtool.fixing.session import FixAttempt
 
-_MAX_FIXES = 1  # changes of one code that are listed
+_MAX_FIXES = 1  # maximum number of listed changes that have the same code and reason
 _LOSSES = ("constants-rounded",)  # notes on problems that no fix can remove
 
 
@@ -31,7 +31,7 @@ def render(
         fixed: The result.
         output: Path of the written model.
         width: Columns.
-        options: Options of the user that the next commands take too.
+        options: Options to repeat in the next commands, each with a space before it.
         seconds: Time that the command took. None: not printed.
     """
     page = TextPage(width)
@@ -55,7 +55,7 @@ def render(
 
 
 def _add_result(page: TextPage, fixed: Fixed) -> None:
-    """Add how many places were fixed: the findings that ``predict`` no longer reports."""
+    """Add the number of places that were fixed, which ``predict`` no longer reports."""
     count = fixed.fixed_places().total()
     style = SEVERITY_STYLES[Severity.WARNING] if fixed.ok else SEVERITY_STYLES[Severity.ERROR]
     text = f"Nothing {'to fix' if fixed.after.ok else 'fixed'}"
@@ -66,7 +66,7 @@ def _add_result(page: TextPage, fixed: Fixed) -> None:
 
 
 def _add_rest(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
-    """Add the errors and warnings that are left, and constants whose exact values are lost."""
+    """Add the remaining errors and warnings, and constants whose exact values are lost."""
     counts = fixed.after.findings_by_code()
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     losses = [note for note in fixed.notes if note.code in _LOSSES]
@@ -81,7 +81,7 @@ def _add_rest(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
 
 
 def _add_on_request(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
-    """Add the command for fixes that were not tried because they are applied on request only."""
+    """Add the command for fixes that were not tried because they need a request."""
     tried = {change.code for change in (*fixed.applied, *fixed.refused)}
     left = [f for group in split_fixable(fixed.after.findings) for f in group]
     codes = dict.fromkeys(
@@ -89,9 +89,7 @@ def _add_on_request(page: TextPage, fixed: Fixed, output: str, options: str) -> 
     )
     if codes:
         names = ", ".join(codes)
-        page.fill(
-            f"Not tried: {names} (may cost speed, or left out by --only). On request:", 2, "  "
-        )
+        page.fill(f"Not tried: {names} (may cost speed, or excluded by --only). To try:", 2, "  ")
         other = str(Path(output).with_name(f"{Path(output).stem}_2.onnx"))
         only = " ".join(f"--only {code}" for code in codes)
         page.add_command(
@@ -100,9 +98,9 @@ def _add_on_request(page: TextPage, fixed: Fixed, output: str, options: str) -> 
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:
-    """Add the distance of each output from the float network's, before and after.
+    """Add the error of each output against the float network, before and after.
 
-    Random inputs say little about accuracy, so that only errors that grew are listed for them.
+    With random inputs, which say little about accuracy, only errors that grew are listed.
     """
     errors = fixed.errors
     if not errors:
@@ -131,14 +129,15 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
 def _add_changes(
     page: TextPage, title: str, changes: list[FixAttempt], places: Counter[str] | None = None
 ) -> None:
-    """Add changes by code, with the number of places that they fix, or else of changes."""
+    """Add changes by code and reason, with the number of fixed places, else of changes."""
 
-    def kind(change: FixAttempt) -> tuple[str, str]:
+    def code_and_reason(change: FixAttempt) -> tuple[str, str]:
         return change.code, change.why_not
 
     if changes:
         page.add_heading(title)
-    for (code, why_not), group in itertools.groupby(sorted(changes, key=kind), key=kind):
+    ordered = sorted(changes, key=code_and_reason)
+    for (code, why_not), group in itertools.groupby(ordered, key=code_and_reason):
         same = list(group)
         count = (places[code] if places else 0) or len(same)
         page.fill(f"{code} ({count})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  ")

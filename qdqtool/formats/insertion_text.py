@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 # Maximum lengths of lists without --all.
 _MAX_NAMES, _MAX_GROUPS = 3, 3
 _MIN_BITS_LOST = 1.5  # groups that lose fewer bits are not listed
-# Effect on detections of a relative error below each limit, measured (docs/accuracy.md).
+# Measured effect on detections of an output error below each limit (docs/accuracy.md).
 _ERROR_RATINGS = (
-    (SMALL_ERROR, "little"),
-    (0.2, "more than usual"),
-    (math.inf, "much"),
+    (SMALL_ERROR, "small"),
+    (0.2, "larger than usual"),
+    (math.inf, "large"),
 )
 
 
@@ -50,7 +50,8 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     if insertion.choice is not None or everything:
         _add_formats(page, insertion)
     _add_losses(page, insertion)
-    if insertion.choice is None or not insertion.choice.errors:  # else part of the choice
+    # With measured errors, the choice of the format already reports the error.
+    if insertion.choice is None or not insertion.choice.errors:
         _add_agreement(page, insertion, f"{_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
         page.add_row("In TensorRT", verdict(insertion.prediction))
@@ -85,7 +86,7 @@ def _add_agreement(page: TextPage, insertion: Insertion, origin: str) -> None:
     agreement = insertion.agreement
     if agreement is None:
         return
-    change = "the outputs become values that are not numbers"
+    change = "the outputs become NaN or infinite"
     if math.isfinite(agreement.error):
         change = f"{agreement.error:.1%} of the outputs' standard deviation"
     samples = format_count(agreement.samples, "image")
@@ -125,7 +126,7 @@ def _add_images(page: TextPage, insertion: Insertion) -> None:
 
 
 def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precision) -> None:
-    """Add the nodes that stay in floating point, by reason."""
+    """Add the nodes that remain float, by reason."""
     by_reason: dict[str, list[str]] = {}
     for node in skipped:
         by_reason.setdefault(node.reason, []).append(node.node)
@@ -139,7 +140,7 @@ def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precisi
 
 
 def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
-    """Add the bits that tensors lose by sharing a scale (Concat, Split, Resize ...)."""
+    """Add the bits of precision that tensors lose by sharing a scale (Concat, Resize ...)."""
     if not groups:
         return
     if _max_loss(groups) < _MIN_BITS_LOST and not page.everything:
@@ -164,7 +165,7 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
 
 
 def _add_formats(page: TextPage, insertion: Insertion) -> None:
-    """Add the choice of a format, and which activations suit which format."""
+    """Add the chosen format with the reason, and the number of activations that suit FP8."""
     if insertion.choice is not None:
         page.add_row("Chosen", f"{_title(insertion)}: {as_options(insertion.choice.reason)}")
     _add_fits(page, insertion)
@@ -198,15 +199,15 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     losses = insertion.losses
     if losses is None:
         return
-    rating = next((text for limit, text in _ERROR_RATINGS if losses.error < limit), "much")
+    rating = next((text for limit, text in _ERROR_RATINGS if losses.error < limit), "large")
     advice = "" if losses.error < SMALL_ERROR else ", so compare the results (below)"
     page.add_row(
         "Output error",
-        f"{losses.error:.1%} of the outputs' spread on {format_count(losses.samples, 'image')} "
-        f"({rating}){advice}",
+        f"{losses.error:.1%} of the outputs' standard deviation on "
+        f"{format_count(losses.samples, 'image')} ({rating}){advice}",
     )
     if page.everything:
-        page.add_row("", "(of the activations alone; the spread is the standard deviation)")
+        page.add_row("", "(caused by quantized activations alone)")
     if not losses.tried:
         if page.everything:
             text = f"single activations were not tried (--losses {losses.samples} tries them)"
@@ -219,17 +220,20 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     for loss in losses.tensors if page.everything else confirmed:
         page.fill(f"{_describe_loss(loss)}{_describe_price(loss, title)}", 19, f"{'':17}- ")
     for loss in confirmed[:1]:
-        # One line without wrapping, so that it can be copied.
+        # add_row() does not split words, so the option can be copied.
         page.add_row("", f"Try: --exclude {_exclude_pattern(loss)}")
 
 
 def _describe_unconfirmed(losses: ActivationLosses) -> str:
-    """Describe why no single activation is proposed to stay float."""
+    """Describe why the text recommends no single activation to leave float."""
     tried = f"{losses.tried} tried on {format_count(losses.trial_samples, 'image')}"
     seen = [loss for loss in losses.tensors if loss.gain >= MIN_GAIN]
     if not seen or any(loss.confirmed_on for loss in seen):
-        return f"no single activation in FP16 reliably reduces it by {MIN_GAIN:.0%} ({tried})"
-    return f"too few images to say which activation costs most ({tried}; --losses 16 tries more)"
+        return (
+            "leaving a single activation float does not reliably reduce the error by "
+            f"{MIN_GAIN:.0%} ({tried})"
+        )
+    return f"too few images to find the worst activation ({tried}; --losses 16 uses more)"
 
 
 def _describe_loss(loss: TensorLoss) -> str:
@@ -268,7 +272,7 @@ def _add_remarks(page: TextPage, notes: Iterable[str], warnings: Iterable[str]) 
 
 
 def add_cache(page: TextPage, cache: CacheReport) -> None:
-    """Add the calibration cache that was written, and the command that builds with it."""
+    """Add the report on a calibration cache, and the command that builds with the cache."""
     for line in cache.lines():
         indent = " " * (len(line) - len(line.lstrip()))
         page.fill(as_options(line), len(indent) + 2, indent)

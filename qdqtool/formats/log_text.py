@@ -75,7 +75,7 @@ def _add_head(page: TextPage, facts: Json) -> None:
         _add_fact(page, "command", facts["command"])
     _add_fact(page, "read", f"{build['source']}: {', '.join(build['files'])}")
     if facts["read"] and not build["complete"]:
-        _add_fact(page, "holds", ", ".join(facts["read"]))
+        _add_fact(page, "contains", ", ".join(facts["read"]))
     if build["missing"]:
         _add_fact(page, "missing", ", ".join(build["missing"]))
 
@@ -108,7 +108,7 @@ def _describe_model(model: Json) -> str:
 def _add_problems(page: TextPage, facts: Json) -> None:
     if facts["names_only"]:
         page.fill(
-            "The listing has names and no precisions. Build again with details:",
+            "The layer listing has names but no precisions. Build again with details:",
             style=Style.UNCLEAR,
         )
         for version, text in facts["rerun"].items():
@@ -179,7 +179,7 @@ def _format_shape(row: Json) -> str:
 
 def _add_merged(page: TextPage, facts: Json) -> None:
     if facts["merged"]:
-        page.add_heading(f"Merged side by side: {len(facts['merged'])}")
+        page.add_heading(f"Layers merged horizontally: {len(facts['merged'])}")
     for group in page.iterate_rows(facts["merged"], _MAX_ROWS):
         page.fill(" || ".join(group), 6, f"  {len(group)}: ")
 
@@ -189,7 +189,7 @@ def _add_skipped_kernels(page: TextPage, tuning: Json) -> None:
         layer = f" for {row['layer']}" if row["layer"] else ""
         _add_fact(page, "Tuning", f"{row['runner']} has no tactic{layer}{_format_times(row)}")
     for row in tuning["reasons"]:
-        _add_fact(page, "Tuning", f"passed over: {row['reason']}{_format_times(row)}")
+        _add_fact(page, "Tuning", f"tactics skipped: {row['reason']}{_format_times(row)}")
 
 
 def _add_tuning(page: TextPage, facts: Json) -> None:
@@ -302,7 +302,7 @@ def _add_rest(page: TextPage, facts: Json) -> None:
         page.fill(note, 8, "note    ")
     lines = facts["lines"]
     if lines["unexplained"]:
-        page.add_lines(f"{lines['unexplained']} of {lines['total']} lines were not understood")
+        page.add_lines(f"{lines['unexplained']} of {lines['total']} lines were not recognized")
 
 
 def pass_lines(rows: Iterable[tuple[int, str]]) -> TextPage:
@@ -330,18 +330,18 @@ def code_text(entry: FindingCodeEntry, width: int) -> TextPage:
     _add_sections(
         page,
         Cause=entry.cause,
-        What_TensorRT_does=entry.tensorrt,
+        Effect_in_TensorRT=entry.tensorrt,
         In_a_log=entry.log,
         Fix=entry.fix,
     )
     if entry.code in PROMISED_CODES:
         page.fill(
-            f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this "
-            "where no new data is needed.",
+            f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx applies this fix where "
+            "calibration data is not needed.",
             2,
             "  ",
         )
-    page.add_heading("Where it holds")
+    page.add_heading("Applies to")
     for holds in entry.holds:
         evidence = str(holds.evidence)
         if holds.severity not in (None, entry.severity):
@@ -386,20 +386,20 @@ def error_text(error: KnownError, width: int) -> TextPage:
         Cause=error.cause,
         Fix=error.fix,
         Fixed_in=error.fixed,
-        Not_known=error.unknown,
+        Unknown=error.unknown,
         Versions=error.versions,
         Source=error.source,
     )
     if error.codes:
         page.add_heading(
-            f"'qdqtool predict' reports it before the build: {', '.join(error.codes)} "
+            f"'qdqtool predict' finds this error before the build: {', '.join(error.codes)} "
             f"(qdqtool explain {error.codes[0]})"
         )
     return page
 
 
 def way_text(way: BuildMethod, width: int) -> TextPage:
-    """Return the flags of a build method, and the way to its log."""
+    """Return the text on a build method: flags, and how to write its log."""
     page = TextPage(width)
     page.add_heading(f"With {way.title}")
     for heading, text in (
@@ -414,7 +414,7 @@ def way_text(way: BuildMethod, width: int) -> TextPage:
 
 
 def line_text(answer: LineAnswer, width: int) -> TextPage:
-    """Return the explanation of a log line, the likeliest pass first."""
+    """Return the explanation of a log line by possible passes, the likeliest pass first."""
     page = TextPage(width)
     page.fill(answer.line, 2, "  ", Style.BOLD)
     if answer.note:
@@ -429,7 +429,7 @@ def line_text(answer: LineAnswer, width: int) -> TextPage:
 def _add_rule(page: TextPage, rule: Rule, limit: int) -> None:
     page.fill(rule.does, 4, f"{rule.pass_name}: ")
     if rule.means:
-        page.fill(rule.means, 4, "  For you: ")
+        page.fill(rule.means, 4, "  Meaning: ")
     page.add_lines("  Evidence")
     for name, case in list(rule.cases.items())[:limit]:
         page.fill(f"{case.evidence}: {case.says}", 6, f"  - {name.rpartition('/')[2]}, ")
@@ -439,8 +439,8 @@ def _add_rule(page: TextPage, rule: Rule, limit: int) -> None:
             page.fill(case.source, 8, "      ")
     if len(rule.cases) > limit:
         page.fill(
-            f"the likeliest case, by the names in the line; all {len(rule.cases)}: "
-            f"qdqtool explain {rule.pass_name}",
+            f"This is the likeliest of {len(rule.cases)} cases, by the names in the line. All "
+            f"cases: qdqtool explain {rule.pass_name}",
             4,
             "    ",
         )

@@ -59,13 +59,13 @@ def emit(answer: str | TextPage, output: str | None) -> None:
         )
     try:
         if isinstance(answer, TextPage) and supports_color(sys.stdout):
-            # The page is already filtered; colors must pass.
+            # The text is already escaped. The filter of stdout would escape the colors too.
             stream = getattr(sys.stdout, "unfiltered", sys.stdout)
             stream.write(escape_unencodable(answer.colored(), sys.stdout))
         else:
             sys.stdout.write(escape_unencodable(text, sys.stdout))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader stopped (such as | head): keep the exit code
+    except BrokenPipeError:  # the consumer of stdout ended (such as | head): keep the exit code
         silence_stdout()
 
 
@@ -82,12 +82,12 @@ def to_json(data: Any) -> str:
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal (or ``COLUMNS``), 80 without a terminal."""
+    """Return the columns to use: those of the terminal or ``COLUMNS``, within 60 to 120."""
     return max(MIN_WIDTH, min(MAX_WIDTH, terminal_columns()))
 
 
 def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[str]:
-    """Wrap a paragraph without splitting words; spell its parameters as options.
+    """Wrap a paragraph without splitting words, and write parameters in it as options.
 
     Args:
         text: The paragraph.
@@ -214,7 +214,7 @@ _PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
 
 
 def as_options(text: str) -> str:
-    """Spell the parameters in a message as options: ``--exclude`` for `exclude` in backticks."""
+    """Write parameters in backticks as options: ``--exclude`` instead of `exclude`."""
     return _PARAMETER.sub(lambda match: _option(match[1], match[2] or ""), text)
 
 
@@ -226,7 +226,7 @@ def _option(name: str, value: str) -> str:
 
 
 def use_option_names(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer as JSON whose notes, warnings and reasons name options, not parameters."""
+    """Return a copy of a JSON object whose messages name options instead of parameters."""
     notes = {name: _all_as_options(answer[name]) for name in _NOTE_FIELDS if name in answer}
     return answer | notes
 

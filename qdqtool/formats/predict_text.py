@@ -40,7 +40,7 @@ _LABEL = 9  # width in columns of a label in a finding
 
 
 class NextOptions(NamedTuple):
-    """Options that the user gave and that the next commands take too, with a space before each.
+    """Options of the user to repeat in the next commands, each with a space before it.
 
     Attributes:
         target: ``--target`` and ``--strongly-typed``.
@@ -80,7 +80,7 @@ def render(
         way: Build method to describe.
         half: Whether the builder may use FP16.
         target: Target as the user named it.
-        options: Options of the user that the next commands take too.
+        options: Options to repeat in the next commands.
     """
     page = TextPage(width, everything)
     target = target or _requested_target(prediction)
@@ -154,7 +154,7 @@ def _add_facts(
     float_type: Precision,
     target: Target,
 ) -> None:
-    """Add rows with numbers of layers, and how well the rules behind them are known."""
+    """Add rows with numbers of layers, open questions and the confidence of the results."""
     outside = verdicts.describe_outside(prediction, float_type)
     if outside:
         page.add_row("Not covered", outside.rstrip("; "))
@@ -196,7 +196,7 @@ def _describe_conversions(prediction: Prediction, times: Sequence[TimeEstimate])
 
 
 def _add_build_method(page: TextPage, way: BuildMethod, target: str) -> None:
-    page.add_heading(f"To build it with {way.title}")
+    page.add_heading(f"Build with {way.title}")
     rows = (
         ("flags", way.flags(target)),
         ("log", way.log),
@@ -210,7 +210,7 @@ def _add_build_method(page: TextPage, way: BuildMethod, target: str) -> None:
 def _add_convolution_tables(page: TextPage, prediction: Prediction, float_type: Precision) -> None:
     unexplained = [c for c in prediction.convolutions if _is_unexplained(c, prediction)]
     if unexplained:
-        title = "Not INT8 to INT8, for a reason not known"
+        title = "Not INT8 to INT8, for an unknown reason"
         _add_convolutions(page, title, unexplained, prediction.findings, float_type)
     if page.everything:
         _add_convolutions(
@@ -299,7 +299,10 @@ def _add_findings(page: TextPage, prediction: Prediction, time: TimeEstimate | N
 
 
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Group findings by code: errors first, then in the order in which each code first comes."""
+    """Group findings by code: errors first, then in the order of each code's first finding.
+
+    Findings about remaining Q/DQ layers are left out.
+    """
     groups: dict[tuple[str, Severity], list[Finding]] = {}
     for finding in sorted(findings, key=lambda f: f.severity != Severity.ERROR):
         if finding.code not in _CONVERSION_CODES:
@@ -346,7 +349,7 @@ def _add_code(
 
 
 def _describe_extent(same: list[Finding], products: set[str]) -> str:
-    """Return a text with the numbers of places and layers that findings concern."""
+    """Return the numbers of places and layers of findings; empty for a single place and layer."""
     facts = [format_count(len(same), "place")] if len(same) > 1 else []
     concerned = {name for finding in same for name in finding.convolutions}
     if len(concerned) > 1:
@@ -356,7 +359,7 @@ def _describe_extent(same: list[Finding], products: set[str]) -> str:
 
 
 def _add_conversions(page: TextPage, prediction: Prediction) -> None:
-    """List the Q and DQ that remain as layers, unless the facts already name them."""
+    """List the Q and DQ that remain as layers, unless only network inputs are converted."""
     conversions = [f for f in prediction.findings if f.code in _CONVERSION_CODES]
     if all(f.code == "INPUT-CONVERSION" for f in conversions) and not page.everything:
         return
@@ -397,7 +400,7 @@ def target_option(name: str) -> str:
 
 
 def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
-    """Add the commands that make a better model: ``fix``, or ``insert`` from the float model."""
+    """Add commands that improve the model: ``fix``, or ``insert`` for the float model."""
     path = prediction.model.path or "MODEL.onnx"
     insert = f"--calib images/{options.target}{options.precision}{options.gpu}"
     if verdicts.has_no_qdq(prediction):
@@ -414,7 +417,7 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
 
 
 def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option: str) -> None:
-    """Add ``fix`` for the places that it changes by default, and for those on request."""
+    """Add the ``fix`` commands for findings fixed by default and for findings on request."""
     default, on_request = split_fixable(prediction.findings)
     fixed = path
     if default:
@@ -425,8 +428,8 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
         codes = " ".join(f"--only {code}" for code in dict.fromkeys(f.code for f in on_request))
         other = str(Path(path).with_name(f"{Path(path).stem}_fixed{'2' if default else ''}.onnx"))
         page.fill(
-            f"{_ON_REQUEST} {format_count(len(on_request), 'place')} only on request, because the "
-            f"change may cost speed{' (after the command above)' if default else ''}:"
+            f"{_ON_REQUEST} {format_count(len(on_request), 'place')} can be fixed on request, "
+            f"which may cost speed{' (after the command above)' if default else ''}:"
         )
         page.add_command(
             "", f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{option}"
@@ -515,8 +518,8 @@ def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
             page.fill(f"{gpu.evidence}: {gpu.source}; {rates}", 4, "    ")
     page.add_gap()
     page.fill(
-        "Dense, at the boost clock; predict --clock takes another. --sources shows where each "
-        "figure comes from.",
+        "Rates are dense and at the boost clock; 'predict --clock' sets another clock. --sources "
+        "shows the origin of each figure.",
         0,
     )
     return str(page)

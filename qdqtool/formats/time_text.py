@@ -1,4 +1,4 @@
-"""Estimated times as text: the verdict on the speed, times with their range, savings."""
+"""Text about estimated times: the verdict on the speed, times with their range, savings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_TYPES = 3  # columns of a table of GPUs: float, INT8 and FP8
 # Relative difference from which the time with the Q/DQ of `insert` is listed.
 _MIN_DIFFERENCE = 0.02
 _MIN_SAVING = 0.002  # share of the total time from which a saving is printed
-_WARNING_NOTES = ("batch-scaled",)  # notes on times that do not hold for the file as it is
+_WARNING_NOTES = ("batch-scaled",)  # notes that are printed as warnings: the file needs a change
 _MIN_LAYOUTS = 0.02  # share of the total time from which changes of memory layout are printed
 
 
@@ -54,14 +54,14 @@ def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
 
 
 def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:
-    text = "times of FP8 rest on rates of the GPU. No build in FP8 was measured for them."
+    text = "FP8 times are computed from rates of the GPU; no FP8 build was measured."
     if any(time.is_float for time in times):
         text += " Accuracy decides as well: qdqtool insert --precision auto measures it."
     return text
 
 
 def list_times(time: TimeEstimate) -> dict[str, float]:
-    """Return milliseconds by label: of the model, float, and with the Q/DQ of ``insert``."""
+    """Return milliseconds of the model, the float network and ``insert`` results, by label."""
     base, times = time.float_time, {}
     if not time.is_float:
         times[str(time.quantized)] = time.total_ms
@@ -80,7 +80,7 @@ def list_times(time: TimeEstimate) -> dict[str, float]:
 def _is_listed(time: TimeEstimate, precision: str, best: BestTime) -> bool:
     """Return whether the time with the Q/DQ of ``insert`` is listed.
 
-    Next to the time of Q/DQ of the same format, it is listed only if it differs.
+    If the model has Q/DQ of the same format, the time is listed only if it differs by over 2 %.
     """
     is_same = not time.is_float and time.quantized == precision
     return not is_same or abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE
@@ -97,7 +97,7 @@ def describe_times(time: TimeEstimate) -> str:
 
 
 def describe_fastest(formats: TimeEstimate, own: Precision) -> str:
-    """Describe the fastest type for a float network, with its gain unless it is `own`."""
+    """Describe the fastest type for a float network of type `own`, with its gain."""
     gain, fastest = formats.faster_range, formats.fastest
     if gain is None or fastest is None:
         return "The fastest type is unknown."

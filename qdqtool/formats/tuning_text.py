@@ -47,9 +47,9 @@ def _add_result(page: TextPage, tuning: Tuning) -> None:
     if cheaper is not None:
         images = format_count(tuning.images["judged_on"], "image")
         page.fill(
-            f"Cheaper: {_describe_placement(cheaper, tuning)}. It may be enough: on "
-            f"{images} that did not choose, its interval reaches the goal. Only more images can "
-            "decide (--eval)",
+            f"Cheaper: {_describe_placement(cheaper, tuning)}. This may be accurate enough: on "
+            f"{images} held out from the selection, its interval includes the goal. More images "
+            "(--eval) can decide",
             4,
             "  ",
         )
@@ -66,15 +66,12 @@ def _describe_goal(tuning: Tuning) -> str:
         if tuning.reached:
             return f"goal met: within {tuning.budget_ms:g} ms, {images}"
         return (
-            f"goal NOT met: nothing fits {tuning.budget_ms:g} ms. This is the fastest candidate: "
-            f"{images}"
+            f"goal NOT met: no candidate is within {tuning.budget_ms:g} ms. The fastest candidate "
+            f"has {images}"
         )
     if tuning.reached:
         return f"goal met: {images}, goal {_format_goal(tuning)}"
-    return (
-        f"goal NOT met: {images}, goal {_format_goal(tuning)}. This is the best candidate that was "
-        "found"
-    )
+    return f"goal NOT met: the best candidate has {images}, goal {_format_goal(tuning)}"
 
 
 def _title(tuning: Tuning) -> str:
@@ -127,21 +124,21 @@ def _format_metric(point: PlacementResult) -> str:
 
 
 def _list_facts(tuning: Tuning) -> list[str]:
-    """Return texts about the metric, the images, and the reason for an early end."""
+    """Return texts about the metric, the images, and the limit that ended the search early."""
     facts = [tuning.metric["sentence"]]
     if tuning.metric["float"] != 1.0:
-        facts.append(f"the float model itself has {tuning.metric['float']:.4f}")
+        facts.append(f"the float model has {tuning.metric['float']:.4f}")
     images = tuning.images
     ranges = format_count(images["calibration"], "image")
     if images["search_calibration"] != images["calibration"]:
         ranges += f" ({images['search_calibration']} during the search)"
     facts.append(
         f"ranges from {ranges}, candidates compared on {images['chosen_on']}, the result measured "
-        f"on {images['judged_on']} others"
+        f"on {images['judged_on']} other images"
     )
     stopped = tuning.effort["stopped"]
     if stopped:
-        facts.append(f"stopped by the {stopped}: more time may find something better")
+        facts.append(f"stopped by the {stopped}: with more time, the result may be better")
     return facts
 
 
@@ -172,13 +169,13 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     listed = {benefit.site for benefit in tuning.bought}
     rest = [site for site in point.sites if site not in listed]
     if rest:
-        page.fill(f"float too: {', '.join(rest)}", 4, "  ")
+        page.fill(f"also float: {', '.join(rest)}", 4, "  ")
     for tensor, choice in point.changed.items():
         page.fill(f"{tensor}: {choice}", 4, "  ")
 
 
 def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
-    """Add the table of placements that are the most accurate at their cost."""
+    """Add the table of the Pareto front: placements that are the most accurate at their cost."""
     unit = "ms" if tuning.gpu is not None else "cost"
     page.add_heading(
         "Trade-off (Pareto front): the most accurate candidates at their cost, by the selection "
@@ -206,12 +203,12 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
         title = _title(tuning)
         reason = f"Everything {title} is enough: no single layer was measured (--front does)"
         if tuning.effort["stopped"]:
-            reason = f"No single layer was measured: the {tuning.effort['stopped']} was over"
+            reason = f"No single layer was measured before the {tuning.effort['stopped']}"
         page.add_heading(reason)
         return
     page.add_heading(
-        f"Most sensitive layers: the output error if only this layer is {_title(tuning)} (part of "
-        "the outputs' standard deviation), and the change of cost if it is float"
+        f"Most sensitive layers: output error if only this layer is {_title(tuning)} (fraction of "
+        "the outputs' standard deviation), and change of cost if the layer is float"
     )
     for site in page.first_rows(measured, _MAX_SITES):
         change = site.as_json(tuning.base)

@@ -1,4 +1,4 @@
-"""Verdicts in one sentence: buildable or not, layers in INT8, speed."""
+"""Verdicts in one sentence: whether TensorRT builds a model, types of layers, speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """Sentence about a result, with a color: green, yellow or red."""
+    """Sentence about a result, with a style whose color is green, yellow or red."""
 
     text: str
     style: Style
@@ -71,7 +71,10 @@ def has_nested_quantizers(prediction: Prediction) -> bool:
 
 
 def is_analyzed(prediction: Prediction) -> bool:
-    """Return whether any layer with weights is outside of branches and bodies, or none at all."""
+    """Return whether the prediction covers the model's layers.
+
+    False if all layers are in branches of If or bodies of Loop and Scan.
+    """
     return bool(prediction.convolutions) or not prediction.model.subgraphs
 
 
@@ -79,7 +82,7 @@ def describe_subgraphs(counts: Mapping[str, int]) -> str:
     """Return a text on layers and Q/DQ in branches and bodies; empty without any.
 
     Args:
-        counts: The numbers, see :attr:`qdqtool.types.ModelInfo.subgraphs`.
+        counts: Numbers by kind, as in :attr:`qdqtool.types.ModelInfo.subgraphs`.
     """
     nouns = {
         "convolutions": "convolution",
@@ -96,7 +99,8 @@ def describe_subgraphs(counts: Mapping[str, int]) -> str:
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
-    A strongly typed network determines the type itself. Otherwise `half` decides.
+    Predicted float outputs of convolutions decide. If the builder chooses the type, the result is
+    FP16, or FP32 without `half`.
     """
     outputs = Counter(c.output for c in prediction.convolutions if c.output.is_float)
     del outputs[Precision.FLOAT]
@@ -119,7 +123,7 @@ def count_layers(prediction: Prediction) -> str:
 def layer_rows(
     prediction: Prediction, float_type: Precision, *, nouns: bool = False
 ) -> dict[str, str]:
-    """Return a text about the types of each kind of layer, by the label of the kind.
+    """Return texts about the types of convolutions and of matrix products, by label.
 
     Args:
         prediction: The prediction.
@@ -194,7 +198,7 @@ def _format_range(numbers: Sequence[int]) -> int | str:
 
 
 def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
-    """Return the number or range of remaining Q and DQ, and a text on what it depends on."""
+    """Return the number or range of remaining Q and DQ, and the reasons for a range as text."""
     causes = []
     if open_assumptions(prediction):
         causes.append("Conv + activation + Add")
@@ -215,7 +219,7 @@ def open_assumptions(prediction: Prediction) -> list[Assumption]:
 
 
 def describe_outside(prediction: Prediction, float_type: Precision) -> str:
-    """Return a prefix for the verdict if INT4 or FP4 is not predicted; else empty."""
+    """Return a text that INT4 or FP4 is not predicted, as start of a verdict, or empty."""
     types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
     if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
         return ""
@@ -228,12 +232,12 @@ def remarks(prediction: Prediction) -> list[str]:
     if any(c.evidence == "assumed" for c in prediction.convolutions):
         lines.append(f"Confidence: {describe_confidence(prediction)}.")
     if prediction.conversions is None and prediction.convolutions:
-        lines.append("This target quantizes inside its kernels: it has no Q/DQ layers.")
+        lines.append("This target quantizes inside its kernels, so it has no Q/DQ layers.")
     return lines
 
 
 def describe_assumption(prediction: Prediction, assumption: Assumption, why: bool = True) -> str:
-    """Describe a choice of TensorRT that is assumed, and the results of each alternative.
+    """Describe an assumed choice of TensorRT, and the results of each alternative.
 
     Args:
         prediction: The prediction.
@@ -259,19 +263,19 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
     if why:
         text += f" Reason: {a.why}."
     if not a.given:
-        text += f" --assume {a.name}={next(iter(a.alternatives))} shows the other."
+        text += f" --assume {a.name}={next(iter(a.alternatives))} shows the other result."
     return text
 
 
 def describe_confidence(prediction: Prediction) -> str:
-    """Describe how many results rest on rules that real builds or documents confirm."""
+    """Describe how many results are confirmed by real builds or documents."""
     total = len(prediction.convolutions)
     assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
     results = f"all {total} results" if total > 1 else "the result"
     if not assumed:
         return f"{results} seen in real builds or documented"
     if assumed == total:
-        return f"{results} assumed: no build or document shows the rules"
+        return f"{results} assumed: no build or document confirms the rules"
     return (
         f"{total - assumed} of {total} results seen in real builds or documented, {assumed} assumed"
     )
@@ -312,7 +316,7 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
 
 
 def has_model_errors(prediction: Prediction) -> bool:
-    """Return whether an error comes from the model, not from the GPU or its TensorRT."""
+    """Return whether the model has an error that does not come from lacks of the GPU."""
     return any(
         f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLacks)
         for f in prediction.findings
@@ -341,7 +345,7 @@ def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
 
 
 def overall_verdict(prediction: Prediction, time: TimeEstimate | None) -> Verdict:
-    """Return the verdict on the build if it fails, else on the speed, else on the findings."""
+    """Return the verdict on the build if it fails, else on speed, else on types and findings."""
     problem = build_verdict(prediction)
     if problem is not None:
         return problem

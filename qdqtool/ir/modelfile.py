@@ -244,7 +244,7 @@ def _load(source: ModelSource) -> Model:
     sha256 = hashlib.sha256(data).hexdigest()
     proto = _parse(data, str(path))
     del data
-    external.check(proto, base_dir, str(path))
+    external.check_weights(proto, base_dir, str(path))
     return _index(proto, sha256, str(path), base_dir)
 
 
@@ -482,7 +482,7 @@ def write_external(
             source = weights.get(tensor.name)
             if source is None:
                 continue
-            if not external.is_bytes(source):
+            if not external.is_storable(source):
                 tensor.CopyFrom(source)
                 continue
             raw = source.raw_data or external.to_array(source).tobytes()

@@ -1,4 +1,4 @@
-"""Replace ``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear`` by ONNX's Q and DQ.
+"""Replacement of ``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear`` by ONNX's Q and DQ.
 
 ModelOpt before 0.43 exported FP8 with these custom operators, which have no zero point; since 0.43,
 ModelOpt exports ONNX's operators. TensorRT imports both forms in the same way.
@@ -40,8 +40,8 @@ def _constant_shapes(graph: onnx.GraphProto) -> dict[str, Sequence[int]]:
 def replace_custom_quantizers(model: onnx.ModelProto) -> None:
     """Replace the custom FP8 operators of a model by Q and DQ with FP8 zero points, in place.
 
-    The opset becomes 19, so that shapes can be inferred. If the model has an older opset with
-    operators whose form changed with opset 18, the opset stays.
+    The opset becomes 19, so that shapes can be inferred. The opset remains if the model has an
+    opset below 18 and operators whose form changed with opset 18.
     """
     shapes = _constant_shapes(model.graph)
     zero_points: dict[tuple[int, ...], str] = {}

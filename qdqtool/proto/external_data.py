@@ -88,7 +88,7 @@ def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
 
 
 def are_possible_dims(dims: Sequence[int]) -> bool:
-    """Return whether a tensor with these dimensions is possible; libraries crash on larger ones.
+    """Return whether libraries can handle dimensions without a crash.
 
     The limits are 64 dimensions and fewer than 2**63 elements.
     """
@@ -110,8 +110,11 @@ def has_data(tensor: onnx.TensorProto) -> bool:
     )
 
 
-def is_bytes(tensor: onnx.TensorProto) -> bool:
-    """Return whether a tensor's values can be stored in a file; texts and 4-bit values cannot."""
+def is_storable(tensor: onnx.TensorProto) -> bool:
+    """Return whether a tensor's values can be stored in an external file.
+
+    Strings and 4-bit numbers without ``raw_data`` cannot.
+    """
     return tensor.HasField("raw_data") or tensor.data_type in (
         *_NUMPY_TYPES,
         onnx.TensorProto.BFLOAT16,
@@ -121,7 +124,7 @@ def is_bytes(tensor: onnx.TensorProto) -> bool:
 def is_separable(tensor: onnx.TensorProto) -> bool:
     """Return whether a tensor is large, and its values can be moved to an external file."""
     return (
-        is_bytes(tensor)
+        is_storable(tensor)
         and math.prod(tensor.dims) > _LARGE_ELEMENTS
         and has_data(tensor)
         and not tensor.external_data
@@ -138,7 +141,7 @@ def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | Non
 
     Args:
         tensor: External tensor.
-        base_dir: Folder of the model; None is returned if it is empty.
+        base_dir: Folder of the model; if empty, None is returned.
         model: Path of the model for messages.
 
     Raises:
@@ -170,7 +173,7 @@ def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | Non
         return None
 
 
-def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
+def check_weights(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     """Check the locations and sizes of all external weights, and record their files as inputs.
 
     The weights themselves are not read.
@@ -220,7 +223,7 @@ def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
     numbers = {"offset": 0, "length": min(file_size, needed)}
     keys = [entry.key for entry in tensor.external_data]
     for entry in tensor.external_data:
-        # Libraries differ in the entry that they use if an entry is present twice.
+        # If a key is present twice, libraries differ in the entry that they use.
         if keys.count(entry.key) > 1 and entry.key in ("location", *numbers):
             raise _tensor_error(tensor, f"it has more than one {entry.key}", model)
         if entry.key in numbers:
@@ -239,7 +242,7 @@ def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
 
 def _tensor_error(tensor: onnx.TensorProto, state: str, model: str) -> ModelError:
     return ModelError(
-        f"tensor '{tensor.name}' is damaged: {state}",
+        f"tensor '{tensor.name}' is damaged: {state}. Export the model again",
         model,
         code="tensor-damaged",
         node=tensor.name,
@@ -272,7 +275,7 @@ _SMALL_DATA = 1 << 12  # size in bytes up to which a tensor is serialized as a w
 
 
 class MessageParts:
-    """Iterable of the parts of a serialized model, which joined are equal to the serialized model.
+    """Iterable of byte strings that together are the serialized model.
 
     Attributes:
         size: Total size of all parts in bytes.

@@ -67,7 +67,7 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
         )
     keys = [_callee_key(node) for node in with_subgraph_nodes(proto.graph.node)]
     called = [sizes[key] for key in keys if key in sizes]
-    _check_totals(called, sum(f.ByteSize() for f in _functions(proto).values()), path)
+    _check_totals(called, sum(f.ByteSize() for f in _functions_by_key(proto).values()), path)
 
 
 def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
@@ -102,7 +102,7 @@ def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
 
 
 def _measure_functions(proto: onnx.ModelProto, path: str) -> dict[_Key, _FunctionSize]:
-    functions = _functions(proto)
+    functions = _functions_by_key(proto)
     calls = function_calls(proto)
     sizes: dict[_Key, _FunctionSize] = {}
     try:
@@ -117,7 +117,7 @@ def _measure_functions(proto: onnx.ModelProto, path: str) -> dict[_Key, _Functio
     except CycleError as error:
         name = next(key[1] for key in functions if key in error.args[1])
         raise ModelError(
-            f"the model's own function '{name}' calls itself; the file is damaged",
+            f"the model's own function '{name}' calls itself; the file is damaged, export it again",
             path,
             code="recursive-function",
             node=name,
@@ -130,7 +130,7 @@ def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
 
     Calls in subgraphs count. Functions and calls are in the order of the file.
     """
-    functions = _functions(proto)
+    functions = _functions_by_key(proto)
     calls: dict[_Key, list[_Key]] = {}
     for key, function in functions.items():
         keys = [_callee_key(node) for node in with_subgraph_nodes(function.node)]
@@ -140,7 +140,7 @@ def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
 
 def find_called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     """Return the functions that a model's graph calls directly or indirectly, in file order."""
-    functions = _functions(proto)
+    functions = _functions_by_key(proto)
     called: set[_Key] = set()
     stack = [proto.graph.node]
     while stack:
@@ -151,20 +151,20 @@ def find_called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     return [function for key, function in functions.items() if key in called]
 
 
-def _functions(proto: onnx.ModelProto) -> dict[_Key, onnx.FunctionProto]:
+def _functions_by_key(proto: onnx.ModelProto) -> dict[_Key, onnx.FunctionProto]:
     return {_function_key(function): function for function in proto.functions}
 
 
-def _domain(name: str) -> str:
+def _normalize_domain(name: str) -> str:
     return "" if name in STANDARD else name
 
 
 def _function_key(function: onnx.FunctionProto) -> _Key:
-    return _domain(function.domain), function.name, getattr(function, "overload", "")
+    return _normalize_domain(function.domain), function.name, getattr(function, "overload", "")
 
 
 def _callee_key(node: onnx.NodeProto) -> _Key:
-    return _domain(node.domain), node.op_type, getattr(node, "overload", "")
+    return _normalize_domain(node.domain), node.op_type, getattr(node, "overload", "")
 
 
 # Inlining --------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def inline_functions(proto: onnx.ModelProto, path: str) -> dict[str, str]:
         ModelError: A call has too many inputs or outputs, or a function uses an operator set that
             differs from the model's and cannot be converted.
     """
-    functions = _functions(proto)
+    functions = _functions_by_key(proto)
     called = {_function_key(function) for function in find_called_functions(proto)}
     calls = {key: callees for key, callees in function_calls(proto).items() if key in called}
     bodies: dict[_Key, _FunctionBody] = {}
@@ -205,16 +205,16 @@ def inline_functions(proto: onnx.ModelProto, path: str) -> dict[str, str]:
 
 
 def _convert_body(proto: onnx.ModelProto, function: onnx.FunctionProto, path: str) -> Any:
-    """Return a function's nodes in the operator sets of the model.
+    """Return a function's nodes, converted to the operator sets of the model if necessary.
 
     Operator sets that only the function uses are added to the model, in place.
 
     Raises:
         ModelError: The nodes cannot be converted.
     """
-    versions = {_domain(opset.domain): opset.version for opset in proto.opset_import}
+    versions = {_normalize_domain(opset.domain): opset.version for opset in proto.opset_import}
     for opset in function.opset_import:
-        domain = _domain(opset.domain)
+        domain = _normalize_domain(opset.domain)
         if domain not in versions:
             proto.opset_import.add(domain=opset.domain, version=opset.version)
         elif not domain and not _has_same_operators(function, opset.version, versions[""]):
@@ -246,14 +246,14 @@ def _convert_nodes(
     Raises:
         ModelError: onnx cannot convert the function.
     """
-    value = onnx.helper.make_empty_tensor_value_info
-    inputs, outputs = map(value, function.input), map(value, function.output)
+    make_info = onnx.helper.make_empty_tensor_value_info
+    inputs, outputs = map(make_info, function.input), map(make_info, function.output)
     graph = onnx.helper.make_graph(function.node, function.name, list(inputs), list(outputs))
     opsets = [onnx.helper.make_opsetid("", version)]
-    opsets += [opset for opset in function.opset_import if _domain(opset.domain)]
+    opsets += [opset for opset in function.opset_import if _normalize_domain(opset.domain)]
     try:
         if any(a.ref_attr_name for n in with_subgraph_nodes(graph.node) for a in n.attribute):
-            raise ValueError("its attributes are those of the call")
+            raise ValueError("its nodes refer to attributes of the call")
         model = onnx.helper.make_model(graph, opset_imports=opsets)
         return convert_opset(model, model_version).graph.node
     except Exception as error:  # onnx's C++ raises various classes
@@ -309,7 +309,8 @@ class _InliningScope:
 
     def expand(self) -> dict[str, str]:
         """Inline all calls; return the original names of inlined nodes by new name."""
-        for graph in reversed(self._graphs):  # inner graphs first, because outer ones are copied
+        # Inner graphs are expanded first, because outer graphs are copied.
+        for graph in reversed(self._graphs):
             self._expand_nodes(graph.node)
         self._expand_nodes(self._nodes)
         return self._sources
@@ -328,7 +329,7 @@ class _InliningScope:
         if len(call.input) > len(function.input) or len(call.output) > len(function.output):
             raise ModelError(
                 f"node '{prefix}' calls function '{function.name}' with more inputs or outputs "
-                "than the function has; the file is damaged",
+                "than the function has; the file is damaged, export it again",
                 self._path,
                 code="node-damaged",
                 node=prefix,
@@ -424,12 +425,12 @@ def _set_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.Attribut
     """
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return
-    own = [a for a in node.attribute if not a.ref_attr_name]
+    resolved = [a for a in node.attribute if not a.ref_attr_name]
     for reference in node.attribute:
         value = attributes.get(reference.ref_attr_name) if reference.ref_attr_name else None
         if value is not None:
             copy = onnx.AttributeProto.FromString(value.SerializeToString())
             copy.name = reference.name
-            own.append(copy)
+            resolved.append(copy)
     del node.attribute[:]
-    node.attribute.extend(own)
+    node.attribute.extend(resolved)

@@ -1,4 +1,4 @@
-"""Infer types and shapes of tensors with onnx.
+"""Inference of tensor types and shapes with onnx.
 
 onnx's shape inference is C++ code that trusts the model. For some invalid models it ends the
 process (a 7x7 Conv over a 4x4 input, followed by a Slice) or takes all memory. So only models that
@@ -168,7 +168,8 @@ def _is_harmless(node: onnx.NodeProto) -> bool:
     if node.domain not in STANDARD:  # onnx ignores unknown domains
         return not node.domain.startswith("ai.onnx")
     if node.op_type.startswith("Gather") and len(set(node.input)) < len(node.input):
-        return False  # if data and indices are one tensor, a chain doubles the rank at each node
+        # If data and indices are the same tensor, each node of a chain doubles the rank.
+        return False
     return node.op_type in _HARMLESS and has_sane_attributes(node)
 
 
@@ -243,7 +244,8 @@ def _has_usual_sizes(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorPr
             numbers.append(attribute.i)
         if attribute.name not in ("axis", "axes", "value"):
             numbers += (*attribute.ints, *attribute.floats)
-        if attribute.name == "num_outputs" and attribute.i > 2:  # the last part may be too short
+        # The last of several parts of a Split may get a negative size.
+        if attribute.name == "num_outputs" and attribute.i > 2:
             return False
     return all(0 <= number <= _LARGE_SIZE for number in numbers)
 
@@ -253,7 +255,7 @@ def _fits_window(
     constants: Mapping[str, onnx.TensorProto],
     producers: Mapping[str, onnx.NodeProto],
 ) -> bool:
-    """Return whether a convolution or pooling has no negative output size, whatever the input."""
+    """Return whether a convolution or pooling cannot have a negative output size."""
     if any(a.ints and a.type != a.INTS for a in node.attribute):
         return False
     stated = {a.name: list(a.ints) for a in node.attribute if a.ints}
@@ -333,7 +335,7 @@ def _makes_large_tensors(
     constants: Mapping[str, onnx.TensorProto],
     lengths: Mapping[str, int],
 ) -> bool:
-    """Return whether a constant may cause an output of huge rank or size, or a huge step."""
+    """Return whether a node may have an output of huge rank or size, or a Slice a huge step."""
     for node in nodes:
         if any(len(a.ints) > limits.RANK for a in node.attribute if node.op_type != "Constant"):
             return True
@@ -344,7 +346,7 @@ def _makes_large_tensors(
         if tensor in constants:
             if _has_large_values(constants[tensor]):
                 return True
-        elif tensor and node.op_type == "Slice":  # with a step of 2^31, inference never ends
+        elif tensor and node.op_type == "Slice":  # Inference never ends if the step is 2^31.
             return True
     return False
 
@@ -425,11 +427,11 @@ def infer_node(
 
 
 class NodeTypeCache:
-    """Infers output types of single nodes, once for each operator, attributes and input types.
+    """Output types of single nodes, cached by operator, attributes and input types.
 
-    This is much faster than the inference of a whole network with many equal nodes. The cache works
-    for operators whose output types depend only on the input types, if all input types and
-    dimensions are known.
+    In networks with many equal nodes, the cache is much faster than inference of the whole network.
+    The cache supports operators whose output types depend only on the input types, if all input
+    types and dimensions are known.
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -441,7 +443,7 @@ class NodeTypeCache:
     def outputs(
         self, node: onnx.NodeProto, op: str, inputs: Sequence[KnownType]
     ) -> list[KnownType] | None:
-        """Return the types of a node's outputs; None if they cannot be inferred this way.
+        """Return the types of a node's outputs; None if the cache does not support the node.
 
         Args:
             node: The node.

@@ -73,7 +73,7 @@ def rename_tensors(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) 
 def copy_node(
     node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str]
 ) -> onnx.NodeProto:
-    """Return a copy of a node with other inputs and outputs."""
+    """Return a copy of a node with the given inputs and outputs."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.input[:], copy.output[:] = inputs, outputs

@@ -1,4 +1,4 @@
-"""``qdqtool.insert``: from a float model and images to a calibrated Q/DQ model."""
+"""Implementation of :func:`qdqtool.insert`, which makes a Q/DQ model from a float model."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from calibration import Statistics
     from calibration.options import ImageFunction, Preprocess
 
-# A warning is added if INT8 and FP16 together have an output error above 10 %, and above five times
-# the error of INT8 alone.
+# A warning is added if the model with Q/DQ and FP16 has an output error above 10 %, and above five
+# times the error of its quantized activations alone.
 _MIN_FP16_ERROR, _MIN_FP16_RATIO = 0.1, 5.0
 
 
@@ -114,7 +114,7 @@ def insert(
     predict: bool = True,
     gpu: str | None = None,
 ) -> Insertion:
-    """Insert calibrated Q/DQ pairs where TensorRT uses them.
+    """Insert calibrated Q/DQ pairs into a float model where TensorRT can use them.
 
     Args:
         model: Float ONNX model; it is not changed.
@@ -165,10 +165,10 @@ def insert(
         exclude_op: Operator types that remain float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` and ``fp8`` store quantized
             weights with DQ alone.
-        high_precision: Type of the float remainder (everything that is not quantized). ``fp32``
-            leaves it unchanged. ``fp16`` converts it, except inputs, outputs, and tensors near the
-            largest FP16 number. Default: ``fp16`` if the target computes in the types of the file
-            (FP8, TensorRT 11, TensorRT-RTX), else ``fp32``.
+        high_precision: Type of the layers without Q/DQ. ``fp32`` leaves them unchanged. ``fp16``
+            converts them, except inputs, outputs, and tensors near the largest FP16 number.
+            Default: ``fp16`` if the target computes in the types of the file (FP8, TensorRT 11,
+            TensorRT-RTX), else ``fp32``.
         smooth: Strength of SmoothQuant from 0 to 1, usually 0.5; None: no SmoothQuant. It helps
             networks with outlier channels (finding ACT-OUTLIER). Before the calibration, scales of
             the Linears' inputs move into the Linears' weights, and the inverse scales into the
@@ -185,9 +185,9 @@ def insert(
         losses: Number of samples for measuring the output error, the activations that cause most
             of it (:mod:`qdqtool.insertion.losses`), and the difference of an FP16 model from the
             float model. The network runs up to ten times for each sample. 0 measures nothing.
-            None: 8 samples, and single activations only if the error is 10 % or more. These are
-            left float on 2 of the samples, and the best are confirmed on the other 6. This is the
-            command's default.
+            None: 8 samples; only if the error is 10 % or more, single activations are left float
+            on 2 of the samples, and the largest gains are confirmed on the other 6. None is the
+            default of the command.
         predict: Whether to predict the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. FP8
             is refused on a GPU without it.
@@ -247,10 +247,10 @@ def _insert_better(
     options: InsertOptions,
     gpu: str | None,
 ) -> Insertion:
-    """Insert INT8 or FP8 pairs, or none, whichever the errors and estimated times favor.
+    """Return an INT8 or FP8 model, or the float model, chosen by errors and estimated times.
 
-    FP8 is not tried if the target, the GPU or the layers do not allow it. Both formats use the same
-    calibration, unless SmoothQuant changes the networks.
+    FP8 is not tried if the target, the GPU or the layers do not allow FP8. Both formats use the
+    same calibration, unless SmoothQuant changes the networks.
 
     Raises:
         QdqtoolError: The data cannot be read twice, or a table replaces it.
@@ -285,7 +285,7 @@ def _insert_better(
 
 
 def _choose_format(trials: Sequence[_Inserter], gpu: str | None) -> FormatChoice:
-    """Choose a format, or FP16, by the output errors and estimated times of Q/DQ models."""
+    """Choose INT8, FP8 or FP16 by the output errors and estimated times of the trials."""
     models = [trial.copy_finished() for trial in trials]
     errors = trials[0].measure_errors(models)
     targets = [trial.target for trial in trials]
@@ -315,7 +315,7 @@ def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate:
 def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]) -> str:
     """Return why FP8 is not possible; empty if it is possible.
 
-    `fp8` is empty if the target has no FP8.
+    `fp8` contains the FP8 trial; it is empty if the target has no FP8.
     """
     if not target.has_fp8:
         return f"{target.name} has no FP8"
@@ -334,11 +334,11 @@ def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]
 
 
 class _Inserter:
-    """The steps of an insertion, in the order in which :func:`insert` calls them.
+    """One insertion: its options, the model, and methods for the steps.
 
     Attributes:
         result: The result so far.
-        target: TensorRT version that will build it.
+        target: TensorRT version that will build the model.
     """
 
     def __init__(
@@ -391,13 +391,13 @@ class _Inserter:
         )
 
     def quantize(self) -> None:
-        """Choose placement and scales, insert the pairs, and measure the losses."""
+        """Choose placement and scales, and insert the pairs."""
         placement = self.choose_placement()
         self._scales = self.choose_scales(placement)
         self.insert_pairs(placement, self._scales)
 
     def finish(self) -> Insertion:
-        """Check the model with its pairs, convert the remainder, and return the result."""
+        """Measure losses, convert to FP16, change inputs, predict, and return the result."""
         self.check_outliers(self._scales)
         self.measure_losses(self._scales)
         self.convert_to_fp16()
@@ -407,17 +407,14 @@ class _Inserter:
         return self.result
 
     def share_statistics(self, other: _Inserter) -> None:
-        """Calibrate once for the tensors of this and another insertion.
-
-        Both insertions use these statistics instead of a calibration of their own.
-        """
+        """Calibrate the tensors of this and another insertion in one run, for both to use."""
         groups = [*self._find_groups(), *other._find_groups()]
         self._shared = other._shared = self._collect(self._model, groups, self._options.cache)
 
     def finish_float(self, trial: _Inserter) -> Insertion:
-        """Return the float model: in FP16 if the target computes in the types of the file.
+        """Return the float model: in FP16 if the network was prepared for FP16, else unchanged.
 
-        Otherwise the model is unchanged. `trial` is a quantized one; its statistics are used.
+        `trial` is the INT8 insertion, whose calibration is reported and used for FP16.
         """
         result = self.result
         result.precision = FLOAT
@@ -436,14 +433,14 @@ class _Inserter:
         return result
 
     def copy_finished(self) -> Model:
-        """Return a copy of the model with its pairs, and with the float remainder as in the end."""
+        """Return a copy of the Q/DQ model, in FP16 if the result will be in FP16."""
         model = self._model.copy()
         if self._network.fp16:
             fp16.convert_to_fp16(model, self.find_wide_tensors())
         return model
 
     def measure_errors(self, models: Sequence[Model]) -> npt.NDArray[np.float64]:
-        """Return the output errors of models relative to the float model, [samples, models]."""
+        """Return output errors of models against the float model, of shape [samples, models]."""
         return sample_errors(
             self._network.load_float_model(),
             models,
@@ -510,7 +507,7 @@ class _Inserter:
     def _collect(
         self, model: Model, groups: Sequence[ScaleGroup], cache: CacheOptions
     ) -> tuple[Statistics, Json]:
-        """Return the statistics of the groups, and the calibration's part of the result."""
+        """Return the statistics of the groups, and the JSON object `calibration`."""
         options = self._options
         return collect_statistics(
             model,
@@ -608,8 +605,8 @@ class _Inserter:
     def check_outliers(self, scales: Sequence[GroupScale]) -> None:
         """Report INT8 scales that cover outliers.
 
-        The advice is SmoothQuant, unless it was applied without effect. FP8 is not checked: its
-        steps are relative to each value, so outliers do not affect other values.
+        The warnings recommend SmoothQuant, unless it was requested without effect. FP8 is not
+        checked: its steps are relative to each value, so outliers do not affect other values.
         """
         if self._statistics is None or self._format != INT8:
             return
@@ -630,7 +627,7 @@ class _Inserter:
         self.result.findings.extend(report.findings)
 
     def measure_losses(self, scales: Sequence[GroupScale]) -> None:
-        """Measure how far quantized activations move the outputs."""
+        """Measure the output error of the quantized activations, unless the options forbid it."""
         statistics, self._statistics = self._statistics, None  # free tens of megabytes
         if self._options.losses == 0 or statistics is None:
             return
@@ -653,7 +650,7 @@ class _Inserter:
             )
 
     def find_wide_tensors(self) -> dict[str, float]:
-        """Return the tensors that FP16 may not hold; further calls return the same."""
+        """Return the tensors that FP16 may not hold, with their maxima; cached."""
         if self._wide is None:
             self._wide = fp16.find_wide_tensors(
                 self._model,
@@ -677,7 +674,8 @@ class _Inserter:
                 self._model, self.target, result.float32, options.network.high_precision is None
             )
         )
-        # Integer inputs are compared as floats.
+        # change_inputs() converts the model itself if inputs become integers. Outputs are compared
+        # with float inputs, so a copy is converted here.
         model = self._model if options.network.input_type == "float" else self._model.copy()
         fp16.convert_to_fp16(model, result.float32)
         if options.losses == 0 or self._data is None:
@@ -707,7 +705,7 @@ class _Inserter:
             )
 
     def _find_agreement(self, model: Model) -> Fp16Agreement | None:
-        """Return the agreement with the float model: the one that decided, or a new one."""
+        """Return the agreement with the float model, measured for the format choice or now."""
         choice = self.result.choice
         if choice is not None and self.result.precision in choice.errors:
             return Fp16Agreement(choice.errors[self.result.precision], choice.samples)
@@ -721,7 +719,7 @@ class _Inserter:
         return agreements[0] if agreements else None
 
     def change_inputs(self) -> None:
-        """Change the network's inputs to integers if the option says so, and finish FP16."""
+        """Change inputs to integers if requested, and record the scales of an FP16 model."""
         result, input_type = self.result, self._options.network.input_type
         if input_type != "float":
             result.notes.extend(change_inputs(self._model, input_type, self._preprocess))
@@ -739,7 +737,7 @@ class _Inserter:
         self.result.findings.extend(findings)
         if findings:
             more = len(findings) - 1
-            others = f" The same holds for {more} more." if more else ""
+            others = f" This also applies to {more} more." if more else ""
             self.result.warnings.append(_note_finding(findings[0], f"{others} {findings[0].fix}"))
 
     def predict(self) -> None:

@@ -18,7 +18,7 @@ from calibration.dataset import Dataset
 from calibration.options import ImageFunction, Preprocess
 from calibration.presets import describe_use, name_preprocess
 from qdqtool import prediction
-from qdqtool.accuracy.metrics import MetricFunction, find_compared_tensors, metric_for
+from qdqtool.accuracy.metrics import MetricFunction, choose_metric, find_compared_tensors
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses, sample_runs
 from qdqtool.insertion.fp16 import describe_fp16, find_wide_tensors
@@ -258,7 +258,7 @@ class _TuningRun:
         self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
         remember_size(self.model, options.images.size)
         rules, placement = choose_rules(self.model, placing, self.target)
-        self.metric = metric_for(self.model, options.goal.metric, timeout)
+        self.metric = choose_metric(self.model, options.goal.metric, timeout)
         self.images, self.origin = resolve_images(self.model, options.images)
         self.sets = open_sets(
             self.model,

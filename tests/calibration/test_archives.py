@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration.archives import Archive, read_arrays
+from calibration.archives import read_arrays
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from tests.errors import has
@@ -160,10 +160,3 @@ def test_names_of_members_print_no_control_characters(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_arrays(path)
     assert str(caught.value).isprintable()
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_named_pipe_is_an_error(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "x.npz")
-    with pytest.raises(DataError, check=has("not-a-file")):
-        Archive(tmp_path / "x.npz")

@@ -36,11 +36,6 @@ def test_fix_json_has_counts_before_and_after(folder: Path, cli: Cli) -> None:
     cli("predict", "fixed.onnx", "--fail-on", "warning")
 
 
-def test_fix_text_names_file_and_codes(folder: Path, cli: Cli) -> None:
-    text = cli("fix", "m.onnx", "-o", "fixed.onnx")
-    assert "fixed.onnx" in text and "SKIP-FLOAT (1)" in text
-
-
 def test_fix_keeps_metadata_and_names(folder: Path, cli: Cli) -> None:
     model = onnx.load("m.onnx")
     model.metadata_props.add(key="names", value="{0: 'cat'}")
@@ -59,11 +54,6 @@ def test_fix_names_parameters_as_options(
     monkeypatch.setattr(limits, "SESSION_WORK", 1)
     text = cli("fix", "m.onnx", "-o", "f.onnx", "--format", form)
     assert "--effort" in text and "`" not in text
-
-
-def test_fix_runs_the_model_on_given_inputs(folder: Path, cli: Cli) -> None:
-    np.savez(folder / "in.npz", x=np.ones((1, 16, 16, 16), np.float32))
-    cli("fix", "m.onnx", "-o", "f.onnx", "--inputs", "in.npz")
 
 
 def test_fix_exits_with_1_if_an_error_is_left(folder: Path, cli: Cli) -> None:

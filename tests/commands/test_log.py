@@ -74,11 +74,6 @@ def test_log_text_has_the_numbers_of_the_json(log: Path, cli: Cli) -> None:
     assert all("CopyNode" in line for line in wide)
 
 
-def test_log_explains_messages(log: Path, cli: Cli) -> None:
-    (message,) = cli.json("log", log)["messages"]
-    assert (message["known"], message["severity"]) == ("calibrator-unused", "harmless")
-
-
 def test_log_placement_on_dla(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "dla.log"
     path.write_text(
@@ -86,11 +81,6 @@ def test_log_placement_on_dla(tmp_path: Path, cli: Cli) -> None:
         "[I] [TRT] [GpuLayer] COPY: c\n[I] [TRT] [GpuLayer] d\n"
     )
     assert cli.json("log", path)["placement"] == {"DLA": 1, "GPU": 2}
-
-
-def test_log_writes_text_to_a_file(log: Path, cli: Cli) -> None:
-    assert cli("log", log, "-o", "page.txt") == ""
-    assert "TensorRT 8.5.2" in Path("page.txt").read_text()
 
 
 def test_log_pass_lists_its_lines(log: Path, cli: Cli) -> None:

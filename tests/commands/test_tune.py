@@ -48,11 +48,6 @@ def test_tune_goal_out_of_reach_exits_with_1_and_writes_the_best(folder: Path, c
     assert Path("m_qdq.onnx").exists() and not list(folder.glob("*.tuning"))
 
 
-def test_tune_all_int8_is_accurate_enough(folder: Path, cli: Cli) -> None:
-    answer = cli.json(*TUNE, "--keep", "0.9", "--no-state")
-    assert answer["goal"]["reached"] and answer["chosen"]["float"] == []
-
-
 def test_tune_interrupted_tells_how_to_go_on(
     folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,12 +114,6 @@ def test_tune_wrong_input_leaves_nothing(
     assert value in cli.err.splitlines()[-1] and "Traceback" not in cli.err
     after = {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".tuning"}
     assert after == before
-
-
-def test_tune_quantized_model_is_refused(folder: Path, cli: Cli) -> None:
-    cli("insert", "m.onnx", "--calib", "x.npy", "--no-predict", "--losses", "0")
-    line = cli.refuse("tune", "m_qdq.onnx", "--calib", "x.npy", "-o", "out.onnx")
-    assert "m_qdq.onnx" in line and not Path("out.onnx").exists()
 
 
 def test_tune_without_images_is_refused(folder: Path, cli: Cli) -> None:

@@ -139,6 +139,23 @@ def test_wrong_entry_of_external_weight_is_an_error(
     assert value in str(error.value)
 
 
+def test_external_weights_of_many_tensors_do_not_share_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty tensors of the same 120 MB of a sparse file took 7 GB."""
+    proto = with_external_weight({"location": "w.bin"})
+    for number in range(2):
+        proto.graph.initializer.add().CopyFrom(proto.graph.initializer[0])
+        proto.graph.initializer[-1].name = f"again {number}"
+    (tmp_path / "w.bin").write_bytes(bytes(432))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    assert load(path)
+    monkeypatch.setattr(limits, "EXTERNAL_SHARED", 2 * 432 - 1)
+    with pytest.raises(ModelError, check=has("weights-damaged", path=str(path))):
+        load(path)
+
+
 @pytest.mark.parametrize("entries", [{"location": "w.bin"}, {"location": "w.bin", "length": "432"}])
 def test_external_weight_may_be_followed_by_other_data(
     tmp_path: Path, entries: dict[str, str]

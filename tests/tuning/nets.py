@@ -9,7 +9,7 @@ import onnx
 from calibration.arrays import open_data
 from calibration.dataset import Dataset
 from calibration.session import input_specs
-from qdqtool.accuracy.metrics import metric_for
+from qdqtool.accuracy.metrics import choose_metric
 from qdqtool.insertion.losses import comparison_tensors
 from qdqtool.insertion.placement import PlacementRules
 from qdqtool.insertion.prepare import prepare
@@ -117,5 +117,5 @@ def job_of(planner: Planner, data: list[dict[str, Array]]) -> TuningJob:
         dataset_of(model, data),
         tuple(comparison_tensors(model)),
         (),
-        metric_for(model, None),
+        choose_metric(model, None),
     )

@@ -24,7 +24,7 @@ from qdqtool.accuracy.metrics import (
     DetectionAgreementMetric,
     OutputAgreementMetric,
     UserMetric,
-    metric_for,
+    choose_metric,
     resample,
 )
 from qdqtool.demo.network import yolov8n
@@ -194,7 +194,7 @@ def test_metric_of_current_folder_is_imported(
     (tmp_path / "only_here.py").write_text("def f(*arguments):\n    return 1.0\n", "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
-    assert metric_for(Model(branchy()), "only_here:f").name == "only_here:f"
+    assert choose_metric(Model(branchy()), "only_here:f").name == "only_here:f"
 
 
 def test_job_and_task_survive_pickle(job: TuningJob, recipes: tuple[Recipe, ...]) -> None:
@@ -292,14 +292,14 @@ def test_open_sessions_are_limited(
     assert max(counts) == 2 < job.network.sessions.count
 
 
-def test_metric_for_a_detector_is_agreement_map() -> None:
+def test_choose_metric_of_detector_is_agreement_map() -> None:
     proto = yolov8n(64, classes=3)
-    assert metric_for(Model(proto), None) == DetectionAgreementMetric("output0", 3)
+    assert choose_metric(Model(proto), None) == DetectionAgreementMetric("output0", 3)
     proto.graph.node.append(
         onnx.helper.make_node("Transpose", ["output0"], ["turned"], name="turn", perm=[0, 2, 1])
     )
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("turned", 1, [1, 84, 7]))
-    assert metric_for(Model(proto), None) == DetectionAgreementMetric("turned", 3, True)
+    assert choose_metric(Model(proto), None) == DetectionAgreementMetric("turned", 3, True)
 
 
 def test_metric_for_topk_compares_another_tensor() -> None:
@@ -309,7 +309,7 @@ def test_metric_for_topk_compares_another_tensor() -> None:
         onnx.helper.make_node("TopK", ["fc.out", "k"], ["best", "which"], name="top")
     )
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("best", 1, [1, 3]))
-    metric = metric_for(Model(proto), None)
+    metric = choose_metric(Model(proto), None)
     assert isinstance(metric, OutputAgreementMetric) and metric.tensors != ("best",)
 
 
@@ -318,7 +318,7 @@ def test_metric_for_other_networks_is_output_agreement(
     build: Callable[[], onnx.ModelProto],
 ) -> None:
     model = Model(build())
-    assert metric_for(model, None) == OutputAgreementMetric(tuple(model.outputs))
+    assert choose_metric(model, None) == OutputAgreementMetric(tuple(model.outputs))
 
 
 Box = tuple[float, float, float, float, int, float]
@@ -446,7 +446,7 @@ def test_user_metric_that_fails_is_named_with_the_image(
 @pytest.mark.usefixtures("module")
 def test_user_metric_name_that_cannot_be_used_is_an_error(name: str, code: str, value: str) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter="metric")) as caught:
-        metric_for(Model(branchy()), name)
+        choose_metric(Model(branchy()), name)
     assert f"{name}: " in str(caught.value) and value in str(caught.value)
 
 

@@ -152,7 +152,10 @@ CASES = [(command, family) for command in WORK for family in FAMILIES]
 SAMPLE = CASES[9::23]
 # Counted in every test run, and with the sample.
 COUNTED_ALWAYS = (
-    *(("predict", family) for family in ("C2f", "If", "MatMul", "Shape")),
+    *(
+        ("predict", family)
+        for family in ("C2f", "If", "MatMul", "Shape", "lattice", "Concat of itself", "diamonds")
+    ),
     ("fix", "C2f"),
     ("extract", "C2f"),
     ("predict on a GPU", "mesh"),
