@@ -201,7 +201,7 @@ class PlacementSearch:
         value = self.evaluator.value(self.recipe(self.start), self.evaluator.sets.chosen_on)
         if not self.pool:
             return
-        line = f"everything INT8: {value:.4g} on the images of the search"
+        line = f"everything INT8: {value:.4g} on the selection images"
         if self.evaluator.store.path is not None and self.evaluator.deadline is None:
             line += (
                 ". After Ctrl-C, the same command continues; with `time_limit`, the best "
