@@ -1,4 +1,4 @@
-"""Make a model private: remove everything but its structure, so that it can be sent to others.
+"""Removal of everything but a model's structure, so that the model can be sent to others.
 
 Names are replaced consistently. Doc strings, metadata and other texts are removed. Dimensions,
 integer constants with shapes, and single numbers (such as the bounds of a Clip) belong to the
@@ -83,12 +83,12 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     structure.update(t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:])
     # Unset inputs have the empty name, and so do tensors in attributes, which are not structure.
     structure.discard("")
-    for name, tensor in _constants(proto):
+    for name, tensor in _iterate_constants(proto):
         if name in scales:
             tensor.CopyFrom(_make_tensor(scales[name][1], tensor.name))
         elif name not in structure:
             _mask_tensor(tensor, functools.partial(_scale_ratio, model, name, scales), random)
-    for _, node in _nodes(proto):
+    for _, node in _iterate_nodes(proto):
         _mask_lists(node, random)
 
 
@@ -115,22 +115,25 @@ def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
 
 
 def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """Yield the graph with an empty prefix for names, and every subgraph with the prefix ``/``."""
+    """Yield the graph (empty prefix for names) and every subgraph (prefix ``/``)."""
     yield "", proto.graph
     yield from (("/", graph) for graph in nested_graphs(proto.graph.node))
 
 
-def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
+def _iterate_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix, n) for n in graph.node)
 
 
-def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Yield the name and data of every stored tensor; the name is empty in most attributes."""
+def _iterate_constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Yield the name and data of every stored tensor.
+
+    The name is empty for tensors in attributes, except of Constant nodes.
+    """
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix + t.name, t) for t in graph.initializer)
         yield from ((prefix + s.values.name, s.values) for s in graph.sparse_initializer)
-    for prefix, node in _nodes(proto):
+    for prefix, node in _iterate_nodes(proto):
         is_constant = node.op_type == "Constant"
         for attribute in node.attribute:
             name = prefix + node.output[0] if is_constant and attribute.HasField("t") else ""
@@ -225,8 +228,9 @@ def _divide_scales(old: Array, new: Array) -> Array:
 def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
     """Return random numbers with the minimum and maximum of ``value * ratio``.
 
-    Minimum and maximum are those of each channel (first axis), unless the channels are small or the
-    scale is unchanged. NaN, infinities and consecutive integers from 0 are kept.
+    Minimum and maximum are those of each channel (first axis), or of the whole constant if the
+    channels are small and the scale is unchanged. NaN, infinities and consecutive integers from 0
+    are kept.
     """
     if not value.size:
         return value
@@ -273,7 +277,7 @@ class PublicWords:
 
 
 @functools.cache
-def public_words() -> PublicWords:
+def read_public_words() -> PublicWords:
     """Read the public words from ``public.toml``; the result is cached."""
     return make_entry(PublicWords, read_sections(Path(__file__).with_name("public.toml")), "public")
 
@@ -285,7 +289,7 @@ def is_public(text: str) -> bool:
 
 @functools.cache
 def _vocabulary() -> frozenset[str]:
-    words = public_words()
+    words = read_public_words()
     vocabulary = {*words.plugins, *words.attributes, *PUBLIC_DOMAINS, *words.programs}
     for schema in onnx.defs.get_all_schemas_with_history():
         vocabulary.update(
@@ -299,8 +303,8 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
     op, domain = node.op_type, node.domain
     if domain == "com.microsoft":
         return _runtime_operators().get(op)
-    if op in public_words().plugins:
-        return frozenset(public_words().plugin_attributes)
+    if op in read_public_words().plugins:
+        return frozenset(read_public_words().plugin_attributes)
     if domain in PUBLIC_DOMAINS and (op in _vocabulary() or op in operators.OPERATORS):
         return _vocabulary()
     return None
@@ -320,7 +324,7 @@ def is_public_value(attribute: str, text: str) -> bool:
     """Return whether the text of an attribute is one of its known values."""
     if attribute == "equation":
         return _EQUATION.fullmatch(text) is not None
-    words = public_words()
+    words = read_public_words()
     return attribute in words.attributes and (text in words.values or is_public(text))
 
 
@@ -454,7 +458,7 @@ class PrivateNames:
         return _WORD.sub(lambda match: self.names.get(match[0], match[0]), text)
 
     def select_invariants(self, invariants: Invariants, prediction: Prediction) -> Invariants:
-        """Return the private model's findings and convolutions for some invariants.
+        """Return the invariants of the private model that correspond to original invariants.
 
         Args:
             invariants: Findings and convolutions of the original model.
@@ -525,7 +529,7 @@ def make_private(
         ModelError: The prediction would change, or a text would remain.
     """
     path = whole.path or "model"
-    secrets = {*_texts(whole.proto), whole.path, whole.base_dir}
+    secrets = {*_iterate_texts(whole.proto), whole.path, whole.base_dir}
     secrets.update(read_location(t) for t in all_tensors(whole.proto.graph))
     secrets = {s for s in secrets if s and not is_public(s)}
     problem = ""
@@ -536,7 +540,7 @@ def make_private(
         private.DiscardUnknownFields()
         mask_numbers(private, np.random.default_rng(seed))
         _replace_texts(private, names)
-        leak = next(filter(None, map(names.find_leak, _texts(private))), None)
+        leak = next(filter(None, map(names.find_leak, _iterate_texts(private))), None)
         if leak is not None:
             raise ModelError(
                 f"the private model would contain the name '{leak}'; this is a defect of qdqtool, "
@@ -582,13 +586,13 @@ def _list_findings(
     )
 
 
-def _texts(message: Message) -> Iterator[str]:
+def _iterate_texts(message: Message) -> Iterator[str]:
     """Yield every text in a protobuf message, including bytes, but not raw tensor data."""
     for field, value in message.ListFields():
         values = value if _is_repeated(field) else [value]
         if field.type == field.TYPE_MESSAGE:
             for inner in values:
-                yield from _texts(inner)
+                yield from _iterate_texts(inner)
         elif field.type == field.TYPE_STRING:
             yield from values
         elif field.type == field.TYPE_BYTES and field.name != "raw_data":

@@ -1,4 +1,4 @@
-"""Make a model smaller step by step as long as a check holds."""
+"""Shrinking of a model step by step, as long as a check holds."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,7 +111,7 @@ class ModelShrinker:
                 self.exhausted = True
                 return
             holds = self._try(candidate, _constant_size(candidate) if reads_constants else 0)
-            del candidate  # frees memory: a candidate may be as large as the model
+            del candidate  # frees memory, because a candidate may be as large as the model
             if holds is not None and not self.exhausted:
                 yield holds
             if holds or self.exhausted:
@@ -134,15 +134,15 @@ class ModelShrinker:
         return self._constants.get(tensor.doc_string, tensor)
 
     def _try(self, candidate: onnx.ModelProto, copied_bytes: int = 0) -> bool | None:
-        """Check a candidate; if it passes, it becomes the new model.
+        """Check a candidate, which becomes the new model if the check passes.
 
         Args:
             candidate: Model proposed by a reduction.
             copied_bytes: Bytes of constants that were copied for the candidate.
 
         Returns:
-            Whether the candidate passes. None if it was not checked, because it is invalid, was
-            tried before, or exceeds the budget.
+            Whether the candidate passes. None without a check, because the candidate is invalid,
+            was tried before, or exceeds the budget.
         """
         if not self._spend(len(candidate.graph.node) // _FINDING_COST, copied_bytes):
             return None
@@ -166,10 +166,10 @@ class ModelShrinker:
         except Exception:
             return False
         if holds:
-            self._keep(typed, constants)
+            self._accept(typed, constants)
         return holds
 
-    def _keep(self, typed: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]) -> None:
+    def _accept(self, typed: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]) -> None:
         self._light = typed
         marks = (t.doc_string for t in typed.graph.initializer)
         # Copy new tensors, because a tensor keeps its whole candidate in memory.

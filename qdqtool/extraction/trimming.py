@@ -1,7 +1,7 @@
 """Search for a small part of a model that passes a check.
 
-A part is grown from the nodes that a finding names (anchors) until it passes. Then the nodes that
-are farthest from the anchors are removed.
+A part grows from the nodes that a finding names (anchors) until the part passes. Then the nodes
+that are farthest from the anchors are removed.
 """
 
 import itertools
@@ -13,10 +13,11 @@ from qdqtool.util import limits
 
 PartCheck = Callable[[ModelPart], bool]
 # A part is wide if it has more nodes than this number times the distance of the farthest node.
-# YOLOv8 has 4 nodes per step of distance, blocks of Inception fewer.
+# YOLOv8 has 4 nodes per step of distance, and blocks of Inception have fewer.
 _WIDE = 50
 _BRANCH_GROUPS = 8
 _FINDING_COST = 8  # completing a part takes about 1/8 of the time of its prediction
+# Distances from the anchors, in steps from node to node, of the parts that are tried
 _HOPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
 
 
@@ -64,7 +65,7 @@ class TrimBudget:
     more findings than nodes counts as many nodes as findings.
 
     Attributes:
-        nodes_left: Remaining number of nodes. Trimming stops if it becomes negative.
+        nodes_left: Remaining number of nodes. Trimming stops if the number becomes negative.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class TrimBudget:
 
 
 class PartTrimmer:
-    """Makes a part smaller as long as it passes a check.
+    """Makes a part smaller as long as the part passes a check.
 
     Args:
         cutter: Cuts parts out of the model.
@@ -136,7 +137,7 @@ class PartTrimmer:
                 return
 
     def _select_groups(self) -> Iterator[bool]:
-        """Reduce a wide part to an eighth of its branches, as often as such a part passes.
+        """Reduce a wide part to an eighth of its branches, repeatedly while such a part passes.
 
         Predicting all eight parts takes about as long as predicting the whole part once.
         """

@@ -1,10 +1,9 @@
 """Inference of tensor types and shapes with onnx.
 
-onnx's shape inference is C++ code that trusts the model. For some invalid models it ends the
-process (a 7x7 Conv over a 4x4 input, followed by a Slice) or takes all memory. So only models that
-a static check accepts are inferred in this process. All other models are inferred in a child
-process with limited memory and time. Conversion to another operator set always uses a child
-process.
+onnx's shape inference is C++ code that trusts the model. Some invalid models crash the process (a
+7x7 Conv over a 4x4 input, followed by a Slice) or take all memory. So only models that a static
+check accepts are inferred in this process. All other models are inferred in a child process with
+limited memory and time. Conversion to another operator set always uses a child process.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ def is_safe(proto: onnx.ModelProto) -> bool:
     nodes = list(all_nodes(proto))
     if proto.functions or not all(_is_harmless(node) for node in nodes):
         return False
-    constants = _constants(proto, nodes)
+    constants = _collect_constants(proto, nodes)
     if any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
         if _states_negative_size(proto, constants) or _can_produce_negative_size(nodes, constants):
             return False
@@ -186,7 +185,7 @@ def has_sane_attributes(node: onnx.NodeProto) -> bool:
     return all(a.i == len(node.output) for a in attributes if a.name == "num_outputs")
 
 
-def _constants(
+def _collect_constants(
     proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
 ) -> dict[str, onnx.TensorProto]:
     """Return all initializers and values of Constant nodes by name, including subgraphs."""
