@@ -227,7 +227,7 @@ def _option(name: str, value: str) -> str:
 
 
 def name_fixed(path: str) -> str:
-    """Return the file that ``fix`` is to write: ``a_fixed.onnx``, after that ``a_fixed2.onnx``."""
+    """Return the file that ``fix`` writes: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
     file = Path(path)
     number = re.search(r"(?<=fixed)\d*$", file.stem)
     if number is None:

@@ -467,7 +467,7 @@ class PlacementSearch:
 
     @functools.cached_property
     def _floats_by_own_error(self) -> list[Configuration]:
-        """Configurations with one float convolution, largest quantization error of the input first.
+        """Configurations with one float convolution, largest input error first.
 
         The quantization error of an input follows from the calibration statistics, without a run.
         """
