@@ -28,7 +28,7 @@ RANDOM = (
 _PICKS = ("Gather", "GatherElements", "GatherND")  # output sizes do not depend on index values
 _SIZED_BY_VALUES = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
-_ELLIPSIS = "..."  # stands for axes without letters in an equation of Einsum
+_ELLIPSIS = "..."  # axes without letters in an equation of Einsum
 _MAX_RANK = 64  # maximum axes of an ellipsis; tensors of real networks have fewer
 _FIRST_ELLIPSIS_LETTER = ord("\N{GREEK SMALL LETTER ALPHA}")
 
@@ -202,7 +202,7 @@ def contraction(model: Model, node: Node) -> Contraction | None:
     terms = _parse_equation(str(node.attributes.get("equation", "")).replace(" ", ""))
     if terms is None:
         return None
-    counts = [_ellipsis_axes(terms[i], model.shape(node.input(i))) for i in range(2)]
+    counts = [_count_ellipsis_axes(terms[i], model.shape(node.input(i))) for i in range(2)]
     expanded = _expand_ellipses(terms, counts)
     if expanded is None:
         return None
@@ -230,7 +230,7 @@ def _parse_equation(equation: str) -> list[str] | None:
     return terms
 
 
-def _ellipsis_axes(term: str, shape: Shape | None) -> int | None:
+def _count_ellipsis_axes(term: str, shape: Shape | None) -> int | None:
     """Return the number of axes of the ellipsis in a term; None if unknown or missing."""
     if shape is None or _ELLIPSIS not in term:
         return None
