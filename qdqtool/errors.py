@@ -6,13 +6,13 @@ import re
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 LONGEST = 600  # maximum characters of a message
-# Maximum characters of a word (such as a node name) and of the path in a message that is too long.
+# In messages that are too long, maximum characters of a word (such as a node name) and of the path.
 _WORD, _PATH = 100, 200
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
 def brief(text: str) -> str:
-    """Shorten a message to at most :data:`LONGEST` characters; shorter ones stay the same."""
+    """Return a message, with its middle cut out if it is longer than :data:`LONGEST`."""
     return text if len(text) <= LONGEST else _shorten(text)
 
 

@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does, with a hint for an unknown one."""
+        """Resolve a command as click does; suggest a command for an unknown name."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             import difflib
 
@@ -96,7 +96,7 @@ class LazyGroup(click.Group):
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Print the overview without a command."""
+    """Print the overview if no command is given."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -141,7 +141,7 @@ def _run(args: list[str] | None) -> int:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except SystemExit:  # click raises this if the reader closed stdout; 1 would mean a failed check
+    except SystemExit:  # click raises this if stdout was closed; 1 would mean a failed check
         return 0
     except (_WrappedInterrupt, click.exceptions.Abort, KeyboardInterrupt) as error:
         stop = error.__cause__ if isinstance(error, _WrappedInterrupt) else error
@@ -182,8 +182,8 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
         return _OUT_OF_MEMORY
     if _was_importing(error):
         return (
-            f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}): "
-            "memory is out, or it has to be installed again"
+            f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}); "
+            "free memory, or install the library again"
         )
     return None
 

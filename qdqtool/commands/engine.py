@@ -1,4 +1,4 @@
-"""``qdqtool engine``: cost of each layer of a built engine; engines compared and drawn."""
+"""``qdqtool engine``: cost of each layer of a built engine, also compared and drawn."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(),
     metavar="FILE",
-    help="A second engine to compare with, as 'qdqtool compare' does. Repeat for its profile.",
+    help="Second engine to compare with, as 'qdqtool compare' does. Repeat for its profile.",
 )
 @options.gpu_option(
-    "GPU of the build, if the log does not name it: adds the usual time of each layer."
+    "GPU of the build, if the log does not name the GPU. Adds the usual time of each layer."
 )
 @options.clock_option
 @click.option("--dot", type=click.Path(), help="Write the engine as a Graphviz file.")
@@ -51,7 +51,7 @@ def command(
     svg: str | None,
     answer: options.AnswerWriter,
 ) -> int:
-    """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
+    """Show precision, memory, MACs and time of each layer of the engine in FILES: a layer JSON or a build log.
 
     Exit codes: 0 done, 2 bad input.
     """  # noqa: E501  (the summary is the help text)
@@ -99,13 +99,13 @@ def _analyze(paths: list[str], gpu: str | None, clock: float | None) -> EngineRe
     if build.names_only:
         again = next(iter(rerun_commands(build).values()))
         raise BuildLogError(
-            f"layer names without precisions; build again with: {again}",
+            f"has layer names without precisions; build again with: {again}",
             ", ".join(paths),
             code="names-only",
         )
     if not build.layers:
         raise BuildLogError(
-            "no engine listing; give a layer JSON or a verbose build log",
+            "has no layers of an engine; give a layer JSON or a verbose build log",
             ", ".join(paths),
             code="no-engine-listing",
         )

@@ -320,7 +320,7 @@ def test_note_about_fp8_comes_with_a_row_of_fp8(
     text = cli("predict", path, *(word for gpu in gpus for word in ("--gpu", gpu)))
     table = text.split("\n  note")[0]
     has_row = re.search(r"^ +FP8 by| FP8 +speed", table, re.MULTILINE) is not None
-    assert has_row == ("times of FP8 rest on" in " ".join(text.split()))
+    assert has_row == ("FP8 times are computed" in " ".join(text.split()))
     assert has_row == any(find_gpu(gpu).has_fp8 for gpu in gpus)
 
 
