@@ -164,21 +164,21 @@ class ExtractionJob:
         anchors: dict[int, Node] = {}
         for finding in findings:
             for name in (finding.node, *finding.convolutions, *finding.nodes):
-                node = self._find(name)
+                node = self._find_node_or_producer(name)
                 if node is None:
                     continue
                 if node.index not in self.cutter.constant or name == finding.node:
                     anchors[node.index] = node
         return list(anchors.values()) or list(self.model.ordered[:1])
 
-    def _find(self, name: str) -> Node | None:
+    def _find_node_or_producer(self, name: str) -> Node | None:
         try:
             return self.model.node(name)
         except KeyError:
             return self.model.producer(name)
 
     def _find_node(self, name: str) -> Node:
-        node = self._find(name)
+        node = self._find_node_or_producer(name)
         if node is not None:
             return node
         names = [n.name for n in self.model.nodes]
@@ -206,7 +206,8 @@ class ExtractionJob:
         search is repeated with complete models.
         """
         names = self.invariants.required_nodes()
-        needed = frozenset(n.index for n in map(self._find, names) if n is not None)
+        nodes = map(self._find_node_or_producer, names)
+        needed = frozenset(node.index for node in nodes if node is not None)
         for holds in (self._sketch_holds, self._part_holds):
             part = self.cutter.whole_part()
             for grown in track(grow_part(self.cutter, anchors, holds, needed), "cutting"):
@@ -551,7 +552,7 @@ def extract(
     selection = SelectionOptions(finding, node, hops, inputs, outputs)
     seconds = limits.check_seconds(check_timeout, "check_timeout")
     version = target_named(target)
-    with record_inputs() as read:  # does not record files that shrinking reads and writes
+    with record_inputs() as read:  # Files that shrinking reads and writes are not recorded.
         index = load(model)
     job = ExtractionJob(index, version.name)
     job.select(selection, options.is_checked)

@@ -102,7 +102,7 @@ class BuildOutcome:
 
 
 class BuilderCheck:
-    """Check that builds on this machine end like the build of the whole model.
+    """Check that builds of smaller models on this machine end like that of the whole model.
 
     Args:
         proto: The whole model.
@@ -195,7 +195,7 @@ class BuilderCheck:
         )
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        """Return whether the build of a model ends like that of the whole model."""
+        """Return whether the build of a model ends like the build of the whole model."""
         return self.build(proto).matches(self.whole)
 
     def close(self) -> None:
@@ -351,7 +351,8 @@ class CommandCheck:
 def _split_command(command: str) -> list[str]:
     if len(command) > limits.COMMAND:
         raise QdqtoolError(
-            f"`check` has {len(command)} characters; the limit is {limits.COMMAND}",
+            f"`check` has {len(command)} characters; the limit is {limits.COMMAND}. Put the "
+            "command into a script",
             code="too-long",
             parameter="check",
         )

@@ -1,4 +1,4 @@
-"""Cut parts out of a model, with the constants, types, opsets and metadata that they need."""
+"""Models of parts of a model, with the constants, types, opsets and metadata of the part."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class ModelCutter:
     def can_be_input(self, tensor: str) -> bool:
         """Return whether a tensor can become a network input.
 
-        Network inputs, and floats of known rank that are not the output of a DequantizeLinear, can.
+        True for network inputs, and for floats of known rank that no DequantizeLinear produces.
         """
         producer = self.model.producer(tensor)
         if producer is None:
@@ -315,7 +315,7 @@ class ModelCutter:
                     code="unknown-type",
                     node=tensor,
                 )
-        # The order of nodes stays, because it matters: of two equal Qs, TensorRT keeps the first.
+        # The order of nodes is kept, because TensorRT keeps the first of two equal Qs.
         nodes = self._sort(part.nodes)
         consumed = {t for n in nodes for t in n.consumed_tensors}
         constants = (consumed & self._constant_order.keys()) - ends.keys()
@@ -329,8 +329,8 @@ class ModelCutter:
         )
         graph = proto.graph
         for node in graph.node:
-            # Of several nodes with one name, the whole model gives all but the first other names.
-            # Nodes without a name keep none, because TensorRT names them.
+            # Model gives other names to nodes that share a name. Nodes without a name remain
+            # unnamed, because TensorRT names them.
             if node.name:
                 node.name = self.model.producers[next(filter(None, node.output))].name
         graph.input.extend(ends[t] for t in part.inputs)

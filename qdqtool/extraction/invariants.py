@@ -117,7 +117,7 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     if not is_number or not 1 <= int(number[:9]) <= len(findings):
         message = (
             f"`finding` {text}: the number of {code} findings{place} is {len(findings)}; give a "
-            "number from 1 up to that"
+            f"number from 1 to {len(findings)}"
         )
         raise _finding_error(message, "out-of-range", prediction, node)
     return findings[int(number) - 1]

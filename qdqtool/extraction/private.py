@@ -1,4 +1,4 @@
-"""Make a model private: remove everything but its structure, so that it can be sent to others.
+"""Removal of everything but a model's structure, so that the model can be sent to others.
 
 Names are replaced consistently. Doc strings, metadata and other texts are removed. Dimensions,
 integer constants with shapes, and single numbers (such as the bounds of a Clip) belong to the
@@ -126,7 +126,10 @@ def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
 
 
 def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Yield the name and data of every stored tensor; the name is empty in most attributes."""
+    """Yield the name and data of every stored tensor.
+
+    The name is empty for tensors in attributes, except of Constant nodes.
+    """
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix + t.name, t) for t in graph.initializer)
         yield from ((prefix + s.values.name, s.values) for s in graph.sparse_initializer)
@@ -225,8 +228,9 @@ def _divide_scales(old: Array, new: Array) -> Array:
 def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
     """Return random numbers with the minimum and maximum of ``value * ratio``.
 
-    Minimum and maximum are those of each channel (first axis), unless the channels are small or the
-    scale is unchanged. NaN, infinities and consecutive integers from 0 are kept.
+    Minimum and maximum are those of each channel (first axis), or of the whole constant if the
+    channels are small and the scale is unchanged. NaN, infinities and consecutive integers from 0
+    are kept.
     """
     if not value.size:
         return value
@@ -273,7 +277,7 @@ class PublicWords:
 
 
 @functools.cache
-def public_words() -> PublicWords:
+def read_public_words() -> PublicWords:
     """Read the public words from ``public.toml``; the result is cached."""
     return make_entry(PublicWords, read_sections(Path(__file__).with_name("public.toml")), "public")
 
@@ -285,7 +289,7 @@ def is_public(text: str) -> bool:
 
 @functools.cache
 def _vocabulary() -> frozenset[str]:
-    words = public_words()
+    words = read_public_words()
     vocabulary = {*words.plugins, *words.attributes, *PUBLIC_DOMAINS, *words.programs}
     for schema in onnx.defs.get_all_schemas_with_history():
         vocabulary.update(
@@ -299,8 +303,8 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
     op, domain = node.op_type, node.domain
     if domain == "com.microsoft":
         return _runtime_operators().get(op)
-    if op in public_words().plugins:
-        return frozenset(public_words().plugin_attributes)
+    if op in read_public_words().plugins:
+        return frozenset(read_public_words().plugin_attributes)
     if domain in PUBLIC_DOMAINS and (op in _vocabulary() or op in operators.OPERATORS):
         return _vocabulary()
     return None
@@ -320,7 +324,7 @@ def is_public_value(attribute: str, text: str) -> bool:
     """Return whether the text of an attribute is one of its known values."""
     if attribute == "equation":
         return _EQUATION.fullmatch(text) is not None
-    words = public_words()
+    words = read_public_words()
     return attribute in words.attributes and (text in words.values or is_public(text))
 
 
@@ -454,7 +458,7 @@ class PrivateNames:
         return _WORD.sub(lambda match: self.names.get(match[0], match[0]), text)
 
     def select_invariants(self, invariants: Invariants, prediction: Prediction) -> Invariants:
-        """Return the private model's findings and convolutions for some invariants.
+        """Return the invariants of the private model that correspond to original invariants.
 
         Args:
             invariants: Findings and convolutions of the original model.

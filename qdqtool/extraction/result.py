@@ -100,7 +100,7 @@ class Extraction:
             save(self.proto, path, source=self.source)
 
     def as_json(self) -> Json:
-        """Return the result as a JSON object."""
+        """Return the fields of the JSON output."""
         return {
             "schema": SCHEMA,
             "tool": TOOL_VERSION,
@@ -202,7 +202,7 @@ def _list_findings(extraction: Extraction) -> list[str]:
 
 
 def _select_outcomes(extraction: Extraction) -> list[ConvOutcome]:
-    """Return the outcomes of the convolutions shown; of all if none is shown."""
+    """Return the outcomes of the shown convolutions, or of all if none are shown."""
     names = {c.name for c in extraction.shown.convolutions}
     convolutions = extraction.prediction.convolutions
     return [c for c in convolutions if c.name in names] or convolutions

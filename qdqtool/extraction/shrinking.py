@@ -111,7 +111,7 @@ class ModelShrinker:
                 self.exhausted = True
                 return
             holds = self._try(candidate, _constant_size(candidate) if reads_constants else 0)
-            del candidate  # frees memory: a candidate may be as large as the model
+            del candidate  # frees memory, because a candidate may be as large as the model
             if holds is not None and not self.exhausted:
                 yield holds
             if holds or self.exhausted:
@@ -166,10 +166,10 @@ class ModelShrinker:
         except Exception:
             return False
         if holds:
-            self._keep(typed, constants)
+            self._accept(typed, constants)
         return holds
 
-    def _keep(self, typed: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]) -> None:
+    def _accept(self, typed: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]) -> None:
         self._light = typed
         marks = (t.doc_string for t in typed.graph.initializer)
         # Copy new tensors, because a tensor keeps its whole candidate in memory.

@@ -13,10 +13,11 @@ from qdqtool.util import limits
 
 PartCheck = Callable[[ModelPart], bool]
 # A part is wide if it has more nodes than this number times the distance of the farthest node.
-# YOLOv8 has 4 nodes per step of distance, blocks of Inception fewer.
+# YOLOv8 has 4 nodes per step of distance, and blocks of Inception have fewer.
 _WIDE = 50
 _BRANCH_GROUPS = 8
 _FINDING_COST = 8  # completing a part takes about 1/8 of the time of its prediction
+# Distances from the anchors, in steps from node to node, of the parts that are tried
 _HOPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
 
 

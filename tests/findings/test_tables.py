@@ -17,7 +17,7 @@ import pytest
 
 import qdqtool
 from qdqtool.commands.cli import cli
-from qdqtool.extraction.private import public_words
+from qdqtool.extraction.private import read_public_words
 from qdqtool.findings.codes import CODES, CodeScope, read_code
 from qdqtool.findings.errors import (
     ERROR,
@@ -133,7 +133,7 @@ def test_examples_name_their_command() -> None:
 
 
 def test_public_words_are_unique() -> None:
-    for words in field_values(public_words()):
+    for words in field_values(read_public_words()):
         assert words and len(set(words)) == len(words), words
 
 

@@ -239,18 +239,6 @@ def test_insert_returns_model_when_prediction_fails(monkeypatch: pytest.MonkeyPa
     check(result.model)
 
 
-def test_save_refuses_input_and_missing_folder(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    onnx.save(one_layer(), path)
-    before = path.read_bytes()
-    result = qdqtool.insert(path, images(), predict=False)
-    with pytest.raises(ModelError, match="is the input"):
-        result.save(path)
-    assert path.read_bytes() == before
-    with pytest.raises(QdqtoolError, match="does not exist"):
-        result.save(tmp_path / "no" / "q.onnx")
-
-
 def test_save_sets_output_and_path_of_prediction(tmp_path: Path) -> None:
     result = insertion()
     result.save(tmp_path / "a.onnx")

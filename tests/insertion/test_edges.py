@@ -190,11 +190,6 @@ def test_box_channels_are_followed_while_they_stay_axis_1(
     assert {net.nodes[i].name for i in head.boxes} == boxes
 
 
-def test_insert_without_data_is_refused() -> None:
-    with pytest.raises(DataError, check=has("missing-argument", parameter="data")):
-        qdqtool.insert(one_layer())
-
-
 def test_insert_refuses_data_of_other_shape() -> None:
     with pytest.raises(DataError, match=r"\[1, 3, 8, 8\].*takes"):
         qdqtool.insert(one_layer(), images(2, 3))
