@@ -1,4 +1,4 @@
-"""A build as a side of a comparison: the nodes of its model, or its own layers."""
+"""A build as a side of a comparison: as nodes of a model, or as engine layers."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _describe_agreement(comparison: Comparison) -> list[str]:
 
 
 def describe_reference(comparison: Comparison) -> list[Note]:
-    """Return a note if the agreement is that of two quantized models."""
+    """Return a note if both compared models are quantized, else nothing."""
     if not (comparison.a.quantized and comparison.b.quantized):
         return []
     return [
@@ -170,7 +170,7 @@ def _name_format(side: NodeSide | None) -> str:
 
 
 def _list_requested(comparison: Comparison) -> list[NodeChange]:
-    """Return the nodes that the model of a model and its build quantizes."""
+    """Return the nodes that the model quantizes, in a comparison of a model and a build."""
     both = [node for node in comparison.nodes if node.a and node.b]
     models = [node.a if comparison.a.kind == "model" else node.b for node in both]
     return [n for n, model in zip(both, models, strict=True) if model and model.is_quantized]

@@ -102,7 +102,7 @@ class BuildOutcome:
 
 
 class BuilderCheck:
-    """Check that builds of smaller models on this machine end like that of the whole model.
+    """Check that builds of smaller models end like the build of the whole model, on this machine.
 
     Args:
         proto: The whole model.

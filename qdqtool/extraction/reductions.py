@@ -87,9 +87,9 @@ def _is_float(kind: onnx.TypeProto) -> bool:
 
 
 def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
-    """Yield models with a single tensor as output, and models with one output less.
+    """Yield models with a single tensor as output, then models without one of several outputs.
 
-    Single outputs come in the order of the nodes.
+    Models with a single output come in the order of the nodes.
 
     Args:
         proto: The model.
@@ -263,7 +263,7 @@ def _find_constant_tensors(proto: onnx.ModelProto) -> dict[int, onnx.TensorProto
 
 
 def _divide(size: int, factor: int) -> int:
-    """Return a size divided by a factor, or the size itself if it is not divisible."""
+    """Return a size divided by a factor, or the unchanged size if not divisible."""
     return size // factor if size % factor == 0 else size
 
 

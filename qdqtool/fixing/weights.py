@@ -39,6 +39,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Reason
 
 Array = npt.NDArray[Any]
+_MAX_STEPS = 127.5  # a larger multiple of the scale is clipped; tools divide by 127 or 127.5
 
 
 @map_refused_nodes
@@ -303,14 +304,26 @@ def _channel_scales_site(view: View, target: Target, conv: Node) -> FixSite | No
     if value is None or shape is None or weights.q is None or weights.dq is None:
         return None
     axis = weight_scale_axis(conv, len(shape), target.transposed_per_channel)
-    if axis is None:
+    old = view.params(weights.q).scale
+    if axis is None or old is None or old.size != 1:
         return None
+    clipped = _clip_to_range(value, float(old.reshape(-1)[0]))
 
     def apply(editor: Editor) -> None:
-        scale = _round_scale(editor, weights, weight_scale(value, axis))
-        _requantize(editor, conv, weights, weights.source, scale, axis, "per_channel")
+        source = weights.source
+        if clipped is not value:
+            source = editor.constant(f"{source}_clipped", clipped)
+        scale = _round_scale(editor, weights, weight_scale(clipped, axis))
+        _requantize(editor, conv, weights, source, scale, axis, "per_channel")
 
     return FixSite(conv.name, f"{conv.name}: a weight scale for each channel", apply)
+
+
+def _clip_to_range(value: Array, scale: float) -> Array:
+    """Return weights as their scale clips them, because training may have chosen the range."""
+    if np.abs(value).max(initial=0) <= _MAX_STEPS * scale:
+        return value
+    return np.clip(value, -128 * scale, 127 * scale).astype(value.dtype)
 
 
 def find_batchnorm_parameters(

@@ -241,7 +241,7 @@ def _find_upscaled(model: Model) -> OtherKind | None:
 
 
 def _are_features(model: Model, shapes: Sequence[_Shape], strides: Sequence[float]) -> bool:
-    """Return whether outputs are those of a backbone, not the grids of a detector.
+    """Return whether outputs are feature maps of a backbone, not the grids of a detector.
 
     The channels of a backbone grow with the stride. A single feature map has a usual number of
     channels and does not come from a convolution without an activation.

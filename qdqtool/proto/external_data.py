@@ -145,7 +145,7 @@ def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | Non
         model: Path of the model for messages.
 
     Raises:
-        ModelError: The file lies outside the model's folder, or its name is not valid.
+        ModelError: The file lies outside the model's folder, or the file name is not valid.
     """
     if not base_dir:
         return None

@@ -1,8 +1,7 @@
 """Functions that a model defines: check of their size, and inlining.
 
-TensorRT's parser inlines functions since version 9.0. onnx's own inliner is not used: it does not
-inline functions of another operator set, and it numbers nodes, so that their names do not show the
-call.
+TensorRT's parser inlines functions since version 9.0. onnx's own inliner is not used, because it
+cannot inline functions of another operator set, and its node names do not show the call.
 """
 
 from __future__ import annotations

@@ -221,8 +221,8 @@ _FORMS = {  # by form of simulated quantizers: its operators, and how to export 
     ),
     "ModelOpt": (
         "quantize_op operators of ModelOpt for Torch-TensorRT, at which TensorRT's parser stops",
-        "Export with torch.onnx.export(..., dynamo=False) inside modelopt's export_torch_mode(), "
-        "which writes Q/DQ",
+        "Export with torch.onnx.export(..., dynamo=False) outside of modelopt's "
+        "export_torch_mode(), which writes Q/DQ",
     ),
     "QCDQ": (
         "Q/DQ with a Clip of integers in between. The parser reads its bounds as 0 without a "

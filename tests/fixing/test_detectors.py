@@ -198,6 +198,22 @@ def test_weights_get_a_scale_for_each_channel() -> None:
     assert errors[1] < errors[0] / 10
 
 
+def test_scales_for_each_channel_keep_a_trained_range() -> None:
+    """Training chose a range that clips the largest weights; the network relies on it."""
+    weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 1, 1)).astype(np.float32)
+    weights[8:] /= 50
+    weights[0, 0] = 3
+    g = Graph()
+    w = g.pair(g.const("w", weights), "wq", np.float32(1 / 127))
+    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
+    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    fixed = fix(proto)
+    assert codes(fixed) == ["W-PER-TENSOR"]
+    data = image(1, 16, 8, 8)
+    outputs = [run(p, data)[0][:, 0] for p in (proto, fixed.proto)]
+    np.testing.assert_allclose(*outputs, atol=0.02 * float(outputs[0].std()))
+
+
 # Errors of outputs --------------------------------------------------------------------------------
 
 
