@@ -101,7 +101,7 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def _fail(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     line = _LONG_WORD.sub(lambda word: cut_middle(word[0], _MAX_WORD), one_line(message))
     with suppress(OSError, ValueError):  # stderr may be closed
         print(f"qdqtool: {line}", file=sys.stderr)
@@ -135,7 +135,7 @@ def _run(args: list[str] | None) -> int:
     inputs = files.InputFiles()
     invalid = next((a for a in args or () if "\0" in a), None)
     if invalid is not None:  # the operating system would fail on NUL
-        return _fail(f"{brief_repr(invalid)}: {files.INVALID_NAME}", 2)
+        return _print_error(f"{brief_repr(invalid)}: {files.INVALID_NAME}", 2)
     try:
         with files.record_inputs() as inputs:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
@@ -145,7 +145,7 @@ def _run(args: list[str] | None) -> int:
         return 0
     except (_WrappedInterrupt, click.exceptions.Abort, KeyboardInterrupt) as error:
         stop = error.__cause__ if isinstance(error, _WrappedInterrupt) else error
-        return _fail(process.stop_message(stop), getattr(stop, "code", INTERRUPTED))
+        return _print_error(process.stop_message(stop), getattr(stop, "code", INTERRUPTED))
     except BrokenPipeError:
         silence_stdout()
         return 0
@@ -156,7 +156,7 @@ def _run(args: list[str] | None) -> int:
 
             traceback.print_exc()
             message = "internal error, please report it with the lines above"
-        return _fail(message, 2)
+        return _print_error(message, 2)
     return result if isinstance(result, int) else 0
 
 
@@ -218,5 +218,5 @@ def main() -> None:
     except KeyboardInterrupt as stop:  # Ctrl-C outside of `run`
         code = getattr(stop, "code", INTERRUPTED)
     except MemoryError:  # no memory to report another error
-        code = _fail(_OUT_OF_MEMORY, 2)
+        code = _print_error(_OUT_OF_MEMORY, 2)
     process.exit_process(code)

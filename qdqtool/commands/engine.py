@@ -59,9 +59,9 @@ def command(
 
     for path, option in ((dot, "--dot"), (svg, "--svg")):
         reserve_output(path, option)
-    report = _analyze([*files, *((profile,) if profile else ())], gpu, clock)
+    report = _analyze_engine([*files, *((profile,) if profile else ())], gpu, clock)
     if dot or svg:
-        _draw(report, dot, svg)
+        _draw_engine(report, dot, svg)
         if not other and answer.form == "text" and not answer.output:
             names = ", ".join(name for name in (dot, svg) if name)
             click.echo(f"{len(report.rows)} layers drawn: {names}")
@@ -71,7 +71,7 @@ def command(
     if other:
         from qdqtool.comparison.api import compare
 
-        comparison = compare(report, _analyze(list(other), gpu, clock))
+        comparison = compare(report, _analyze_engine(list(other), gpu, clock))
         assert comparison.engines is not None
         answer.write(
             comparison.engines.as_json,
@@ -89,7 +89,7 @@ def command(
     return 0
 
 
-def _analyze(paths: list[str], gpu: str | None, clock: float | None) -> EngineReport:
+def _analyze_engine(paths: list[str], gpu: str | None, clock: float | None) -> EngineReport:
     from qdqtool.buildlog.costs import analyze
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import rerun_commands
@@ -116,7 +116,7 @@ def _analyze(paths: list[str], gpu: str | None, clock: float | None) -> EngineRe
     return report
 
 
-def _draw(report: EngineReport, dot: str | None, svg: str | None) -> None:
+def _draw_engine(report: EngineReport, dot: str | None, svg: str | None) -> None:
     from qdqtool.buildlog import drawing
     from qdqtool.util.outputs import write_visible
 

@@ -81,7 +81,7 @@ def command(
                 code="option-without-effect",
                 parameter="dla_cache",
             )
-        _translate(model, output, dla_cache, release, calib, images, answer)
+        _translate_for_dla(model, output, dla_cache, release, calib, images, answer)
         return 0
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
@@ -110,7 +110,7 @@ def command(
     return 0 if fixed.ok else 1
 
 
-def _translate(
+def _translate_for_dla(
     model: str,
     output: str,
     cache: str,
