@@ -1,4 +1,4 @@
-"""Matching of the nodes of two ONNX graphs by structure, and by names that fit the structure.
+"""Match the nodes of two ONNX graphs by structure and name.
 
 Exporters that number their nodes give one name to different nodes of two exports. Names therefore
 decide only what structure leaves open, and only if the nodes that structure alone distinguishes

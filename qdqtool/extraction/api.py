@@ -1,4 +1,4 @@
-"""``qdqtool.extract``: select a part of a model, shrink the part, and hide names and numbers."""
+"""``qdqtool.extract``: cut out a part of a model, shrink it, and hide names."""
 
 from __future__ import annotations
 

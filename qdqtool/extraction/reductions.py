@@ -115,7 +115,7 @@ def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx
 
 
 def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
-    """Yield models without half of the nodes, a quarter, ..., and finally without single nodes.
+    """Yield models without half of the nodes, a quarter, and finally without single nodes.
 
     Outputs of the removed nodes become network inputs.
 
@@ -342,7 +342,7 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
 ) -> Iterator[onnx.ModelProto]:
-    """Yield models with all values of a weight equal: for all weights, then for single weights.
+    """Yield models with equal values in all weights, then in single weights.
 
     The common value is the weight's value with the largest magnitude.
     """

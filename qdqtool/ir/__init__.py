@@ -1,1 +1,1 @@
-"""Graph of an ONNX model: nodes, constants, Q/DQ, operators, and reading and writing of files."""
+"""Graph of an ONNX model: nodes, constants, Q/DQ, operators, files."""

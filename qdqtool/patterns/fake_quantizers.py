@@ -668,7 +668,7 @@ def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
 
 
 def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
-    """Return the tensor that a quantizer reads, limited to -127 steps, because Q clips at -128."""
+    """Return the input of a quantizer, limited to -127 steps, because Q clips at -128."""
     assert fake.scale is not None
     low = (-127 * fake.scale).astype(_NUMPY_TYPES[fake.elem_types[0]])
     value = editor.model.constant(fake.source)

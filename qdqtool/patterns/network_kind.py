@@ -327,7 +327,7 @@ def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
 
 
 def warn_task_mismatch(model: Model, used: Mapping[str, Any]) -> list[Note]:
-    """Return a warning if the user chose other pixel values than Ultralytics uses for the task.
+    """Return a warning if the pixel values differ from those of Ultralytics for the task.
 
     Ultralytics uses RGB from 0 to 1 for all tasks. The kind of resize is not compared, because
     deployments resize differently.

@@ -222,7 +222,7 @@ def _convert_body(proto: onnx.ModelProto, function: onnx.FunctionProto, path: st
 
 
 def _has_same_operators(function: onnx.FunctionProto, version: int, model_version: int) -> bool:
-    """Return whether all operators of a function are equal in two versions of ONNX's operators."""
+    """Return whether a function's operators are equal in two opset versions."""
     nodes = with_subgraph_nodes(function.node)
     operators = {node.op_type for node in nodes if node.domain in STANDARD}
     return version == model_version or all(

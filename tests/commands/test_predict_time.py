@@ -135,6 +135,27 @@ def test_predict_lists_the_supported_gpus_of_several(model: str, cli: Cli) -> No
     assert rows["L4"].count("ms") == 2 and "trtexec" in text
 
 
+def test_predict_lists_a_gpu_without_int8_next_to_others(model: str, cli: Cli) -> None:
+    arguments = ("predict", model, "--gpu", "Jetson Nano", "--gpu", "P100", "--gpu", "L4")
+    text = cli(*arguments, "--all")
+    assert "reject" not in text and "trtexec" in text
+    answer = cli.json(*arguments)
+    nano, p100, l4 = answer["times"]
+    assert [t["supported"] for t in (nano, p100, l4)] == [False, False, True]
+    assert nano["total_ms"] is None and nano["gain"] is None and l4["total_ms"] > 0
+    limits = [f for f in answer["findings"] if f["code"] == "GPU-NO-INT8"]
+    assert [f["severity"] for f in limits] == ["warning", "warning"]  # one for each GPU
+    assert answer["time"]["gpu"] == "L4"
+
+
+def test_predict_has_no_times_of_an_unsupported_gpu(model: str, cli: Cli) -> None:
+    arguments = ("predict", model, "--gpu", "GTX 1080")
+    time = cli.json(*arguments)["time"]
+    assert not time["supported"] and time["total_ms"] is None and time["float"] is None
+    cli(*arguments, "--require-gain", "1", code=1)
+    assert "GPU-VERSION" in cli.err
+
+
 @pytest.mark.parametrize(
     ("options", "choice"),
     [
