@@ -162,14 +162,14 @@ def _mark_qdq(build: Build) -> None:
 
 
 def _is_optimizer_finished(build: Build) -> bool:
-    """Return whether the optimizer finished: its time or a later section is in the log."""
+    """Return whether the log states the optimizer's time or has a section after the optimizer."""
     return bool(build.layers or build.placement or build.tactics.timed) or any(
         name.startswith(("Graph construction", "Graph optimization")) for name in build.seconds
     )
 
 
 def _expected_layers(build: Build) -> int | None:
-    """Return the number of layers that a complete listing has, as the log states it.
+    """Return the number of layers that a log states for the complete listing.
 
     None if the build is not a log, states no number, or has its listing from a JSON file.
     """

@@ -1,9 +1,9 @@
 """Memory, operations and time of each engine layer.
 
 Definitions follow TREx (NVIDIA's TensorRT engine explorer, up to TensorRT 11.0): the bytes of a
-layer are those of its input tensors, its weights (without bias) and its output tensors. Each
-element counts once at its own width, and a vectorized layout counts without its padding. Operations
-are multiply-accumulates (MACs); arithmetic intensity is MACs per byte.
+layer are the bytes of input tensors, weights (without bias) and output tensors. Each element counts
+once at its own width, and a vectorized layout counts without padding. Operations are
+multiply-accumulates (MACs); arithmetic intensity is MACs per byte.
 """
 
 from __future__ import annotations

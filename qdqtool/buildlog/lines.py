@@ -440,7 +440,7 @@ class MessageCollector:
         self._last: LogMessage | None = None
 
     def add(self, level: str, text: str, line: int) -> None:
-        """Add a warning or error; count it if it is a repetition."""
+        """Add a warning or error, or count the repetition of an earlier message."""
         key = (level, text[:500])
         message = self._messages.get(key)
         if message is None:
@@ -466,5 +466,5 @@ class MessageCollector:
         return True
 
     def end(self) -> None:
-        """Close the open message, so that the next lines are not appended to it."""
+        """Close the open message, so that no further lines are appended."""
         self._last = None

@@ -1,7 +1,7 @@
 """Streaming reader of build logs.
 
-Most lines of a verbose log are timing lines of the autotuner. One regular expression on the raw
-bytes recognizes them. Only the other lines are decoded, and read by ``sections``.
+Most lines of a verbose log are timing lines of the autotuner, which one regular expression on the
+raw bytes recognizes. Only the other lines are decoded, and read by ``sections``.
 
 Prefixes of loggers and containers are removed first.
 """
@@ -328,7 +328,7 @@ class LogReader:
             self._read_line(line, number)
 
     def _read_line(self, line: bytes, number: int) -> None:
-        """Read a line, and any messages that other threads printed in the middle of it."""
+        """Read a line, and any messages of other threads in the middle of the line."""
         original, line = line, clean_line(line)
         for _ in range(_MAX_INNER_LINES):
             level, _stamp, message = split_prefix(line)

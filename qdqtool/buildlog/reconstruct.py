@@ -84,8 +84,8 @@ class _GraphRebuilder:
         outputs: Names of the outputs of nodes.
         inputs: Names of the inputs of nodes.
         quantized: Names of the outputs of Q.
-        deconvolution_inputs: Names of the inputs of ConvTranspose, and of the inputs of the Q and
-            DQ that produce them.
+        deconvolution_inputs: Names of the inputs of ConvTranspose, and of the inputs of the Qs and
+            DQs that produce these inputs.
         values: Inferred values of constants, by name.
         scales: Invented values of scales, by name.
     """

@@ -115,7 +115,7 @@ class SectionReader:
             self._word_readers[start.split(" ", 1)[0]] = reader
 
     def read(self, level: str, text: str, line: int) -> None:
-        """Read one log message, and count it if no reader recognizes it.
+        """Read one log message; messages that no reader recognizes are only counted.
 
         Args:
             level: V, I, W, E, or an empty string for a line without a prefix.

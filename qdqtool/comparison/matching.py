@@ -1,4 +1,4 @@
-"""Match the nodes of two ONNX graphs by structure, and by names that agree with it.
+"""Match the nodes of two ONNX graphs by structure and name.
 
 Exporters that number their nodes give one name to different nodes of two exports. Names therefore
 decide only what structure leaves open, and only if the nodes that structure alone distinguishes
@@ -140,7 +140,7 @@ def _signature(view: View, node: Node) -> Hashable:
 
 
 def _spatial_attribute(node: Node, name: str, axes: int) -> tuple[int, ...]:
-    """Return an attribute with one integer per spatial axis; all 1 if it is not set."""
+    """Return an attribute with one integer per spatial axis; all 1 if the attribute is unset."""
     value = node.attributes.get(name)
     return tuple(value) if isinstance(value, list) else (1,) * axes
 
@@ -367,7 +367,7 @@ def _nodes_without_weights(graph: AnchorGraph) -> Sequence[Node]:
 def _neighbor_key(graph: AnchorGraph, node: Node, partners: Mapping[int, int] | None) -> Hashable:
     """Return a key of a node's operator and neighboring anchors.
 
-    `partners` translates the indices of the anchors to those of the second graph.
+    `partners` translates indices of anchors to indices in the second graph; None for no change.
     """
     sides = (graph.upstream[node.index], graph.downstream[node.index])
     if partners is None:

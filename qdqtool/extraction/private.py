@@ -115,7 +115,7 @@ def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
 
 
 def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """Yield the graph with an empty prefix for names, and every subgraph with the prefix ``/``."""
+    """Yield the graph (empty prefix for names) and every subgraph (prefix ``/``)."""
     yield "", proto.graph
     yield from (("/", graph) for graph in nested_graphs(proto.graph.node))
 

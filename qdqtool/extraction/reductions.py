@@ -87,9 +87,9 @@ def _is_float(kind: onnx.TypeProto) -> bool:
 
 
 def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
-    """Yield models with a single tensor as output, and models with one output less.
+    """Yield models with a single tensor as output, then models without one of several outputs.
 
-    Single outputs come in the order of the nodes.
+    Models with a single output come in the order of the nodes.
 
     Args:
         proto: The model.
@@ -115,7 +115,7 @@ def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx
 
 
 def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
-    """Yield models without half of the nodes, a quarter, ..., and finally without single nodes.
+    """Yield models without half of the nodes, a quarter, and finally without single nodes.
 
     Outputs of the removed nodes become network inputs.
 
@@ -263,7 +263,7 @@ def _find_constant_tensors(proto: onnx.ModelProto) -> dict[int, onnx.TensorProto
 
 
 def _divide(size: int, factor: int) -> int:
-    """Return a size divided by a factor, or the size itself if it is not divisible."""
+    """Return a size divided by a factor, or the unchanged size if not divisible."""
     return size // factor if size % factor == 0 else size
 
 
@@ -342,7 +342,7 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
 ) -> Iterator[onnx.ModelProto]:
-    """Yield models with all values of a weight equal: for all weights, then for single weights.
+    """Yield models with equal values in all weights, then in single weights.
 
     The common value is the weight's value with the largest magnitude.
     """

@@ -94,7 +94,7 @@ class Extraction:
         """Write the small model atomically.
 
         Raises:
-            QdqtoolError: `path` is an input, its folder is missing, or it cannot be written.
+            QdqtoolError: `path` is an input, the folder is missing, or the file cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.proto, path, source=self.source)

@@ -1,4 +1,4 @@
-"""Create findings from the reasons that the simulator recorded, not from the model."""
+"""Create findings from the reasons that the simulation recorded."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ MODEL_FAULTS: dict[type[Reason], tuple[FindingCode, ...]] = {
     ),
     WeightsNotConstant: ("WEIGHT-INDIRECT",),
 }
-"""Reasons that are faults of the model, and further codes that the checks may use for them.
+"""Reasons that are faults of the model, with further finding codes under which checks report them.
 
-The checks report these faults, also where no layer reads them. Layers get no finding of their own.
+The checks of the model report these faults at the quantizer. Therefore, the convolutions that read
+the quantizer get no additional finding.
 """
 
 
@@ -81,7 +82,8 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
             _explain_convolution(recorded, outcome)
     for conversion in recorded.reasons_of_kind(RemainingConversion):
         report_conversion(recorded, conversion)
-    for concat in recorded.reasons_of_kind(ConcatScales):  # if it costs no convolution
+    # Concats whose scales no finding about a convolution has reported.
+    for concat in recorded.reasons_of_kind(ConcatScales):
         recorded.add(Diagnosis(concat.node, Cause(concat), concat.elements))
 
 
@@ -104,7 +106,7 @@ def _explain_convolution(recorded: RecordedReasons, outcome: ConvOutcome) -> Non
 def report_regions(prediction: Prediction, report: FindingReport) -> None:
     """Report regions of Myelin with attention or normalizations.
 
-    Regions with other matrix products are counted and need no finding.
+    Regions with other matrix products are part of the counts, but get no finding.
     """
     for region in prediction.regions:
         if region.norms or (region.softmaxes and region.products):

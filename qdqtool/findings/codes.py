@@ -13,8 +13,8 @@ from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 ALL_TARGETS = tuple(TARGETS)
-# Codes of the first TensorRT that always types strongly also apply to strongly typed networks of
-# earlier versions.
+# Codes of the first TensorRT that is always strongly typed also apply to strongly typed networks
+# of earlier versions.
 _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
 
@@ -26,7 +26,7 @@ class CodeScope:
         targets: Targets (``trt8.5`` ...).
         evidence: Evidence for these targets.
         source: Build or document that is the evidence.
-        severity: Severity on these targets, if it differs from that of the code.
+        severity: Severity on these targets, if it differs from the severity of the code.
     """
 
     targets: tuple[str, ...]
@@ -35,7 +35,10 @@ class CodeScope:
     severity: Severity | None = None
 
     def by_target(self) -> list[CodeScope]:
-        """Split the scope by evidence: that of a target's rules limits the evidence of a code."""
+        """Return one scope for each level of evidence among the targets.
+
+        On a target, the evidence of a code is at most the evidence of the target's rules.
+        """
         evidence = {t: self.evidence.weaker(TARGETS[t].evidence) for t in self.targets}
         scopes = []
         for level in dict.fromkeys(evidence.values()):
@@ -51,14 +54,14 @@ class FindingCodeEntry:
     Attributes:
         code: The code, for instance ``SKIP-FLOAT``.
         title: Title of one line.
-        severity: Severity, unless ``holds`` has another one for a target.
+        severity: Severity, unless ``holds`` has another severity for a target.
         cause: Cause in the model.
         tensorrt: Effect in TensorRT.
-        log: Trace in a build log, with TensorRT's own words if known.
+        log: Lines of a build log that show the problem, in TensorRT's wording if known.
         fix: Advice. Empty if no action is needed.
         fix_by_rate: Advice for a GPU that computes INT8 faster than FP16, and for the other GPUs.
             Empty if the rates do not matter.
-        holds: Targets to which it applies, with evidence.
+        holds: Targets to which the code applies, with evidence.
         builds: Whether the engine builds in spite of an error, with wrong results.
         passes: Whether the finding comes from the simulated passes. The evidence of the target's
             rules then limits the evidence of the code.
@@ -84,8 +87,8 @@ class FindingCodeEntry:
     def on(self, target: str) -> CodeScope | None:
         """Return the scope that includes a target; None if the code does not apply to it.
 
-        A new target that no code names has the codes of the nearest earlier target. Their evidence
-        is at most that of the target's own rules.
+        A new target that no code names has the codes of the nearest earlier target. The evidence of
+        these codes is at most that of the new target's rules.
         """
         base = target.removesuffix(STRONGLY_TYPED)
         listed = _listed_target(base)

@@ -42,7 +42,7 @@ REASONS: tuple[type[Reason], ...] = (
     ScaleRank,
     ZeroPointCount,
 )
-_NODE_CAUSES = (  # reported at the node where the integers are lost
+_NODE_CAUSES = (  # causes that are reported at the node where the integers are lost
     LossCause.OPERATOR,
     LossCause.SHARED,
     LossCause.POOL,
@@ -52,7 +52,7 @@ _NODE_CAUSES = (  # reported at the node where the integers are lost
     LossCause.PAD,
 )
 CODES = frozenset(code for kind in REASONS for code in finding_codes(kind))
-"""Codes of findings about the compiler. Findings about the model alone have other codes."""
+"""Codes that :func:`explain_compiler` reports; the checks of the model skip them."""
 _PAIR_CODES = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # affect all consumers of the pair
 
 
@@ -75,21 +75,22 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
         if quantizer is not None and reason.node not in convolutions:
             affected = view.consuming_convolutions(quantizer)
         is_fatal = ends_build(reason)
-        is_wrong = isinstance(reason, fp8.NonzeroFp8ZeroPoint)  # but the engine builds
+        is_wrong_result = isinstance(reason, fp8.NonzeroFp8ZeroPoint)  # the build succeeds
         is_joined = is_pair_fault or (is_fatal and code != "QTYPE")
         report.add(
             reason,
             node,
             [c for c in affected if c in convolutions],
             joined=is_joined,
-            fatal=None if is_wrong else is_fatal,
+            fatal=None if is_wrong_result else is_fatal,
         )
 
 
 def _find_quantizer(view: View, name: str) -> Node | None:
     """Return the quantizer with a node name, or the first one that reads a tensor.
 
-    For a DQ with a Q before it, the Q is returned. None if the name is not one of a quantizer.
+    For a DQ with a Q before it, the Q is returned. None if no quantizer has the name or reads a
+    tensor of this name.
     """
     try:
         node: Node | None = view.model.node(name)

@@ -62,7 +62,7 @@ _FLOAT_INPUT_REASONS = (
 
 
 def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
-    """Return why a convolution runs in float, from the reasons of its node."""
+    """Return the diagnosis of a float convolution; None if no reason of its node explains it."""
     for r in reasons:
         if isinstance(r, InputNotDequantized):
             related = None
@@ -97,8 +97,8 @@ def diagnose_scales(
 
 # Float outputs --------------------------------------------------------------------------------
 
-# In order of precedence: reasons that prevent a layer's own fusions (BatchNormalization, Add,
-# activation) come before reasons in the consumers.
+# In order of precedence. Reasons that keep a layer from fusing its BatchNormalization, Add or
+# activation come before reasons that lie in the consumers of its result.
 OUTPUT_REASONS: tuple[type[Reason], ...] = (
     BatchNormNotConstant,
     ConvTransposeBatchNorm,
@@ -137,7 +137,10 @@ def _diagnose_residual(
 
 
 def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
-    """Return why a layer writes float, from the reasons of its node."""
+    """Return the diagnosis of a layer that writes float; None if no reason of its node explains it.
+
+    ``reasons`` are the reasons of the layer's node.
+    """
     r = _find_decisive_reason(reasons)
     if r is None:
         return None
@@ -200,7 +203,7 @@ def _diagnose_many_consumers(
             gains=can_be_int8(r.consumers),
             automatic=_has_scale(recorded, add.node, add.shares),
         )
-    # The float consumer may be beyond the consumers that were analyzed.
+    # The list of consumers has a limit, so that the float consumer may be missing.
     first = (float_consumers(r.consumers) or r.consumers)[0]
     node = first.node if first.kind != ConsumerKind.OUTPUT else r.tensor
     return Diagnosis(node, Cause(r), r.elements, convolutions, gains=can_be_int8(r.consumers))
@@ -225,7 +228,7 @@ def _diagnose_before_average(
     if reduction is not None:
         return Diagnosis(average, Cause(r, (reduction,)), reduction.elements, convolutions)
     pooling = recorded.first(PoolingOneSide, average)
-    # Without a Q after it, the pooling's result would be converted back to float.
+    # If no Q follows the pooling, Q/DQ before the pooling would only add a conversion.
     gains = pooling is not None and bool(quantizer_consumers(pooling.consumers))
     cause = Cause(r, () if pooling is None else (pooling,))
     return Diagnosis(average, cause, r.elements, convolutions, gains=gains)
@@ -248,7 +251,7 @@ def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
 
 
 def report_conversion(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
-    """Report a remaining conversion, and its cause unless another finding reports it."""
+    """Report a remaining conversion, and its cause unless another finding reports the cause."""
     is_integer = conversion.precision in COVERED_TYPES
     if not is_integer and conversion.origin.node:
         _add_conversion(recorded, conversion)
@@ -302,9 +305,10 @@ def _report_sibling_scales(
 def _explain_quantization(
     recorded: RecordedReasons, conversion: RemainingConversion
 ) -> tuple[tuple[FindingReference, ...], Reason | None]:
-    """Return the findings that explain a remaining Q, and the reason that explains it.
+    """Return the findings and the reason that explain a remaining Q.
 
-    Findings about its cause are added if necessary. The findings may be empty, the reason None.
+    Adds findings about the cause if they are missing. Findings are given as code and node, and may
+    be empty; the reason may be None.
     """
     origin = conversion.origin
     explanation = recorded.explanation(origin.convolution or origin.node)
@@ -324,15 +328,15 @@ def _explain_quantization(
     scale = recorded.first(OutputScale, origin.node)
     if scale is not None:
         return (), scale
-    if _blocks_visibly(conversion.blocked):
+    if _has_known_obstacle(conversion.blocked):
         return (), conversion.blocked
     return (recorded.explanation(origin.quantizer) if origin.quantizer else ()), None
 
 
-def _blocks_visibly(blocked: Reason | None) -> bool:
-    """Return whether a message about the reason that stopped a Q can name the obstacle.
+def _has_known_obstacle(blocked: Reason | None) -> bool:
+    """Return whether a message can name the operator or consumer that stopped a Q.
 
-    It can for an operator that a Q cannot pass, and for a known float consumer.
+    ``blocked`` is the reason why the Q did not move farther up; None if there was no obstacle.
     """
     if isinstance(blocked, ManyConsumers | ConcatReadElsewhere):
         return bool(float_consumers(blocked.consumers))

@@ -1,9 +1,9 @@
 """Causes and fixes of TensorRT's warnings and errors.
 
 The table is ``qdqtool/findings/errors.toml``. Its texts and causes come from NVIDIA's issue
-threads, the sources of onnx-tensorrt and trtexec, and TensorRT's documentation. A text is matched
-by a fragment that is the same in every version. ``error_forms.toml`` describes errors that are not
-in the table by their form, and missing kernels by the kind of their node.
+threads, the sources of onnx-tensorrt and trtexec, and TensorRT's documentation. Each entry matches
+a fragment of the text that is equal in all versions. ``error_forms.toml`` has general descriptions
+for errors that are not in the table, and advice on missing kernels by kind of node.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class KnownError:
 
     Attributes:
         id: Stable short name.
-        title: A few words.
-        pattern: Regular expression, searched without regard to case; short, without nested
-            repetition.
+        title: Title of a few words.
+        pattern: Regular expression that is searched in the text, ignoring case. It has no nested
+            repetition, so that a search takes linear time.
         severity: ``error``, ``warning`` or ``harmless``.
         cause: Cause in one or two sentences.
         fix: Advice.
         source: Source of cause and fix.
-        codes: Finding codes of ``qdqtool predict`` that report it before the build.
-        versions: TensorRT versions that print it; empty if unknown.
-        fixed: For a bug, the version in which NVIDIA fixed it, with the source.
-        unknown: Unknown facts about it.
+        codes: Codes under which ``qdqtool predict`` reports the problem before the build.
+        versions: TensorRT versions that print the text; empty if unknown.
+        fixed: For a bug of TensorRT, the version with NVIDIA's fix, and the source.
+        unknown: Unknown facts about the problem.
     """
 
     id: str
@@ -71,9 +71,10 @@ _STATUS = re.compile(
 )  # return values of the parser's functions
 _PROVIDER = re.compile(
     rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:WARNING|ERROR)\]"
-)  # onnxruntime's time stamp alone
+)  # prefix of onnxruntime's logger
 _MAX_LINES = 50  # maximum lines of an excerpt that are searched for a marked line
-_OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")  # to TensorRT 7
+# Form of an assertion up to TensorRT 7.
+_OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")
 _MAX_TEXT = 20_000
 
 
@@ -102,16 +103,17 @@ class _TensorrtPart:
 
 @record
 class NodeKind:
-    """Kind of a node, recognized by its name, and the advice if it has no kernel.
+    """Kind of a node, recognized by the node's name, with advice for a missing kernel.
 
     Attributes:
         id: ``convolution``, ``other`` ...
-        what: Description.
+        what: Description of the kind, such as "a convolution".
         operators: Operators and layer types of the kind, separated by spaces.
-        cause: Cause with the placeholders ``{name}``, ``{kind}`` and ``{ends}`` (of a region).
+        cause: Cause of a missing kernel. Placeholders: ``{name}`` of the node, ``{kind}`` (the
+            description) and ``{ends}`` (first and last node of a region).
         fix: Advice.
         source: Source of cause and fix.
-        unknown: Unknown facts about it.
+        unknown: Unknown facts about the problem.
     """
 
     id: str
@@ -141,7 +143,7 @@ _KINDS_BY_WORD = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorLine:
-    """Parts of an error text. A part that the text does not have is empty or None.
+    """Parts of an error text; a part that the text lacks is empty or None.
 
     Attributes:
         file: Source file of TensorRT.
@@ -213,7 +215,7 @@ def _find_part(file: str, *, is_parser: bool) -> tuple[str, str]:
     return (_PARSER.name, _PARSER.about) if is_parser else ("", "")
 
 
-_TOPICS = {  # topics by words of a condition or function; the first match counts
+_TOPICS = {  # topics by words in the condition or function of an error; the first match counts
     ("scale",): ("The error concerns scales: their number, or a missing scale."),
     ("axis", "dims", "shape"): ("The error concerns shapes or axes."),
     ("memory", "alloc"): ("The error concerns memory."),
@@ -221,7 +223,7 @@ _TOPICS = {  # topics by words of a condition or function; the first match count
 
 
 def explain_form(text: str) -> KnownError | None:
-    """Explain an unknown error text by its form; None if it is not an error of TensorRT."""
+    """Explain an error that the table lacks by its form; None if it is no error of TensorRT."""
     error = parse_error(text)
     if not error.is_error:
         return _explain_marked_line(text)
@@ -237,8 +239,8 @@ def explain_form(text: str) -> KnownError | None:
         " ".join(_describe_form(error)),
         first + _advise(error),
         "the form of the text; error codes: TensorRT's API documentation",
-        unknown="Its cause. Nothing about these words is in our table; search NVIDIA's issues for "
-        f"'{name[:80]}'.",
+        unknown="The cause, because our table has no entry for this text. Search NVIDIA's issues "
+        f"for '{name[:80]}'.",
     )
 
 
@@ -270,9 +272,9 @@ def _find_topic(name: str) -> str:
 
 
 def _explain_marked_line(text: str) -> KnownError | None:
-    """Return an entry for the first line that the log prefix marks as warning or error.
+    """Return a general entry for the first line that a log prefix marks as warning or error.
 
-    The entry has a severity and general advice only. None if no line is marked.
+    None if no line is marked.
     """
     for line in text.encode(errors="replace").split(b"\n", _MAX_LINES)[:_MAX_LINES]:
         cleaned = log.clean_line(line)
@@ -297,7 +299,7 @@ def _explain_marked_line(text: str) -> KnownError | None:
             f"TensorRT's logger marks this line as {name.lower()}; nothing more is known.",
             fix,
             "the line's prefix",
-            unknown=f"Its meaning. Search NVIDIA's issues for '{message[:80]}'.",
+            unknown=f"The meaning of the text. Search NVIDIA's issues for '{message[:80]}'.",
         )
     return None
 
@@ -318,14 +320,14 @@ def _advise(error: ErrorLine) -> str:
         return "Change the call, option or setting that the text names."
     if error.part in ("the runtime", "CUDA and memory"):
         return (
-            "Check that engine, TensorRT, driver and GPU belong together; build the engine again "
-            "on this machine."
+            "Check that the engine was built with this TensorRT version, driver and GPU. If not, "
+            "build the engine again on this machine."
         )
     return (
         "Find out whether Q/DQ is the cause: build the model without Q/DQ (or without "
-        "--int8). If that works, run 'qdqtool predict' to find causes in the model, then remove "
-        "the Q/DQ of one block after another. Try a newer TensorRT first: most texts of this form "
-        "are bugs of one version."
+        "--int8). If this build succeeds, run 'qdqtool predict' to find causes in the model, then "
+        "remove the Q/DQ of one block after another. Try a newer TensorRT first: most errors of "
+        "this form are bugs of one version."
     )
 
 
@@ -342,7 +344,7 @@ class NamedNode:
     Attributes:
         name: Name as printed.
         kind: Kind of the node.
-        is_quantized: Whether Q or DQ nodes are a part of it.
+        is_quantized: Whether its name contains Q or DQ nodes.
         has_activation: Whether an activation or another elementwise node is fused into it.
         ends: First and last node of a region.
     """
@@ -355,7 +357,7 @@ class NamedNode:
 
 
 def parse_missing_kernel(text: str) -> NamedNode | None:
-    """Return the node of ``Could not find any implementation for node``; None without it."""
+    """Return the node after ``Could not find any implementation for node``; None if missing."""
     start = text.find(_NO_IMPLEMENTATION)
     if start < 0:
         return None
@@ -370,7 +372,7 @@ def parse_missing_kernel(text: str) -> NamedNode | None:
 
 
 def parse_node_name(name: str) -> NamedNode:
-    """Return the node that the name of a (fused) layer stands for."""
+    """Return the node, with its kind, that the name of a layer describes."""
     fused = parse_layer_name(name)
     if fused.kind == "foreign":
         return NamedNode(name, NODE_KINDS["region"], ends=tuple(fused.components))
@@ -393,7 +395,7 @@ def parse_operator(component: str) -> str:
 
 
 def find_node_kind(word: str) -> NodeKind | None:
-    """Return the kind of an operator or a usual layer name such as ``conv1``, else None."""
+    """Return the kind of an operator, or of a usual layer name such as ``conv1``; else None."""
     lower = word.lower()
     kind = _KINDS_BY_WORD.get(lower)
     if kind is not None:
@@ -410,7 +412,7 @@ def find_node_kind(word: str) -> NodeKind | None:
 def adapt_to_node(entry: KnownError, text: str) -> KnownError:
     """Return the entry about a missing kernel with cause and fix for the node in the text.
 
-    The same entry is returned if the text names no node.
+    ``entry`` itself is returned if the text names no node.
     """
     node = parse_missing_kernel(text)
     if node is None:
@@ -450,7 +452,7 @@ def shorten_name(name: str) -> str:
 def _read_entries() -> Iterator[KnownError]:
     """Yield the entries of the table.
 
-    An entry with a field ``like`` takes its missing fields from the entry of that id.
+    An entry with the field ``like`` inherits missing fields from the entry with this id.
     """
     entries = read_sections(Path(__file__).with_name("errors.toml"))["error"]
     by_id = {fields.get("id"): fields for fields in entries}
@@ -461,7 +463,7 @@ def _read_entries() -> Iterator[KnownError]:
 
 
 KNOWN_ERRORS = tuple(_read_entries())
-"""All entries. Specific texts come before texts that are consequences of others."""
+"""All entries in the order of matching: specific texts before general texts."""
 
 _COMPILED = [
     (re.compile(entry.pattern, re.IGNORECASE | re.DOTALL), entry) for entry in KNOWN_ERRORS

@@ -1,10 +1,9 @@
-"""Keys of findings, to compare the findings of a model with those of a part of the model.
+"""Keys to compare the findings of a model with the findings of an extracted part of the model.
 
-Two findings with equal keys report the same problem. A key contains the values of the causes that
-the message shows. Some values change when a part is cut out of a model, although the cause stays
-the same. Keys leave these out: sizes, nodes after the consumers of a tensor, names of outputs, the
-producer of a tensor whose name is in the key, and values of a conversion that another finding or
-reason explains.
+Two findings with equal keys report the same problem. A key contains the values that the message
+shows. Values that change when a part is cut out of a model are left out: sizes, nodes after the
+consumers of a tensor, names of outputs, the producer of a tensor whose name is in the key, and
+values of a conversion that another finding or reason explains.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
 
 
 def _reason_key(reason: Reason) -> IdentityKey:
-    """Return the class of a reason, and its field values that are equal in an extract."""
+    """Return the class of a reason, and its values that do not change in a part of the model."""
     named = zip(reason._fields, field_values(reason), strict=True)  # type: ignore[attr-defined]
     return type(reason), *(
         _comparable(v) for name, v in named if name not in reason.identity_excludes
@@ -93,7 +92,7 @@ def _reason_key(reason: Reason) -> IdentityKey:
 def _comparable(value: Any) -> Any:
     """Return a value in a form that can be compared.
 
-    A tensor's origin and consumers are reduced to their keys. NaN becomes text, because NaN is not
+    A tensor's origin and consumers are replaced by their keys, and NaN by text, because NaN is not
     equal to itself.
     """
     if isinstance(value, _ConsumerKey):
@@ -149,9 +148,9 @@ def _output_key(finding: Finding, cause: Cause, r: OutputNotQuantized) -> Identi
 
 
 def _average_key(reason: Reason) -> IdentityKey:
-    """Return the key of a pooling after a result: the first Q after it.
+    """Return the key of the reason at a pooling: the first Q after the pooling.
 
-    The key of any other reason has its values.
+    For another class of reason, the key contains the values of the reason.
     """
     if not isinstance(reason, PoolingOneSide):
         return _reason_key(reason)
@@ -187,7 +186,7 @@ def _many_consumers_key(finding: Finding, cause: Cause, r: OutputManyConsumers) 
 
 
 def _residual_key(finding: Finding, cause: Cause, r: ResidualFloat) -> IdentityKey:
-    float_readers = [x for x in r.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
+    floats = [x for x in r.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
     shared = _shareable_key(find_shareable_quantizer(r.quantizers))
     return (
         r.node,
@@ -196,7 +195,7 @@ def _residual_key(finding: Finding, cause: Cause, r: ResidualFloat) -> IdentityK
         r.tensor,
         _comparable(r.residual),
         shared,
-        _consumers_key(float_readers),
+        _consumers_key(floats),
     )
 
 
@@ -220,13 +219,13 @@ def _channels_key(finding: Finding, cause: Cause, r: ChannelNumbers) -> Identity
 
 
 def _loss_key(finding: Finding, cause: Cause, r: IntegersLost) -> IdentityKey:
-    # A fault of the DQ is the same for every convolution that consumes it.
+    # A fault of the DQ is reported once for all convolutions that read the DQ.
     is_dq_fault = r.why in (LossCause.INPUT_AXIS, LossCause.INPUT_SHAPE1)
     return r.why, r.dq, r.weights, *(() if is_dq_fault else (r.node, r.step))
 
 
 def _scales_key(cause: Cause, tensor: str, consumers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Return the key of different scales: of a Concat's inputs, else of a tensor's Qs."""
+    """Return the key of different scales, at the inputs of a Concat or at the Qs of a tensor."""
     quantizers = quantizer_consumers(consumers)
     for parts in cause.also:
         return _reason_key(parts), _scale_range([q.scale for q in quantizers])

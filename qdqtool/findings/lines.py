@@ -1,4 +1,4 @@
-"""Explain a line of TensorRT's optimizer log: its pass, and the cases of the pass."""
+"""Explain a line of TensorRT's optimizer log by the pass that prints it, and the pass's cases."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Rule:
     """Pass that a line may come from.
 
     Attributes:
-        pass_name: Name in TensorRT's log, or qdqtool's own name if that is unknown.
+        pass_name: Name in TensorRT's log, or qdqtool's name if TensorRT's name is unknown.
         does: Description of the pass.
         means: Consequence for the user.
-        cases: Its cases by id. The cases that a line is about come first.
+        cases: Cases of the pass by id, those that match the line first.
         file: Source file of the pass.
         test: Test file of the pass.
     """
@@ -67,7 +67,8 @@ class LineAnswer:
         line: The line without its prefix.
         event: The line as data; None for a heading or an unknown pass.
         rules: Passes that the line may come from, the most likely first; empty for a heading.
-        note: Meaning of a heading, or a remark about an unknown pass.
+        note: Meaning of a heading, or a remark about an unknown or ambiguous pass.
+        counted: Number of layers that a heading states; None for other lines.
     """
 
     line: str
@@ -89,9 +90,10 @@ class LineAnswer:
 
 
 def explain_line(text: str) -> LineAnswer | None:
-    """Explain a line of the optimizer's log, with or without its prefix; else None.
+    """Explain a line of the optimizer's log; None if the text is not such a line.
 
-    The text may also be the name of a pass, or the id of a case (``<pass>/<case>``).
+    The line may have TensorRT's prefix. The text may also be the name of a pass, or the id of a
+    case (``<pass>/<case>``).
     """
     line = text.strip("\r\n")
     name = line.strip()
@@ -124,8 +126,7 @@ def _describe_owners(event: Event, rules: Sequence[object]) -> str:
         )
     if len(rules) > 1:
         return Note(
-            "Several passes print this line: it belongs to the pass of the last 'Running: ...' "
-            "line above it.",
+            "Several passes print this line. The last 'Running: ...' line above it names the pass.",
             code="passes-share-line",
         )
     return ""
@@ -170,7 +171,7 @@ def _explain_name(name: str, by_name: Mapping[str, type[Pass]]) -> LineAnswer:
 def _explain_heading(line: str) -> LineAnswer | None:
     match = _HEADING.match(line)
     if match:
-        default = "A stage of the build has ended; the number is that of the remaining layers."
+        default = "A stage of the build has ended. The number counts the remaining layers."
         return LineAnswer(line, None, (), HEADINGS.get(match[1], default), int(match[2]))
     for beginning, meaning in HEADINGS.items():
         if line.startswith(beginning):

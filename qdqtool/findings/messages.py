@@ -8,7 +8,7 @@ from qdqtool.types import Finding, Severity
 
 
 def describe_finding(finding: Finding) -> Message:
-    """Return the message of a finding, and what to change."""
+    """Return the message of a finding, and its fix; the fix is empty if no action is needed."""
     entry = codes.get(finding.code)
     general = entry.fix_on(finding.has_fast_int8)
     message = fix = ""

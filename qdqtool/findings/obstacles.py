@@ -16,7 +16,7 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
     """Return the call of onnxruntime's quantizer that creates a Q/DQ model for TensorRT.
 
     The call keeps biases float, and inserts no pair between a Conv or Add and its activation. It
-    cannot give all inputs of a Concat one scale.
+    does not give all inputs of a Concat the same scale, because onnxruntime has no such option.
 
     Args:
         exclude: Nodes that remain float, such as those of a detection head.
@@ -31,7 +31,7 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
 
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:
-    """Describe quantization formats in a model that TensorRT rejects; empty if none."""
+    """Describe the quantization formats that TensorRT rejects, from findings; empty if none."""
     reasons: dict[FindingCode, list[Reason]] = defaultdict(list)
     for finding in findings:
         if finding.code in _REJECTED_FORMS:

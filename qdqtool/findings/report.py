@@ -46,7 +46,7 @@ class FindingReport:
 
     Attributes:
         target: Name of the target.
-        tensorrt: The target, with the version that a user named.
+        tensorrt: The target, with the version that the user named.
         way: Build method (``qdqtool.findings.ways``); None if unknown.
         ignored_codes: Codes that are not added because another check reports them.
         findings: The findings in the order in which they were added.
@@ -78,17 +78,18 @@ class FindingReport:
         """Add a finding, or add its convolutions to the finding of equal code and node.
 
         Args:
-            cause: The reason, alone or with the reasons that explain it. It gives the code.
+            cause: The reason, alone or with the reasons that explain it. Its class determines the
+                code.
             node: Node of the finding. By default the node of the reason.
-            convolutions: Convolutions that it affects.
-            values: Number of elements of the tensor that is converted because of it.
-            joined: Whether a second cause is added to the first finding. For example, an Add costs
-                the convolution before it and the convolution that it is fused into.
-            evidence: Evidence for this place, if it is weaker than that of the code.
-            fatal: Whether the build fails because of it; None if the code decides this.
-            gains: Whether the change improves anything. Otherwise the finding is a note without an
-                automatic fix.
-            automatic: Whether an automatic fix has everything that it needs.
+            convolutions: Convolutions that the finding affects.
+            values: Number of elements of the tensor that is converted or remains float.
+            joined: Whether to add the cause to an existing finding of equal code and node, if it
+                differs. For example, an Add affects the convolutions at both of its inputs.
+            evidence: Evidence at this node, if it is weaker than the evidence of the code.
+            fatal: Whether the fault makes the build fail; None if the code decides this.
+            gains: Whether fixing the finding improves the engine. Otherwise the finding is a note
+                without an automatic fix.
+            automatic: Whether an automatic fix has all data that it needs.
 
         Returns:
             Whether the code applies to the target.
@@ -130,7 +131,7 @@ class FindingReport:
         return True
 
     def find_node(self, code: FindingCode, convolution: str) -> str | None:
-        """Return the node of the first finding of a code about a convolution; None if none."""
+        """Return the node of the first finding of a code about a convolution, else None."""
         return next(iter(self._nodes[code].get(convolution, ())), None)
 
     def has(self, code: FindingCode, node: str) -> bool:
@@ -142,7 +143,10 @@ class FindingReport:
         return any(finding.code == code for finding in self.findings)
 
     def _scope(self, code: FindingCode) -> tuple[CodeScope | None, Severity]:
-        """Return where a code applies on the target, and its severity there."""
+        """Return the scope of a code that includes the target, and the severity on the target.
+
+        The scope is None if the code does not apply to the target.
+        """
         scope = self._scopes.get(code)
         if scope is None:
             from qdqtool.findings import codes  # models without findings skip it
@@ -170,16 +174,16 @@ FindingReference = tuple[FindingCode, str]
 
 @record
 class Diagnosis:
-    """A finding that is to be added to a report.
+    """A finding before it is added to a report.
 
     Attributes:
-        node: Node at which the cost arises: the Add, the Concat, the pooling ...
-        cause: The reason and the reasons that explain it.
+        node: Node that the finding names, such as the Add, the Concat or the pooling.
+        cause: The reason, and further reasons that explain it.
         size: Size of the tensor that is converted or remains float.
-        convolutions: Convolutions that it affects.
-        joined: Whether causes of the same code and node are reported in one finding.
-        gains: Whether the change improves anything. Otherwise the finding is a note.
-        automatic: Whether the code's automatic fix has everything that it needs.
+        convolutions: Convolutions that the finding affects.
+        joined: Whether causes of equal code and node are reported in one finding.
+        gains: Whether fixing the finding improves the engine. Otherwise the finding is a note.
+        automatic: Whether the automatic fix of the code has all data that it needs.
     """
 
     node: str
@@ -202,10 +206,9 @@ class RecordedReasons:
     Attributes:
         report: The report that findings are added to.
         outcomes: Convolutions by name.
-        sums: For each DQ of a residual whose Add has no Q after it: the first convolution that
-            could fuse the Add.
-        residuals: For each Add that a convolution could fuse: the first reason why its residual is
-            float.
+        sums: First convolution that could fuse an Add without a Q after it, by the DQ of the Add's
+            residual.
+        residuals: First reason why the residual of an Add is float, by the Add.
     """
 
     def __init__(self, prediction: Prediction, report: FindingReport) -> None:
@@ -227,7 +230,7 @@ class RecordedReasons:
         return self._by_node.get(node, [])
 
     def first(self, kind: type[R], node: str) -> R | None:
-        """Return the first reason of a class at a node; None if there is none."""
+        """Return the first reason of a class at a node, else None."""
         return next((r for r in self.at(node) if isinstance(r, kind)), None)
 
     def reasons_of_kind(self, kind: type[R]) -> Iterator[R]:
@@ -277,7 +280,7 @@ class RecordedReasons:
                 return
 
     def explanation(self, node: str) -> tuple[FindingReference, ...]:
-        """Return code and node of the finding that explains a node; empty if none does."""
+        """Return code and node of the finding that explains a node; empty if it is unexplained."""
         reference = self._explanations.get(node)
         if reference is not None and self.report.has(*reference):
             return (reference,)

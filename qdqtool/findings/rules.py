@@ -53,7 +53,7 @@ REASON_MODULES = (
 
 
 def reason_classes() -> Iterator[type[Reason]]:
-    """Yield the classes of reasons that become findings and declare their rules themselves."""
+    """Yield the classes of reasons that declare rules for findings, without inherited rules."""
     for module in REASON_MODULES:
         for value in vars(module).values():
             is_reason = isinstance(value, type) and issubclass(value, Reason)
@@ -125,7 +125,7 @@ def requires_request(finding: Finding) -> bool:
 
 
 def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings that ``fix`` changes by default, and those only with ``--only``.
+    """Return the findings that ``fix`` changes by default, and those that require ``--only``.
 
     An error is always changed, together with the warnings of its code.
     """

@@ -86,7 +86,8 @@ def find_build_method(name: str) -> BuildMethod:
     similar = difflib.get_close_matches(text, BUILD_METHODS, n=1)
     hint = f"did you mean {similar[0]}? " if similar else ""
     raise QdqtoolError(
-        f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(BUILD_METHODS)}",
+        f"`way`: unknown build method '{name[:40]}'; {hint}choose one of "
+        f"{', '.join(BUILD_METHODS)}",
         code="unknown-choice",
         parameter="way",
     )

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from qdqtool.errors import QdqtoolError
@@ -223,6 +224,16 @@ def _option(name: str, value: str) -> str:
     if value == "False":
         return f"--no-{option}"
     return f"--{option} {value.strip(chr(39))}" if value else f"--{option}"
+
+
+def name_fixed(path: str) -> str:
+    """Return the file that ``fix`` writes: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
+    file = Path(path)
+    number = re.search(r"(?<=fixed)\d*$", file.stem)
+    if number is None:
+        return str(file.with_name(f"{file.stem}_fixed.onnx"))
+    stem = file.stem[: number.start()]
+    return str(file.with_name(f"{stem}{int(number[0] or 1) + 1}.onnx"))
 
 
 def use_option_names(answer: dict[str, Any]) -> dict[str, Any]:

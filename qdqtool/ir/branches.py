@@ -109,7 +109,7 @@ def _make_body(model: Model, graph: onnx.GraphProto) -> Model:
 
 
 def _capture(model: Model, tensor: str, body: onnx.GraphProto) -> None:
-    """Add an outer tensor to a body: with its Q and DQ if it is constant, else as an input."""
+    """Add an outer tensor to a body: a constant with its Q and DQ, any other tensor as input."""
     nodes, source = [], tensor
     while (producer := model.producer(source)) is not None and qdq.is_qdq(producer):
         nodes.append(producer)
@@ -204,7 +204,7 @@ def _inline(
     Args:
         proto: The model.
         node: The If.
-        branch: Its branch.
+        branch: The branch that is executed.
         used: Names in use. The names of the branch are added.
     """
     copy = onnx.GraphProto()

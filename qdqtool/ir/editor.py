@@ -30,7 +30,7 @@ class Editor:
 
     Attributes:
         model: The model. To edit a copy, pass :meth:`qdqtool.ir.graph.Model.copy`.
-        proto: Its message.
+        proto: The model's message.
         edited: Indices of nodes that were changed or removed, or before which a node was inserted.
             The caller may empty the set.
     """
@@ -159,7 +159,7 @@ class Editor:
         proto.input[position] = tensor
 
     def redirect(self, old: str, new: str, consumers: Iterable[Node] | None = None) -> None:
-        """Make all consumers of a tensor, or those in ``consumers``, read another tensor."""
+        """Make the consumers of a tensor (all by default) read another tensor."""
         for node in self.model.consumers(old) if consumers is None else consumers:
             proto = self.edit_proto(node)
             for position, tensor in enumerate(proto.input):
@@ -174,7 +174,7 @@ class Editor:
         return any(tensor in node.captured for node in self.model.consumers(tensor))
 
     def remove(self, node: Node) -> None:
-        """Remove a node; :meth:`finish` prunes tensors that only it consumed."""
+        """Remove a node. :meth:`finish` also removes nodes that only fed this node."""
         self._removed.add(node.index)
         self.edited.add(node.index)
 
@@ -210,7 +210,7 @@ class Editor:
 
         Args:
             source: Input of the Cast.
-            output: Name of its output.
+            output: Output of the Cast.
             to: ONNX element type of the output.
             after: The node before the Cast; None for the start of the graph.
             suffix: End of the Cast's name.
@@ -263,7 +263,7 @@ class Editor:
     def bypass(self, node: Node, source: str) -> None:
         """Make the consumers of a node's output read another tensor instead.
 
-        If a subgraph reads the output or it is a network output, the node becomes an Identity.
+        The node becomes an Identity if its output is a network output or is read by a subgraph.
         """
         if not self.model.is_output(node.output) and not self.is_captured(node.output):
             self._aliases[node.output] = source
@@ -311,7 +311,7 @@ class Editor:
     def _can_be_output(self, tensor: str, ends: list[Node]) -> bool:
         """Return whether a tensor can become the network output that DQs produce.
 
-        A node has to produce it, and it must not be an output already.
+        A node has to produce the tensor, and the tensor must not be a network output already.
         """
         producer = self.model.producer(tensor)
         return (
@@ -322,7 +322,7 @@ class Editor:
         )
 
     def _rename_to_output(self, tensor: str, output: str, dqs: list[Node]) -> None:
-        """Rename a tensor to a network output; its consumers and those of its DQs read it."""
+        """Rename a tensor to a network output, also for its consumers and those of the DQs."""
         outputs = self.edit_proto(self.model.producers[tensor]).output
         outputs[list(outputs).index(tensor)] = output
         self.redirect(tensor, output)
@@ -427,7 +427,8 @@ class Editor:
     def _as_unchanged(self, node: Node | onnx.NodeProto) -> Node | None:
         """Return an indexed node whose message is unchanged, else None.
 
-        The index of such a node is valid, and reading it is faster than reading the message.
+        Inputs and outputs of such a node are read from the index, which is faster than reading the
+        message.
         """
         return node if isinstance(node, Node) and node.index not in self._touched else None
 

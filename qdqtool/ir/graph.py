@@ -1,7 +1,7 @@
 """Index of an ONNX model: producers, consumers, constants, names, types and shapes.
 
-A model is indexed once, when it is loaded. Only :class:`qdqtool.ir.editor.Editor` changes it later.
-The editor updates the index with :meth:`Model.replace_nodes`.
+A model is indexed once, when the model is loaded. Later only :class:`qdqtool.ir.editor.Editor`
+changes the model, and updates the index with :meth:`Model.replace_nodes`.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Model:
         sha256: Hash of the file's bytes, or :data:`EDITED`. If empty, the message is hashed when
             the hash is first needed.
         base_dir: Folder of the external weights; empty if they cannot be read.
-        types: Model of which this model is a part or a variant. Types are read from it, because
+        types: Model of which this model is a part or a variant, and whose types are used, because
             tensors of equal names have equal types.
         constants: Model with the data of initializers that have no data in this model.
 
@@ -208,7 +208,7 @@ class Model:
         opset: Opset version of the default domain; 0 if the file states none.
         inlined_functions: Functions of the file whose calls were replaced by their nodes.
         function_node_names: Names that inlined nodes had in their functions, by node name.
-            TensorRT's parser names layers after them.
+            TensorRT's parser names layers after these names.
         cache: Results that other modules computed from the model. Each module has its own key.
             Edits empty the cache.
     """
@@ -476,9 +476,9 @@ class Model:
 
         Args:
             node: The node.
-            inputs: Its inputs before the change. The output types remain if the new inputs have
-                equal types.
-            outputs: Its outputs before the change.
+            inputs: The node's inputs before the change. The output types remain if the new inputs
+                have equal types.
+            outputs: The node's outputs before the change.
             types: Types before the change.
         """
         if len(outputs) != len(node.outputs) or node.op in _CONVERSIONS:

@@ -63,8 +63,8 @@ def remember_size(model: Model, size: tuple[int, int] | None) -> None:
 def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
     """Return a complete shape for each input that leaves dimensions open.
 
-    An open first dimension becomes `batch`. Open height and width of a four-dimensional input
-    become those of the metadata, else 640. Other open dimensions become 1.
+    An open first dimension becomes `batch`. Open height and width of a four-dimensional input are
+    taken from the metadata, and are 640 without metadata. Other open dimensions become 1.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in model.inputs:
@@ -87,7 +87,7 @@ def _is_fixed(size: int | None) -> TypeGuard[int]:
 
 
 def set_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Set the shapes of inputs in place, and remove the shapes that depend on them."""
+    """Set the shapes of inputs in place, and remove the stated shapes of all other tensors."""
     del proto.graph.value_info[:]
     for value in proto.graph.input:
         if value.name in shapes:

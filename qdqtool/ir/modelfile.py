@@ -43,7 +43,8 @@ def check_form(proto: onnx.ModelProto, path: str) -> None:
 
     Raises:
         ModelError: An input or output has no name, an input is declared twice, a version of an
-            operator set is impossible, or a node outside a function refers to its attribute.
+            operator set is impossible, or a node outside a function refers to an attribute of a
+            function.
     """
     for number in (opset.version for opset in proto.opset_import):
         if number not in _OPSET_VERSIONS:
@@ -205,7 +206,7 @@ def load(source: ModelSource | Model) -> Model:
 
 
 def _check_name_lengths(model: Model) -> None:
-    """Reject names that are too long: results and each copy of the model repeat them."""
+    """Reject long names, because results and each copy of the model repeat the names."""
     names = [*model.producers, *model.consumers_by_tensor, *model.initializers]
     names += [node.name for node in model.nodes]
     if sum(map(len, names)) > limits.NAMES:
@@ -295,7 +296,7 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
         return b"".join(blocks)
     with contextlib.suppress(OSError):  # some special files can be read only once
         file.seek(0)
-        head = b""  # joining it with the rest would copy the whole model
+        head = b""  # Joining head and rest would copy the whole model.
     return _read_all(file, MAX_PROTO_BYTES, head)
 
 
@@ -402,7 +403,7 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
         source: Path of the original model, which is never overwritten.
 
     Raises:
-        QdqtoolError: ``path`` is the source, its folder is missing, or it cannot be written.
+        QdqtoolError: ``path`` is the source, the folder is missing, or the file cannot be written.
     """
     if source and same_file(source, path):
         raise ModelError(

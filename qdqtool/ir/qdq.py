@@ -275,7 +275,7 @@ def _channel_axis(node: Node) -> int:
 
 
 def _values(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues | None:
-    """Return the values of a constant, cached with the model for its other consumers."""
+    """Return the values of a constant, cached with the model; None if they are unknown."""
     cache: dict[str, ParameterValues | None] = model.cache.setdefault(
         f"parameters of {dtype.__name__}", {}
     )
@@ -379,7 +379,8 @@ def find_parameter_consumer(model: Model, node: Node) -> tuple[Node, bool] | Non
     """Return the Q or DQ whose scale or zero point depends on a node.
 
     Returns:
-        The quantizer, and whether all nodes up to it are Identities; None if there is none.
+        The quantizer, and whether all nodes between are Identities. None if no quantizer depends
+        on the node.
     """
     is_identity = True
     for _ in range(_MAX_CHAIN):

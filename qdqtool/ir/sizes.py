@@ -174,14 +174,14 @@ class Contraction(NamedTuple):
     """An Einsum that is a matrix product: the letters of its axes by their role.
 
     Attributes:
-        operands: Axes of each operand, one letter each, including those of an ellipsis.
+        operands: Axes of each operand, one letter per axis, including the axes of an ellipsis.
         result: Axes of the result.
         batch: Letters of both operands and the result.
         summed: Letters of both operands only.
-        free: Letters of the first operand and the result only, then those of the second operand and
-            the result only.
-        exact: Whether the number of axes of every ellipsis is known. If unknown, it is assumed to
-            equal that of the other operand, or to be 1.
+        free: Letters of the first operand and the result only, then letters of the second operand
+            and the result only.
+        exact: Whether the number of axes of every ellipsis is known. An unknown number is assumed
+            to equal the number of the other operand, or to be 1.
     """
 
     operands: tuple[str, str]

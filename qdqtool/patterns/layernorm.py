@@ -654,7 +654,7 @@ def _variance_nodes(model: Model, tensor: str, depth: int = _MAX_DEPTH) -> list[
 
 
 def _root_and_products(model: Model, root: Node) -> tuple[list[Node], list[Node]]:
-    """Return the nodes that combine a root with constants, and the products with their results.
+    """Return the nodes that combine a root with constants, and products of the results.
 
     The root is the first of these nodes. Divisions count as products.
     """

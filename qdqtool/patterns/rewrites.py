@@ -20,7 +20,7 @@ def remove_quantizers(
     stored: Callable[[str, Iterable[int]], TensorProto] | None = None,
     constants: Mapping[str, TensorProto] | None = None,
 ) -> Model:
-    """Remove the activation quantizers of a model in place and return it.
+    """Remove the activation quantizers of a model, in place, and return the model.
 
     Weights remain quantized by default.
 

@@ -1,10 +1,9 @@
 """Inference of tensor types and shapes with onnx.
 
-onnx's shape inference is C++ code that trusts the model. For some invalid models it ends the
-process (a 7x7 Conv over a 4x4 input, followed by a Slice) or takes all memory. So only models that
-a static check accepts are inferred in this process. All other models are inferred in a child
-process with limited memory and time. Conversion to another operator set always uses a child
-process.
+onnx's shape inference is C++ code that trusts the model. Some invalid models crash the process (a
+7x7 Conv over a 4x4 input, followed by a Slice) or take all memory. So only models that a static
+check accepts are inferred in this process. All other models are inferred in a child process with
+limited memory and time. Conversion to another operator set always uses a child process.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ def insert(
 
     Args:
         model: Float ONNX model; it is not changed.
-        data: Images, as for :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
-            Not needed with `calib_table`.
+        data: Images, as for :func:`calibration.open_data`: folder, list file, list of paths, npz,
+            npy or arrays. Not needed with `calib_table`.
         progress: Whether to draw progress on stderr if that is a terminal.
         method: ``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how the range of an
             activation is chosen.

@@ -1,4 +1,4 @@
-"""Collect the page's sections on build, tuning, calibration, weights, time and scale groups."""
+"""Collect the page's sections on build, tuning, calibration, weights and times."""
 
 from __future__ import annotations
 

@@ -58,8 +58,11 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 # The range is widened by 1 + this number x the share of layers whose shapes are unknown.
 _UNKNOWN_SPREAD = 1.5
+_TOTALS = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
+_TIME_FIELDS = (*_TOTALS, "layers_ms", "float", "gain", "best", "best_fp8", "fastest")
 # Assumed factor that widens the range if no GPU of the architecture was measured.
 UNMEASURED_SPREAD = 1.15
+UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-VERSION")  # findings that no engine can be built for a GPU
 _NOTE_SPREAD = 1.15  # factor that widens the range if the GPU's figures rest on assumptions
 _REPEATED_SPREAD = 1.05  # range if the same network was measured: the variation between runs
 # Newest weakly typed target whose simulation names layers.
@@ -100,7 +103,7 @@ class TimeEstimate:
         launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
-        is_supported: Whether the target builds for the GPU at all.
+        obstacle: Code of the finding that says why no engine can be built for the GPU, if none can.
     """
 
     gpu: Gpu
@@ -128,7 +131,12 @@ class TimeEstimate:
     launch_ms: float = 0.0
     is_cuda_graph: bool = False
     quantized: Precision = Precision.INT8
-    is_supported: bool = True
+    obstacle: str | None = None
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether an engine of the network can be built for the GPU."""
+        return self.obstacle is None
 
     @property
     def layer_count(self) -> int:
@@ -202,18 +210,26 @@ class TimeEstimate:
         )
 
     def as_json(self) -> Json:
-        """Return the fields of the JSON output."""
+        """Return the fields of the JSON output: without times if no engine can be built."""
+        fields = self._to_json()
+        if not self.is_supported:
+            fields |= dict.fromkeys(_TIME_FIELDS)
+            fields |= {name: [] for name in ("fixes", "slowest")}
+            if self.obstacle == "GPU-NO-INT8" and self.float_time is not None:
+                fields["float"] = self.float_time.as_json()
+        return fields | {"supported": self.is_supported}
+
+    def _to_json(self) -> Json:
         parts = {
             "float": self.float_time,
             "gain": self.gain_range,
             "best": self.best,
             "best_fp8": self.best_fp8,
         }
-        times = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
         return {
             "gpu": self.gpu.name,
             "clock_mhz": round(self.gpu.clock),
-            **{name: round_significant(getattr(self, name)) for name in times},
+            **{name: round_significant(getattr(self, name)) for name in _TOTALS},
             "layouts": self.layouts,
             "layers_ms": round_significant(sum(self.layers)),
             **{name: part.as_json() if part else None for name, part in parts.items()},
@@ -832,7 +848,6 @@ def predict_on_gpu(
             )
             if extend is not None:
                 extend(index, prediction, time, assumed_target)
-        prediction.time = time.as_json()
         if options.save_calibration and time.calibration is not None:
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
     findings = gpu_findings(prediction, gpu, index)
@@ -840,9 +855,9 @@ def predict_on_gpu(
     for finding in prediction.findings:
         finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:
-        time.is_supported = all(
-            f.code != "GPU-VERSION" or f.severity != Severity.ERROR for f in findings
-        )
+        obstacles = [f.code for f in findings if f.severity == Severity.ERROR]
+        time.obstacle = next((code for code in obstacles if code in UNSUPPORTED_GPU), None)
+        prediction.time = time.as_json()
     return prediction, time
 
 

@@ -116,8 +116,8 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
         code = "float-fits" if placement.cost.int8 else "float-fits-and-written"
         return [
             Note(
-                f"the float model is predicted to take {float_ms:.4g} ms, which is within the "
-                "budget: INT8 is not needed",
+                f"the model without Q/DQ is predicted to take {float_ms:.4g} ms, which is within "
+                "the budget: INT8 is not needed",
                 code=code,
                 ms=float_ms,
             )
@@ -125,7 +125,7 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
     if not placement.cost.int8:
         return [
             Note(
-                f"the float model is predicted to take {float_ms:.4g} ms",
+                f"the model without Q/DQ is predicted to take {float_ms:.4g} ms",
                 code="float-written",
                 ms=float_ms,
             )
@@ -202,9 +202,9 @@ def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -
         more = f"{4 * enough} images or more, or {more}"
     return [
         Note(
-            f"only {format_count(chosen, 'image')} for the search and {judged} for the final "
-            "evaluation: too few to distinguish candidates whose metrics differ by some "
-            f"hundredths. Give {more}",
+            f"only {format_count(chosen, 'selection image')} and "
+            f"{format_count(judged, 'held-out image')}: too few to distinguish candidates whose "
+            f"metrics differ by some hundredths. Give {more}",
             code="few-images-to-judge",
             chosen_on=chosen,
             judged_on=judged,

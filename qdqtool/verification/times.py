@@ -112,7 +112,7 @@ def explain_missing_estimate(build: Build) -> list[Note]:
 def _fit_overhead_us(gpu: str, layers: list[Json]) -> float:
     """Return the microseconds that profiling adds to each layer.
 
-    The value is fitted to the layers. If the fit fails or gives 0, it is the usual overhead.
+    The value is fitted to the layers. If the fit fails or gives 0, return the usual overhead.
     """
     usual = load_constants().overhead_us
     estimated = [layer["predicted_ms"] - usual * 1e-3 for layer in layers]

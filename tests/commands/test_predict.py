@@ -39,16 +39,19 @@ def test_predict_text_shows_findings_and_conversions(model: str, cli: Cli) -> No
     assert "c2  + sum, r2" not in text
 
 
-def test_predict_all_lists_each_convolution(model: str, cli: Cli) -> None:
-    text = cli("predict", model, "--all")
-    assert "INT8 + FP16 -> FP16  c2  + sum, r2  [SKIP-FLOAT]" in text
-    assert "INT8 -> INT8" in text
-
-
-def test_predict_trace_and_layers(model: str, cli: Cli) -> None:
-    text = cli("predict", model, "--trace", "--layers")
-    assert "Running: QDQToCopy on next.in.Q" in text
-    assert "FP16 -> INT8, next.in.Q" in text
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--all"], ["INT8 + FP16 -> FP16  c2  + sum, r2  [SKIP-FLOAT]", "INT8 -> INT8"]),
+        (
+            ["--trace", "--layers"],
+            ["Running: QDQToCopy on next.in.Q", "FP16 -> INT8, next.in.Q"],
+        ),
+    ],
+)
+def test_predict_lists_in_text(model: str, cli: Cli, options: list[str], parts: list[str]) -> None:
+    text = cli("predict", model, *options)
+    assert all(part in text for part in parts)
 
 
 def test_predict_output_file_has_the_text(model: str, cli: Cli) -> None:

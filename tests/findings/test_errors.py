@@ -144,7 +144,7 @@ def test_unknown_error_is_described_by_its_form(
     assert (form.part, form.code, form.function) == (part, code, function)
     assert form.condition == condition
     error = explain(text)
-    assert error.id == "unknown-error" and error.unknown.startswith("Its cause")
+    assert error.id == "unknown-error" and error.unknown.startswith("The cause")
     assert part in error.title and condition in error.cause
 
 

@@ -437,3 +437,27 @@ def test_quantizers_that_round_differently_are_counted(make: MakeQuantizer, coun
     assert [n.values["count"] for n in notes if n.code == "rounding-differs"] == [count] * (
         count > 0
     )
+
+
+@pytest.mark.parametrize("make", [qonnx(), openvino], ids=["QONNX", "OpenVINO"])
+def test_fix_writes_float16_scales_for_operators_of_other_tools(make: MakeQuantizer) -> None:
+    """onnx cannot infer the types of their outputs."""
+    fixed = qdqtool.fix(to_half(network(make, per_channel=False)), "10.3")
+    assert fixed.after.summary()["int8"] == 2
+    assert "FLOAT-MIXED" not in fixed.after.findings_by_code()
+
+
+def test_arithmetic_in_bfloat16_is_named() -> None:
+    proto = network(arithmetic("*inverse", "round", "clip", "*"), per_channel=False, step=0.037)
+    for tensor in proto.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(
+            helper.make_tensor(tensor.name, onnx.TensorProto.BFLOAT16, values.shape, values.ravel())
+        )
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    del proto.graph.value_info[:]
+    findings = qdqtool.predict(proto).findings_by_code()
+    assert findings["FAKE-QUANT"] == 1 and "NO-QDQ" not in findings
+    with pytest.raises(ModelError, check=has("already-quantized")):
+        qdqtool.insert(proto, [{"x": np.zeros((1, 16, 8, 8), np.float32)}])
