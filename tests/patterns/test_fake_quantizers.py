@@ -11,6 +11,7 @@ from onnx import helper
 
 import qdqtool
 from qdqtool.errors import ModelError
+from qdqtool.formats.verdicts import build_verdict, describe_rejection
 from qdqtool.ir.modelfile import load
 from qdqtool.patterns.fake_quantizers import QuantizerForm, find_fake_quantizers
 from tests.errors import has
@@ -395,6 +396,14 @@ def test_bounds_of_an_integer_clip_are_the_only_fault() -> None:
     codes = qdqtool.predict(network(qcdq(-127, 127), count=1, per_channel=False)).findings_by_code()
     assert codes["FAKE-QUANT"] == 1
     assert codes["WEIGHT-INDIRECT"] == 1  # the Clip of the weights
+
+
+def test_verdict_of_integer_clips_names_wrong_results() -> None:
+    """TensorRT-RTX builds them, with weights of zeros."""
+    prediction = qdqtool.predict(network(qcdq(-127, 127), per_channel=False), "rtx1.7")
+    verdict = build_verdict(prediction)
+    assert verdict is not None and "builds this model" in verdict.text
+    assert "FAKE-QUANT" in verdict.text and not describe_rejection(prediction)
 
 
 def to_half(proto: onnx.ModelProto) -> onnx.ModelProto:
