@@ -26,7 +26,7 @@ _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "st
 _HARMLESS = (Gap(Section.PARSE, GapKind.BEGINNING), Gap(Section.PARSE, GapKind.LAST))
 _MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names for constants
 _SKIPPED_TACTIC = "Skipping tactic"
-LATEST_SPELLING = "8.6"  # listings of TensorRT 8.6 and 10 look alike
+LATEST_SPELLING = "8.6"  # also the spelling of TensorRT 10, whose listings look alike
 # Types of Myelin kernels. TensorRT 8.x lists only the Myelin layer that contains them.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
 IMPLICIT_INT8 = (

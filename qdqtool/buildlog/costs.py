@@ -271,7 +271,8 @@ def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | 
 
 
 def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
-    for key in ("Weights", "ConvWeights"):  # ConvWeights: a convolution fused with a pooling
+    # A convolution that is fused with a pooling has the field ConvWeights.
+    for key in ("Weights", "ConvWeights"):
         weights = layer.extras.get(key)
         if isinstance(weights, dict):
             count = weights.get("Count")

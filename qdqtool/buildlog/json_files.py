@@ -42,7 +42,8 @@ _TARGET = re.compile(r"SM(\d{2,3})")
 _MAX_TARGETS = 16
 _MAX_BINDINGS = 10_000
 _MAX_LAYERS = 200_000
-MAX_LISTED_TENSORS = 500_000  # over all layers; 20 MB of JSON has no room for more
+# Maximum tensors of all layers. 20 MB of JSON has no room for more tensors.
+MAX_LISTED_TENSORS = 500_000
 
 
 def read_json(data: bytes, path: str) -> Build:

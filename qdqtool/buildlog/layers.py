@@ -46,7 +46,7 @@ _SIGNS = re.compile(r"([\[{(]+)|([\]})]+)|, ")
 _MAX_PAIRS = 200
 _SHORT = 200  # texts up to this many characters are cached, because logs repeat them
 _MAX_RANK = 64
-MAX_TENSORS = 4096  # maximum per layer; real layers have at most some hundreds
+MAX_TENSORS = 4096  # maximum tensors of a layer; real layers have at most some hundreds
 
 
 def find_precision(text: str) -> Precision:

@@ -45,7 +45,7 @@ _TYPES = {
     "DOUBLE": TensorProto.DOUBLE,
 }
 _MAX_RANK = 10
-_MAX_STRIDES = 64  # limits the tries, because a damaged log may state any size
+_MAX_STRIDES = 64  # maximum distance of tried strides, because a damaged log may state any size
 
 
 def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
@@ -567,7 +567,7 @@ def _infer_conv_transpose(node: InferredAttributes) -> None:
 def _infer_pool(node: InferredAttributes) -> None:
     fields = node.listed
     if "PoolingWindowSize" in fields:
-        # Fields of a pooling that is fused with a convolution.
+        # The layer fuses the pooling with a convolution, and prefixes the fields of the pooling.
         fields = {
             key.removeprefix("Pooling"): value
             for key, value in fields.items()

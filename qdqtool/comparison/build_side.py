@@ -252,7 +252,7 @@ def pair_layers(engines: EngineComparison) -> list[NodeChange]:
 
 
 def _read_layer(layer: BuiltLayer, name: str, op: str, ms: float | None) -> NodeSide:
-    count = 1 if is_myelin_kernel(layer) else 2  # the second input is a residual
+    count = 1 if is_myelin_kernel(layer) else 2  # The second input of other layers is a residual.
     return NodeSide(
         name,
         op,

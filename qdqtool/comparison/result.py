@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
 _OUTPUTS = (Precision.INT8, Precision.FP8)
-_LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; others: 127
-# Tolerance for the ranges of INT8 and FP8: FP8 files store their scales in FP16.
+_LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; 127 for all other formats
+# Relative tolerance between ranges of INT8 and FP8, because FP8 models store scales in FP16
 _MAX_FORMAT_ERROR = 0.01
-_MAX_RELATIVE_ERROR = 1e-5  # scales this close are equal: some exporters print float32 as text
+# Relative tolerance between equal scales, because some exporters store float32 as text
+_MAX_RELATIVE_ERROR = 1e-5
 
 
 class ChangeKind(StrEnum):

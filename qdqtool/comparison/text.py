@@ -22,7 +22,7 @@ from qdqtool.util.text import format_count, format_layer_counts
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
 
-# Matrix products: operators of a model, and layer types of a build.
+# Operators of a model and layer types of a build that are matrix products
 _PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")
 FLOAT_BUILD = "the build has no Q/DQ: it was built from a float model"
 _LOSS_REASONS = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import Style, TextPage, as_options
-from qdqtool.formats.verdicts import describe_ratio, ratio_style, speed_verdict
+from qdqtool.formats.verdicts import describe_range, describe_ratio, ratio_style, speed_verdict
 from qdqtool.timing.results import round_significant
 from qdqtool.util.text import format_count, keep_end
 
@@ -146,7 +146,7 @@ def _format_ratio(gain: SpeedGain) -> str:
     word = "faster" if gain.value >= 1 else "slower"
     ratio = max(gain.value, 1 / gain.value)
     unsure = "" if gain.is_sure else ", too close to call"
-    return f"{ratio:.1f}x {word}{unsure} ({gain.low:.1f}x to {gain.high:.1f}x)"
+    return f"{ratio:.1f}x {word}{unsure} ({describe_range(gain)})"
 
 
 def _remarks(page: TextPage, time: TimeEstimate) -> list[str]:

@@ -261,7 +261,7 @@ def _run(
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             arrays: Any = ReferenceEvaluator(model).run(outputs, inputs)
-    except Exception:  # operators of the reference implementation raise anything
+    except Exception:  # The reference implementation raises errors of any class.
         return None
     return [np.asarray(array) for array in arrays]
 
@@ -273,7 +273,7 @@ def _infer_size(model: onnx.ModelProto) -> int | None:
     """
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-    except Exception:  # onnx's C++ raises various errors
+    except Exception:  # onnx's C++ code raises errors of various classes.
         return None
     size = 0
     for value in inferred.graph.output:

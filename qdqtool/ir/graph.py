@@ -37,7 +37,7 @@ from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and dimensions
-EDITED = "edited"  # stands for the hash of a model that differs from its file
+EDITED = "edited"  # used in place of the hash if a model differs from its file
 # Operators whose output shapes depend on the types and shapes of the inputs, not on their values
 _SHAPED_BY_TYPES = frozenset(
     {
@@ -51,7 +51,7 @@ _SHAPED_BY_TYPES = frozenset(
     }
 )
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Cast")
-_VALUE_FIELDS = {  # field of an AttributeProto that holds the value, by type
+_VALUE_FIELDS = {  # field of an AttributeProto with the value, by type of the attribute
     onnx.AttributeProto.FLOAT: "f",
     onnx.AttributeProto.INT: "i",
     onnx.AttributeProto.STRING: "s",
@@ -63,7 +63,8 @@ _VALUE_FIELDS = {  # field of an AttributeProto that holds the value, by type
 }
 _UNKNOWN: tuple[int, None] = (0, None)
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_MAX_CACHED_BYTES = 1 << 16  # larger constants are not cached: the cache would copy all weights
+# Larger constants are not cached, because the cache would contain copies of all weights.
+_MAX_CACHED_BYTES = 1 << 16
 
 
 class Node:

@@ -42,8 +42,8 @@ class LayerKind(StrEnum):
     RESIZE = "RESIZE"
     SOFTMAX = "SOFTMAX"
     IDENTITY = "IDENTITY"
-    COPY = "COPY"  # kQDQ: a Q or DQ that remains in the engine
-    SHAPE = "SHAPE"  # folded while parsing, or runs on the host: neither reads nor blocks a tensor
+    COPY = "COPY"  # a Q or DQ that remains in the engine (kQDQ)
+    SHAPE = "SHAPE"  # folded while parsing, or run on the host, so that it does not affect fusions
     OTHER = "OTHER"
 
 

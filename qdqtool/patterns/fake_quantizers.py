@@ -35,7 +35,7 @@ _TOLERANCES: dict[int, float] = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProt
 _BITS = 8
 _QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _MQBENCH = re.compile(r"(?:FakeQuantize)?(?:Learnable|Fixed|DSQ)\w{0,20}Affine", re.IGNORECASE)
-_QONNX_PROBLEMS = {  # operators of QONNX without a scale and 8-bit integers
+_QONNX_PROBLEMS = {  # why Q and DQ cannot express these operators of QONNX
     "BipolarQuant": "a BipolarQuant has no 8-bit integers",
     "FloatQuant": "a FloatQuant has no 8-bit integers",
     "Trunc": "a Trunc removes bits of integers",
@@ -150,7 +150,7 @@ def find_aten_nodes(model: Model) -> list[Node]:
     return [node for node in nodes if node.index not in quantizers]
 
 
-_DIVIDING_FORMS = (  # divide by the scale, as Q does
+_DIVIDING_FORMS = (  # forms that divide by the scale, as Q does
     QuantizerForm.DECOMPOSED,  # see _RoundChain.read
     QuantizerForm.QONNX,
     QuantizerForm.QCDQ,
@@ -462,7 +462,7 @@ class _RoundChain:
         self._offset_before = np.zeros((), np.float64)  # offset applied before the bounds
         self._offset_after = np.zeros((), np.float64)  # offset applied after the bounds
         self._low, self._high = -np.inf, np.inf
-        self._is_shifted = False  # whether it adds the zero point before it rounds
+        self._is_shifted = False  # whether the zero point is added before the Round
 
     def read(self) -> FakeQuantizer | None:
         """Return the quantizer that the nodes compute; None if they compute anything else."""

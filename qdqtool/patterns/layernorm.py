@@ -46,7 +46,7 @@ _SQUARES = (
 )
 # Arithmetic that may be between the mean of squares and its root
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
-# Operators whose results are at most 1, and those whose results are at most as large as their input
+# Operators whose results are at most 1, and operators whose results do not exceed the input
 _AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8

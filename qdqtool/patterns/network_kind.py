@@ -19,7 +19,7 @@ from qdqtool.util.notes import Note
 from qdqtool.util.records import record
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
-_MIN_NORMS = 2  # one normalization may be part of any head
+_MIN_NORMS = 2  # minimum of a transformer, because other networks may have a single normalization
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "EfficientNMSX_TRT")
 _POOLINGS = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceMean")
 _UPSCALING = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace")

@@ -169,7 +169,7 @@ def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | Non
         )
     try:
         return path if path.is_file() else None
-    except OSError:  # the name is too long for the file system
+    except OSError:  # The name is too long for the file system.
         return None
 
 

@@ -93,6 +93,8 @@ def _explain_choice(
     nodes, configuration = set(site.nodes), placement.configuration
     if nodes <= search.start.floats:
         return FLOAT, FREE
+    if not placement.cost.int8:
+        return FLOAT, "no choice of layers in INT8 reached the goal in less time"
     if site.name in placement.sites or nodes <= configuration.floats:
         return FLOAT, "best accuracy for its time"
     if site.default == FLOAT and nodes <= configuration.quantized:

@@ -406,7 +406,8 @@ def compare_with_build(
     notes: list[Note] = []
     mismatches += find_inconsistent_tensors(model, build)[:MAX_MISMATCHES]
     parts = [trace.mismatches, copies.mismatches]
-    if not uncertain_convolutions:  # conversions and layer names depend on unknown scales as well
+    # If scales are unknown, conversions and layer names are uncertain as well.
+    if not uncertain_convolutions:
         parts[:0] = [conversions.mismatches, layers.mismatches]
     for part in parts:
         mismatches.extend(part[:MAX_MISMATCHES])

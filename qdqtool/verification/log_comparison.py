@@ -123,7 +123,7 @@ def compare_trace(
 
     predicted = [e for e in prediction.trace if is_compared(e) and e not in excluded]
     # The lines about copies are printed near the end of the optimizer's section, close to this
-    # heading. Without the heading they are missing from the log.
+    # heading. Without the heading, the log lacks these lines.
     are_logged = is_copy and build.milestone("After concat removal") is not None
     if not are_logged and not any(map(is_compared, build.trace)):
         return PartComparison(TraceCounts(len(predicted)))
