@@ -592,7 +592,7 @@ class _RoundChain:
         """Record the bounds or offset of a node between the Round and a scaling.
 
         Returns:
-            Whether a quantizer can have such a node there.
+            False if the node cannot be part of a quantizer.
         """
         if node.op in ("Identity", "Cast"):
             return True
