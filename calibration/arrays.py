@@ -329,6 +329,13 @@ class MemorySource(SampleSource):
                 sample = next(self.iterator)
             except StopIteration:
                 raise EndOfSamples from None
+        if not isinstance(sample, Mapping):
+            raise DataError(
+                f"calibration sample {index} is a {type(sample).__name__}; give a dict of name to "
+                "array for each sample, or only paths of images",
+                code="wrong-type",
+                parameter="data",
+            )
         return fit_inputs(sample, self.inputs, f"calibration sample {index}")
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
@@ -383,6 +390,7 @@ def open_data(
             * a URL of a folder of images that fsspec opens (``s3://bucket/images``);
             * an ``.npz`` of stacked arrays keyed by input name, or an ``.npy``;
             * a folder of ``.npz`` or ``.npy`` files with one sample each;
+            * a list of image paths;
             * a dictionary of arrays by input name, or an iterable of such dictionaries;
             * a Dataset, which is returned as it is.
         inputs: The model's inputs.
@@ -413,6 +421,9 @@ def open_data(
         else:
             data = _open_path(Path(local_path(text)), inputs, preprocess, size, max_images)
         return Dataset(data, inputs, max_images)
+    if isinstance(source, Sequence) and source and all(map(_is_path, source)):
+        paths = [Path(name) for name in source]
+        return Dataset(ImageSource(paths, Path(), inputs, preprocess, size), inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
     if isinstance(source, Mapping):
@@ -425,6 +436,10 @@ def open_data(
             parameter="data",
         )
     return Dataset(MemorySource(source, inputs), inputs, max_images)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
 
 
 def _open_path(

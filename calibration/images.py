@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -242,18 +243,26 @@ def _resize(
 
 
 def describe(preprocess: Preprocess) -> str:
-    """Return a short text about a preprocessing, such as "letterbox, RGB, scale 0.00392157"."""
+    """Return a short text about a preprocessing, such as "letterbox, RGB, pixels / 255"."""
     resize = preprocess.resize
     if preprocess.resize == "crop":
         resize = f"center crop of {preprocess.crop:.4g}"
     if preprocess.interpolation != "linear":
         resize += f" ({preprocess.interpolation})"
-    parts = [resize, "BGR" if preprocess.bgr else "RGB", f"scale {preprocess.scale:.6g}"]
+    parts = [resize, "BGR" if preprocess.bgr else "RGB", _describe_scale(preprocess.scale)]
     if any(preprocess.mean):
         parts.append(f"mean {list(preprocess.mean)}")
     if any(s != 1.0 for s in preprocess.std):
         parts.append(f"std {list(preprocess.std)}")
     return ", ".join(parts)
+
+
+def _describe_scale(scale: float) -> str:
+    if scale == 1.0:
+        return "pixels from 0 to 255"
+    if math.isclose(255 * scale, 1.0, rel_tol=1e-6):
+        return "pixels / 255"
+    return f"pixels x {scale:.6g}"
 
 
 # Image files as samples ---------------------------------------------------------------------------

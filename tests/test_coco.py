@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -39,24 +40,20 @@ def test_map_of_all_objects_found_is_1() -> None:
     assert values.tolist() == [1.0] * 10
 
 
-def test_map_of_half_the_objects() -> None:
-    """Precision is 1 at the recalls 0, .01, ... .5."""
-    values = coco.evaluate([truth((BOX, 0, False), (OTHER, 0, False))], [found((BOX, 0.9, 0))])
-    assert values == pytest.approx([51 / 101] * 10)
-
-
-def test_map_is_the_mean_over_classes_with_objects() -> None:
-    """One class is found, one is missed, and one is detected without any object of it."""
-    values = coco.evaluate(
-        [truth((BOX, 0, False), (OTHER, 1, False))], [found((BOX, 0.9, 0), (BOX, 0.8, 7))]
-    )
-    assert values == pytest.approx([0.5] * 10)
-
-
-def test_map_of_false_detection_with_higher_score() -> None:
-    """The object is the second of two detections: precision 1/2 at every recall."""
-    values = coco.evaluate([truth((BOX, 0, False))], [found((OTHER, 0.9, 0), (BOX, 0.5, 0))])
-    assert values == pytest.approx([0.5] * 10)
+@pytest.mark.parametrize(
+    ("objects", "detections", "value"),
+    [
+        # Precision is 1 at the recalls 0, .01, ... .5.
+        pytest.param([(BOX, 0), (OTHER, 0)], [(BOX, 0.9, 0)], 51 / 101, id="half found"),
+        # One class is found, one is missed, and one is detected without any object of it.
+        pytest.param([(BOX, 0), (OTHER, 1)], [(BOX, 0.9, 0), (BOX, 0.8, 7)], 0.5, id="classes"),
+        # The object is the second of two detections: precision 1/2 at every recall.
+        pytest.param([(BOX, 0)], [(OTHER, 0.9, 0), (BOX, 0.5, 0)], 0.5, id="false first"),
+    ],
+)
+def test_map_of_one_image(objects: list[Any], detections: list[Any], value: float) -> None:
+    image = truth(*((box, kind, False) for box, kind in objects))
+    assert coco.evaluate([image], [found(*detections)]) == pytest.approx([value] * 10)
 
 
 def test_map_of_shifted_box() -> None:

@@ -1,4 +1,4 @@
-"""Code that runs on a worker: its jobs, and the versions and hash that must be equal everywhere.
+"""Code that runs on a worker: its jobs, and a check of versions and hash.
 
 Workers with equal versions and an equal hash compute equal statistics, bit for bit.
 """
@@ -128,7 +128,7 @@ probe (float[1,3,48,48] x, float[64,3,3,3] w1, float[64] b1, float[96,64,3,3] w2
 
 
 def probe_network() -> Any:
-    """Return a network whose outputs differ between processors with other floating-point kernels.
+    """Return a network whose outputs differ between processors with other kernels.
 
     Kernels for other vector widths or with fused multiplication sum in another order, so the last
     bits of long sums differ. The input `x` is float32 [1, 3, 48, 48].

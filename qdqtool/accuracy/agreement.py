@@ -51,8 +51,8 @@ class AgreementMeasure:
     Attributes:
         metric: Name of the metric.
         sentence: Definition of the metric.
-        value: Value of the metric, 1 for equal networks. None if it is undefined, as without any
-            detection of the reference.
+        value: Value of the metric, 1 for equal networks. None if undefined, for example if the
+            reference has no detections.
         low: Lower end of the 95 % interval; None without a value.
         high: Upper end of the 95 % interval; None without a value.
         count: Number of detections of the reference for detection metrics, else of images.

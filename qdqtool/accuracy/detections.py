@@ -1,4 +1,4 @@
-"""Detections of YOLOv8-style outputs, and how well two sets of them agree.
+"""Detections of YOLOv8-style outputs, and the agreement of two sets of detections.
 
 Boxes are x1, y1, x2, y2 in input pixels.
 """

@@ -405,7 +405,8 @@ def choose_metric(
 
     Args:
         model: The float model.
-        metric: The user's function or its name ``package.module:function``; None for a built-in.
+        metric: The user's function or its name ``package.module:function``; None for the built-in
+            metric that fits the model.
         seconds: Time limit for one call of the user's function.
 
     Raises:

@@ -152,7 +152,8 @@ class ConversionCounts(_SubscriptableRecord):
     """Numbers of Q and DQ that remain in the engine.
 
     Attributes:
-        predicted: Predicted number; None if it depends on unknown scales.
+        predicted: Predicted number; None if the number depends on unknown scales.
+        built: Number in the engine; None if the build does not show the number.
     """
 
     predicted: int | None = None
@@ -195,12 +196,12 @@ DetailedDifference: TypeAlias = tuple[Difference, tuple[object, ...]]
 
 @dataclass(slots=True)
 class Mismatch:
-    """Difference between prediction and build at one place.
+    """Difference between prediction and build at a convolution, layer, log line or tensor.
 
     Attributes:
         kind: Subject of the mismatch.
         name: Name of the convolution, layer, line or tensor.
-        predicted: Facts of the prediction; empty if it has none.
+        predicted: Facts of the prediction; empty if the prediction lacks the subject.
         built: Facts of the build.
         differs: Difference between both.
         values: Values of the template of `differs`.

@@ -26,7 +26,7 @@ _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "st
 _HARMLESS = (Gap(Section.PARSE, GapKind.BEGINNING), Gap(Section.PARSE, GapKind.LAST))
 _MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names for constants
 _SKIPPED_TACTIC = "Skipping tactic"
-LATEST_SPELLING = "8.6"  # listings of TensorRT 8.6 and 10 look alike
+LATEST_SPELLING = "8.6"  # also the spelling of TensorRT 10, whose listings look alike
 # Types of Myelin kernels. TensorRT 8.x lists only the Myelin layer that contains them.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
 IMPLICIT_INT8 = (
@@ -162,14 +162,14 @@ def _mark_qdq(build: Build) -> None:
 
 
 def _is_optimizer_finished(build: Build) -> bool:
-    """Return whether the optimizer finished: its time or a later section is in the log."""
+    """Return whether the log states the optimizer's time or has a section after the optimizer."""
     return bool(build.layers or build.placement or build.tactics.timed) or any(
         name.startswith(("Graph construction", "Graph optimization")) for name in build.seconds
     )
 
 
 def _expected_layers(build: Build) -> int | None:
-    """Return the number of layers that a complete listing has, as the log states it.
+    """Return the number of layers that a log states for the complete listing.
 
     None if the build is not a log, states no number, or has its listing from a JSON file.
     """

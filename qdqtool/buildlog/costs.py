@@ -1,9 +1,9 @@
 """Memory, operations and time of each engine layer.
 
 Definitions follow TREx (NVIDIA's TensorRT engine explorer, up to TensorRT 11.0): the bytes of a
-layer are those of its input tensors, its weights (without bias) and its output tensors. Each
-element counts once at its own width, and a vectorized layout counts without its padding. Operations
-are multiply-accumulates (MACs); arithmetic intensity is MACs per byte.
+layer are the bytes of input tensors, weights (without bias) and output tensors. Each element counts
+once at its own width, and a vectorized layout counts without padding. Operations are
+multiply-accumulates (MACs); arithmetic intensity is MACs per byte.
 """
 
 from __future__ import annotations
@@ -271,7 +271,8 @@ def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | 
 
 
 def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
-    for key in ("Weights", "ConvWeights"):  # ConvWeights: a convolution fused with a pooling
+    # A convolution that is fused with a pooling has the field ConvWeights.
+    for key in ("Weights", "ConvWeights"):
         weights = layer.extras.get(key)
         if isinstance(weights, dict):
             count = weights.get("Count")

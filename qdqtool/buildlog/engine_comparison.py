@@ -29,7 +29,7 @@ _FAMILIES = ("pool", "resize", "softmax", "reformat", "pointwise")
 
 @dataclass(slots=True)
 class LayerPair:
-    """Corresponding layers of two engines; one of them may be missing."""
+    """Corresponding layers of two engines. Either layer may be missing."""
 
     first: LayerCost | None
     second: LayerCost | None
@@ -74,7 +74,7 @@ class EngineComparison:
     """Two engines with their layers in pairs.
 
     Attributes:
-        pairs: Layers in the order of the first engine, then those of only the second engine.
+        pairs: Layers in the order of the first engine, then layers of only the second engine.
         aligned_by: How most pairs were found: ``names`` or ``shapes``.
     """
 

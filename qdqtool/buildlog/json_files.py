@@ -42,7 +42,8 @@ _TARGET = re.compile(r"SM(\d{2,3})")
 _MAX_TARGETS = 16
 _MAX_BINDINGS = 10_000
 _MAX_LAYERS = 200_000
-MAX_LISTED_TENSORS = 500_000  # over all layers; 20 MB of JSON has no room for more
+# Maximum tensors of all layers. 20 MB of JSON has no room for more tensors.
+MAX_LISTED_TENSORS = 500_000
 
 
 def read_json(data: bytes, path: str) -> Build:
@@ -320,7 +321,7 @@ def _add_profile(build: Build, content: list[Any]) -> None:
             count = item["count"]
             build.iterations = count if isinstance(count, int) and 0 < count < 10**12 else None
             continue
-        row = _profile_row(item, build.iterations)
+        row = _make_profile_row(item, build.iterations)
         if row is not None:
             build.profile_rows.append(row)
     if build.profile_rows:
@@ -329,7 +330,7 @@ def _add_profile(build: Build, content: list[Any]) -> None:
         build.profile_total_ms = None
 
 
-def _profile_row(item: dict[str, Any], iterations: int | None) -> ProfileRow | None:
+def _make_profile_row(item: dict[str, Any], iterations: int | None) -> ProfileRow | None:
     total, average, median, percentage = (_as_float(item.get(key)) for key in _ROW_KEYS)
     if average is None and total is not None and iterations:
         average = total / iterations

@@ -46,11 +46,11 @@ _SIGNS = re.compile(r"([\[{(]+)|([\]})]+)|, ")
 _MAX_PAIRS = 200
 _SHORT = 200  # texts up to this many characters are cached, because logs repeat them
 _MAX_RANK = 64
-MAX_TENSORS = 4096  # maximum per layer; real layers have at most some hundreds
+MAX_TENSORS = 4096  # maximum tensors of a layer; real layers have at most some hundreds
 
 
 def find_precision(text: str) -> Precision:
-    """Return the data type that a format description names; UNKNOWN if it names none.
+    """Return the data type that a format description names, else UNKNOWN.
 
     Examples: ``Thirty-two wide channel vectorized row major Int8 format``, ``Row major linear
     FP32``, ``Half``, ``INT8``.

@@ -79,9 +79,10 @@ def _compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int
 
 
 def _describe_excess(ranks: dict[str, int], links: Sequence[_Link]) -> str:
-    """Return why a graph is too large for a layout; empty if it is small enough.
+    """Return why a graph is too large for a layout; empty if the graph is small enough.
 
-    The layout takes time quadratic in the size of a row. Each edge counts in every row it passes.
+    The layout takes time quadratic in the size of a row. An edge counts in every row that the edge
+    passes.
     """
     if len(ranks) > limits.DRAWN_LAYERS:
         return f"{len(ranks)} layers are too many for a drawing; the limit is {limits.DRAWN_LAYERS}"
@@ -107,8 +108,8 @@ def lay_out(
     """Set the positions of boxes and the points of edges.
 
     Args:
-        boxes: Boxes of one width, producers first.
-        edges: Edges between them.
+        boxes: Boxes of equal width, producers first.
+        edges: Edges between the boxes.
         column_gap: Pixels between columns.
         row_gap: Pixels between rows.
         margin: Pixels around the drawing.

@@ -1,7 +1,7 @@
 """Streaming reader of build logs.
 
-Most lines of a verbose log are timing lines of the autotuner. One regular expression on the raw
-bytes recognizes them. Only the other lines are decoded, and read by ``sections``.
+Most lines of a verbose log are timing lines of the autotuner, which one regular expression on the
+raw bytes recognizes. Only the other lines are decoded, and read by ``sections``.
 
 Prefixes of loggers and containers are removed first.
 """
@@ -101,7 +101,7 @@ _PIECES = re.compile(rb"(\w+)|(\s+)|([^\w\s]+)")
 _MAX_PREFIX = 200  # maximum bytes of a container's prefix
 _SAMPLE = 2000  # lines that are examined to detect the prefix
 _MIN_SHARE = 0.8  # minimum share of the sampled lines with the prefix
-# P: part of a line, F: its end. Kubernetes cuts lines at 16 kB.
+# Kubernetes cuts lines at 16 kB: P marks a part of a line, and F the end of a line.
 _PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")
 
 
@@ -225,9 +225,11 @@ _TIMING = re.compile(
 _TIMING_STARTS = frozenset(b"%c" % sign for sign in b"\x1b[VTF-*=>ASBODI0123456789")
 _AFTER_ANY_WORD = b" has no valid tactics for"
 _SET_TACTIC = b" Set Tactic Name: "
-# 8.6 and later: NAME (RUNNER[0x8]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 ...
+# TensorRT 8.6 and later print
+# NAME (RUNNER[0x8]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 ...
 _COMPLETED = b" profiling completed in "
-# 10: NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
+# TensorRT 10 prints
+# NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
 _CACHED = b" got cached result: "
 _SKIPPING = re.compile(rb"Skipping (\w{1,80}): No valid tactics(?: for (.{0,4000}))?")
 _NO_TACTICS = b" has no valid tactics"
@@ -280,7 +282,7 @@ class LogReader:
                 continue
             match = match_timing(line)
             if match is not None and match.lastgroup == "tactic":
-                # Fast path: most lines are of this kind.
+                # Most lines are tactic lines, so they are counted here without further parsing.
                 counts.timing += 1
                 self.build.tactics.timed += 1
                 if self._tuned is not None:
@@ -328,7 +330,7 @@ class LogReader:
             self._read_line(line, number)
 
     def _read_line(self, line: bytes, number: int) -> None:
-        """Read a line, and any messages that other threads printed in the middle of it."""
+        """Read a line, and any messages of other threads in the middle of the line."""
         original, line = line, clean_line(line)
         for _ in range(_MAX_INNER_LINES):
             level, _stamp, message = split_prefix(line)
@@ -407,7 +409,7 @@ class LogReader:
             self._tuned.runner = runner
 
     def _read_cost(self, line: bytes, end: int) -> None:
-        # The line is "=============== Computing costs for NAME"; before 8.6 it lacks the name.
+        # The line is "=============== Computing costs for NAME". Before 8.6, the name is missing.
         before, _, rest = line[end : end + _MAX_NAME].partition(b"costs for ")
         name = _decode(rest).strip()
         costed = self.build.tactics.costed

@@ -43,8 +43,8 @@ MAX_SLOWEST = 8
 def rerun_commands(build: Build) -> dict[str, str]:
     """Return commands that build the same engine again with all output, by TensorRT version.
 
-    One command if the version is known, else one for TensorRT 8.2 to 10 and one for 11. A version
-    whose trtexec lists no layers has the listing in its verbose log.
+    Without a known version, there is a command for TensorRT 8.2 to 10 and a command for 11. If the
+    trtexec of a version lists no layers, the command requests a verbose log, which has the listing.
     """
     words = build.command.split() if build.command else ["trtexec", "--onnx=model.onnx"]
     command = [word for word in words if word.split("=")[0] not in _REPLACED_FLAGS]

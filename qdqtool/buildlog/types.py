@@ -1,6 +1,7 @@
 """Contents of a TensorRT build log or layer listing.
 
-:func:`qdqtool.buildlog.read.read_build` returns them. Nothing here imports onnx or numpy.
+:func:`qdqtool.buildlog.read.read_build` returns a :class:`Build`. This module does not import onnx
+or numpy.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class ParsedNode:
 
     Attributes:
         inputs: In order. None is an optional input that is not set.
-        line: Line at which its parsing begins.
+        line: Log line at which the parsing of the node begins.
         details: Attributes that the parser printed: ``kernel``, ``strides``, ``prepadding``,
             ``axis``, ...
     """
@@ -196,7 +197,7 @@ class TacticCounts:
         reformat_timings: Reformats timed or costed (``Autotuning Reformat``).
         skipped: Runners without a valid tactic.
         cached: Layers whose timing came from the cache.
-        costed: Layers whose costs were computed, if the line names them (8.6 and later).
+        costed: Layers whose costs were computed, if the log names the layers (8.6 and later).
         reasons: Number of skipped tactics for each reason (``Skipping tactic ... due to``), for the
             first hundred reasons.
         refused: Number of failures for each (runner, layer) without a valid tactic, for the first
@@ -457,8 +458,8 @@ class Build:
         source: ``trtexec-log``, ``log`` (Python API, polygraphy), ``layer-info`` (only
             ``--dumpLayerInfo`` text), ``layer-json`` or ``profile-json``.
         tensorrt: Version (``8.5.2``), None if no line states it.
-        version_hint: Earliest version that spells its lines this way (``8.5``), if no line states
-            the version.
+        version_hint: Earliest version with this spelling of lines (``8.5``), if no line states the
+            version.
         is_rtx: Whether TensorRT for RTX built the engine.
         targets: Compute capabilities that the engine was built for (86 for 8.6), if a table of
             ``qdqtool build`` lists them.

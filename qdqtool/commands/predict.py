@@ -15,7 +15,7 @@ import click
 from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import Json, Prediction, Severity
+from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
@@ -297,24 +297,36 @@ def _predict(
     predictions = [prediction for prediction, _ in results]
     if any(time.is_supported for time in times):
         _demote_support_errors(predictions)
+        # Facts and findings of the model are those of a GPU that the engine can be built for.
+        predictions = [p for p, time in results if time is None or time.is_supported] + [
+            p for p, time in results if time is not None and not time.is_supported
+        ]
     return _merge_findings(predictions), times
 
 
 def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
     """Add the findings of all GPUs to the first prediction, and return it."""
     first, *others = predictions
-    places = {(f.code, f.node) for f in first.findings}
+    places = {_identify(finding) for finding in first.findings}
     for other in others:
-        first.findings += [f for f in other.findings if (f.code, f.node) not in places]
-        places |= {(f.code, f.node) for f in other.findings}
+        first.findings += [f for f in other.findings if _identify(f) not in places]
+        places |= {_identify(finding) for finding in other.findings}
     return first
+
+
+def _identify(finding: Finding) -> tuple[str, ...]:
+    """Return what makes a finding differ from those of other GPUs; limits name their GPU."""
+    is_limit = finding.code.startswith("GPU-")
+    return finding.code, finding.node, finding.message if is_limit else ""
 
 
 def _demote_support_errors(predictions: list[Prediction]) -> None:
     """Make the error that a GPU is not supported a warning, because another GPU is supported."""
+    from qdqtool.timing.estimate import UNSUPPORTED_GPU
+
     for prediction in predictions:
         for finding in prediction.findings:
-            if finding.code == "GPU-VERSION":
+            if finding.code in UNSUPPORTED_GPU:
                 finding.severity = Severity.WARNING
 
 
@@ -454,6 +466,11 @@ def _unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
     """Return a line if the gain is unknown, or its lower bound is below the requirement."""
     if required is None:
         return []
+    if not time.is_supported:
+        return [
+            f"--require-gain {required:g}: no engine can be built for {time.gpu.name} "
+            f"({time.obstacle})"
+        ]
     gain = time.gain_range
     if gain is None:
         return [f"--require-gain {required:g}: the model has no Q/DQ, or its gain is not known"]

@@ -1,4 +1,4 @@
-"""``qdqtool tune``: the fastest placement of Q/DQ that keeps the accuracy."""
+"""``qdqtool tune``: the fastest choice of quantized layers that keeps the accuracy."""
 
 import contextlib
 import shlex

@@ -95,8 +95,9 @@ def compare(
             build: ``trt10``.
         gpu: GPU to estimate the times of two models for; see ``qdqtool gpus``.
         max_images: Maximum number of images, spread evenly over the data.
-        preprocess: How images become inputs, as for :func:`qdqtool.insert`. Default: that of the
-            models' metadata, else ``yolo`` (letterbox, RGB, divided by 255).
+        preprocess: How images become inputs, as for :func:`qdqtool.insert`. Default: the
+            preprocessing that the models' metadata name, else ``yolo`` (letterbox, RGB, divided by
+            255).
         size: Height and width in pixels if the models leave them open. Default: the ``imgsz``
             metadata of the first model.
 
@@ -105,7 +106,7 @@ def compare(
         ``agreement`` is the agreement on the images.
 
     Raises:
-        ModelError: A model cannot be read, or onnxruntime cannot run it.
+        ModelError: A model cannot be read or run in onnxruntime.
         DataError: The images cannot be used.
         BuildLogError: A build cannot be read, or is of another model.
         QdqtoolError: The target or the GPU is unknown, or two models have no layer in common.
@@ -533,7 +534,7 @@ def _predicted_conversions(prediction: Prediction, built: int | None) -> int | N
     """Return the predicted number of conversions; None if unknown.
 
     If the fusions of Myelin are unknown, the prediction is a range. Then return the number in
-    this range that is nearest to that of the build.
+    this range that is nearest to ``built``.
     """
     if built is None or prediction.conversions is None or not prediction.regions:
         return prediction.conversions
@@ -550,7 +551,7 @@ def _choose_assumptions(
 ) -> tuple[Prediction, list[Note]]:
     """Return the prediction whose assumed value fits the build best.
 
-    The list has a note if that value is not the default, else it is empty.
+    The list has a note if this value is not the default; otherwise the list is empty.
     """
     best, notes = prediction, []
     fewest = _count_differences(best, realized, conversions)

@@ -1,4 +1,4 @@
-"""A build as a side of a comparison: the nodes of its model, or its own layers."""
+"""A build as a side of a comparison: as nodes of a model, or as engine layers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
 
 
 def _execution_time(report: EngineReport) -> float | None:
-    """Return milliseconds per inference: trtexec's time, else the sum of the profile, else None."""
+    """Return milliseconds per inference, by trtexec or by the sum of the profile, else None."""
     build = report.build
     if build.gpu_ms is not None or report.has_times:
         return build.gpu_ms if build.gpu_ms is not None else report.total_ms
@@ -252,7 +252,7 @@ def pair_layers(engines: EngineComparison) -> list[NodeChange]:
 
 
 def _read_layer(layer: BuiltLayer, name: str, op: str, ms: float | None) -> NodeSide:
-    count = 1 if is_myelin_kernel(layer) else 2  # the second input is a residual
+    count = 1 if is_myelin_kernel(layer) else 2  # The second input of other layers is a residual.
     return NodeSide(
         name,
         op,

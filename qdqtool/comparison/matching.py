@@ -1,4 +1,4 @@
-"""Match the nodes of two ONNX graphs by structure, and by names that agree with it.
+"""Match the nodes of two ONNX graphs by structure and name.
 
 Exporters that number their nodes give one name to different nodes of two exports. Names therefore
 decide only what structure leaves open, and only if the nodes that structure alone distinguishes
@@ -22,8 +22,10 @@ from qdqtool.ir.qdq import is_qdq
 from qdqtool.patterns.view import View
 
 _MAX_ROUNDS = 24
-_MIN_ORDERED_ROUND = 4  # earlier rounds only pair colors with a single node on each side
-# Maximum number of anchors stored per tensor: limits the cost of very wide Concats.
+# First round whose colors may pair several nodes of equal color. Colors of earlier rounds pair
+# only single nodes.
+_MIN_ORDERED_ROUND = 4
+# Maximum number of anchors stored per tensor, which limits the cost of very wide Concats
 _MAX_NEIGHBORS = 32
 # Names are used if at least this share of the pairs found by structure has equal names.
 _MIN_EQUAL_NAMES = 0.8
@@ -101,7 +103,7 @@ def _find_anchors_upstream(view: View, anchors: set[int]) -> dict[int, frozenset
     producers = {name: frozenset({-1 - i}) for i, name in enumerate(view.model.inputs)}
     for node in view.model.ordered:
         inputs = [t for t in _data_inputs(node, anchors) if t not in view.constants]
-        upstream[node.index] = _union(producers.get(t, frozenset()) for t in inputs)
+        upstream[node.index] = _unite(producers.get(t, frozenset()) for t in inputs)
         source = frozenset({node.index}) if node.index in anchors else upstream[node.index]
         producers.update(dict.fromkeys(node.outputs, source))
     return upstream
@@ -111,10 +113,10 @@ def _find_anchors_downstream(view: View, anchors: set[int]) -> dict[int, frozens
     downstream: dict[int, frozenset[int]] = {}
     consumers: dict[str, frozenset[int]] = {}
     for node in reversed(view.model.ordered):
-        downstream[node.index] = _union(consumers.get(t, frozenset()) for t in node.outputs)
+        downstream[node.index] = _unite(consumers.get(t, frozenset()) for t in node.outputs)
         sink = frozenset({node.index}) if node.index in anchors else downstream[node.index]
         for tensor in _data_inputs(node, anchors):
-            consumers[tensor] = _union([consumers.get(tensor, frozenset()), sink])
+            consumers[tensor] = _unite([consumers.get(tensor, frozenset()), sink])
     return downstream
 
 
@@ -124,7 +126,7 @@ def _data_inputs(node: Node, anchors: set[int]) -> list[str]:
     return [tensor for tensor in inputs if tensor]
 
 
-def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+def _unite(sets: Iterable[frozenset[int]]) -> frozenset[int]:
     union = frozenset[int]().union(*sets)
     return frozenset(sorted(union)[:_MAX_NEIGHBORS]) if len(union) > _MAX_NEIGHBORS else union
 
@@ -140,7 +142,7 @@ def _signature(view: View, node: Node) -> Hashable:
 
 
 def _spatial_attribute(node: Node, name: str, axes: int) -> tuple[int, ...]:
-    """Return an attribute with one integer per spatial axis; all 1 if it is not set."""
+    """Return an attribute with one integer per spatial axis; all 1 if the attribute is unset."""
     value = node.attributes.get(name)
     return tuple(value) if isinstance(value, list) else (1,) * axes
 
@@ -166,13 +168,13 @@ def match(first_view: View, second_view: View) -> NodeMatching:
     result = NodeMatching(
         {i: nodes[j] for i, j in pairs.items()},
         by="names" if 2 * same >= len(pairs) else "structure",
-        likeness=_likeness(first, second, pairs),
+        likeness=_measure_likeness(first, second, pairs),
     )
     _pair_nodes_without_weights(first, second, result, use_names)
     return result
 
 
-def _likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
+def _measure_likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
     """Return the share of the smaller graph's anchors whose partner has partnered neighbors.
 
     A pair counts if upstream neighbors of both nodes are partners, and downstream neighbors too.
@@ -367,7 +369,7 @@ def _nodes_without_weights(graph: AnchorGraph) -> Sequence[Node]:
 def _neighbor_key(graph: AnchorGraph, node: Node, partners: Mapping[int, int] | None) -> Hashable:
     """Return a key of a node's operator and neighboring anchors.
 
-    `partners` translates the indices of the anchors to those of the second graph.
+    `partners` translates indices of anchors to indices in the second graph; None for no change.
     """
     sides = (graph.upstream[node.index], graph.downstream[node.index])
     if partners is None:

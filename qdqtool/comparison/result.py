@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
 _OUTPUTS = (Precision.INT8, Precision.FP8)
-_LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; others: 127
-# Tolerance for the ranges of INT8 and FP8: FP8 files store their scales in FP16.
+_LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; 127 for all other formats
+# Relative tolerance between ranges of INT8 and FP8, because FP8 models store scales in FP16
 _MAX_FORMAT_ERROR = 0.01
-_MAX_RELATIVE_ERROR = 1e-5  # scales this close are equal: some exporters print float32 as text
+# Relative tolerance between equal scales, because some exporters store float32 as text
+_MAX_RELATIVE_ERROR = 1e-5
 
 
 class ChangeKind(StrEnum):
@@ -185,8 +186,8 @@ class NodeChange:
     """A node of both sides, or of one side alone.
 
     Attributes:
-        a: The node on the first side; None if that side lacks it.
-        b: The node on the second side; None if that side lacks it.
+        a: The node on the first side; None if missing there.
+        b: The node on the second side; None if missing there.
         changes: All differences; empty for an equal node.
         lost: Reason of ``lost-int8``; None without this change.
         finding: Code of the finding that explains the change, or empty.
@@ -582,7 +583,7 @@ def scales_differ(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
 
 
 def scale_factor(a: QuantizerScales | None, b: QuantizerScales | None) -> float | None:
-    """Return the ratio of second to first scale, at the channel where it is largest.
+    """Return the ratio of second to first scale, at the channel with the largest change.
 
     None if a scale is missing or invalid. INT8 and FP8 are compared by their ranges. If only one
     side has a scale per channel, the largest scales of both sides are compared.
@@ -596,6 +597,6 @@ def scale_factor(a: QuantizerScales | None, b: QuantizerScales | None) -> float 
 
 
 def _scale_distance(pair: tuple[QuantizerScales | None, QuantizerScales | None]) -> float:
-    """Return the ratio of the larger to the smaller scale; infinite if it is unknown."""
+    """Return the ratio of the larger to the smaller scale; infinite if unknown."""
     factor = scale_factor(*pair)
     return max(factor, 1.0 / factor) if factor else math.inf

@@ -22,7 +22,7 @@ from qdqtool.util.text import format_count, format_layer_counts
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
 
-# Matrix products: operators of a model, and layer types of a build.
+# Operators of a model and layer types of a build that are matrix products
 _PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")
 FLOAT_BUILD = "the build has no Q/DQ: it was built from a float model"
 _LOSS_REASONS = {
@@ -44,6 +44,7 @@ _UNKNOWN = "unknown"
 _MIN_IMAGES = 100  # with this many images, the interval of an agreement near .97 is about .03 wide
 _MIN_TIMES = 0.1  # relative change from which a factor is printed as "times 2"
 _MIN_SPEED_CHANGE = 0.005  # a smaller relative change of the time prints "as fast"
+_EXACT_BELOW = 1.2  # smaller ratios of two times have two decimals
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
 
@@ -83,7 +84,7 @@ def _describe_agreement(comparison: Comparison) -> list[str]:
 
 
 def describe_reference(comparison: Comparison) -> list[Note]:
-    """Return a note if the agreement is that of two quantized models."""
+    """Return a note if both compared models are quantized, else nothing."""
     if not (comparison.a.quantized and comparison.b.quantized):
         return []
     return [
@@ -170,7 +171,7 @@ def _name_format(side: NodeSide | None) -> str:
 
 
 def _list_requested(comparison: Comparison) -> list[NodeChange]:
-    """Return the nodes that the model of a model and its build quantizes."""
+    """Return the nodes that the model quantizes, in a comparison of a model and a build."""
     both = [node for node in comparison.nodes if node.a and node.b]
     models = [node.a if comparison.a.kind == "model" else node.b for node in both]
     return [n for n, model in zip(both, models, strict=True) if model and model.is_quantized]
@@ -297,11 +298,18 @@ def _describe_time(comparison: Comparison) -> list[str]:
     gpu = comparison.b.gpu or comparison.a.gpu
     estimated = f" on {gpu} (estimated)" if gpu else " (estimated)"
     is_measured = comparison.a.measured and comparison.b.measured
-    change = comparison.times_as_long - 1
-    text = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
-    if abs(change) < _MIN_SPEED_CHANGE:
-        text = "as fast"
+    ratio = comparison.times_as_long
+    text = "as fast"
+    if abs(ratio - 1) >= _MIN_SPEED_CHANGE:
+        text = _format_speed(ratio)
     return [f"{text}{'' if is_measured else estimated}"]
+
+
+def _format_speed(ratio: float) -> str:
+    """Return ``1.3x faster`` or ``2.7x slower``, as predict does, for the ratio of the times."""
+    word = "slower" if ratio > 1 else "faster"
+    factor = max(ratio, 1 / ratio)
+    return f"{factor:.{2 if factor < _EXACT_BELOW else 1}f}x {word}"
 
 
 def describe_changes(

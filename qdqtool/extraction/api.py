@@ -1,4 +1,4 @@
-"""``qdqtool.extract``: select a part of a model, shrink the part, and hide names and numbers."""
+"""``qdqtool.extract``: cut out a part of a model, shrink it, and hide names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _Rename = Callable[[str], str]
 
 
 class ExtractionJob:
-    """State of one extraction; the methods are its steps.
+    """State of an extraction. The methods are the steps of the extraction.
 
     Args:
         model: The whole model.
@@ -202,8 +202,8 @@ class ExtractionJob:
         """Set the part to a small part around the anchors that keeps the invariants.
 
         The part is grown from the anchors and then trimmed. The first search predicts models
-        without large constants, which is fast. If its result does not keep the invariants, the
-        search is repeated with complete models.
+        without large constants, which is fast. If the part that is found does not keep the
+        invariants, the search is repeated with complete models.
         """
         names = self.invariants.required_nodes()
         nodes = map(self._find_node_or_producer, names)

@@ -102,7 +102,7 @@ class BuildOutcome:
 
 
 class BuilderCheck:
-    """Check that builds of smaller models on this machine end like that of the whole model.
+    """Check that builds of smaller models end like the build of the whole model.
 
     Args:
         proto: The whole model.
@@ -223,7 +223,7 @@ def _find_compiler_differences(
 
 
 class CommandCheck:
-    """Check that a user's command has the exit code and output that it has for the whole model.
+    """Check that a user's command behaves as for the whole model (exit code, output).
 
     The command is split into words like in a shell, but runs without a shell. The path of the model
     replaces ``{}``, or is added as the last argument.

@@ -1,4 +1,4 @@
-"""Make a model smaller step by step as long as a check holds."""
+"""Shrinking of a model step by step, as long as a check holds."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,15 +134,15 @@ class ModelShrinker:
         return self._constants.get(tensor.doc_string, tensor)
 
     def _try(self, candidate: onnx.ModelProto, copied_bytes: int = 0) -> bool | None:
-        """Check a candidate; if it passes, it becomes the new model.
+        """Check a candidate, which becomes the new model if the check passes.
 
         Args:
             candidate: Model proposed by a reduction.
             copied_bytes: Bytes of constants that were copied for the candidate.
 
         Returns:
-            Whether the candidate passes. None if it was not checked, because it is invalid, was
-            tried before, or exceeds the budget.
+            Whether the candidate passes. None without a check, because the candidate is invalid,
+            was tried before, or exceeds the budget.
         """
         if not self._spend(len(candidate.graph.node) // _FINDING_COST, copied_bytes):
             return None

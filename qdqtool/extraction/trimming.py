@@ -1,7 +1,7 @@
 """Search for a small part of a model that passes a check.
 
-A part is grown from the nodes that a finding names (anchors) until it passes. Then the nodes that
-are farthest from the anchors are removed.
+A part grows from the nodes that a finding names (anchors) until the part passes. Then the nodes
+that are farthest from the anchors are removed.
 """
 
 import itertools
@@ -65,7 +65,7 @@ class TrimBudget:
     more findings than nodes counts as many nodes as findings.
 
     Attributes:
-        nodes_left: Remaining number of nodes. Trimming stops if it becomes negative.
+        nodes_left: Remaining number of nodes. Trimming stops if the number becomes negative.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class TrimBudget:
 
 
 class PartTrimmer:
-    """Makes a part smaller as long as it passes a check.
+    """Makes a part smaller as long as the part passes a check.
 
     Args:
         cutter: Cuts parts out of the model.
@@ -137,7 +137,7 @@ class PartTrimmer:
                 return
 
     def _select_groups(self) -> Iterator[bool]:
-        """Reduce a wide part to an eighth of its branches, as often as such a part passes.
+        """Reduce a wide part to an eighth of its branches, repeatedly while such a part passes.
 
         Predicting all eight parts takes about as long as predicting the whole part once.
         """

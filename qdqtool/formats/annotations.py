@@ -154,6 +154,9 @@ def _section(review: ModelReview) -> list[str]:
         return [title, "", *problems, ""]
     lines = [f"{title} on {review.target}", ""]
     for time in () if describe_rejection(review.prediction) else review.times:
+        if not time.is_supported:
+            lines += [f"{time.gpu.name}: no engine can be built ({time.obstacle}).", ""]
+            continue
         gain, details = speed_verdict(time).text, describe_times(time)
         lines += [f"**{_escape_markdown(gain)}** {_escape_markdown(details)}.", ""]
     lines += [f"**{_escape_markdown(verdict(review.prediction))}**", ""]

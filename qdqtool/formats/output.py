@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from qdqtool.errors import QdqtoolError
@@ -199,7 +200,7 @@ def _add_style(line: str, style: Style) -> str:
 _NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # JSON fields that contain messages
 # JSON fields that contain names from the model.
 _NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")
-_OPTION_NAMES = {"data": "calib", "evaluation": "eval"}  # parameters whose option has another name
+_OPTION_NAMES = {"data": "calib", "evaluation": "eval", "way": "for"}  # names that differ
 # Parameters that messages mention. Other words in backticks belong to a model or a compiler.
 _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
@@ -208,7 +209,7 @@ _PARAMETERS = """
     method method_for metric minimize mixed_cpus node other output outputs overwrite_cache
     percentile power precision predict preprocess private profile require_gain required residual
     resize save_calibration scale says shapes size sm smooth state std strongly_typed target
-    time_limit timeout tuning unify weights workers
+    time_limit timeout tuning unify way weights workers
 """.split()
 _PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
 
@@ -223,6 +224,16 @@ def _option(name: str, value: str) -> str:
     if value == "False":
         return f"--no-{option}"
     return f"--{option} {value.strip(chr(39))}" if value else f"--{option}"
+
+
+def name_fixed(path: str) -> str:
+    """Return the file that ``fix`` writes: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
+    file = Path(path)
+    number = re.search(r"(?<=fixed)\d*$", file.stem)
+    if number is None:
+        return str(file.with_name(f"{file.stem}_fixed.onnx"))
+    stem = file.stem[: number.start()]
+    return str(file.with_name(f"{stem}{int(number[0] or 1) + 1}.onnx"))
 
 
 def use_option_names(answer: dict[str, Any]) -> dict[str, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.findings.obstacles import suggest_recipe
 from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
-from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage
+from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, name_fixed
 from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_named
 from qdqtool.types import (
@@ -84,7 +83,8 @@ def render(
     """
     page = TextPage(width, everything)
     target = target or _requested_target(prediction)
-    half = half and all(time.float_type == Precision.FP16 for time in times)
+    built = [time for time in times if time.is_supported] or times
+    half = half and all(time.float_type == Precision.FP16 for time in built)
     float_type = verdicts.name_float_type(prediction, half=half)
     rejection = verdicts.describe_rejection(prediction)
     page.fill(_describe_subject(prediction, times, target), style=Style.BOLD)
@@ -95,7 +95,7 @@ def render(
         _add_facts(page, prediction, times, float_type, target)
     if way is not None:
         _add_build_method(page, way, prediction.target)
-    _add_findings(page, prediction, times[0] if times and not rejection else None)
+    _add_findings(page, prediction, [] if rejection else times)
     if not rejection or everything:
         _add_conversions(page, prediction)
     _add_convolution_tables(page, prediction, float_type)
@@ -175,13 +175,17 @@ def _add_facts(
     if prediction.convolutions and not verdicts.has_no_qdq(prediction):
         page.add_row("Confidence", verdicts.describe_confidence(prediction))
     if target.requested_version:
-        page.add_row("Rules", f"{target.name}, the nearest to {target.requested_version}")
+        page.add_row(
+            "Rules",
+            f"those of {target.name}, because TensorRT {target.requested_version} has none of its "
+            "own: its builds may differ",
+        )
     if page.everything and prediction.target_evidence:
         page.add_row("Evidence", prediction.target_evidence)
 
 
 def _describe_conversions(prediction: Prediction, times: Sequence[TimeEstimate]) -> str:
-    """Describe the number of Q and DQ that remain as layers, and their time on the first GPU."""
+    """Describe the number of Q and DQ that remain as layers, and their time on a single GPU."""
     if prediction.conversions is None:
         return "none: this target quantizes inside its kernels"
     number, dependence = verdicts.count_conversions(prediction)
@@ -190,7 +194,7 @@ def _describe_conversions(prediction: Prediction, times: Sequence[TimeEstimate])
     codes = [f.code for f in prediction.findings if f.code in _CONVERSION_CODES]
     if codes == ["INPUT-CONVERSION"]:
         text += ": the network's input"
-    if times and prediction.conversions_ms:
+    if len(times) == 1 and prediction.conversions_ms:
         text += f" ({format_ms(prediction.conversions_ms)})"
     return text
 
@@ -287,7 +291,7 @@ def build_commands(
 # Findings -----------------------------------------------------------------------------------------
 
 
-def _add_findings(page: TextPage, prediction: Prediction, time: TimeEstimate | None) -> None:
+def _add_findings(page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate]) -> None:
     """Add errors and warnings by code, and the notes if everything is printed."""
     products = {c.name for c in prediction.convolutions if c.is_product}
     default, on_request = split_fixable(prediction.findings)
@@ -295,7 +299,7 @@ def _add_findings(page: TextPage, prediction: Prediction, time: TimeEstimate | N
     marks |= {f.code: f" {_ON_REQUEST}" for f in on_request}
     for same in _group_by_code(prediction.findings):
         if same[0].severity != Severity.INFO or page.everything:
-            _add_code(page, same, marks, products, time)
+            _add_code(page, same, marks, products, times)
 
 
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -316,7 +320,7 @@ def _add_code(
     same: list[Finding],
     marks: Mapping[str, str],
     products: set[str],
-    time: TimeEstimate | None,
+    times: Sequence[TimeEstimate],
 ) -> None:
     """Add the findings of one code: title, first place (or all places), fix and saving."""
     from qdqtool.reasons.heads import describe_harm
@@ -342,7 +346,7 @@ def _add_code(
             page.add_row("fix:", fix, _LABEL)
     if fixes[0] and not any(fixes[1:]):
         page.add_row("fix:", fixes[0], _LABEL)
-    if saving := describe_saving(same, time):
+    if saving := describe_saving(same, times):
         page.add_row("saves:", saving, _LABEL)
     if page.everything:
         page.add_row("basis:", f"rule {head.evidence}", _LABEL)
@@ -421,12 +425,12 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
     default, on_request = split_fixable(prediction.findings)
     fixed = path
     if default:
-        fixed = str(Path(path).with_name(f"{Path(path).stem}_fixed.onnx"))
+        fixed = name_fixed(path)
         page.fill(f"{_BY_FIX} {format_count(len(default), 'place')} can be fixed without new data:")
         page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}{option}")
     if on_request:
         codes = " ".join(f"--only {code}" for code in dict.fromkeys(f.code for f in on_request))
-        other = str(Path(path).with_name(f"{Path(path).stem}_fixed{'2' if default else ''}.onnx"))
+        other = name_fixed(fixed)
         page.fill(
             f"{_ON_REQUEST} {format_count(len(on_request), 'place')} can be fixed on request, "
             f"which may cost speed{' (after the command above)' if default else ''}:"

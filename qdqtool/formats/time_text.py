@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import Style, TextPage, as_options
-from qdqtool.formats.verdicts import describe_ratio, ratio_style, speed_verdict
+from qdqtool.formats.verdicts import describe_range, describe_ratio, ratio_style, speed_verdict
 from qdqtool.timing.results import round_significant
 from qdqtool.util.text import format_count, keep_end
 
@@ -33,15 +33,14 @@ def format_ms(value: float, *, unit: bool = True) -> str:
 
 def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     """Add the verdict on the speed, and a table: types on one GPU, or a row for each GPU."""
-    time = times[0]
     if len(times) > 1:
         _add_gpu_table(page, times)
     else:
-        result = speed_verdict(time)
+        result = speed_verdict(times[0])
         page.fill(result.text, 4, "  ", result.style)
-        _add_time_table(page, time)
+        _add_time_table(page, times[0])
     for time in times:
-        if not time.is_supported:
+        if len(times) > 1 and not time.is_supported:
             continue
         name = f" ({time.gpu.name})" if len(times) > 1 else ""
         for remark in _remarks(page, time):
@@ -121,7 +120,8 @@ def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
 
 def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     """Add a row for each GPU: its times, and the ratio in the color of its verdict."""
-    labels = list(dict.fromkeys(label for time in times for label in list_times(time)))
+    built = [time for time in times if time.is_supported] or times
+    labels = list(dict.fromkeys(label for time in built for label in list_times(time)))
     labels = labels[: _MAX_TYPES if any(time.is_float for time in times) else 2]
     column = max(len(time.gpu.name) for time in times) + 2
     heads = "".join(f"{label.split()[0]:>11}" for label in labels)
@@ -132,7 +132,7 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
         gain = time.faster_range if time.is_float else time.gain_range
         ratio, style = "no INT8" if not time.gpu.has_int8 else "unknown", Style.PLAIN
         if not time.is_supported:
-            ratio = "not supported by this TensorRT (GPU-VERSION)"
+            ratio = f"no engine: {time.obstacle}"
         elif gain is not None and time.gpu.has_int8:
             ratio, style = _format_ratio(gain), ratio_style(gain)
             if time.is_float:
@@ -146,7 +146,7 @@ def _format_ratio(gain: SpeedGain) -> str:
     word = "faster" if gain.value >= 1 else "slower"
     ratio = max(gain.value, 1 / gain.value)
     unsure = "" if gain.is_sure else ", too close to call"
-    return f"{ratio:.1f}x {word}{unsure} ({gain.low:.1f}x to {gain.high:.1f}x)"
+    return f"{ratio:.1f}x {word}{unsure} ({describe_range(gain)})"
 
 
 def _remarks(page: TextPage, time: TimeEstimate) -> list[str]:
@@ -181,16 +181,22 @@ def add_kernels(page: TextPage, time: TimeEstimate) -> None:
         page.fill(f"{kernel.kind:<11} {name}", 26, f"  {format_ms(kernel.ms):>10}  ")
 
 
-def describe_saving(findings: Sequence[Finding], time: TimeEstimate | None) -> str:
-    """Describe the time that fixing findings of one code saves; empty if negligible."""
+def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) -> str:
+    """Describe the time that fixing findings of one code saves; empty if negligible.
+
+    Of several GPUs, it is the time on the first one that the engine can be built for, which also
+    wrote the savings of the findings.
+    """
+    time = next((time for time in times if time.is_supported), None)
     if time is None:
         return ""
+    basis = f"estimated for {time.gpu.name}" if len(times) > 1 else "estimated"
     code, minimum = findings[0].code, _MIN_SAVING * time.total_ms
     simulated = max((fix.saves_ms for fix in time.fixes if code in fix.codes), default=0.0)
     if simulated > minimum:
-        return f"{format_ms(simulated)} by qdqtool fix (estimated)"
+        return f"{format_ms(simulated)} by qdqtool fix ({basis})"
     largest = max(findings, key=lambda finding: finding.saves_ms or 0.0)
     if (largest.saves_ms or 0.0) <= minimum:
         return ""
     place = f" at {largest.node}" if len(findings) > 1 else ""
-    return f"at most {format_ms(largest.saves_ms or 0.0)}{place} (estimated)"
+    return f"at most {format_ms(largest.saves_ms or 0.0)}{place} ({basis})"

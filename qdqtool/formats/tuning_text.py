@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
-from qdqtool.formats.verdicts import verdict
+from qdqtool.formats.verdicts import name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.util.text import format_count, keep_end
 
@@ -45,11 +45,10 @@ def _add_result(page: TextPage, tuning: Tuning) -> None:
     page.fill(f"Chosen: {_describe_placement(tuning.chosen, tuning)}", 4, "  ")
     cheaper = tuning.cheapest_plausible
     if cheaper is not None:
-        images = format_count(tuning.images["judged_on"], "image")
+        images = format_count(tuning.images["judged_on"], "held-out image")
         page.fill(
             f"Cheaper: {_describe_placement(cheaper, tuning)}. This may be accurate enough: on "
-            f"{images} held out from the selection, its interval includes the goal. More images "
-            "(--eval) can decide",
+            f"{images}, its interval includes the goal. More images (--eval) can decide",
             4,
             "  ",
         )
@@ -79,6 +78,11 @@ def _title(tuning: Tuning) -> str:
     return find_number_format(tuning.precision).title
 
 
+def _float_type(tuning: Tuning) -> str:
+    """Return the type of the layers without Q/DQ in TensorRT, such as FP16."""
+    return str(name_float_type(tuning.prediction))
+
+
 def _describe_float_model(tuning: Tuning) -> str:
     """Describe a result in which the float model is chosen."""
     written = "The float model was written unchanged."
@@ -87,7 +91,8 @@ def _describe_float_model(tuning: Tuning) -> str:
     if tuning.budget_ms is not None:
         return f"The float model is within {tuning.budget_ms:g} ms. {written}"
     chosen_on = format_count(tuning.images["chosen_on"], "selection image")
-    condition = f"is faster than the float model and keeps {_format_goal(tuning)} on {chosen_on}"
+    condition = f"is faster than {_float_type(tuning)} and keeps {_format_goal(tuning)} on "
+    condition += chosen_on
     if tuning.effort["stopped"] or not tuning.reached:
         return (
             f"No choice of {_title(tuning)} layers that {condition} was found before the time "
@@ -133,8 +138,8 @@ def _list_facts(tuning: Tuning) -> list[str]:
     if images["search_calibration"] != images["calibration"]:
         ranges += f" ({images['search_calibration']} during the search)"
     facts.append(
-        f"ranges from {ranges}, candidates compared on {images['chosen_on']}, the result measured "
-        f"on {images['judged_on']} other images"
+        f"ranges from {ranges}, candidates compared on {images['chosen_on']} selection images, the "
+        f"result measured on {images['judged_on']} held-out images"
     )
     stopped = tuning.effort["stopped"]
     if stopped:
@@ -147,18 +152,18 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     point = tuning.chosen
     if not point.sites and not point.changed:
         if point.cost.int8:
-            page.add_heading("No layer has to be float except those of --head")
+            page.add_heading(f"No layer has to be {_float_type(tuning)} except those of --head")
         return
     if not tuning.bought:
-        page.add_heading(f"Float: {', '.join(point.sites)}")
+        page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
         return
     head = f"{'accuracy':>8} {_title(tuning):>5} {'Q/DQ':>6}"
     if tuning.gpu is not None:
         head += f" {'ms':>8}"
     column = max(20, page.width - len(head) - 3)
     page.add_heading(
-        "Kept in float, and the effect of each while the others are float (convolutions in "
-        f"{_title(tuning)}, Q/DQ layers)"
+        f"Kept in {_float_type(tuning)}, and the effect of each while the others are kept "
+        f"(accuracy, convolutions in {_title(tuning)}, Q/DQ layers)"
     )
     page.add_lines(f"  {'':<{column}} {head}")
     for benefit in tuning.bought:
@@ -169,7 +174,7 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     listed = {benefit.site for benefit in tuning.bought}
     rest = [site for site in point.sites if site not in listed]
     if rest:
-        page.fill(f"also float: {', '.join(rest)}", 4, "  ")
+        page.fill(f"also: {', '.join(rest)}", 4, "  ")
     for tensor, choice in point.changed.items():
         page.fill(f"{tensor}: {choice}", 4, "  ")
 
@@ -181,7 +186,8 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
         "Trade-off (Pareto front): the most accurate candidates at their cost, by the selection "
         f"images ({as_options(tuning.cost['sentence'])}); * is the chosen one"
     )
-    heads = f"{_title(tuning):>5} {'Q/DQ':>6} {'select.':>7}  {'held-out (95 %)':<23} kept in float"
+    heads = f"{_title(tuning):>5} {'Q/DQ':>6} {'select.':>7}  {'held-out (95 %)':<23} "
+    heads += f"kept in {_float_type(tuning)}"
     page.add_lines(f"  {unit:>8} {heads}")
     for point in tuning.front:
         mark = "*" if point is tuning.chosen else " "
@@ -201,14 +207,14 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:
         title = _title(tuning)
-        reason = f"Everything {title} is enough: no single layer was measured (--front does)"
+        reason = f"All-{title} is accurate enough, so no single layer was measured (--front does)"
         if tuning.effort["stopped"]:
             reason = f"No single layer was measured before the {tuning.effort['stopped']}"
         page.add_heading(reason)
         return
     page.add_heading(
         f"Most sensitive layers: output error if only this layer is {_title(tuning)} (fraction of "
-        "the outputs' standard deviation), and change of cost if the layer is float"
+        f"the outputs' standard deviation), and change of cost if it is {_float_type(tuning)}"
     )
     for site in page.first_rows(measured, _MAX_SITES):
         change = site.as_json(tuning.base)

@@ -387,12 +387,30 @@ def ratio_style(gain: SpeedGain) -> Style:
 def describe_ratio(gain: SpeedGain) -> str:
     """Return a text such as ``1.7x faster than FP16 (80 % range 1.3x to 2.2x)``."""
     faster = gain.value >= 1
-    low, high = (gain.low, gain.high) if faster else (1 / gain.high, 1 / gain.low)
     ratio = gain.value if faster else 1 / gain.value
     word = "faster" if faster else "slower"
+    bounds = f"80 % range {describe_range(gain)}"
     if gain.is_sure:
-        return f"{ratio:.1f}x {word} than {gain.precision} (80 % range {low:.1f}x to {high:.1f}x)"
-    bounds = f"80 % range {gain.low:.1f}x to {gain.high:.1f}x{'' if faster else ' its speed'}"
+        return f"{ratio:.1f}x {word} than {gain.precision} ({bounds})"
     if f"{ratio:.1f}" == "1.0":
         return f"about as fast as {gain.precision} ({bounds})"
     return f"about {ratio:.1f}x {word} than {gain.precision}, too close to call ({bounds})"
+
+
+def describe_range(gain: SpeedGain) -> str:
+    """Return the range of a gain, such as ``1.3x to 2.2x``.
+
+    It is that of "faster" or of "slower" if all of it lies on one side, else that of the speed.
+    """
+    is_slower = gain.value < 1
+    low, high = gain.low, gain.high
+    if gain.is_sure and is_slower:
+        low, high = 1 / gain.high, 1 / gain.low
+    unit = " its speed" if is_slower and not gain.is_sure else ""
+    return f"{_format_bound(low)} to {_format_bound(high)}{unit}"
+
+
+def _format_bound(factor: float) -> str:
+    """Return one decimal, or two if one would hide on which side of 1 the factor lies."""
+    digits = 2 if f"{factor:.1f}" == "1.0" else 1
+    return f"{factor:.{digits}f}x"

@@ -22,6 +22,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
 from qdqtool.util.files import InputFiles, forbid_overwrite
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon
@@ -99,7 +100,8 @@ class Insertion:
     def __repr__(self) -> str:
         return (
             f"<Insertion of {self.source or 'a model in memory'} for {self.target}: "
-            f"{len(self.quantized)} tensors quantized, {len(self.warnings)} warnings>"
+            f"{format_count(len(self.quantized), 'tensor')} quantized, "
+            f"{format_count(len(self.warnings), 'warning')}>"
         )
 
     @property

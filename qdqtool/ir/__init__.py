@@ -1,1 +1,1 @@
-"""The graph of one ONNX model: its nodes and constants, its Q/DQ, its operators, its file."""
+"""Graph of an ONNX model: nodes, constants, Q/DQ, operators, files."""

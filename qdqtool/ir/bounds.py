@@ -1,6 +1,6 @@
 """Bounds of tensors that hold for every network input, from the operators alone.
 
-A Sigmoid produces values from 0 to 1, and a DequantizeLinear values that its integers can express.
+A Sigmoid produces values from 0 to 1, and a DequantizeLinear only multiples of the scale.
 Operators that only move values keep the bounds. The module neither runs the network nor reads
 calibration data.
 """
@@ -22,7 +22,9 @@ from qdqtool.util.records import record
 
 MAX_CONSTANT = 1 << 20  # maximum values of a constant operand whose bounds are read
 _MAX_TENSORS = 200  # maximum tensors between a quantizer and the inputs of its Concat
-_MAX_STEPS_TO_CONCAT = 16  # maximum operators before the first Concat; the search runs for each Q
+# Maximum tensors that are visited before the first Concat. The limit is low, because the search
+# runs for each Q.
+_MAX_STEPS_TO_CONCAT = 16
 _INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -133,7 +135,7 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
 def find_constant_value(params: QuantParams, bounds: Bounds | None) -> float | None:
     """Return the value to which a quantizer rounds all values within bounds, or None.
 
-    None if it rounds them to several values, or if bounds or parameters are unknown.
+    None if the quantizer rounds to several values, or if bounds or parameters are unknown.
     """
     if bounds is None or bounds.low >= bounds.high:
         return None
@@ -142,7 +144,7 @@ def find_constant_value(params: QuantParams, bounds: Bounds | None) -> float | N
 
 
 def read_scalars(params: QuantParams) -> tuple[float, int] | None:
-    """Return scale and zero point of a quantizer that has one of each.
+    """Return the scale and the zero point of a per-tensor quantizer.
 
     None if they are unknown, if the scale is not positive, or if the type is not INT8 or UINT8.
     """
@@ -296,7 +298,7 @@ _RULES: dict[str, _Rule] = {
 def find_concat_parts(model: Model, tensor: str) -> list[str]:
     """Return the tensors that Concats join into a tensor; without a Concat, the tensor alone.
 
-    Operators that only move values and Q/DQ pairs may lie between them.
+    Q/DQ pairs and operators that only move values may lie between these tensors and the Concats.
     """
     parts: list[str] = []
     has_concat = False

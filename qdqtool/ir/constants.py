@@ -1,7 +1,7 @@
 """Evaluation of constants, node by node, within limits on size and work.
 
-Files may request results of any size. A node is evaluated only if the size of its result is known
-beforehand, from the values that it reads and not from the dimensions that the file states.
+Files may request results of any size. A node is evaluated only if the values of its inputs
+determine the size of the result beforehand. The dimensions that the file states are not trusted.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class ConstantEvaluator:
 
         Args:
             node: The node.
-            values: Values of its inputs.
+            values: Values of the node's inputs by name.
             max_elements: Limit on the elements of all outputs together.
         """
         if not _is_evaluable(node):
@@ -261,7 +261,7 @@ def _run(
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             arrays: Any = ReferenceEvaluator(model).run(outputs, inputs)
-    except Exception:  # operators of the reference implementation raise anything
+    except Exception:  # The reference implementation raises errors of any class.
         return None
     return [np.asarray(array) for array in arrays]
 
@@ -273,7 +273,7 @@ def _infer_size(model: onnx.ModelProto) -> int | None:
     """
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-    except Exception:  # onnx's C++ raises various errors
+    except Exception:  # onnx's C++ code raises errors of various classes.
         return None
     size = 0
     for value in inferred.graph.output:

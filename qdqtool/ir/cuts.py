@@ -1,4 +1,4 @@
-"""Cuts of a network into parts, and the tensors that cross them."""
+"""Cuts of a network into parts, and the tensors that cross a cut."""
 
 from __future__ import annotations
 

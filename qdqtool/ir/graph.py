@@ -1,7 +1,7 @@
 """Index of an ONNX model: producers, consumers, constants, names, types and shapes.
 
-A model is indexed once, when it is loaded. Only :class:`qdqtool.ir.editor.Editor` changes it later.
-The editor updates the index with :meth:`Model.replace_nodes`.
+A model is indexed once, when the model is loaded. Later only :class:`qdqtool.ir.editor.Editor`
+changes the model, and updates the index with :meth:`Model.replace_nodes`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and dimensions
-EDITED = "edited"  # stands for the hash of a model that differs from its file
+EDITED = "edited"  # used in place of the hash if a model differs from its file
 # Operators whose output shapes depend on the types and shapes of the inputs, not on their values
 _SHAPED_BY_TYPES = frozenset(
     {
@@ -51,7 +51,7 @@ _SHAPED_BY_TYPES = frozenset(
     }
 )
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Cast")
-_VALUE_FIELDS = {  # field of an AttributeProto that holds the value, by type
+_VALUE_FIELDS = {  # field of an AttributeProto with the value, by type of the attribute
     onnx.AttributeProto.FLOAT: "f",
     onnx.AttributeProto.INT: "i",
     onnx.AttributeProto.STRING: "s",
@@ -63,7 +63,8 @@ _VALUE_FIELDS = {  # field of an AttributeProto that holds the value, by type
 }
 _UNKNOWN: tuple[int, None] = (0, None)
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_MAX_CACHED_BYTES = 1 << 16  # larger constants are not cached: the cache would copy all weights
+# Larger constants are not cached, because the cache would contain copies of all weights.
+_MAX_CACHED_BYTES = 1 << 16
 
 
 class Node:
@@ -190,7 +191,7 @@ class Model:
         sha256: Hash of the file's bytes, or :data:`EDITED`. If empty, the message is hashed when
             the hash is first needed.
         base_dir: Folder of the external weights; empty if they cannot be read.
-        types: Model of which this model is a part or a variant. Types are read from it, because
+        types: Model of which this model is a part or a variant, and whose types are used, because
             tensors of equal names have equal types.
         constants: Model with the data of initializers that have no data in this model.
 
@@ -208,7 +209,7 @@ class Model:
         opset: Opset version of the default domain; 0 if the file states none.
         inlined_functions: Functions of the file whose calls were replaced by their nodes.
         function_node_names: Names that inlined nodes had in their functions, by node name.
-            TensorRT's parser names layers after them.
+            TensorRT's parser names layers after these names.
         cache: Results that other modules computed from the model. Each module has its own key.
             Edits empty the cache.
     """
@@ -476,9 +477,9 @@ class Model:
 
         Args:
             node: The node.
-            inputs: Its inputs before the change. The output types remain if the new inputs have
-                equal types.
-            outputs: Its outputs before the change.
+            inputs: The node's inputs before the change. The output types remain if the new inputs
+                have equal types.
+            outputs: The node's outputs before the change.
             types: Types before the change.
         """
         if len(outputs) != len(node.outputs) or node.op in _CONVERSIONS:

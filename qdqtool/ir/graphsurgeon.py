@@ -51,7 +51,7 @@ def to_graphsurgeon(proto: onnx.ModelProto) -> onnx_graphsurgeon.Graph:
     """Return the graph of a model. Changes of the graph do not change the model.
 
     The graph has the model's metadata as the attribute ``metadata_props``. Copies of the graph
-    lack it.
+    lack this attribute.
     """
     import onnx_graphsurgeon
 
@@ -65,7 +65,7 @@ def to_graphsurgeon(proto: onnx.ModelProto) -> onnx_graphsurgeon.Graph:
 
 @contextlib.contextmanager
 def quiet_graphsurgeon() -> Iterator[None]:
-    """Suppress output of onnx-graphsurgeon on stdout. Its errors are raised as well."""
+    """Suppress output of onnx-graphsurgeon on stdout. Its exceptions are not affected."""
     from onnx_graphsurgeon.logger import G_LOGGER
 
     before = G_LOGGER.severity

@@ -15,7 +15,7 @@ from qdqtool.types import ModelInfo
 
 _DEFAULT_SIZE = (640, 640)
 _SIZE = "qdqtool.size"  # metadata key: height and width that the user gave to `insert` or `tune`
-_SIZE_KEYS = (_SIZE, "imgsz")  # the second key is from Ultralytics
+_SIZE_KEYS = (_SIZE, "imgsz")  # Ultralytics writes the second key.
 _IMAGE_SIZE = re.compile(r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})")
 _MAX_SIDE = 1 << 16
 
@@ -63,8 +63,8 @@ def remember_size(model: Model, size: tuple[int, int] | None) -> None:
 def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
     """Return a complete shape for each input that leaves dimensions open.
 
-    An open first dimension becomes `batch`. Open height and width of a four-dimensional input
-    become those of the metadata, else 640. Other open dimensions become 1.
+    An open first dimension becomes `batch`. Open height and width of a four-dimensional input are
+    taken from the metadata, and are 640 without metadata. Other open dimensions become 1.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in model.inputs:
@@ -87,11 +87,11 @@ def _is_fixed(size: int | None) -> TypeGuard[int]:
 
 
 def set_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Set the shapes of inputs in place, and remove the shapes that depend on them."""
+    """Set the shapes of inputs in place, and remove the stated shapes of all other tensors."""
     del proto.graph.value_info[:]
     for value in proto.graph.input:
         if value.name in shapes:
-            # Replace the whole shape: an output of that name may have declared another rank.
+            # The whole shape is replaced, because the input may have declared another rank.
             tensor_shape = value.type.tensor_type.shape
             del tensor_shape.dim[:]
             tensor_shape.dim.extend(

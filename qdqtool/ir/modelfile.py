@@ -29,7 +29,7 @@ from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
 from qdqtool.util.text import cut_middle
 
-_OPSET_VERSIONS = range(1000)  # real versions are far smaller; larger ones show damage
+_OPSET_VERSIONS = range(1000)  # Real versions are far smaller, so a larger number shows damage.
 _TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
@@ -43,7 +43,8 @@ def check_form(proto: onnx.ModelProto, path: str) -> None:
 
     Raises:
         ModelError: An input or output has no name, an input is declared twice, a version of an
-            operator set is impossible, or a node outside a function refers to its attribute.
+            operator set is impossible, or a node outside a function refers to an attribute of a
+            function.
     """
     for number in (opset.version for opset in proto.opset_import):
         if number not in _OPSET_VERSIONS:
@@ -205,11 +206,12 @@ def load(source: ModelSource | Model) -> Model:
 
 
 def _check_name_lengths(model: Model) -> None:
-    """Reject names that are too long: results and each copy of the model repeat them."""
+    """Reject long names, because results and each copy of the model repeat the names."""
     names = [*model.producers, *model.consumers_by_tensor, *model.initializers]
     names += [node.name for node in model.nodes]
     if sum(map(len, names)) > limits.NAMES:
-        names = list(set(names))  # each name counts once; building a set takes time
+        # Each name counts once. The set is built only if necessary, because that takes time.
+        names = list(set(names))
     longest = max(names, key=len, default="")
     path = model.path or "model in memory"
     if len(longest) > limits.NAME:
@@ -293,9 +295,9 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
         limit = min(limits.max_unpacked_size(size), MAX_PROTO_BYTES)
         blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
-    with contextlib.suppress(OSError):  # some special files can be read only once
+    with contextlib.suppress(OSError):  # Some special files cannot be rewound.
         file.seek(0)
-        head = b""  # joining it with the rest would copy the whole model
+        head = b""  # Joining head and rest would copy the whole model.
     return _read_all(file, MAX_PROTO_BYTES, head)
 
 
@@ -402,7 +404,7 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
         source: Path of the original model, which is never overwritten.
 
     Raises:
-        QdqtoolError: ``path`` is the source, its folder is missing, or it cannot be written.
+        QdqtoolError: ``path`` is the source, the folder is missing, or the file cannot be written.
     """
     if source and same_file(source, path):
         raise ModelError(
@@ -448,7 +450,7 @@ def _split_weights(proto: onnx.ModelProto, path: Path) -> None:
         if getattr(proto, field):
             setattr(slim, field, getattr(proto, field))
     for copy, original in ((slim, proto), (slim.graph, proto.graph)):
-        # protobuf returns bytes for a text that is not UTF-8, but does not accept them.
+        # protobuf returns bytes for a text that is not UTF-8, but does not accept bytes.
         if isinstance(original.doc_string, str):
             copy.doc_string = original.doc_string
     slim.metadata_props.extend(proto.metadata_props)

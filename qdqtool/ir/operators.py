@@ -1,9 +1,9 @@
 """Facts about ONNX operators, in one table.
 
-Facts are the layer that TensorRT's parser creates, whether a Q moves past the operator, whether it
-has weights, and whether it is an activation. The importer, placement, scale groups and fixes read
-this table instead of lists of operators of their own. TensorRT-RTX is another compiler; its rules
-are in ``qdqtool/trt/rtx``. The :class:`Case` of a fact is its evidence.
+Facts are the layer that TensorRT's parser creates, whether a Q moves past the operator, whether the
+operator has weights, and whether it is an activation. The importer, placement, scale groups and
+fixes read this table instead of lists of operators of their own. TensorRT-RTX is another compiler;
+its rules are in ``qdqtool/trt/rtx``. The :class:`Case` of a fact is its evidence.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class LayerKind(StrEnum):
     RESIZE = "RESIZE"
     SOFTMAX = "SOFTMAX"
     IDENTITY = "IDENTITY"
-    COPY = "COPY"  # kQDQ: a Q or DQ that remains in the engine
-    SHAPE = "SHAPE"  # folded while parsing, or runs on the host: neither reads nor blocks a tensor
+    COPY = "COPY"  # a Q or DQ that remains in the engine (kQDQ)
+    SHAPE = "SHAPE"  # folded while parsing, or run on the host, so that it does not affect fusions
     OTHER = "OTHER"
 
 
@@ -85,7 +85,7 @@ class WeightUse:
     """Use of the second input as weights; the operator runs in INT8 if both inputs are quantized.
 
     Attributes:
-        case: Evidence that it runs in INT8.
+        case: Evidence that the operator runs in INT8.
         output_axis: Function that returns the axis of output channels, from the node and the rank
             of the weights.
     """
@@ -100,8 +100,8 @@ class Operator:
 
     Attributes:
         name: ONNX name.
-        kind: Layer that TensorRT's parser creates for it.
-        passage: How a Q moves up past it; None if a Q cannot.
+        kind: Layer that TensorRT's parser creates for the operator.
+        passage: Rule by which a Q moves up past the operator; None if a Q cannot.
         joins: Whether all inputs are parts of the output (Concat). A Q after the operator moves to
             each input.
         cuts: Whether each output is a part of the input (Split, Slice).
@@ -619,8 +619,8 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
 
     This is the output axis (NVIDIA's rule of one scale per output channel). A ConvTranspose gets a
     single scale if the target is not known to support one per output
-    (``Target.transposed_per_channel``), or if it is grouped: axis 1 of its weights then counts the
-    channels of one group only.
+    (``Target.transposed_per_channel``). A grouped ConvTranspose gets a single scale as well,
+    because axis 1 of its weights counts the channels of one group only.
     """
     if operator_of(node).kind == LayerKind.DECONVOLUTION and (
         not transposed_per_channel or node.integer("group", 1) != 1
@@ -673,12 +673,12 @@ _GLOBAL_POOLINGS = {"GlobalAveragePool": "AVERAGE", "GlobalMaxPool": "MAX"}
 def pooling_type(model: Model, node: Node) -> str | None:
     """Return the type of the pooling that TensorRT replaces a reduction with.
 
-    ``AVERAGE`` or ``MAX``; None if it remains a reduction.
+    ``AVERAGE`` or ``MAX``; None if TensorRT keeps the reduction.
 
     A build shows this for GlobalAveragePool (resnet18-qat-rtx2000-trt8510). NVIDIA's guide
     documents the same for a Reduce that averages over H and W and keeps its dimensions, as
     ReduceMean with ``keepdims=1`` does. A ReduceMax over the width alone was a pooling in a user's
-    engine. With ``keepdims=0``, or over other axes, it remains a reduction.
+    engine. Reductions with ``keepdims=0`` or over other axes are kept.
     """
     if node.op in _GLOBAL_POOLINGS:
         return _GLOBAL_POOLINGS[node.op]
@@ -712,5 +712,5 @@ def reduction_axes(model: Model, node: Node) -> list[int] | None:
 
 
 def is_sum(node: Node | None) -> bool:
-    """Return whether a node adds tensors (a residual, or a bias if one of them is constant)."""
+    """Return whether a node adds tensors: a residual, or a constant bias."""
     return operator_of(node).operation == "SUM"

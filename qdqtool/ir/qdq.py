@@ -34,7 +34,7 @@ FLOATS = frozenset(
 QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # types that can be quantized
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
-# Metadata key of a model whose outliers were moved into weights: the tensors, one per line
+# Metadata key for the tensors whose outliers were moved into weights, one tensor per line
 SMOOTHED = "qdqtool.smoothed"
 PREPROCESS = "qdqtool.preprocess"  # metadata key: preprocessing of the calibration images
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
@@ -237,7 +237,8 @@ def _read_shared_params(model: Model, node: Node, cache: dict[Any, QuantParams])
     params = cache.get(key)
     if params is None:
         params = _read_params(model, node)
-        # Without a zero point of known type the quantized type depends on the node.
+        # Without a zero point of known type, the quantized type depends on the node, so the
+        # parameters cannot be shared.
         if node.input(2) and model.elem_type(node.input(2)):
             cache[key] = params
     return params
@@ -245,14 +246,14 @@ def _read_shared_params(model: Model, node: Node, cache: dict[Any, QuantParams])
 
 def _read_params(model: Model, node: Node) -> QuantParams:
     scale_name, zero_name = node.input(1), node.input(2)
-    scales = _values(model, scale_name, np.float64)
+    scales = _read_parameter(model, scale_name, np.float64)
     shape = model.constant_shape(scale_name)
     size = scales.values.size if scales is not None else 0
     count = math.prod(shape) if shape is not None else size
     precision = _quantized_type(model, node, zero_name)
     if zero_name:
         dtype = np.float64 if precision == Precision.FP8 else np.int64
-        zeros = _values(model, zero_name, dtype)
+        zeros = _read_parameter(model, zero_name, dtype)
     else:
         # The scales that were read are counted, because the stated dimensions may be wrong.
         zero_count = size if scales is not None else 1
@@ -274,8 +275,8 @@ def _channel_axis(node: Node) -> int:
     return axis if isinstance(axis, int) else 1
 
 
-def _values(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues | None:
-    """Return the values of a constant, cached with the model for its other consumers."""
+def _read_parameter(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues | None:
+    """Return the values of a constant, cached with the model; None if they are unknown."""
     cache: dict[str, ParameterValues | None] = model.cache.setdefault(
         f"parameters of {dtype.__name__}", {}
     )
@@ -291,11 +292,11 @@ def _values(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues
 def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
     zero_type = model.elem_type(zero_name) if zero_name else 0
     if zero_type:
-        # UNKNOWN for int16, FP8 E5M2 etc., which TensorRT does not support
+        # The result is UNKNOWN for int16, FP8 E5M2 and other types that TensorRT does not support.
         return precision_of(zero_type)
     if node.op == Q:
         output_type = node.integer("output_dtype", 0)
-        # ONNX: without a zero point the type is uint8.
+        # By ONNX's definition, the type is uint8 without a zero point.
         return precision_of(output_type) if output_type else Precision.UINT8
     elem_type, producer = model.elem_type(node.input(0)), model.producer(node.input(0))
     if not elem_type and producer is not None and producer.op == Q:
@@ -379,7 +380,8 @@ def find_parameter_consumer(model: Model, node: Node) -> tuple[Node, bool] | Non
     """Return the Q or DQ whose scale or zero point depends on a node.
 
     Returns:
-        The quantizer, and whether all nodes up to it are Identities; None if there is none.
+        The quantizer, and whether all nodes between are Identities. None if no quantizer depends
+        on the node.
     """
     is_identity = True
     for _ in range(_MAX_CHAIN):

@@ -28,7 +28,7 @@ RANDOM = (
 _PICKS = ("Gather", "GatherElements", "GatherND")  # output sizes do not depend on index values
 _SIZED_BY_VALUES = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
-_ELLIPSIS = "..."  # stands for axes without letters in an equation of Einsum
+_ELLIPSIS = "..."  # axes without letters in an equation of Einsum
 _MAX_RANK = 64  # maximum axes of an ellipsis; tensors of real networks have fewer
 _FIRST_ELLIPSIS_LETTER = ord("\N{GREEK SMALL LETTER ALPHA}")
 
@@ -174,14 +174,14 @@ class Contraction(NamedTuple):
     """An Einsum that is a matrix product: the letters of its axes by their role.
 
     Attributes:
-        operands: Axes of each operand, one letter each, including those of an ellipsis.
+        operands: Axes of each operand, one letter per axis, including the axes of an ellipsis.
         result: Axes of the result.
         batch: Letters of both operands and the result.
         summed: Letters of both operands only.
-        free: Letters of the first operand and the result only, then those of the second operand and
-            the result only.
-        exact: Whether the number of axes of every ellipsis is known. If unknown, it is assumed to
-            equal that of the other operand, or to be 1.
+        free: Letters of the first operand and the result only, then letters of the second operand
+            and the result only.
+        exact: Whether the number of axes of every ellipsis is known. An unknown number is assumed
+            to equal the number of the other operand, or to be 1.
     """
 
     operands: tuple[str, str]
@@ -202,7 +202,7 @@ def contraction(model: Model, node: Node) -> Contraction | None:
     terms = _parse_equation(str(node.attributes.get("equation", "")).replace(" ", ""))
     if terms is None:
         return None
-    counts = [_ellipsis_axes(terms[i], model.shape(node.input(i))) for i in range(2)]
+    counts = [_count_ellipsis_axes(terms[i], model.shape(node.input(i))) for i in range(2)]
     expanded = _expand_ellipses(terms, counts)
     if expanded is None:
         return None
@@ -230,7 +230,7 @@ def _parse_equation(equation: str) -> list[str] | None:
     return terms
 
 
-def _ellipsis_axes(term: str, shape: Shape | None) -> int | None:
+def _count_ellipsis_axes(term: str, shape: Shape | None) -> int | None:
     """Return the number of axes of the ellipsis in a term; None if unknown or missing."""
     if shape is None or _ELLIPSIS not in term:
         return None

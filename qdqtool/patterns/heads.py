@@ -40,7 +40,7 @@ _Range = tuple[int, int] | None  # channels [start, end) of axis 1; None for all
 
 _MIN_BINS, _MAX_BINS = 4, 256
 _MAX_BIN_ERROR = 0.1  # maximum error of a bin after INT8 rounding; a DFL of 16 bins has 0.06
-_MAX_HOPS = 64  # maximum tensors searched around a Softmax; scale, mask and reshapes are a dozen
+_MAX_HOPS = 64  # maximum tensors searched around a Softmax; a dozen are usual
 _SIDES = 4  # sides of a box; reference points have two or four numbers
 _MAX_ROUNDS = 64  # maximum rounds of a search; each round finds the next decoder layer
 _PICKS = (
@@ -49,7 +49,7 @@ _PICKS = (
     "GatherND",
     "Expand",
     "Tile",
-)  # their outputs hold input values
+)  # operators whose outputs are copies of input values
 _SCATTERS = ("ScatterND", "ScatterElements")
 
 
@@ -200,7 +200,7 @@ def _is_part_of_activation(model: Model, node: Node) -> bool:
     operator = operator_of(node)
     if operator.activation is not None and operator.activation.type != "SIGMOID":
         return True
-    # x * gate(x)
+    # The node is the product in x * gate(x).
     return operator.operation == "PROD" and len(run_time_inputs(model, node)) == 2
 
 
@@ -255,16 +255,16 @@ def _keeps_channels(model: Model, node: Node) -> bool:
     if node.op == "Transpose":
         perm = node.attributes.get("perm", [])
         return len(perm) > 1 and perm[1] == 1
-    before, after = _channels(model, node.input(0)), _channels(model, node.output)
+    before, after = _channel_count(model, node.input(0)), _channel_count(model, node.output)
     return before is not None and before == after
 
 
-def _channels(model: Model, tensor: str) -> int | None:
+def _channel_count(model: Model, tensor: str) -> int | None:
     shape = model.shape(tensor)
     return shape[1] if shape is not None and len(shape) > 1 else None
 
 
-def _axis(model: Model, node: Node) -> int | None:
+def _positive_axis(model: Model, node: Node) -> int | None:
     axis = node.integer("axis", 0)
     if axis >= 0:
         return axis
@@ -273,11 +273,11 @@ def _axis(model: Model, node: Node) -> int | None:
 
 
 def _split_range(model: Model, node: Node, output: str, channels: _Range) -> _Range:
-    if _axis(model, node) != 1:
+    if _positive_axis(model, node) != 1:
         return channels
     start = 0
     for name in node.outputs:
-        size = _channels(model, name)
+        size = _channel_count(model, name)
         if size is None:
             return None
         if name == output:
@@ -297,7 +297,7 @@ def _slice_range(model: Model, node: Node, channels: _Range) -> _Range:
     start, end, axis = parameters
     if axis != 1:
         return channels
-    size = _channels(model, node.input(0))
+    size = _channel_count(model, node.input(0))
     has_steps = model.constant(node.input(4)) is not None
     if size is None or start < 0 or has_steps:
         return None
@@ -307,12 +307,12 @@ def _slice_range(model: Model, node: Node, channels: _Range) -> _Range:
 
 def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str, _Range]]:
     """Return the inputs of a Concat that contain some channels, with their channels."""
-    if _axis(model, node) != 1 or channels is None:
+    if _positive_axis(model, node) != 1 or channels is None:
         return [(tensor, channels) for tensor in node.inputs]
     parts: list[tuple[str, _Range]] = []
     start = 0
     for tensor in node.inputs:
-        size = _channels(model, tensor)
+        size = _channel_count(model, tensor)
         if size is None:
             return [(tensor, None) for tensor in node.inputs]
         low, high = max(channels[0], start), min(channels[1], start + size)

@@ -37,7 +37,7 @@ def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
         used: The preprocessing of a run, as in its JSON.
     """
     if "scale" not in used:
-        return []  # the user preprocesses with a function
+        return []  # A function of the user prepares the images.
     low, high = _prepared_range(used)
     for tensor, highest in find_normalized_inputs(model).items():
         expects_pixels = highest > 1

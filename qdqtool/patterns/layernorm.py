@@ -46,7 +46,7 @@ _SQUARES = (
 )
 # Arithmetic that may be between the mean of squares and its root
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
-# Operators whose results are at most 1, and those whose results are at most as large as their input
+# Operators whose results are at most 1, and operators whose results do not exceed the input
 _AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8
@@ -456,9 +456,9 @@ def fuse_layer_norms(model: Model) -> int:
 def _fuse(editor: Editor, norm: DecomposedLayerNorm, inputs: LayerNormInputs) -> None:
     assert norm.axes is not None and norm.epsilon is not None
     last = norm.nodes[-1]
-    names = [inputs.tensor, editor.constant(f"{last.name}/scale", inputs.scale)]
+    names = [inputs.tensor, editor.add_constant(f"{last.name}/scale", inputs.scale)]
     if inputs.bias is not None:
-        names.append(editor.constant(f"{last.name}/bias", inputs.bias))
+        names.append(editor.add_constant(f"{last.name}/bias", inputs.bias))
     fused = onnx.helper.make_node(
         "LayerNormalization",
         names,
@@ -654,7 +654,7 @@ def _variance_nodes(model: Model, tensor: str, depth: int = _MAX_DEPTH) -> list[
 
 
 def _root_and_products(model: Model, root: Node) -> tuple[list[Node], list[Node]]:
-    """Return the nodes that combine a root with constants, and the products with their results.
+    """Return the nodes that combine a root with constants, and products of the results.
 
     The root is the first of these nodes. Divisions count as products.
     """

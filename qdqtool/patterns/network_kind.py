@@ -19,7 +19,7 @@ from qdqtool.util.notes import Note
 from qdqtool.util.records import record
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
-_MIN_NORMS = 2  # one normalization may be part of any head
+_MIN_NORMS = 2  # minimum of a transformer, because other networks may have a single normalization
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "EfficientNMSX_TRT")
 _POOLINGS = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceMean")
 _UPSCALING = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace")
@@ -241,7 +241,7 @@ def _find_upscaled(model: Model) -> OtherKind | None:
 
 
 def _are_features(model: Model, shapes: Sequence[_Shape], strides: Sequence[float]) -> bool:
-    """Return whether outputs are those of a backbone, not the grids of a detector.
+    """Return whether outputs are feature maps of a backbone, not the grids of a detector.
 
     The channels of a backbone grow with the stride. A single feature map has a usual number of
     channels and does not come from a convolution without an activation.
@@ -327,7 +327,7 @@ def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
 
 
 def warn_task_mismatch(model: Model, used: Mapping[str, Any]) -> list[Note]:
-    """Return a warning if the user chose other pixel values than Ultralytics uses for the task.
+    """Return a warning if the pixel values differ from those of Ultralytics for the task.
 
     Ultralytics uses RGB from 0 to 1 for all tasks. The kind of resize is not compared, because
     deployments resize differently.

@@ -56,7 +56,7 @@ def _position(model: Model, tensor: str) -> int:
 
 
 def pointwise_region(model: Model, tensor: str, node: Node) -> list[Node]:
-    """Return the nodes from a tensor to a pointwise function of it, in graph order.
+    """Return the nodes that compute a pointwise function of a tensor, in graph order.
 
     Args:
         model: The model.

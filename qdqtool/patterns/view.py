@@ -108,7 +108,7 @@ class View:
         return qdq.read_params(self.model, node)
 
     def axis(self, node: Node) -> int | None:
-        """Return the channel axis of a per-channel Q or DQ; None for a per-tensor one.
+        """Return the channel axis of a Q or DQ; None for a per-tensor quantizer.
 
         Below opset 13 ONNX has no axis, and TensorRT's parser uses 0.
         """
@@ -197,17 +197,16 @@ class View:
         return WeightSource(dq, q, source, constant, folded, before, after)
 
     def _rearranging_producer(self, tensor: str) -> tuple[Node, str] | None:
-        """Return the producer of a tensor, and its input, if it only moves values; else None."""
+        """Return a tensor's producer and the producer's input; None unless it only moves values."""
         producer = self.model.producer(tensor)
         if producer is None or not rearranges(producer) or not producer.input(0):
             return None
         return producer, producer.input(0)
 
     def _constant_producer(self, tensor: str) -> tuple[Node, str] | None:
-        """Return the producer of a tensor that depends on constants, and its computed input.
+        """Return the producer of a computed constant, and the producer's first computed input.
 
-        The input is the first one that is not stored; empty if all inputs are stored. None if the
-        tensor itself is stored.
+        The input is empty if all inputs are stored. None if the tensor itself is stored.
         """
         producer = self.model.producer(tensor) if tensor else None
         if producer is None or producer.op == "Constant":

@@ -1,1 +1,1 @@
-"""Protobuf messages of ONNX models: subgraphs, functions, external weights, shape inference."""
+"""Protobuf messages of ONNX models: subgraphs, functions, weights, shape inference."""

@@ -1,4 +1,4 @@
-"""External weights of a model (files, locations, sizes), and serialization of models in parts.
+"""External weights of a model, and serialization of models in parts.
 
 Serialization in parts saves memory: protobuf needs two more copies of a model to serialize it as a
 whole.
@@ -132,12 +132,12 @@ def is_separable(tensor: onnx.TensorProto) -> bool:
 
 
 def read_location(tensor: onnx.TensorProto) -> str:
-    """Return the file of an external tensor relative to the model's folder; empty if not stated."""
+    """Return an external tensor's file relative to the model's folder; empty if absent."""
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
-    """Return the path of an external tensor's file; None if it is missing or not a regular file.
+    """Return the path of an external tensor's file; None if it is not a regular file.
 
     Args:
         tensor: External tensor.
@@ -145,7 +145,7 @@ def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | Non
         model: Path of the model for messages.
 
     Raises:
-        ModelError: The file lies outside the model's folder, or its name is not valid.
+        ModelError: The file lies outside the model's folder, or the file name is not valid.
     """
     if not base_dir:
         return None
@@ -169,7 +169,7 @@ def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | Non
         )
     try:
         return path if path.is_file() else None
-    except OSError:  # the name is too long for the file system
+    except OSError:  # The name is too long for the file system.
         return None
 
 

@@ -1,8 +1,7 @@
 """Functions that a model defines: check of their size, and inlining.
 
-TensorRT's parser inlines functions since version 9.0. onnx's own inliner is not used: it does not
-inline functions of another operator set, and it numbers nodes, so that their names do not show the
-call.
+TensorRT's parser inlines functions since version 9.0. onnx's own inliner is not used, because it
+cannot inline functions of another operator set, and its node names do not show the call.
 """
 
 from __future__ import annotations
@@ -223,7 +222,7 @@ def _convert_body(proto: onnx.ModelProto, function: onnx.FunctionProto, path: st
 
 
 def _has_same_operators(function: onnx.FunctionProto, version: int, model_version: int) -> bool:
-    """Return whether all operators of a function are equal in two versions of ONNX's operators."""
+    """Return whether a function's operators are equal in two opset versions."""
     nodes = with_subgraph_nodes(function.node)
     operators = {node.op_type for node in nodes if node.domain in STANDARD}
     return version == model_version or all(

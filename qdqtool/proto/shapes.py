@@ -1,10 +1,9 @@
 """Inference of tensor types and shapes with onnx.
 
-onnx's shape inference is C++ code that trusts the model. For some invalid models it ends the
-process (a 7x7 Conv over a 4x4 input, followed by a Slice) or takes all memory. So only models that
-a static check accepts are inferred in this process. All other models are inferred in a child
-process with limited memory and time. Conversion to another operator set always uses a child
-process.
+onnx's shape inference is C++ code that trusts the model. Some invalid models crash the process (a
+7x7 Conv over a 4x4 input, followed by a Slice) or take all memory. So only models that a static
+check accepts are inferred in this process. All other models are inferred in a child process with
+limited memory and time. Conversion to another operator set always uses a child process.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ _WORKER = Path(__file__).parent / "shapes_worker.py"
 _MAX_INT32 = 1 << 31  # onnx reads attributes as 32-bit integers
 _LARGE_SIZE = 1 << 24  # models with larger constant sizes are not inferred in this process
 
-# Operators whose inference neither crashes nor allocates much memory, found by trying all
-# operators.
+# Operators whose inference neither crashes nor allocates much memory. All operators were tried.
 _HARMLESS = frozenset(
     """
     Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast CastLike Ceil Celu Clip Concat
@@ -52,7 +50,7 @@ _WINDOWED = frozenset(("AveragePool", "Conv", "ConvTranspose", "MaxPool"))
 _RESIZING = frozenset(
     "DepthToSpace Expand GatherND Pad Resize SpaceToDepth Split Tile TopK Upsample".split()
 )
-# End of the input positions that state sizes, for operators that have further inputs.
+# Position after the last input that states sizes, for operators with further inputs
 _SIZE_INPUT_ENDS = {"GatherND": 1, "Pad": 2, "TopK": 2}
 # Operators for which onnx computes the values of vectors ("data propagation").
 _PROPAGATED = frozenset(
@@ -154,7 +152,7 @@ def is_safe(proto: onnx.ModelProto) -> bool:
     nodes = list(all_nodes(proto))
     if proto.functions or not all(_is_harmless(node) for node in nodes):
         return False
-    constants = _constants(proto, nodes)
+    constants = _collect_constants(proto, nodes)
     if any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
         if _states_negative_size(proto, constants) or _can_produce_negative_size(nodes, constants):
             return False
@@ -186,7 +184,7 @@ def has_sane_attributes(node: onnx.NodeProto) -> bool:
     return all(a.i == len(node.output) for a in attributes if a.name == "num_outputs")
 
 
-def _constants(
+def _collect_constants(
     proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
 ) -> dict[str, onnx.TensorProto]:
     """Return all initializers and values of Constant nodes by name, including subgraphs."""

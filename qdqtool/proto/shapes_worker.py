@@ -1,4 +1,4 @@
-"""Child process of shapes.py: read a model from stdin, and write the resulting model to stdout.
+"""Child process of shapes.py: read a model from stdin, write the result to stdout.
 
 Arguments: memory limit in bytes, then `infer CHECK_TYPE STRICT_MODE DATA_PROP` (0 or 1 each) or
 `convert OPSET`. If onnx rejects the model, the exit code is 1, and the last line of stderr is the

@@ -86,7 +86,7 @@ def norm_factor(norm: nn.Module | None) -> Tensor | None:
 
 
 def align_with_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
-    """Reshape factors of the output channels so that they broadcast to a convolution's weights."""
+    """Reshape factors of output channels to broadcast to a convolution's weights."""
     weight = conv._parameters["weight"]
     assert weight is not None
     if not isinstance(conv, nn.modules.conv._ConvTransposeNd):

@@ -48,7 +48,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Check:
-    """Differences between a Q/DQ model and the network that it was exported from, on the sample.
+    """Differences between a Q/DQ model and its source network, on the sample.
 
     Attributes:
         difference: Root mean square difference between an output in onnxruntime and in the network,
@@ -129,7 +129,7 @@ def randomize_constants(call: NetworkCall) -> NetworkCall:
 
 
 def record_reference(network: nn.Module, call: NetworkCall) -> ReferenceRun:
-    """Run a prepared network on the CPU in evaluation mode; return outputs and quantizer calls.
+    """Run a prepared network on the CPU; return its outputs and quantizer calls.
 
     Raises:
         ModelError: The network cannot be called with these arguments.
@@ -158,7 +158,7 @@ def record_reference(network: nn.Module, call: NetworkCall) -> ReferenceRun:
 
 
 class NoiseInjector:
-    """Adds random noise to the inputs of quantizers, with a given size for each quantizer call.
+    """Adds noise to the inputs of quantizers, with a given size for each call.
 
     Attributes:
         sizes: Standard deviation of the noise in each call, relative to that of the values.

@@ -1,4 +1,4 @@
-"""Callback for Lightning that inserts quantizers before training, and writes a Q/DQ model after it.
+"""Callback for Lightning: quantize before training, write a Q/DQ model afterwards.
 
     from qdqtool.qat.lightning import QATCallback
     Trainer(callbacks=[QATCallback(sample, path="model_qdq.onnx")]).fit(module, loader)

@@ -438,7 +438,7 @@ def _find_unreachable(
 def _add_activations(
     plan: Plan, traced: NetworkTrace, graph: Model, placement: Placement, groups: dict[str, int]
 ) -> None:
-    """Add the quantizers of activations to the plan, and the numbers of calls of their modules."""
+    """Add the quantizers of activations, and the call counts of their modules."""
     order = {node.index: i for i, node in enumerate(graph.ordered)}
     inputs = sorted(
         ((t, consumer) for t, consumers in placement.inputs.items() for consumer in consumers),

@@ -1,4 +1,4 @@
-"""``qat.prepare``, ``checkpoint`` and ``restore``: insert quantizers, save and restore them."""
+"""``qat.prepare``, ``checkpoint``, ``restore``: insert, save and restore quantizers."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence

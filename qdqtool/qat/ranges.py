@@ -234,7 +234,7 @@ def _is_distributed() -> bool:
 
 
 def _collect_together(collect: Callable[[], DataStatistics]) -> DataStatistics:
-    """Collect statistics in every process of torch.distributed, and merge them in each process.
+    """Collect statistics in every process of torch.distributed, and merge them.
 
     Raises:
         DataError: Collecting failed in one of the processes. If the user's code raised another

@@ -1,4 +1,4 @@
-"""Export of a torch network to ONNX that maps each node input to its module or function call.
+"""Export a torch network to ONNX with a map of node inputs to module calls.
 
 A *site* is a module input or a function call where a quantizer can go (see
 :mod:`qdqtool.qat.sites`). The network is exported with a mark (a custom operator) at every site. A

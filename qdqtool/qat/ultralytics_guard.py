@@ -13,7 +13,7 @@ _MARK = "_qdqtool_guarded"
 
 
 def guard_ultralytics() -> None:
-    """Wrap methods of Ultralytics so that they raise an error where they would drop quantizers.
+    """Let methods of Ultralytics raise an error where they would drop quantizers.
 
     ``yolo.train()`` builds a new network and copies only the float weights. Exports to other
     formats than ONNX ignore quantizers. If Ultralytics is not imported, nothing happens. Networks

@@ -1,4 +1,4 @@
-"""Reasons about scales that differ: in a pair, in a row, or around a Concat, Split or pooling."""
+"""Reasons about scales that differ: in a pair, a row, or around a Concat or pooling."""
 
 from __future__ import annotations
 

@@ -51,8 +51,9 @@ class PresetPart(StrEnum):
 
 
 _PRESET_REASONS = {
-    PresetPart.BOX: f"box output of a YOLOv8-style head {_HEAD_OPTION}",
-    PresetPart.DFL: f"DFL, which decodes the boxes of the head {_HEAD_OPTION}",
+    PresetPart.BOX: "last convolutions of the box branches, which need more precision than INT8 "
+    "has (`head='none'` quantizes them)",
+    PresetPart.DFL: f"DFL, the convolution that computes the box sides {_HEAD_OPTION}",
     PresetPart.PLACES: f"produces boxes or sampling points {_HEAD_OPTION}",
     PresetPart.MLP: f"MLP of a box output {_HEAD_OPTION}",
     PresetPart.REFERENCE: f"reads reference points {_HEAD_OPTION}",

@@ -1,4 +1,4 @@
-"""Create an HTML page about a model: the predicted TensorRT engine as graphs, tables and plots.
+"""Create an HTML page about a model: graphs, tables and plots.
 
 This package computes no results itself. Its modules convert results of other packages to
 dataclasses (:mod:`qdqtool.reporting.data`), and the template and scripts

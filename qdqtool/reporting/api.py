@@ -100,7 +100,7 @@ def report(
     clock: float | None = None,
     assume: Mapping[str, str] | None = None,
 ) -> Report:
-    """Create one HTML page about a model: verdict, graphs of network and engine, tables, plots.
+    """Create one HTML page about a model: verdict, graphs, tables, plots.
 
     Args:
         model: The Q/DQ model, or a float model.

@@ -1,4 +1,4 @@
-"""Drawings of a model: the ONNX graph with fused layers as boxes, its modules, and the engine.
+"""Drawings of a model: ONNX graph with fused layers, modules, and engine.
 
 Q and DQ are marks on edges, not boxes. The page highlights marks of conversions that remain in the
 engine.

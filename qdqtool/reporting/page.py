@@ -1,4 +1,4 @@
-"""Render the page as one HTML file that contains its styles and scripts and loads no other file.
+"""Render the page as one HTML file that loads no other file.
 
 Libraries: jinja2 (0.13 MB with MarkupSafe, the template engine of Flask and Ansible, maintained
 since 2008) escapes by default. fast-sugiyama (0.3 MB, compiled, MIT) lays out the graphs, as in
@@ -160,7 +160,7 @@ MAX_MESSAGE = 4_000
 
 
 def display_name(name: str, limit: int = MAX_NAME) -> str:
-    """Return a name on one line; replace the middle of a long name by the number of characters."""
+    """Return a name on one line; shorten the middle of a long name."""
     if len(name) > limit:
         half = limit // 2 - 20
         name = f"{name[:half]} …{len(name) - 2 * half} characters… {name[-half:]}"

@@ -1,4 +1,4 @@
-"""Collect the page's sections on build, tuning, calibration, weights, time and scale groups."""
+"""Collect the page's sections on build, tuning, calibration, weights and times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from qdqtool.util.json_text import parse_json
 from qdqtool.util.progress import track
 from qdqtool.util.text import format_count
 from qdqtool.verification.api import exit_code
-from qdqtool.verification.times import is_timed, measured_time
+from qdqtool.verification.times import find_measured_time, is_timed
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
@@ -82,7 +82,7 @@ def _add_times(agreement: data.BuildAgreement, result: Verification, build: Buil
         agreement.predicted_ms = result.times["predicted_ms"]
     elif build is not None and is_timed(build):
         # Without a known GPU, there is only the measured time, and nothing to compare it with.
-        agreement.measured_ms, agreement.measured_from = measured_time(build)
+        agreement.measured_ms, agreement.measured_from = find_measured_time(build)
 
 
 def _describe_build(build: BuildFacts) -> str:
@@ -197,7 +197,8 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     is_timed_front, has_costs = _have_numbers(front, "ms"), _have_numbers(front, "cost")
     points = [_parse_point(p, True, is_timed_front, has_costs) for p in front]
     points += [_parse_point(p, False, is_timed_front, has_costs) for p in measured]
-    _mark_chosen(_as_object(result.get("chosen")), front, points)
+    chosen = _as_object(result.get("chosen"))
+    _mark_chosen(chosen, front, points)
     float_metric = _as_optional_number(metric.get("float"))
     keep = _as_optional_number(goal.get("keep"))
     return data.TuningPlot(
@@ -209,6 +210,7 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
         keep=keep * float_metric if keep is not None and float_metric is not None else None,
         budget=_as_optional_number(goal.get("budget_ms")),
         reached=goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
+        is_float=chosen.get("int8") == 0,
         sites=[_format_site(site) for site in _as_objects(result.get("sites"))[:MAX_SITES]],
         notes=_list_tuning_notes(result, unmeasured),
     )
@@ -216,9 +218,9 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
 
 def _list_tuning_notes(result: dict[str, Any], unmeasured: int) -> list[str]:
     notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
-    texts = [display_message(str(note)) for note in notes]
+    texts = [display_message(as_options(str(note))) for note in notes]
     if unmeasured:
-        count = format_count(unmeasured, "configuration")
+        count = format_count(unmeasured, "choice")
         return [f"{count} not drawn, because not measured on held-out images.", *texts]
     return texts
 

@@ -58,8 +58,11 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 # The range is widened by 1 + this number x the share of layers whose shapes are unknown.
 _UNKNOWN_SPREAD = 1.5
+_TOTALS = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
+_TIME_FIELDS = (*_TOTALS, "layers_ms", "float", "gain", "best", "best_fp8", "fastest")
 # Assumed factor that widens the range if no GPU of the architecture was measured.
 UNMEASURED_SPREAD = 1.15
+UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-VERSION")  # findings that no engine can be built for a GPU
 _NOTE_SPREAD = 1.15  # factor that widens the range if figures of the GPU are assumed
 _REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured: variation of runs
 # Newest weakly typed target whose simulation names layers.
@@ -101,7 +104,7 @@ class TimeEstimate:
         launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
-        is_supported: Whether the target can build for the GPU.
+        obstacle: Code of the finding that no engine can be built for the GPU; None without one.
     """
 
     gpu: Gpu
@@ -129,7 +132,12 @@ class TimeEstimate:
     launch_ms: float = 0.0
     is_cuda_graph: bool = False
     quantized: Precision = Precision.INT8
-    is_supported: bool = True
+    obstacle: str | None = None
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether an engine of the network can be built for the GPU."""
+        return self.obstacle is None
 
     @property
     def layer_count(self) -> int:
@@ -203,21 +211,29 @@ class TimeEstimate:
         )
 
     def as_json(self) -> Json:
-        """Return the fields of the JSON output."""
+        """Return the fields of the JSON output: without times if no engine can be built."""
+        fields = self._to_json()
+        if not self.is_supported:
+            fields |= dict.fromkeys(_TIME_FIELDS)
+            fields |= {name: [] for name in ("fixes", "slowest")}
+            if self.obstacle == "GPU-NO-INT8" and self.float_time is not None:
+                fields["float"] = self.float_time.as_json()
+        return fields | {"supported": self.is_supported}
+
+    def _to_json(self) -> Json:
         parts = {
             "float": self.float_time,
             "gain": self.gain_range,
-            "best": self.best,
-            "best_fp8": self.best_fp8,
         }
-        times = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
         return {
             "gpu": self.gpu.name,
             "clock_mhz": round(self.gpu.clock),
-            **{name: round_significant(getattr(self, name)) for name in times},
+            **{name: round_significant(getattr(self, name)) for name in _TOTALS},
             "layouts": self.layouts,
             "layers_ms": round_significant(sum(self.layers)),
             **{name: part.as_json() if part else None for name, part in parts.items()},
+            "best": _best_json(self.best, self.best_range),
+            "best_fp8": _best_json(self.best_fp8, self.best_fp8_range),
             "fastest": None if self.fastest is None else str(self.fastest),
             "fixes": [fix.as_json() for fix in self.fixes],
             "slowest": [kernel.as_json() for kernel in self.kernels[:10]],
@@ -226,6 +242,14 @@ class TimeEstimate:
             "unknown_layers": len(self.unknown),
             "notes": list(self.notes),
         }
+
+
+def _best_json(best: BestTime | None, gain: SpeedGain | None) -> Json | None:
+    """Return the JSON fields of a time with the pairs of ``insert``, and the range of its gain."""
+    if best is None:
+        return None
+    bounds = (None, None) if gain is None else (round(gain.low, 3), round(gain.high, 3))
+    return best.as_json() | dict(zip(("gain_low", "gain_high"), bounds, strict=True))
 
 
 @dataclass(slots=True)
@@ -749,7 +773,8 @@ def _best_time(
     return BestTime(
         ms,
         result.float_time.total_ms / ms if ms else 1.0,
-        summary[precision.lower()],
+        summary["int8"],
+        summary["fp8"],
         summary["convolutions"],
         summary["conversions"],
     )
@@ -836,7 +861,6 @@ def predict_on_gpu(
             )
             if extend is not None:
                 extend(index, prediction, time, assumed_target)
-        prediction.time = time.as_json()
         if options.save_calibration and time.calibration is not None:
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
     findings = gpu_findings(prediction, gpu, index)
@@ -844,9 +868,9 @@ def predict_on_gpu(
     for finding in prediction.findings:
         finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:
-        time.is_supported = all(
-            f.code != "GPU-VERSION" or f.severity != Severity.ERROR for f in findings
-        )
+        obstacles = [f.code for f in findings if f.severity == Severity.ERROR]
+        time.obstacle = next((code for code in obstacles if code in UNSUPPORTED_GPU), None)
+        prediction.time = time.as_json()
     return prediction, time
 
 

@@ -75,7 +75,7 @@ class Tensor:
 
     @property
     def memory(self) -> Tensor:
-        """Tensor that the engine lists for this tensor: itself, or the tensor whose memory it uses.
+        """Tensor that the engine lists: this tensor, or the tensor whose memory it uses.
 
         Valid after all passes have run. The first access shortens chains of views, so that later
         ones are fast.

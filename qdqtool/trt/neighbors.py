@@ -323,7 +323,7 @@ def _feeds_weighted(layer: Layer) -> bool:
 
 
 def _precedes_weighted(layer: Layer) -> bool:
-    """Return whether a layer with weights, other than the DFL of YOLO, is downstream of a layer.
+    """Return whether a layer with weights, except YOLO's DFL, is downstream of a layer.
 
     True also if the search stops after :data:`MAX_LAYERS_AFTER` layers.
     """

@@ -1,4 +1,4 @@
-"""Division of images into sets for calibration, for the search, and for the final evaluation."""
+"""Division of images into sets for calibration, search, and final evaluation."""
 
 from __future__ import annotations
 

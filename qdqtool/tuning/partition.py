@@ -1,4 +1,4 @@
-"""Division of a network into parts that run separately, with a cut before each weighted node."""
+"""Division of a network into parts, with a cut before each weighted node."""
 
 from __future__ import annotations
 

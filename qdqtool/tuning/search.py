@@ -201,7 +201,7 @@ class PlacementSearch:
         value = self.evaluator.value(self.recipe(self.start), self.evaluator.sets.chosen_on)
         if not self.pool:
             return
-        line = f"everything INT8: {value:.4g} on the images of the search"
+        line = f"everything INT8: {value:.4g} on the selection images"
         if self.evaluator.store.path is not None and self.evaluator.deadline is None:
             line += (
                 ". After Ctrl-C, the same command continues; with `time_limit`, the best "
@@ -467,7 +467,7 @@ class PlacementSearch:
 
     @functools.cached_property
     def _floats_by_own_error(self) -> list[Configuration]:
-        """Configurations with one float convolution, largest quantization error of the input first.
+        """Configurations with one float convolution, largest input error first.
 
         The quantization error of an input follows from the calibration statistics, without a run.
         """

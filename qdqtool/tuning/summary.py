@@ -93,6 +93,8 @@ def _explain_choice(
     nodes, configuration = set(site.nodes), placement.configuration
     if nodes <= search.start.floats:
         return FLOAT, FREE
+    if not placement.cost.int8:
+        return FLOAT, "no choice of layers in INT8 reached the goal in less time"
     if site.name in placement.sites or nodes <= configuration.floats:
         return FLOAT, "best accuracy for its time"
     if site.default == FLOAT and nodes <= configuration.quantized:
@@ -116,8 +118,8 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
         code = "float-fits" if placement.cost.int8 else "float-fits-and-written"
         return [
             Note(
-                f"the float model is predicted to take {float_ms:.4g} ms, which is within the "
-                "budget: INT8 is not needed",
+                f"the model without Q/DQ is predicted to take {float_ms:.4g} ms, which is within "
+                "the budget: INT8 is not needed",
                 code=code,
                 ms=float_ms,
             )
@@ -125,7 +127,7 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
     if not placement.cost.int8:
         return [
             Note(
-                f"the float model is predicted to take {float_ms:.4g} ms",
+                f"the model without Q/DQ is predicted to take {float_ms:.4g} ms",
                 code="float-written",
                 ms=float_ms,
             )
@@ -202,9 +204,9 @@ def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -
         more = f"{4 * enough} images or more, or {more}"
     return [
         Note(
-            f"only {format_count(chosen, 'image')} for the search and {judged} for the final "
-            "evaluation: too few to distinguish candidates whose metrics differ by some "
-            f"hundredths. Give {more}",
+            f"only {format_count(chosen, 'selection image')} and "
+            f"{format_count(judged, 'held-out image')}: too few to distinguish candidates whose "
+            f"metrics differ by some hundredths. Give {more}",
             code="few-images-to-judge",
             chosen_on=chosen,
             judged_on=judged,

@@ -53,5 +53,5 @@ def end_process_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def temporary_folder(purpose: str = "") -> tempfile.TemporaryDirectory[str]:
-    """Create a folder ``qdqtool-...`` as a context manager, which removes the folder at the end."""
+    """Create a folder ``qdqtool-...`` that is removed when the context ends."""
     return tempfile.TemporaryDirectory(prefix=f"qdqtool-{purpose}", ignore_cleanup_errors=True)

@@ -1,4 +1,4 @@
-"""Format text for terminals, logs and JSON: short, on one line, without control characters.
+"""Format text for terminals, logs and JSON: short, one line, no control characters.
 
 Names in models, logs, JSON and archives are untrusted. The user's terminal would execute an escape
 sequence in a name, and some JSON readers reject C1 control characters. :func:`escape_hidden`
@@ -70,7 +70,7 @@ def one_line(text: str) -> str:
 
 
 def reason_of(error: BaseException, length: int = 200, *, first_line: bool = False) -> str:
-    """Return an exception's message on one line; the name of its class if the message is empty.
+    """Return an exception's message on one line; its class's name if empty.
 
     Args:
         error: Exception of another package or of the user.

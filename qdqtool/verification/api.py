@@ -67,7 +67,7 @@ _MAX_CONFLICTS = 0.1
 # Minimum share of a model's convolutions that a build must name to count as its build.
 MIN_NAMED = 0.2
 # Codes of the notes about an assumption. First key: the build agrees with the chosen value
-# everywhere. Second key: the chosen value is the assumed one.
+# everywhere. Second key: the chosen value is the assumed value.
 _ASSUMPTION_NOTES = {
     (True, True): "shown-as-assumed",
     (True, False): "shown-otherwise",
@@ -92,7 +92,7 @@ def verify(
         target: TensorRT to predict for instead of the build's own version, such as ``8.5``,
             ``10.3``, ``11`` or ``rtx1.7``.
         gpu: GPU that the build ran on, if the log does not name it; see ``qdqtool gpus``.
-            Estimated times are compared with measured ones.
+            Estimated and measured times are compared.
         clock: SM clock in MHz under load.
 
     Returns:
@@ -173,7 +173,7 @@ def choose_target_for_gpu(
     The options name the GPU, or else the build does.
 
     Raises:
-        QdqtoolError: The GPU is unknown, or the target or the build is not for it.
+        QdqtoolError: The GPU is unknown, or the target or the build does not support the GPU.
     """
     resolved, notes = choose_target(build, target)
     resolved = replace_fields(resolved, has_built_typing=True)
@@ -387,10 +387,10 @@ def compare_with_build(
 
     Args:
         model: The model that was built.
-        prediction: Its prediction.
+        prediction: Prediction of the model.
         build: The build.
-        uncertain_convolutions: Convolutions that depend on unknown scales; they count as unknown.
-        uncertain_events: Pass lines that depend on unknown scales; they are left out.
+        uncertain_convolutions: Convolutions that depend on unknown scales and count as unknown.
+        uncertain_events: Pass lines that depend on unknown scales and are not compared.
     """
     build = _add_listing_hole(model, build)
     mapper = NodeMapper(model, build.layers)
@@ -406,7 +406,8 @@ def compare_with_build(
     notes: list[Note] = []
     mismatches += find_inconsistent_tensors(model, build)[:MAX_MISMATCHES]
     parts = [trace.mismatches, copies.mismatches]
-    if not uncertain_convolutions:  # conversions and layer names depend on unknown scales as well
+    # If scales are unknown, conversions and layer names are uncertain as well.
+    if not uncertain_convolutions:
         parts[:0] = [conversions.mismatches, layers.mismatches]
     for part in parts:
         mismatches.extend(part[:MAX_MISMATCHES])
@@ -567,7 +568,7 @@ def _compare_with_local_build(
 def verify_from_log(
     *sources: str | os.PathLike[str] | Build, target: str | Target | None = None
 ) -> Verification:
-    """Rebuild the graph from a log, predict it, and compare the prediction with the same log.
+    """Rebuild the graph from a log, and compare its prediction with the same log.
 
     Args:
         sources: The log, and further files of the same build.

@@ -36,7 +36,7 @@ from qdqtool.verification.kernels import (
 from qdqtool.verification.layer_mapping import NodeMapper, collect_printed_names
 
 # Maximum number of fused operators in the JSON of one convolution. In a damaged log one layer may
-# contain all convolutions, and each of them would list all others.
+# contain all convolutions, and each convolution would list all others.
 _MAX_FUSED = 100
 _NAMED_OPERATORS = ("Add", "MaxPool")  # all TensorRT versions keep these in layer names
 
@@ -132,7 +132,7 @@ def _map_node(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
 
 @dataclass
 class BuiltConvolution:
-    """A convolution as a build shows it; a field is None if the build does not show it.
+    """A convolution as a build shows it. Fields that the build does not show are None.
 
     Attributes:
         contradiction: How the listing and the pass lines contradict each other.
@@ -202,10 +202,11 @@ def compare_convolutions(
 
     Args:
         model: The model that was built.
-        prediction: Its prediction.
+        prediction: Prediction of the model.
         build: The build.
         mapper: Mapper of the build's layers.
-        uncertain: Convolutions whose prediction depends on unknown scales; they count as unknown.
+        uncertain: Convolutions whose prediction depends on unknown scales and that count as
+            unknown.
 
     Returns:
         Counts, and a mismatch for each convolution that differs.

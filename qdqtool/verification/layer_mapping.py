@@ -113,7 +113,7 @@ class NodeMapper:
     def nodes(self, layer: BuiltLayer) -> list[Node]:
         """Return the ONNX nodes of a layer, in the order in which its name lists them.
 
-        Empty if the layer is not one of :attr:`layers`.
+        Empty if :attr:`layers` does not contain the layer.
         """
         return self._nodes.get(id(layer), [])
 
@@ -150,7 +150,7 @@ class NodeMapper:
 
 
 class NameConflict(NamedTuple):
-    """A name that stands for one node in the model and for another in the build.
+    """A name that stands for different nodes in the model and in the build.
 
     Attributes:
         in_model: Operator of the node, shape of its weights, or name of its weights.

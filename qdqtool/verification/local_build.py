@@ -1,4 +1,4 @@
-"""Build a model on this machine and compare its convolutions with a prediction."""
+"""Builds of models on this machine, whose convolutions are compared with a prediction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BuiltModel(BuildResult):
 
     Attributes:
         nodes: Each convolution and matrix product as built.
-        layers_path: The layer table; None if it was not written.
+        layers_path: Path of the layer table; None if no table was written.
     """
 
     nodes: list[BuiltNode] = field(default_factory=list)
@@ -163,7 +163,7 @@ class ConvolutionPair:
 
     Attributes:
         predicted: The prediction.
-        built: The node as built; None if the engine has no layer for it.
+        built: The node as built; None if the engine has no layer for the node.
     """
 
     predicted: ConvOutcome

@@ -81,7 +81,7 @@ def longest_common_subsequence(first: Sequence[Hashable], second: Sequence[Hasha
 
 @dataclass
 class PartComparison(Generic[C]):
-    """Counts of one part of a verification, and its mismatches."""
+    """Counts and mismatches of one part of a verification."""
 
     counts: C
     mismatches: list[Mismatch] = field(default_factory=list)
@@ -89,7 +89,7 @@ class PartComparison(Generic[C]):
 
 @functools.cache
 def qdq_pass_names() -> frozenset[str]:
-    """Return the names of the passes that place Q/DQ or fuse them."""
+    """Return the names of the optimizer passes that place or fuse Q and DQ."""
     return frozenset(kind.__name__ for kind in passes() if kind.is_compared)
 
 
@@ -105,15 +105,15 @@ def compare_trace(
     uncertain: Iterable[Event] = (),
     kind: MismatchKind = MismatchKind.TRACE,
 ) -> PartComparison[TraceCounts]:
-    """Compare the simulated lines with the logged ones, as multisets.
+    """Compare the simulated lines with the logged lines, as multisets.
 
     Args:
         prediction: The prediction.
         build: The build.
         complete: Whether the log contains the passes to their end. If not, a missing line is not a
             mismatch.
-        uncertain: Lines that depend on unknown scales; they are left out on both sides.
-        kind: TRACE compares the lines of the Q/DQ passes, COPY those about slices and
+        uncertain: Lines that depend on unknown scales and are left out on both sides.
+        kind: TRACE compares the lines of the Q/DQ passes, COPY the lines about slices and
             concatenations.
     """
     is_copy, excluded = kind == MismatchKind.COPY, set(uncertain)
@@ -123,7 +123,7 @@ def compare_trace(
 
     predicted = [e for e in prediction.trace if is_compared(e) and e not in excluded]
     # The lines about copies are printed near the end of the optimizer's section, close to this
-    # heading. Without the heading they are missing from the log.
+    # heading. Without the heading, the log lacks these lines.
     are_logged = is_copy and build.milestone("After concat removal") is not None
     if not are_logged and not any(map(is_compared, build.trace)):
         return PartComparison(TraceCounts(len(predicted)))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from PIL import Image
 
 from calibration.arrays import (
     MemorySource,
@@ -404,3 +405,16 @@ def test_digests_differ_between_arrays() -> None:
     assert digest(a=ROWS.T) == digest(a=np.ascontiguousarray(ROWS.T))
     arrays = (ROWS, ROWS[:4], ROWS.reshape(2, 5), ROWS.view(np.int32), -ROWS)
     assert len({digest(b=ROWS), *(digest(a=array) for array in arrays)}) == 6
+
+
+def test_list_of_image_paths(tmp_path: Path) -> None:
+    for name, value in (("a.png", 0), ("b.png", 255)):
+        Image.new("RGB", (4, 4), (value,) * 3).save(tmp_path / name)
+    paths = [tmp_path / "b.png", str(tmp_path / "a.png")]
+    first, second = (sample["images"] for sample in open_data(paths, [SPEC]))
+    assert (first == 1).all() and (second == 0).all()
+
+
+def test_sample_that_is_no_dictionary_is_rejected() -> None:
+    with pytest.raises(DataError, match="is a list", check=has("wrong-type", parameter="data")):
+        list(open_data([[1, 2]], [SPEC]))

@@ -109,10 +109,10 @@ def test_each_channel_has_its_mean_and_deviation(mean: Any, std: Any, bgr: bool)
 @pytest.mark.parametrize(
     ("preprocess", "text"),
     [
-        (Preprocess(), "letterbox, RGB, scale 0.00392157"),
-        (Preprocess("stretch", True, 1.0), "stretch, BGR, scale 1"),
-        (Preprocess(scale=1.0, mean=(0, 0, 2)), "letterbox, RGB, scale 1, mean [0, 0, 2]"),
-        (Preprocess(scale=1.0, std=(1, 2, 1)), "letterbox, RGB, scale 1, std [1, 2, 1]"),
+        (Preprocess(), "letterbox, RGB, pixels / 255"),
+        (Preprocess("stretch", True, 1.0), "stretch, BGR, pixels from 0 to 255"),
+        (Preprocess(scale=0.5, mean=(0, 0, 2)), "letterbox, RGB, pixels x 0.5, mean [0, 0, 2]"),
+        (Preprocess(scale=0.5, std=(1, 2, 1)), "letterbox, RGB, pixels x 0.5, std [1, 2, 1]"),
     ],
     ids=["default", "bgr", "mean", "std"],
 )

@@ -58,11 +58,6 @@ def test_predict_several_gpus_have_a_row_each(model: str, cli: Cli) -> None:
     assert all(gpu in markdown for gpu in gpus)
 
 
-def test_predict_clock_is_of_a_single_gpu(model: str, cli: Cli) -> None:
-    cli("predict", model, "--gpu", "T4", "--gpu", "RTX 3060", "--clock", "900", code=2)
-    assert "--clock" in cli.err
-
-
 def test_predict_without_gpu_has_no_times(model: str, cli: Cli) -> None:
     data = cli.json("predict", model)
     assert "time" not in data and all(layer["ms"] is None for layer in data["layers"])
@@ -81,9 +76,19 @@ def test_predict_gpu_of_float_model_says_what_int8_would_gain(
     path = save_model(tmp_path, convolution_chain(quantized=False, batch=16))
     time = cli.json("predict", path, "--gpu", "A100")["time"]
     assert time["gain"] is None and time["best"]["gain"] > 1
+    assert time["best"]["gain_low"] < time["best"]["gain"] < time["best"]["gain_high"]
     text = cli("predict", path, "--gpu", "A100")
     labels = re.findall(r"^  (.*?)  +[\d.]+ ms", text, re.MULTILINE)
     assert labels == ["FP16", "INT8 by qdqtool insert"]
+
+
+def test_predict_gpu_of_float_model_counts_each_format(tmp_path: Path, cli: Cli) -> None:
+    path = save_model(tmp_path, convolution_chain(quantized=False, batch=16, channels=64))
+    time = cli.json("predict", path, "--gpu", "L4", "--target", "10.16")["time"]
+    int8, fp8 = time["best"], time["best_fp8"]
+    assert int8["int8"] > 0 == int8["fp8"]
+    assert fp8["fp8"] > 0 == fp8["int8"]
+    assert fp8["gain_low"] < fp8["gain"] < fp8["gain_high"]
 
 
 @pytest.mark.parametrize(("options", "flag"), [([], True), (["--gpu", "T4", "--no-fp16"], False)])
@@ -140,6 +145,27 @@ def test_predict_lists_the_supported_gpus_of_several(model: str, cli: Cli) -> No
     assert rows["L4"].count("ms") == 2 and "trtexec" in text
 
 
+def test_predict_lists_a_gpu_without_int8_next_to_others(model: str, cli: Cli) -> None:
+    arguments = ("predict", model, "--gpu", "Jetson Nano", "--gpu", "P100", "--gpu", "L4")
+    text = cli(*arguments, "--all")
+    assert "reject" not in text and "trtexec" in text
+    answer = cli.json(*arguments)
+    nano, p100, l4 = answer["times"]
+    assert [t["supported"] for t in (nano, p100, l4)] == [False, False, True]
+    assert nano["total_ms"] is None and nano["gain"] is None and l4["total_ms"] > 0
+    limits = [f for f in answer["findings"] if f["code"] == "GPU-NO-INT8"]
+    assert [f["severity"] for f in limits] == ["warning", "warning"]  # one for each GPU
+    assert answer["time"]["gpu"] == "L4"
+
+
+def test_predict_has_no_times_of_an_unsupported_gpu(model: str, cli: Cli) -> None:
+    arguments = ("predict", model, "--gpu", "GTX 1080")
+    time = cli.json(*arguments)["time"]
+    assert not time["supported"] and time["total_ms"] is None and time["float"] is None
+    cli(*arguments, "--require-gain", "1", code=1)
+    assert "GPU-VERSION" in cli.err
+
+
 @pytest.mark.parametrize(
     ("options", "choice"),
     [
@@ -181,6 +207,7 @@ def test_predict_float_model_meets_no_gain(tmp_path: Path, cli: Cli) -> None:
         (["--gpu", "T4", "--save-calibration", "x.json"], "--save-calibration"),
         (["--sm", "banana"], "banana"),
         (["--gpu", "T4", "--sm", "8.6"], "--sm"),
+        (["--gpu", "T4", "--gpu", "RTX 3060", "--clock", "900"], "--clock"),
         (["--gpu", "T4", "--power", "x"], "x"),
     ],
 )
@@ -320,7 +347,7 @@ def test_note_about_fp8_comes_with_a_row_of_fp8(
     text = cli("predict", path, *(word for gpu in gpus for word in ("--gpu", gpu)))
     table = text.split("\n  note")[0]
     has_row = re.search(r"^ +FP8 by| FP8 +speed", table, re.MULTILINE) is not None
-    assert has_row == ("times of FP8 rest on" in " ".join(text.split()))
+    assert has_row == ("FP8 times are computed" in " ".join(text.split()))
     assert has_row == any(find_gpu(gpu).has_fp8 for gpu in gpus)
 
 
@@ -332,3 +359,12 @@ def test_advice_to_quantize_depends_on_the_fastest_type(
     path = save_model(tmp_path, convolution_chain(channels=256, quantized=False))
     text = cli("predict", path, "--gpu", gpu)
     assert ("--precision auto --gpu" in " ".join(text.split())) == advises_auto
+
+
+def test_ranges_of_several_gpus_are_those_of_a_single_gpu(model: str, cli: Cli) -> None:
+    gpus = ("T4", "L4", "Jetson Orin Nano 8GB")
+    table = " ".join(cli("predict", model, *(w for gpu in gpus for w in ("--gpu", gpu))).split())
+    for gpu in gpus:
+        text = " ".join(cli("predict", model, "--gpu", gpu).split())
+        match = re.search(r"80 % range ([^)]*)\)", text)
+        assert match is not None and f"({match[1]})" in table

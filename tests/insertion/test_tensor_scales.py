@@ -1,5 +1,7 @@
 """Scales for every tensor of a float network: the rules, and precisions of layers."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -26,18 +28,25 @@ def test_convolution_and_relu_share_the_scale_of_the_result() -> None:
     assert rules_of(net, {"r.out": 0.5}) == {"c.out": ("clipped", 0.5)}
 
 
-def test_silu_does_not_share_its_scale_with_the_convolution() -> None:
+@pytest.mark.parametrize(
+    ("add", "tensor", "rule"),
+    [
+        (lambda net, c: net.silu("s", c), "s/Mul.out", {"s/Sigmoid.out": ("fixed", 1 / 127)}),
+        (
+            lambda net, c: net.op("Relu", "r", net.norm("bn", c)),
+            "r.out",
+            {"bn.out": ("clipped", 0.5)},
+        ),
+    ],
+    ids=["SiLU", "BatchNormalization and Relu"],
+)
+def test_scale_of_an_activation_does_not_reach_the_convolution(
+    add: Any, tensor: str, rule: dict[str, tuple[str, float]]
+) -> None:
     net = Net()
-    net.output(net.silu("s", net.conv("c", "x")))
-    assert rules_of(net, {"s/Mul.out": 0.5}) == {"s/Sigmoid.out": ("fixed", 1 / 127)}
-    assert complete_scales(net.index(), {"s/Mul.out": 0.5}).missing == ["x", "c.out"]
-
-
-def test_scale_of_a_relu_stops_at_the_batch_normalization_before_it() -> None:
-    net = Net()
-    net.output(net.op("Relu", "r", net.norm("bn", net.conv("c", "x"))))
-    assert rules_of(net, {"r.out": 0.5}) == {"bn.out": ("clipped", 0.5)}
-    assert complete_scales(net.index(), {"r.out": 0.5}).missing == ["x", "c.out"]
+    net.output(add(net, net.conv("c", "x")))
+    assert rules_of(net, {tensor: 0.5}) == rule
+    assert complete_scales(net.index(), {tensor: 0.5}).missing == ["x", "c.out"]
 
 
 def test_convolution_with_another_consumer_is_not_fused() -> None:

@@ -145,18 +145,18 @@ def test_set_input_touches_both_tensors() -> None:
     assert inconsistencies(network) == []
 
 
-def test_drop_input_touches_its_tensor() -> None:
+@pytest.mark.parametrize(
+    ("edit", "name", "inputs"),
+    [
+        (lambda network, layer, tensor: network.drop_input(layer, 0), "add", "b"),
+        (lambda network, layer, tensor: network.add_input(layer, tensor), "neg", "ca"),
+    ],
+    ids=["drop", "add"],
+)
+def test_edit_of_an_input_touches_its_tensor(edit: Any, name: str, inputs: str) -> None:
     network, layers, tensors = small()
-    network.drop_input(layers["add"], 0)
-    assert layers["add"].inputs == [tensors["b"]]
-    assert set(network.edited_tensors) == {tensors["a"]}
-    assert inconsistencies(network) == []
-
-
-def test_add_input_touches_its_tensor() -> None:
-    network, layers, tensors = small()
-    network.add_input(layers["neg"], tensors["a"])
-    assert layers["neg"].inputs == [tensors["c"], tensors["a"]]
+    edit(network, layers[name], tensors["a"])
+    assert layers[name].inputs == [tensors[tensor] for tensor in inputs]
     assert set(network.edited_tensors) == {tensors["a"]}
     assert inconsistencies(network) == []
 

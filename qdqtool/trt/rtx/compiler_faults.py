@@ -1,4 +1,4 @@
-"""Checks for models that TensorRT-RTX rejects, or on which it crashes. Builds prove each rule."""
+"""Checks for models that TensorRT-RTX rejects, or on which it crashes."""
 
 import math
 from collections.abc import Callable, Iterator

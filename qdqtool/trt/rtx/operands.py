@@ -1,4 +1,4 @@
-"""Precision of a Conv, ConvTranspose, Gemm or MatMul on TensorRT-RTX, from its two operands.
+"""Precision of multiplying nodes on TensorRT-RTX, from their two operands.
 
 Tensors that are computed from constants alone are constants for the compiler.
 """

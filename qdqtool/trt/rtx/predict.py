@@ -97,7 +97,7 @@ def _describe_regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
 
 
 def build_status(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
-    """Return whether the build succeeds, the parser rejects the model, or the compiler crashes."""
+    """Return how the build ends: success, a rejected model, or a compiler crash."""
     faults = [reason for reason in prediction.refusals if ends_build(reason)]
     if not faults:
         return "built"

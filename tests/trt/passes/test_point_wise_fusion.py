@@ -1,5 +1,7 @@
 """PointWiseFusion: decomposed BatchNormalization (yolo line 5233), Add_5 with Div_1 (yolov8), SiLU."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -278,20 +280,20 @@ def test_add_after_activation_is_recorded_with_its_producer(
     assert {"a.m", "add", "n"} <= set(layer.nodes)
 
 
-def test_add_after_silu_rests_on_documented_case(g: Graph) -> None:
+@pytest.mark.parametrize(
+    ("activation", "cases"),
+    [
+        (lambda g, x: g.silu(x, "a"), ["chain", "with-add"]),  # documented
+        (lambda g, x: g.op("Exp", x, "e"), ["chain"]),  # seen
+    ],
+    ids=["SiLU", "Exp"],
+)
+def test_add_after_activation_names_its_cases(g: Graph, activation: Any, cases: list[str]) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
-    out = g.add(g.silu(x, "a"), g.op("Softmax", x, "t"), "add")
+    out = g.add(activation(g, x), g.op("Softmax", x, "t"), "add")
     network = run_pass(g.model(g.op("Softmax", out, "end")), PointWiseFusion).network
     (layer,) = network.layers_of_kind(LayerKind.POINTWISE)
-    assert [case.name for case in layer.cases] == ["chain", "with-add"]
-
-
-def test_add_after_single_activation_rests_on_seen_case(g: Graph) -> None:
-    x = g.op("Softmax", g.input(1, 8), "s")
-    out = g.add(g.op("Exp", x, "e"), g.op("Softmax", x, "t"), "add")
-    network = run_pass(g.model(g.op("Softmax", out, "end")), PointWiseFusion).network
-    (layer,) = network.layers_of_kind(LayerKind.POINTWISE)
-    assert [case.name for case in layer.cases] == ["chain"]
+    assert [case.name for case in layer.cases] == cases
 
 
 @pytest.mark.parametrize(

@@ -263,21 +263,22 @@ GRAPHS = {
 }
 
 
-def test_report_names_producer_of_float_input() -> None:
-    g, out = float_convolution("input-not-dequantized")
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("input-not-dequantized", {"producer": "before", "op": "Softmax"}),
+        ("weights-axis", {"axis": 1, "expected": 0}),
+    ],
+)
+def test_report_names_the_cause_of_a_float_convolution(kind: str, values: dict[str, Any]) -> None:
+    g, out = float_convolution(kind)
     record = run_pass(g.model(out), QuantizeDoubleInputNodes).records[0]
-    assert (record.producer, record.op) == ("before", "Softmax")
+    assert {name: getattr(record, name) for name in values} == values
 
 
 def test_report_names_zero_points() -> None:
     g, out = float_convolution("zero-point")
     assert run_pass(g.model(out), QuantizeDoubleInputNodes).records[0].zero_points == (3, 3)
-
-
-def test_report_names_axis_of_weights() -> None:
-    g, out = float_convolution("weights-axis")
-    record = run_pass(g.model(out), QuantizeDoubleInputNodes).records[0]
-    assert (record.axis, record.expected) == (1, 0)
 
 
 def report_for(between: str) -> InputNotDequantized:
