@@ -153,7 +153,7 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
 
 
 def _mark_qdq(build: Build) -> None:
-    """Set the origin ``QDQ`` of layers that another section of the log names as Q or DQ."""
+    """Set the origin of layers to ``QDQ`` if another section of the log names a Q or DQ so."""
     conversions = {event.subject for event in build.trace if event.pass_name == "QDQToCopy"}
     nodes = {node.name for node in build.parse.nodes if node.op in _QUANTIZERS} - {""}
     for layer in build.layers:
@@ -242,7 +242,7 @@ def is_implicit_int8(build: Build) -> bool:
 
 
 def is_float_build(build: Build) -> bool:
-    """Return whether a build is complete and has neither INT8 nor Q/DQ.
+    """Return whether a complete build certainly has neither INT8 nor Q/DQ.
 
     False for a listing with Myelin layers or kernels, because these do not show Q and DQ.
     """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style
 from qdqtool.reasons.gpus import GpuLacks
-from qdqtool.reasons.quantizers import OutsideRules
-from qdqtool.types import Assumption, Precision, Prediction, Severity
+from qdqtool.reasons.quantizers import FakeQuantizers, OutsideRules
+from qdqtool.types import Assumption, Finding, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ def layer_rows(
         shares = {
             t: counts[f"matrix_products_{t.lower()}"] for t in (Precision.INT8, Precision.FP8)
         }
-        rest = _rest(counts["matrix_products_float"], float_type)
-        rows["Matrix products"] = f"{_share(shares, total, noun)}{rest}"
+        rest = _describe_float_rest(counts["matrix_products_float"], float_type)
+        rows["Matrix products"] = f"{_describe_share(shares, total, noun)}{rest}"
     return rows
 
 
@@ -154,10 +154,12 @@ def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: 
     inside = [a + b for a, b in zip(int8_to_int8, fp8_to_fp8, strict=True)]
     to_float = [total - same for total, same in zip(quantized, inside, strict=True)]
     shares = {Precision.INT8: _format_range(int8), Precision.FP8: _format_range(fp8)}
-    text = _share(shares, len(convolutions), noun)
+    text = _describe_share(shares, len(convolutions), noun)
     if prediction.conversions is not None and any(to_float):
         text += f" ({_format_range(to_float)} of them with {float_type} output)"
-    return text + _rest(_format_range([len(convolutions) - n for n in quantized]), float_type)
+    return text + _describe_float_rest(
+        _format_range([len(convolutions) - n for n in quantized]), float_type
+    )
 
 
 def _count_convolutions(
@@ -177,7 +179,7 @@ def _count_convolutions(
     return [c[name] - len(products) for c in counts], inside
 
 
-def _share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
+def _describe_share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
     """Return ``60 of 64 convolutions in INT8``; name FP8 as well if it occurs."""
     counted = format_count(total, noun) if noun else str(total)
     int8, fp8 = shares[Precision.INT8], shares[Precision.FP8]
@@ -188,7 +190,7 @@ def _share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
     return f"{share} {counted} in {precision}"
 
 
-def _rest(count: int | str, float_type: Precision) -> str:
+def _describe_float_rest(count: int | str, float_type: Precision) -> str:
     return f", {count} in {float_type}" if count else ""
 
 
@@ -305,14 +307,24 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     """
     from qdqtool.findings import codes
 
-    errors = Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR)
-    chosen = [code for code in errors if codes.get(code).builds == builds]
+    faults = [f for f in prediction.findings if f.severity == Severity.ERROR]
+    errors = Counter(f.code for f in faults if _is_built(f) == builds)
+    chosen = list(errors)
     if not chosen:
         return ""
     title, count = codes.get(chosen[0]).title, errors[chosen[0]]
     places = f", {count} places" if count > 1 else ""
     others = f"; further errors: {', '.join(chosen[1:])}" if chosen[1:] else ""
     return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}{places}){others}"
+
+
+def _is_built(finding: Finding) -> bool:
+    """Return whether TensorRT builds a model with an error."""
+    from qdqtool.findings import codes
+
+    reason = finding.causes[0].reason if finding.causes else None
+    is_misread = isinstance(reason, FakeQuantizers) and reason.is_misread
+    return codes.get(finding.code).builds or is_misread
 
 
 def has_model_errors(prediction: Prediction) -> bool:
@@ -364,13 +376,16 @@ def speed_verdict(time: TimeEstimate) -> Verdict:
     gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
         return Verdict(f"The gain of {time.quantized} is unknown.", Style.UNCLEAR)
-    text, verb = describe_ratio(gain) + _slow_int8(time), "would be" if time.is_float else "is"
+    text, verb = (
+        describe_ratio(gain) + _explain_small_gain(time),
+        "would be" if time.is_float else "is",
+    )
     if time.is_float or gain.is_sure:
         return Verdict(f"{gain.quantized} {verb} {text}.", ratio_style(gain))
     return Verdict(f"{text[0].upper()}{text[1:]}.", ratio_style(gain))
 
 
-def _slow_int8(time: TimeEstimate) -> str:
+def _explain_small_gain(time: TimeEstimate) -> str:
     """Return the reason why INT8 gains little on some GPUs; empty on others."""
     if time.quantized is not Precision.INT8 or time.gpu.int8_rate_over_fp16 > 1:
         return ""
