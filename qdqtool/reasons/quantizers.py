@@ -255,6 +255,11 @@ class FakeQuantizers(Reason):
     problem: str
     other: str
 
+    @property
+    def is_misread(self) -> bool:
+        """Whether TensorRT builds a network of these quantizers, with wrong numbers."""
+        return self.form == "QCDQ"
+
     def message(self, finding: Finding, cause: Cause) -> Message:
         text, export = _FORMS[self.form]
         message = f"{format_count(self.count, 'quantizer')} ({self.node} first) are {text}."

@@ -41,6 +41,7 @@ def run(view: View, report: FindingReport) -> None:
     """Add the findings about quantizers."""
     _check_pairs(view, report)
     clean: set[tuple[str, ...] | None] = set()
+    limit = fault_checks.find_implausible_limit(_list_activation_scales(view))
     for node in view.quantizers:
         if qdq.is_dq(node) and (
             _repeats_its_quantizer(view, node)
@@ -53,13 +54,19 @@ def run(view: View, report: FindingReport) -> None:
             continue
         faults_of_node = [
             *_find_zero_point_faults(view, node, params),
-            *_find_scale_faults(view, report.target, node, params),
+            *_find_scale_faults(view, report.target, node, params, limit),
             *_find_axis_faults(view, node, params),
         ]
         for fault in filter(None, faults_of_node):
             report.add(fault, convolutions=view.consuming_convolutions(node))
         if shared is not None and not any(faults_of_node):
             clean.add(shared)
+
+
+def _list_activation_scales(view: View) -> set[float]:
+    nodes = (node for node in view.quantizers if not view.is_weight(node))
+    unique = {id(s): s for node in nodes if (s := view.params(node).scales) is not None}
+    return {value for scales in unique.values() for value in scales.values.reshape(-1).tolist()}
 
 
 def _check_pairs(view: View, report: FindingReport) -> None:
@@ -191,7 +198,7 @@ def _find_type(view: View, node: Node, params: QuantParams) -> int:
 
 
 def _find_scale_faults(
-    view: View, target: str, node: Node, params: QuantParams
+    view: View, target: str, node: Node, params: QuantParams, limit: float
 ) -> Iterator[Reason | None]:
     name = node.name
     computed_inputs = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
@@ -209,7 +216,9 @@ def _find_scale_faults(
     if params.scale_type == _HALF:
         yield ScaleHalf(MODEL_CHECK, name, params.summary)
     yield fault_checks.scale_not_positive(MODEL_CHECK, view.model, node, params.scales)
-    yield fault_checks.scale_implausible(MODEL_CHECK, view.model, node, params.scales, is_rtx)
+    yield fault_checks.scale_implausible(
+        MODEL_CHECK, view.model, node, params.scales, is_rtx, limit
+    )
     shape = params.scale_shape or ()
     accepted = math.prod(shape) == 1 and target_named(target).blocked_scales
     yield fault_checks.scale_rank(
