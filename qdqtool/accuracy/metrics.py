@@ -381,7 +381,10 @@ def import_function(name: str) -> MetricFunction:
 
 
 def _import_module(name: str) -> Any:
-    """Import a module, also from the current folder, which is not in a command's `sys.path`."""
+    """Import a module, from the current folder if necessary.
+
+    Commands lack the current folder in `sys.path`, so the folder is added.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -153,7 +153,7 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
 
 
 def _mark_qdq(build: Build) -> None:
-    """Set the origin ``QDQ`` of layers that another section of the log names as Q or DQ."""
+    """Set the origin of layers to ``QDQ`` if another section of the log names a Q or DQ so."""
     conversions = {event.subject for event in build.trace if event.pass_name == "QDQToCopy"}
     nodes = {node.name for node in build.parse.nodes if node.op in _QUANTIZERS} - {""}
     for layer in build.layers:

@@ -181,7 +181,10 @@ def parse_info_line(text: str, line: int = 0) -> BuiltLayer | None:
 
 
 def _parse_tensors(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each ``{ Name: a, Dimensions: [1,3], Format/Datatype: F }``."""
+    """Yield the fields of each tensor in a list.
+
+    A tensor is written ``{ Name: a, Dimensions: [1,3], Format/Datatype: F }``.
+    """
     for item in text.split("{ Name: ", MAX_TENSORS + 1)[1 : MAX_TENSORS + 1]:
         name, listed, rest = item.partition(", Dimensions: [")
         fields = {"Name": name.partition(", Location: ")[0] if listed else item.strip(" },")}

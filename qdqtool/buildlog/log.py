@@ -120,7 +120,7 @@ class LogPrefixStripper:
         self._incomplete: dict[bytes, bytes] = {}
 
     def strip(self, lines: list[bytes]) -> list[bytes]:
-        """Return lines without the prefix, whose form the first TensorRT lines decide."""
+        """Return lines without the prefix. The first TensorRT lines determine its form."""
         for start in range(0, len(lines), _SAMPLE):
             if self._decided:
                 break
@@ -460,7 +460,7 @@ class LogReader:
 def _find_refusal(line: bytes) -> tuple[str, str] | None:
     """Return runner and layer of a line about missing tactics; None for any other line.
 
-    The layer is empty if the line does not name it.
+    The layer is empty if the line names none.
     """
     limit = _MAX_NAME + 200
     skipping = _SKIPPING.search(line, 0, limit)

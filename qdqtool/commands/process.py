@@ -22,9 +22,9 @@ _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was close
 
 
 class StopRequest(KeyboardInterrupt):
-    """A signal that asks the process to end.
+    """Exception for a signal that requests the process to end.
 
-    It is raised in the main thread, so that temporary files are removed.
+    A signal handler raises it in the main thread, so that temporary files are removed.
 
     Attributes:
         code: Exit code.

@@ -43,7 +43,7 @@ def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
         if len(times) > 1 and not time.is_supported:
             continue
         name = f" ({time.gpu.name})" if len(times) > 1 else ""
-        for remark in _remarks(page, time):
+        for remark in _list_remarks(page, time):
             is_warning = getattr(remark, "code", "") in _WARNING_NOTES
             word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
             page.fill(f"{word}{name}: {as_options(remark)}", 4, "  ", style)
@@ -149,7 +149,7 @@ def _format_ratio(gain: SpeedGain) -> str:
     return f"{ratio:.1f}x {word}{unsure} ({describe_range(gain)})"
 
 
-def _remarks(page: TextPage, time: TimeEstimate) -> list[str]:
+def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:
     """Return remarks on the times: corrections, costs and notes."""
     texts = []
     if time.layouts and (page.everything or time.layouts_ms > _MIN_LAYOUTS * time.total_ms):

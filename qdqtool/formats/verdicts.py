@@ -140,8 +140,8 @@ def layer_rows(
         shares = {
             t: counts[f"matrix_products_{t.lower()}"] for t in (Precision.INT8, Precision.FP8)
         }
-        rest = _rest(counts["matrix_products_float"], float_type)
-        rows["Matrix products"] = f"{_share(shares, total, noun)}{rest}"
+        rest = _describe_float_rest(counts["matrix_products_float"], float_type)
+        rows["Matrix products"] = f"{_describe_share(shares, total, noun)}{rest}"
     return rows
 
 
@@ -154,10 +154,12 @@ def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: 
     inside = [a + b for a, b in zip(int8_to_int8, fp8_to_fp8, strict=True)]
     to_float = [total - same for total, same in zip(quantized, inside, strict=True)]
     shares = {Precision.INT8: _format_range(int8), Precision.FP8: _format_range(fp8)}
-    text = _share(shares, len(convolutions), noun)
+    text = _describe_share(shares, len(convolutions), noun)
     if prediction.conversions is not None and any(to_float):
         text += f" ({_format_range(to_float)} of them with {float_type} output)"
-    return text + _rest(_format_range([len(convolutions) - n for n in quantized]), float_type)
+    return text + _describe_float_rest(
+        _format_range([len(convolutions) - n for n in quantized]), float_type
+    )
 
 
 def _count_convolutions(
@@ -177,7 +179,7 @@ def _count_convolutions(
     return [c[name] - len(products) for c in counts], inside
 
 
-def _share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
+def _describe_share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
     """Return ``60 of 64 convolutions in INT8``; name FP8 as well if it occurs."""
     counted = format_count(total, noun) if noun else str(total)
     int8, fp8 = shares[Precision.INT8], shares[Precision.FP8]
@@ -188,7 +190,7 @@ def _share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
     return f"{share} {counted} in {precision}"
 
 
-def _rest(count: int | str, float_type: Precision) -> str:
+def _describe_float_rest(count: int | str, float_type: Precision) -> str:
     return f", {count} in {float_type}" if count else ""
 
 
@@ -364,13 +366,16 @@ def speed_verdict(time: TimeEstimate) -> Verdict:
     gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
         return Verdict(f"The gain of {time.quantized} is unknown.", Style.UNCLEAR)
-    text, verb = describe_ratio(gain) + _slow_int8(time), "would be" if time.is_float else "is"
+    text, verb = (
+        describe_ratio(gain) + _explain_small_gain(time),
+        "would be" if time.is_float else "is",
+    )
     if time.is_float or gain.is_sure:
         return Verdict(f"{gain.quantized} {verb} {text}.", ratio_style(gain))
     return Verdict(f"{text[0].upper()}{text[1:]}.", ratio_style(gain))
 
 
-def _slow_int8(time: TimeEstimate) -> str:
+def _explain_small_gain(time: TimeEstimate) -> str:
     """Return the reason why INT8 gains little on some GPUs; empty on others."""
     if time.quantized is not Precision.INT8 or time.gpu.int8_rate_over_fp16 > 1:
         return ""

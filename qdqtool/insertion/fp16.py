@@ -142,7 +142,7 @@ class _Fp16Converter:
                 continue
             if model.is_constant(tensor):
                 is_scale = node.op in (qdq.Q, qdq.DQ) and position == 1
-                self.editor.set_input(node, position, self._convert_constant(tensor, is_scale))
+                self.editor.set_input(node, position, self._store_fp16_constant(tensor, is_scale))
                 continue
             producer = model.producer(tensor)
             is_half = producer is not None and producer.index in self.fp16_nodes
@@ -166,7 +166,7 @@ class _Fp16Converter:
             self.fp16_names[tensor] = self.editor.unique_name(f"{tensor}_fp16")
         return self.fp16_names[tensor]
 
-    def _convert_constant(self, tensor: str, is_scale: bool) -> str:
+    def _store_fp16_constant(self, tensor: str, is_scale: bool) -> str:
         """Convert a constant to FP16, and return its name.
 
         If a node or a graph output needs FP32, a copy is converted.
@@ -211,10 +211,10 @@ def update_scales(
             raised.append((factor, entry.tensor))
         if entry.tensor in by_tensor and not scale.ndim:
             by_tensor[entry.tensor] = replace(by_tensor[entry.tensor], scale=float(scale))
-    return list(by_tensor.values()), [_note_raised(raised)] if raised else []
+    return list(by_tensor.values()), [_describe_raised_scales(raised)] if raised else []
 
 
-def _note_raised(raised: Sequence[tuple[float, str]]) -> Note:
+def _describe_raised_scales(raised: Sequence[tuple[float, str]]) -> Note:
     factor, tensor = max(raised)
     return Note(
         f"the scales of {len(raised)} tensors were raised to the smallest value that FP16 "

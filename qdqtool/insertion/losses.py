@@ -268,11 +268,13 @@ def _rank_losses(
         if gains[name] > 0.0:
             loss = TensorLoss(name, measurement.find_consumers(entry), gains[name])
             is_best = name in best
-            losses.append(_confirm(loss, total, confirmed[name], confirming) if is_best else loss)
+            losses.append(
+                _confirm_gain(loss, total, confirmed[name], confirming) if is_best else loss
+            )
     return losses
 
 
-def _confirm(
+def _confirm_gain(
     loss: TensorLoss,
     total: Mapping[int, float],
     without: Mapping[int, float],

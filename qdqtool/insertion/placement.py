@@ -205,7 +205,7 @@ def place(model: Model, rules: PlacementRules) -> Placement:
     placer = _Placer(model, rules)
     placement = placer.placement
     placer.place_weighted_nodes()
-    placer.skip_bodies()
+    placer.skip_subgraph_layers()
     if not any(n.op in WEIGHTED for n in model.nodes):
         raise nothing_to_quantize(
             placement.skipped,
@@ -367,7 +367,7 @@ class _Placer:
                 if isinstance(form, EinsumObstacle):
                     self.placement.skip(EinsumProduct(PLACEMENT, node.name, form))
 
-    def skip_bodies(self) -> None:
+    def skip_subgraph_layers(self) -> None:
         """Record layers with weights inside the bodies of If, Loop and Scan."""
         for node in self._model.ordered:
             bodies = nested_graphs([node.proto])
@@ -652,7 +652,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
     head = find_head(model)
     outputs: dict[str, None] = {}
     for node in model.ordered:
-        if node.op != "Sigmoid" or not _is_final(model, node):
+        if node.op != "Sigmoid" or not _has_no_further_computation(model, node):
             continue
         for index in sorted(convolutions_upstream(model, node.input(0)) & head.finals - head.boxes):
             output = model.nodes[index].output
@@ -662,7 +662,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
     return tuple(outputs)
 
 
-def _is_final(model: Model, node: Node) -> bool:
+def _has_no_further_computation(model: Model, node: Node) -> bool:
     """Return whether no further computation consumes a node's output, directly or after moves."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS

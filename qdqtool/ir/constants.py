@@ -316,7 +316,7 @@ def fold_constants(model: Model) -> Model:
 
 
 def _find_foldable(model: Model) -> list[str]:
-    """Return the tensors to fold: computed from constants, and read by a run-time node."""
+    """Return the tensors to fold, which are computed from constants and read by other nodes."""
     computed: dict[str, bool] = {}  # whether operators other than moves computed each constant
     nodes: set[int] = set()
     for node in model.ordered:
@@ -335,7 +335,11 @@ def _find_foldable(model: Model) -> list[str]:
 
 
 def _is_foldable(model: Model, tensor: str, is_generated: bool) -> bool:
-    """Return whether a tensor is only a scale or zero point, or generated and unquantized."""
+    """Return whether a computed constant is to be folded.
+
+    True if all quantizers that read the tensor use it as scale or zero point. Without quantizers,
+    true if the tensor is computed by more than moves (``is_generated``).
+    """
     quantizers = [node for node in model.consumers(tensor) if is_qdq(node)]
     if not quantizers:
         return is_generated

@@ -190,7 +190,7 @@ class Model:
     Args:
         sha256: Hash of the file's bytes, or :data:`EDITED`. If empty, the message is hashed when
             the hash is first needed.
-        base_dir: Folder of the external weights; empty if they cannot be read.
+        base_dir: Folder of the external weights; empty if external weights cannot be read.
         types: Model of which this model is a part or a variant, and whose types are used, because
             tensors of equal names have equal types.
         constants: Model with the data of initializers that have no data in this model.

@@ -61,7 +61,7 @@ _RANGES = {  # quantized type by the bounds of a Clip
 
 
 class QuantizerForm(StrEnum):
-    """Tool or exporter that writes a form of simulated quantizers."""
+    """Form of simulated quantizers, by the tool or exporter that writes the form."""
 
     DECOMPOSED = "decomposed"
     QONNX = "QONNX"
@@ -207,7 +207,7 @@ class _QuantizerFinder:
         return None
 
     def _read_clip(self, clip: Node) -> FakeQuantizer | None:
-        """Read a Clip of integers before a DQ: of the output of a Q, or of stored integers."""
+        """Read the Clip between a Q and a DQ, or between stored integers and a DQ."""
         source = clip.input(0)
         consumers, producer = self.model.consumers(clip.output), self.model.producer(source)
         if len(consumers) != 1 or not qdq.is_dq(consumers[0]):
@@ -315,7 +315,7 @@ class _QuantizerFinder:
         )
 
     def _elem_types(self, source: str, output: str) -> tuple[int, int] | None:
-        """Return the float types of both ends of a quantizer; None if Q and DQ lack one of them."""
+        """Return the float types of input and output; None if Q or DQ does not support them."""
         first, last = self.model.elem_type(source), self.model.elem_type(output)
         if first not in (0, onnx.TensorProto.FLOAT, _HALF, *_BYTES):
             return None
@@ -681,7 +681,7 @@ def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
 
 
 def _remove_unused_domains(proto: onnx.ModelProto) -> None:
-    """Remove the operator sets of other tools that no node uses any more."""
+    """Remove the operator sets of domains that no node uses any more, in place."""
     used = {node.domain for node in with_subgraph_nodes(proto.graph.node)}
     opsets = [o for o in proto.opset_import if o.domain in DOMAINS or o.domain in used]
     kept = [onnx.helper.make_opsetid(o.domain, o.version) for o in opsets]

@@ -611,9 +611,9 @@ def _has_constant_weights(model: Model, node: Node) -> bool:
 
 
 def _value_inputs(model: Model, node: Node, reduced: bool = False) -> tuple[str, ...]:
-    """Return the inputs whose values a node passes on or calculates with.
+    """Return the inputs from whose values a node computes or copies its output values.
 
-    Empty for a node that mixes values in another way.
+    Empty for operators that are neither pointwise nor move values.
 
     Args:
         model: The model.

@@ -387,7 +387,7 @@ def _layer_norm_sizes(
 ) -> list[int] | None:
     """Return the sizes of the normalized axes; None if unknown.
 
-    They are read from the scale if the tensor's dimensions are unknown.
+    The sizes are read from the scale if the tensor's dimensions are unknown.
     """
     count = len(norm.axes or ())
     shape = model.shape(norm.input)

@@ -287,7 +287,7 @@ def _embeds_patches(model: Model) -> bool:
 
 
 def _find_tokens(model: Model) -> OtherKind | None:
-    """Return the kind if outputs are maps without channels, scores along sides, or texts."""
+    """Return the kind if outputs are maps without channels, scores along sides, or sequences."""
     shapes, images = _output_shapes(model), list(_image_shapes(model).values())
     sides = _image_sides(images[0]) if images else None
     if shapes is None or sides is None or any(len(shape) != _TOKENS for shape in shapes):

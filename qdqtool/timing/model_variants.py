@@ -108,7 +108,7 @@ def quantized_variant(model: Model, target: Target, precision: str = "int8") -> 
     from qdqtool.insertion.network import prepare_network
     from qdqtool.insertion.number_formats import find_number_format
     from qdqtool.insertion.options import PlacementOptions
-    from qdqtool.insertion.rules import choose_placement, sketch
+    from qdqtool.insertion.rules import build_simulation_model, choose_placement
     from qdqtool.insertion.scales import find_scale_groups
 
     options = PlacementOptions(precision=precision)
@@ -118,7 +118,7 @@ def quantized_variant(model: Model, target: Target, precision: str = "int8") -> 
     if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, model.path or "model")
     groups = find_scale_groups(network.model, placement.inputs)
-    variant = sketch(network.model, placement, groups)
+    variant = build_simulation_model(network.model, placement, groups)
     if network.fp16:
         for tensor in variant.proto.graph.initializer:
             if not has_data(tensor):

@@ -248,7 +248,7 @@ def compare_layers(
 
 
 def _is_predictable(layer: BuiltLayer) -> bool:
-    """Return whether a prediction can contain the layer's name; not for Myelin kernels."""
+    """Return whether a prediction can contain a layer's name; False for Myelin kernels."""
     return not is_myelin_kernel(layer) and layer.type != "shape_call"
 
 
@@ -264,9 +264,9 @@ def _compare_types(predicted: EngineLayer, built: BuiltLayer) -> Mismatch | None
 
 
 def _layer_key(name: str) -> str:
-    """Return a layer name without the suffixes that only one side has.
+    """Return a layer name without suffixes that only the prediction or only the build has.
 
-    These are the parser's number on NonMaxSuppression and ``_quantize_scale_node``.
+    These suffixes are the parser's number on NonMaxSuppression, and ``_quantize_scale_node``.
     """
     plain = name.removesuffix(SCALE_NODE)
     match = _NUMBERED.match(plain) if plain.startswith("/NonMaxSuppression") else None
