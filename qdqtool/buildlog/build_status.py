@@ -242,7 +242,7 @@ def is_implicit_int8(build: Build) -> bool:
 
 
 def is_float_build(build: Build) -> bool:
-    """Return whether a build is complete and has neither INT8 nor Q/DQ.
+    """Return whether a complete build certainly has neither INT8 nor Q/DQ.
 
     False for a listing with Myelin layers or kernels, because these do not show Q and DQ.
     """

@@ -362,7 +362,7 @@ def _count_convolution_weights(
 def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
     """Return height x width of a convolution's output before the pooling fused after it.
 
-    None if the layer has no such fields.
+    None if the layer has no fields of a fused convolution (``ConvKernel``, ``ConvStride``, ...).
     """
     kernel = as_int_list(extras.get("ConvKernel"), 1)
     stride = as_int_list(extras.get("ConvStride"), 1)

@@ -357,7 +357,7 @@ def _make_value_info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInf
 
 
 def _invent_scales(build: Build) -> dict[str, float]:
-    """Return a value for each scale tensor; equal only if the log shows equal scales."""
+    """Return an invented value by scale tensor; equal only if the log shows equal scales."""
     quantizers = [node for node in build.parse.nodes if node.op in _QUANTIZERS]
     scale_of_node = {
         node.name: tensors[1].name
@@ -618,7 +618,7 @@ def _infer_reduce(node: InferredAttributes) -> None:
 def _find_dropped_axes(long: list[int], short: list[int]) -> list[int]:
     """Return the axes of `long` that a Squeeze removes to give `short`; empty if none fit.
 
-    Prefer to drop axes of size 1, and later axes over earlier ones.
+    Axes of size 1 are preferred, and later axes are preferred to earlier axes.
     """
     count = len(long) - len(short)
     if not 0 < count <= len(long) <= _MAX_RANK:

@@ -265,7 +265,7 @@ def _pair_classes(
     pairs: dict[int, int],
     use_names: bool,
 ) -> None:
-    """Add pairs of nodes of equal color: by equal names if `use_names`, the rest in order."""
+    """Pair nodes of equal color in place: by names if `use_names`, and the rest in order."""
     for left, right in _find_unpaired_classes(colors, pairs):
         names = {second.name(j): j for j in right} if use_names else {}
         by_name: dict[int, int] = {}

@@ -297,7 +297,7 @@ class SideSummary:
     subgraphs: Mapping[str, int] = field(default_factory=dict)
 
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
-        """Set the numbers of INT8 and FP8 convolutions."""
+        """Set the numbers of INT8 and FP8 convolutions from the nodes of this side."""
         int8 = [node for node in nodes if node.is_int8]
         fp8 = [node for node in nodes if node.precision == Precision.FP8]
         self.fp8 = len(fp8)
@@ -306,7 +306,7 @@ class SideSummary:
         self.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
 
     def count_layers(self, prediction: Prediction) -> None:
-        """Set the numbers of convolutions and matrix products."""
+        """Set the numbers of convolutions and matrix products from a prediction."""
         self.convolutions = len(prediction.convolutions)
         self.products = sum(c.is_product for c in prediction.convolutions)
         self.plain = self.convolutions - self.products

@@ -162,7 +162,7 @@ class ConstantEvaluator:
 
         Args:
             tensor: Name of the tensor.
-            values: Receives the known values that the nodes read.
+            values: Known values by tensor, to which the constants that the nodes read are added.
         """
         nodes: dict[int, Node] = {}
         stack = [tensor]

@@ -57,7 +57,7 @@ class Editor:
     def edit_proto(self, node: Node) -> onnx.NodeProto:
         """Return the message of a node for changing it, and mark the node as edited.
 
-        The node may be from the original of which the edited model is a copy.
+        A node of the original model, of which the edited model is a copy, is accepted as well.
         """
         self._touched.add(node.index)
         self.edited.add(node.index)

@@ -288,7 +288,7 @@ class Model:
     def copy(self) -> Model:
         """Return a copy of the model and its message, for editing.
 
-        The copy has the hash :data:`EDITED`, and no names of inlined functions and their nodes.
+        The hash of the copy is :data:`EDITED`. The copy does not list inlined functions.
         """
         model = copy.copy(self)
         model.__dict__.pop("_nodes_by_name", None)

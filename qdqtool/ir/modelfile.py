@@ -286,7 +286,7 @@ def _read(path: Path) -> bytes:
 
 
 def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
-    """Return a model's unpacked bytes; None if they are more than protobuf can read."""
+    """Return a model's unpacked bytes; None if protobuf cannot read that many bytes."""
     size = os.fstat(file.fileno()).st_size
     if size > MAX_PROTO_BYTES:
         raise _too_large(path, file.read(file_types.HEAD))

@@ -229,7 +229,7 @@ def read_params(model: Model, node: Node) -> QuantParams:
 
 
 def _read_shared_params(model: Model, node: Node, cache: dict[Any, QuantParams]) -> QuantParams:
-    """Read parameters once for a Q and its DQ, and for quantizers that share their scale."""
+    """Return a quantizer's parameters, read only once for quantizers that share their scale."""
     axis = node.attributes.get("axis")
     if axis is not None and not isinstance(axis, int):
         return _read_params(model, node)
@@ -335,7 +335,7 @@ def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
 
 
 def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
-    """Yield an output of each node with an attribute or constant of an element type."""
+    """Yield an output of each node whose type attribute or constant has an element type."""
     for node in nodes:
         for attribute in node.attribute:
             is_typed = attribute.name in _TYPE_ATTRIBUTES and attribute.i == kind

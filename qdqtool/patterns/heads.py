@@ -618,7 +618,7 @@ def _value_inputs(model: Model, node: Node, reduced: bool = False) -> tuple[str,
     Args:
         model: The model.
         node: The node.
-        reduced: Whether reductions count as passing values on.
+        reduced: Whether the inputs of reductions count.
     """
     if is_pointwise(node):
         return tuple(run_time_inputs(model, node))

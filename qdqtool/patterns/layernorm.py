@@ -164,7 +164,7 @@ def _sums_of_square(model: Model, node: Node) -> list[Node]:
 
 
 def _squares_and_sums(model: Model, node: Node) -> bool:
-    """Return whether a single node squares its input and sums the squares."""
+    """Return whether a node alone computes a sum of squares of its input."""
     if _has_op(node, "ReduceL2", "ReduceSumSquare"):
         return True
     if _has_op(node, "LpNormalization"):
@@ -266,8 +266,9 @@ def _axes_size(shape: tuple[int | None, ...], axes: Iterable[int]) -> int | None
 def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
     """Return the smallest nonzero and the largest magnitude that a tensor can have.
 
-    A DQ (by its step and range), a Clip, a LayerNormalization and functions with results of at most
-    1 determine them. Nodes that move values or make them positive may follow. None if unknown.
+    The magnitudes follow from a DQ (by its step and range), a Clip, a LayerNormalization, or a
+    function with results of at most 1. Nodes that move values, and Relu, Abs and Neg, may follow.
+    None if unknown.
     """
     while _keeps_magnitude(model.producer(tensor)):
         tensor = model.producers[tensor].input(0)
@@ -483,7 +484,7 @@ def skip_identities(model: Model, tensor: str) -> str:
 
 
 def _match_norm(model: Model, root: Node) -> DecomposedLayerNorm | None:
-    """Return the normalization that a root belongs to; None if it belongs to none."""
+    """Return the normalization that a square root is a part of, else None."""
     if abs(_exponent(model, root) or 0.0) != 0.5:
         return None
     variance = _variance_nodes(model, root.input(0))
