@@ -181,12 +181,14 @@ def with_stream(
         for i, tensor in enumerate(node.inputs) if node.name in names else ():
             base = f"{node.name}/stream{i}"
             more = [
-                editor.constant(f"{base}/scale", np.asarray(seen[tensor].absmax / 127, np.float32)),
-                editor.constant(f"{base}/zero", np.asarray(0, np.int8)),
+                editor.add_constant(
+                    f"{base}/scale", np.asarray(seen[tensor].absmax / 127, np.float32)
+                ),
+                editor.add_constant(f"{base}/zero", np.asarray(0, np.int8)),
             ]
-            q = editor.insert(node, "QuantizeLinear", f"{base}/Q", [tensor, *more])
+            q = editor.insert_node(node, "QuantizeLinear", f"{base}/Q", [tensor, *more])
             editor.set_input(
-                node, i, editor.insert(node, "DequantizeLinear", f"{base}/DQ", [q, *more])
+                node, i, editor.insert_node(node, "DequantizeLinear", f"{base}/DQ", [q, *more])
             )
     return editor.finish().proto
 

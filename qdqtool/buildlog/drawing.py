@@ -101,18 +101,18 @@ def draw_engine(report: EngineReport) -> EngineDrawing:
         for tensor in row.layer.inputs:
             if tensor.tensor not in producers and tensor.tensor not in inputs:
                 inputs[tensor.tensor] = len(boxes)
-                boxes.append(_binding_box(f"I{len(inputs) - 1}", INPUT, tensor))
+                boxes.append(_make_binding_box(f"I{len(inputs) - 1}", INPUT, tensor))
         for tensor in row.layer.inputs:
             sources = producers.get(tensor.tensor) or [(inputs[tensor.tensor], tensor)]
-            drawing.arrows += _arrows(sources, len(boxes))
-        boxes.append(_layer_box(f"L{row.index}", row))
+            drawing.arrows += _make_arrows(sources, len(boxes))
+        boxes.append(_make_layer_box(f"L{row.index}", row))
         for tensor in row.layer.outputs:
             producers[tensor.tensor].append((len(boxes) - 1, tensor))
     consumed = {tensor.tensor for row in report.rows for tensor in row.layer.inputs}
     bindings = [n for n in report.build.bindings if n in producers and n not in inputs]
     for name in dict.fromkeys([*bindings, *(n for n in producers if n not in consumed)]):
-        drawing.arrows += _arrows(producers[name], len(boxes))
-        boxes.append(_binding_box(f"O{len(boxes)}", OUTPUT, producers[name][-1][1]))
+        drawing.arrows += _make_arrows(producers[name], len(boxes))
+        boxes.append(_make_binding_box(f"O{len(boxes)}", OUTPUT, producers[name][-1][1]))
     return drawing
 
 
@@ -123,12 +123,12 @@ def _format_title(report: EngineReport) -> str:
     return f"{build.title}{device}: {len(report.rows)} layers{time}"
 
 
-def _binding_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:
+def _make_binding_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:
     lines = [keep_end(tensor.tensor, 36), format_tensor(tensor)]
     return DrawingBox(key, role, lines, tensor.tensor, tensor.precision)
 
 
-def _layer_box(key: str, row: LayerCost) -> DrawingBox:
+def _make_layer_box(key: str, row: LayerCost) -> DrawingBox:
     layer = row.layer
     output = f" -> {layer.output_precision}" if layer.outputs else ""
     inputs = " + ".join(dict.fromkeys(str(tensor.precision) for tensor in layer.inputs))
@@ -141,7 +141,7 @@ def _layer_box(key: str, row: LayerCost) -> DrawingBox:
     return DrawingBox(key, LAYER, lines, layer.name, row.precision)
 
 
-def _arrows(sources: Iterable[tuple[int, BuiltTensor]], target: int) -> list[DrawingArrow]:
+def _make_arrows(sources: Iterable[tuple[int, BuiltTensor]], target: int) -> list[DrawingArrow]:
     arrows = []
     for source, tensor in sources:
         lines = [keep_end(tensor.tensor, 30), format_tensor(tensor)]
@@ -203,14 +203,14 @@ def format_svg(drawing: EngineDrawing) -> str:
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif">',
         '<rect width="100%" height="100%" fill="white"/>',
         *_draw_title_and_legend(drawing),
-        *(text for arrow in drawing.arrows for text in _svg_arrow(arrow)),
-        *(text for box in drawing.boxes for text in _svg_box(box)),
+        *(text for arrow in drawing.arrows for text in _format_svg_arrow(arrow)),
+        *(text for box in drawing.boxes for text in _format_svg_box(box)),
         "</svg>",
     ]
     return as_text(parts)
 
 
-def _svg_arrow(arrow: DrawingArrow) -> list[str]:
+def _format_svg_arrow(arrow: DrawingArrow) -> list[str]:
     color = LINE[arrow.precision]
     x, y = arrow.points[0]
     path = f"M{x:.1f},{y:.1f}"
@@ -234,7 +234,7 @@ def _svg_arrow(arrow: DrawingArrow) -> list[str]:
     ]
 
 
-def _svg_box(box: DrawingBox) -> list[str]:
+def _format_svg_box(box: DrawingBox) -> list[str]:
     radius = 6 if box.role == LAYER else box.h / 2
     parts = [
         f"<g><title>{_escape(box.tip)}</title>"

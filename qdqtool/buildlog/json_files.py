@@ -320,7 +320,7 @@ def _add_profile(build: Build, content: list[Any]) -> None:
             count = item["count"]
             build.iterations = count if isinstance(count, int) and 0 < count < 10**12 else None
             continue
-        row = _profile_row(item, build.iterations)
+        row = _make_profile_row(item, build.iterations)
         if row is not None:
             build.profile_rows.append(row)
     if build.profile_rows:
@@ -329,7 +329,7 @@ def _add_profile(build: Build, content: list[Any]) -> None:
         build.profile_total_ms = None
 
 
-def _profile_row(item: dict[str, Any], iterations: int | None) -> ProfileRow | None:
+def _make_profile_row(item: dict[str, Any], iterations: int | None) -> ProfileRow | None:
     total, average, median, percentage = (_as_float(item.get(key)) for key in _ROW_KEYS)
     if average is None and total is not None and iterations:
         average = total / iterations

@@ -134,14 +134,14 @@ class _GraphRebuilder:
             for position, tensor in enumerate(node.parsed.inputs):
                 if tensor is not None and position in node.values:
                     self.values.setdefault(tensor.name, node.values[position])
-        protos = [self._node(node) for node in nodes]
+        protos = [self._make_node(node) for node in nodes]
         graph = helper.make_graph(
             protos,
             "from_log",
-            self._graph_inputs(),
-            self._graph_outputs(),
-            self._constants(),
-            value_info=self._value_infos(),
+            self._make_graph_inputs(),
+            self._make_graph_outputs(),
+            self._make_constants(),
+            value_info=self._make_value_infos(),
         )
         domains = sorted({p.domain for p in protos} - {""})
         opsets = [helper.make_opsetid("", self.opset)]
@@ -152,7 +152,7 @@ class _GraphRebuilder:
         model.doc_string = "Rebuilt from a TensorRT build log: zero weights, invented scales."
         return model, self._describe_gaps(nodes)
 
-    def _node(self, node: InferredAttributes) -> onnx.NodeProto:
+    def _make_node(self, node: InferredAttributes) -> onnx.NodeProto:
         parsed = node.parsed
         inputs = [tensor.name if tensor is not None else "" for tensor in parsed.inputs]
         outputs = [tensor.name if tensor is not None else "" for tensor in parsed.outputs]
@@ -170,7 +170,7 @@ class _GraphRebuilder:
     def _node_attributes(self, node: InferredAttributes, outputs: list[str]) -> dict[str, Any]:
         op = node.parsed.op
         if op == "Constant":
-            return {"value": self._constant(outputs[0])} if outputs else {}
+            return {"value": self._make_constant(outputs[0])} if outputs else {}
         if op in _QUANTIZERS:
             return self._quantization_axis(node.parsed)
         if op == "ReduceSum" and self.opset >= 13:
@@ -189,20 +189,20 @@ class _GraphRebuilder:
             return {"axis": 1}
         return {"axis": int(axes == [1])}
 
-    def _type(self, tensor: ParsedTensor | None) -> int:
-        kind = _type_of(tensor)
+    def _onnx_type(self, tensor: ParsedTensor | None) -> int:
+        kind = _printed_type(tensor)
         if kind == TensorProto.INT32 and self.prints_int64_as_int32:
             return int(TensorProto.INT64)
         return kind
 
-    def _output_info(self, tensor: ParsedTensor) -> onnx.ValueInfoProto:
-        kind = int(TensorProto.INT8) if tensor.name in self.quantized else self._type(tensor)
-        return _value_info(tensor.name, kind, tensor.shape)
+    def _make_output_info(self, tensor: ParsedTensor) -> onnx.ValueInfoProto:
+        kind = int(TensorProto.INT8) if tensor.name in self.quantized else self._onnx_type(tensor)
+        return _make_value_info(tensor.name, kind, tensor.shape)
 
-    def _constants(self) -> list[onnx.TensorProto]:
+    def _make_constants(self) -> list[onnx.TensorProto]:
         names = dict.fromkeys(self.build.parse.initializers)
         constants = [name for name in names if name in self.inputs and name not in self.outputs]
-        return list(map(self._constant, constants))
+        return list(map(self._make_constant, constants))
 
     def _check_size(self, name: str, shape: list[int]) -> None:
         path = ", ".join(self.build.files) or "the log"
@@ -220,10 +220,10 @@ class _GraphRebuilder:
             BuildLogError,
         )
 
-    def _constant(self, name: str) -> onnx.TensorProto:
+    def _make_constant(self, name: str) -> onnx.TensorProto:
         tensor = self.tensors.get(name)
         shape = [size or 0 for size in tensor.shape or ()] if tensor is not None else []
-        dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
+        dtype = helper.tensor_dtype_to_np_dtype(self._onnx_type(tensor))
         # numpy checks the product of the other dimensions even if one of them is 0.
         self._constant_bytes += math.prod(size or 1 for size in shape) * dtype.itemsize
         self._check_size(name, shape)
@@ -233,31 +233,35 @@ class _GraphRebuilder:
             array = np.asarray(value).astype(dtype).reshape(shape)
         return numpy_helper.from_array(array, name)
 
-    def _graph_inputs(self) -> list[onnx.ValueInfoProto]:
+    def _make_graph_inputs(self) -> list[onnx.ValueInfoProto]:
         if self.build.parse.inputs:
-            return [_value_info(t.name, _type_of(t), t.shape) for t in self.build.parse.inputs]
+            return [
+                _make_value_info(t.name, _printed_type(t), t.shape) for t in self.build.parse.inputs
+            ]
         produced = self.outputs.union(self.build.parse.initializers)
         return [
-            _value_info(name, self._type(tensor), tensor.shape)
+            _make_value_info(name, self._onnx_type(tensor), tensor.shape)
             for name, tensor in self.tensors.items()
             if name not in produced
         ]
 
-    def _graph_outputs(self) -> list[onnx.ValueInfoProto]:
+    def _make_graph_outputs(self) -> list[onnx.ValueInfoProto]:
         names = [name for name in dict.fromkeys(self.build.parse.outputs) if name in self.outputs]
         if not names:
             tensors = itertools.chain.from_iterable(
                 _drop_missing(node.outputs) for node in self.nodes
             )
             names = [tensor.name for tensor in tensors if tensor.name not in self.inputs]
-        return [self._output_info(self.tensors[name]) for name in names]
+        return [self._make_output_info(self.tensors[name]) for name in names]
 
-    def _value_infos(self) -> list[onnx.ValueInfoProto]:
+    def _make_value_infos(self) -> list[onnx.ValueInfoProto]:
         nodes = [node for node in self.nodes if node.op not in ("Constant", "Cast")]
         tensors = itertools.chain.from_iterable(_drop_missing(node.outputs) for node in nodes)
         skipped = {"", *self.build.parse.outputs}
         return [
-            self._output_info(t) for t in tensors if t.name not in skipped and t.shape is not None
+            self._make_output_info(t)
+            for t in tensors
+            if t.name not in skipped and t.shape is not None
         ]
 
     def _collect_listed_fields(self) -> dict[str, dict[str, Any]]:
@@ -341,11 +345,11 @@ class _GraphRebuilder:
         return notes + [Note(f"the log is incomplete: {gap}", code="log-lacks") for gap in gaps]
 
 
-def _type_of(tensor: ParsedTensor | None) -> int:
+def _printed_type(tensor: ParsedTensor | None) -> int:
     return int(_TYPES.get(tensor.dtype if tensor is not None else "", TensorProto.FLOAT))
 
 
-def _value_info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInfoProto:
+def _make_value_info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInfoProto:
     if shape is None:
         return helper.make_tensor_value_info(name, kind, None)
     dims = [f"{name}_{axis}" if size is None else size for axis, size in enumerate(shape)]
@@ -628,7 +632,7 @@ def _find_dropped_axes(long: list[int], short: list[int]) -> list[int]:
 
 def _infer_cast(node: InferredAttributes) -> None:
     outputs = node.parsed.outputs
-    node.attributes["to"] = _type_of(outputs[0] if outputs else None)
+    node.attributes["to"] = _printed_type(outputs[0] if outputs else None)
 
 
 def _infer_gather(node: InferredAttributes) -> None:

@@ -101,7 +101,7 @@ def _find_anchors_upstream(view: View, anchors: set[int]) -> dict[int, frozenset
     producers = {name: frozenset({-1 - i}) for i, name in enumerate(view.model.inputs)}
     for node in view.model.ordered:
         inputs = [t for t in _data_inputs(node, anchors) if t not in view.constants]
-        upstream[node.index] = _union(producers.get(t, frozenset()) for t in inputs)
+        upstream[node.index] = _unite(producers.get(t, frozenset()) for t in inputs)
         source = frozenset({node.index}) if node.index in anchors else upstream[node.index]
         producers.update(dict.fromkeys(node.outputs, source))
     return upstream
@@ -111,10 +111,10 @@ def _find_anchors_downstream(view: View, anchors: set[int]) -> dict[int, frozens
     downstream: dict[int, frozenset[int]] = {}
     consumers: dict[str, frozenset[int]] = {}
     for node in reversed(view.model.ordered):
-        downstream[node.index] = _union(consumers.get(t, frozenset()) for t in node.outputs)
+        downstream[node.index] = _unite(consumers.get(t, frozenset()) for t in node.outputs)
         sink = frozenset({node.index}) if node.index in anchors else downstream[node.index]
         for tensor in _data_inputs(node, anchors):
-            consumers[tensor] = _union([consumers.get(tensor, frozenset()), sink])
+            consumers[tensor] = _unite([consumers.get(tensor, frozenset()), sink])
     return downstream
 
 
@@ -124,7 +124,7 @@ def _data_inputs(node: Node, anchors: set[int]) -> list[str]:
     return [tensor for tensor in inputs if tensor]
 
 
-def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+def _unite(sets: Iterable[frozenset[int]]) -> frozenset[int]:
     union = frozenset[int]().union(*sets)
     return frozenset(sorted(union)[:_MAX_NEIGHBORS]) if len(union) > _MAX_NEIGHBORS else union
 
@@ -166,13 +166,13 @@ def match(first_view: View, second_view: View) -> NodeMatching:
     result = NodeMatching(
         {i: nodes[j] for i, j in pairs.items()},
         by="names" if 2 * same >= len(pairs) else "structure",
-        likeness=_likeness(first, second, pairs),
+        likeness=_measure_likeness(first, second, pairs),
     )
     _pair_nodes_without_weights(first, second, result, use_names)
     return result
 
 
-def _likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
+def _measure_likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
     """Return the share of the smaller graph's anchors whose partner has partnered neighbors.
 
     A pair counts if upstream neighbors of both nodes are partners, and downstream neighbors too.

@@ -83,12 +83,12 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     structure.update(t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:])
     # Unset inputs have the empty name, and so do tensors in attributes, which are not structure.
     structure.discard("")
-    for name, tensor in _constants(proto):
+    for name, tensor in _iterate_constants(proto):
         if name in scales:
             tensor.CopyFrom(_make_tensor(scales[name][1], tensor.name))
         elif name not in structure:
             _mask_tensor(tensor, functools.partial(_scale_ratio, model, name, scales), random)
-    for _, node in _nodes(proto):
+    for _, node in _iterate_nodes(proto):
         _mask_lists(node, random)
 
 
@@ -120,12 +120,12 @@ def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]
     yield from (("/", graph) for graph in nested_graphs(proto.graph.node))
 
 
-def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
+def _iterate_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix, n) for n in graph.node)
 
 
-def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+def _iterate_constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Yield the name and data of every stored tensor.
 
     The name is empty for tensors in attributes, except of Constant nodes.
@@ -133,7 +133,7 @@ def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix + t.name, t) for t in graph.initializer)
         yield from ((prefix + s.values.name, s.values) for s in graph.sparse_initializer)
-    for prefix, node in _nodes(proto):
+    for prefix, node in _iterate_nodes(proto):
         is_constant = node.op_type == "Constant"
         for attribute in node.attribute:
             name = prefix + node.output[0] if is_constant and attribute.HasField("t") else ""
@@ -529,7 +529,7 @@ def make_private(
         ModelError: The prediction would change, or a text would remain.
     """
     path = whole.path or "model"
-    secrets = {*_texts(whole.proto), whole.path, whole.base_dir}
+    secrets = {*_iterate_texts(whole.proto), whole.path, whole.base_dir}
     secrets.update(read_location(t) for t in all_tensors(whole.proto.graph))
     secrets = {s for s in secrets if s and not is_public(s)}
     problem = ""
@@ -540,7 +540,7 @@ def make_private(
         private.DiscardUnknownFields()
         mask_numbers(private, np.random.default_rng(seed))
         _replace_texts(private, names)
-        leak = next(filter(None, map(names.find_leak, _texts(private))), None)
+        leak = next(filter(None, map(names.find_leak, _iterate_texts(private))), None)
         if leak is not None:
             raise ModelError(
                 f"the private model would contain the name '{leak}'; this is a defect of qdqtool, "
@@ -586,13 +586,13 @@ def _list_findings(
     )
 
 
-def _texts(message: Message) -> Iterator[str]:
+def _iterate_texts(message: Message) -> Iterator[str]:
     """Yield every text in a protobuf message, including bytes, but not raw tensor data."""
     for field, value in message.ListFields():
         values = value if _is_repeated(field) else [value]
         if field.type == field.TYPE_MESSAGE:
             for inner in values:
-                yield from _texts(inner)
+                yield from _iterate_texts(inner)
         elif field.type == field.TYPE_STRING:
             yield from values
         elif field.type == field.TYPE_BYTES and field.name != "raw_data":

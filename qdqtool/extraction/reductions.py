@@ -276,7 +276,7 @@ def reduce_channels(
     models, one number of channels is replaced by 1.
     """
     sizes = _list_channel_counts(proto)
-    factors = [f for f in _factors(sizes) if any(size % f == 0 for size in sizes)]
+    factors = [f for f in _list_factors(sizes) if any(size % f == 0 for size in sizes)]
     changes = [
         *(functools.partial(_divide, factor=factor) for factor in factors),
         *(functools.partial(_replace, old=size) for size in sizes),
@@ -287,7 +287,7 @@ def reduce_channels(
 
 
 def _list_channel_counts(proto: onnx.ModelProto) -> list[int]:
-    shapes = [t.dims for t in _tensors(proto) if t.data_type not in _INTEGERS]
+    shapes = [t.dims for t in _iterate_tensors(proto) if t.data_type not in _INTEGERS]
     counts = {d for shape in shapes for d in shape[:2]}
     for value in proto.graph.input:
         counts.update(d.dim_value for d in value.type.tensor_type.shape.dim[1:2])
@@ -311,7 +311,7 @@ def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     if any(shape and shape[0] > 1 for shape in shapes):
         yield _reduce_batch(proto)
     sides = sorted({d for shape in shapes for d in shape[2:] if d > 1}, reverse=True)
-    for factor in _factors(sides):
+    for factor in _list_factors(sides):
         # A size in a constant may be independent of the image size, a side, or an area.
         for power in (0, 1, 2):
             yield _divide_sides(proto, factor, power)
@@ -370,7 +370,7 @@ def _can_be_flattened(tensor: onnx.TensorProto, find_constant: ConstantLookup) -
     return bool((array != array.reshape(-1)[0]).any())
 
 
-def _factors(sizes: list[int]) -> list[int]:
+def _list_factors(sizes: list[int]) -> list[int]:
     """Return factors by which sizes may be divided, in descending order.
 
     The factors are powers of two, small odd numbers, and the sizes themselves.
@@ -380,7 +380,7 @@ def _factors(sizes: list[int]) -> list[int]:
     return sorted((f for f in factors if 1 < f <= largest), reverse=True)
 
 
-def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def _iterate_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     yield from proto.graph.initializer
     for node in proto.graph.node:
         if node.op_type == "Constant":
@@ -451,7 +451,7 @@ def _change_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> No
     def change_size(size: int) -> int:
         return change(size) if 1 < size < 2**31 else size
 
-    for tensor in _tensors(proto):
+    for tensor in _iterate_tensors(proto):
         if may_hold_sizes(tensor):
             array = to_array(tensor)
             sizes = np.array([change_size(int(v)) for v in array.reshape(-1)], array.dtype)

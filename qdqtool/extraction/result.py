@@ -167,34 +167,34 @@ def report(
         verification: JSON of a verification of the whole model; None without a build.
     """
     shown = extraction.shown
-    subject = _code(shown.convolutions[0].name) if shown.convolutions else "A build"
+    subject = _format_code(shown.convolutions[0].name) if shown.convolutions else "A build"
     title = ", ".join(dict.fromkeys(str(f.code) for f in shown.findings)) or subject
     lines = [
         f"# {title} on {extraction.whole.target}",
         "",
         f"{extraction.kept}.",
         "",
-        f"* Model: {_code(model)} ({extraction.nodes[0]} of {extraction.nodes[1]} nodes)",
+        f"* Model: {_format_code(model)} ({extraction.nodes[0]} of {extraction.nodes[1]} nodes)",
     ]
     if extraction.private is not None:
         lines += ["* Names, weights and scales were replaced; the prediction is the same."]
     lines += [f"* {note}" for note in extraction.notes]
-    lines += ["", "## Command", "", "```", _fence(command), "```", "", "## Predicted", ""]
+    lines += ["", "## Command", "", "```", _escape_fence(command), "```", "", "## Predicted", ""]
     if extraction.checked:
         lines += [f"The whole model: {extraction.checked}.", ""]
     lines += _list_findings(extraction)
-    lines += _table(_select_outcomes(extraction)[:_MAX_ROWS])
+    lines += _format_table(_select_outcomes(extraction)[:_MAX_ROWS])
     if verification is not None:
         lines += ["", "## Expected and seen", "", *_list_mismatches(extraction, verification)]
     build_versions = verification if extraction.private is None else None
-    return as_text([*lines, "", "## Versions", "", *_versions(build_versions)])
+    return as_text([*lines, "", "## Versions", "", *_list_versions(build_versions)])
 
 
 def _list_findings(extraction: Extraction) -> list[str]:
     places = {(f.code, f.node) for f in extraction.shown.findings}
     lines = [
-        f"* **{f.code}** ({f.severity}, {f.evidence}) at {_code(f.node or '-')}: "
-        f"{_plain(f.message)} Fix: {_plain(f.fix)}"
+        f"* **{f.code}** ({f.severity}, {f.evidence}) at {_format_code(f.node or '-')}: "
+        f"{_escape_cell(f.message)} Fix: {_escape_cell(f.fix)}"
         for f in extraction.prediction.findings
         if (f.code, f.node) in places
     ]
@@ -208,11 +208,11 @@ def _select_outcomes(extraction: Extraction) -> list[ConvOutcome]:
     return [c for c in convolutions if c.name in names] or convolutions
 
 
-def _table(rows: list[ConvOutcome]) -> list[str]:
+def _format_table(rows: list[ConvOutcome]) -> list[str]:
     if not rows:
         return ["No convolution."]
     return ["| convolution | computes in | reads | writes |", "|---|---|---|---|"] + [
-        f"| {_code(c.name)} ({c.op}) | {c.precision} | {', '.join(c.inputs)} | {c.output} |"
+        f"| {_format_code(c.name)} ({c.op}) | {c.precision} | {', '.join(c.inputs)} | {c.output} |"
         for c in rows
     ]
 
@@ -246,7 +246,7 @@ def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> li
 def _format_mismatch(mismatch: dict[str, Any], name: str, types_only: bool) -> str:
     kind = str(mismatch.get("kind", ""))
     sides = [_describe_side(mismatch.get(side), types_only) for side in ("predicted", "built")]
-    cells = [kind if kind in set(MismatchKind) else "", _code(name), *sides]
+    cells = [kind if kind in set(MismatchKind) else "", _format_code(name), *sides]
     return f"| {' | '.join(cells)} |"
 
 
@@ -258,11 +258,11 @@ def _describe_side(fields: Any, types_only: bool) -> str:
         values = [str(v) for v in (value if isinstance(value, list) else [value])]
         is_type = key in ("precision", "inputs", "output") and _TYPES.issuperset(values)
         if is_type or not types_only:
-            items.append(f"{_plain(str(key))} {_plain(', '.join(values))}")
+            items.append(f"{_escape_cell(str(key))} {_escape_cell(', '.join(values))}")
     return "; ".join(items)
 
 
-def _versions(verification: dict[str, Any] | None) -> list[str]:
+def _list_versions(verification: dict[str, Any] | None) -> list[str]:
     lines = [
         f"* qdqtool {TOOL_VERSION}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}"
@@ -276,19 +276,22 @@ def _versions(verification: dict[str, Any] | None) -> list[str]:
     lines.append(f"* {', '.join(versions)}")
     build = verification.get("build") if verification is not None else None
     if isinstance(build, dict):
-        version, device = _plain(str(build.get("tensorrt"))), _plain(str(build.get("device")))
+        version, device = (
+            _escape_cell(str(build.get("tensorrt"))),
+            _escape_cell(str(build.get("device"))),
+        )
         lines.append(f"* build: TensorRT {version} on {device}")
     return lines
 
 
-def _plain(text: str) -> str:
+def _escape_cell(text: str) -> str:
     """Return a text on one line for a cell of a Markdown table."""
     return as_line(text).replace("|", "\\|")
 
 
-def _code(text: str) -> str:
-    return f"`{_plain(text).replace('`', chr(39))}`"
+def _format_code(text: str) -> str:
+    return f"`{_escape_cell(text).replace('`', chr(39))}`"
 
 
-def _fence(text: str) -> str:
+def _escape_fence(text: str) -> str:
     return as_line(text).replace("```", "'''")

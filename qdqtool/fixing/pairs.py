@@ -103,8 +103,8 @@ def _make_pair_move(
         parameters: list[str] = []
         if scale is not None:
             parameters = [
-                editor.constant(f"{q.name}_moved_scale", scale),
-                editor.constant(f"{q.name}_moved_zero_point", np.zeros((), np.int8)),
+                editor.add_constant(f"{q.name}_moved_scale", scale),
+                editor.add_constant(f"{q.name}_moved_zero_point", np.zeros((), np.int8)),
             ]
         floats = _insert_moved_pair(editor, first, last.output, q, dq, parameters)
         editor.redirect(last.output, floats, consumers)
@@ -126,9 +126,9 @@ def _insert_moved_pair(
         parameters: Names of scale and zero point of the copies. Empty: as `q` and `dq`.
     """
     inputs = [tensor, *(parameters or q.inputs[1:])]
-    integers = editor.insert(before, qdq.Q, f"{q.name}_moved", inputs, dict(q.attributes))
+    integers = editor.insert_node(before, qdq.Q, f"{q.name}_moved", inputs, dict(q.attributes))
     inputs = [integers, *(parameters or dq.inputs[1:])]
-    return editor.insert(before, qdq.DQ, f"{dq.name}_moved", inputs, dict(dq.attributes))
+    return editor.insert_node(before, qdq.DQ, f"{dq.name}_moved", inputs, dict(dq.attributes))
 
 
 def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] | None:
@@ -187,7 +187,7 @@ def _float_residual_site(view: View, add: Node, residual: str | None) -> FixSite
         for position, q in quantizers:
             dq = _consuming_dqs(view, q)[0]
             name, inputs = f"{add.name}/residual_{qdq.DQ}", [q.output, *dq.inputs[1:]]
-            output = editor.insert(add, qdq.DQ, name, inputs, dict(dq.attributes))
+            output = editor.insert_node(add, qdq.DQ, name, inputs, dict(dq.attributes))
             editor.set_input(add, position, output)
 
     pairs = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in quantizers)
@@ -261,7 +261,7 @@ def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | No
     def apply(editor: Editor) -> None:
         source = weights.source
         if dequantize is not None:
-            source = editor.constant(f"{source}_float", dequantize())
+            source = editor.add_constant(f"{source}_float", dequantize())
         editor.set_input(conv, 0, tensor)
         editor.set_input(conv, 1, source)
 

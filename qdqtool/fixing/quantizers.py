@@ -182,7 +182,7 @@ def clips_negative_values(view: View, q: Node) -> bool:
 
 def insert_relu(editor: Editor, q: Node) -> None:
     """Insert a Relu between a Q and its input, in place."""
-    editor.set_input(q, 0, editor.insert(q, "Relu", f"{q.name}_relu", [q.input(0)]))
+    editor.set_input(q, 0, editor.insert_node(q, "Relu", f"{q.name}_relu", [q.input(0)]))
 
 
 def _make_symmetric(params: QuantParams) -> FloatArray:
@@ -220,7 +220,7 @@ def _requantize_constant(
     with np.errstate(all="ignore"):
         integers = np.rint((stored.astype(np.float64) - old_zero) * old_scale / new_scale)
     integers = np.clip(np.nan_to_num(integers), -128, 127).astype(np.int8)
-    editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_int8", integers))
+    editor.set_input(dq, 0, editor.add_constant(f"{dq.input(0)}_int8", integers))
 
 
 def find_nonpositive_scales(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
@@ -314,7 +314,7 @@ def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> N
         return
     sign = broadcast_along(np.nan_to_num(np.sign(scale)), stored.shape, view.axis(dq), dq.name)
     integers = np.clip(stored.astype(np.int16) * sign, -128, 127).astype(stored.dtype)
-    editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_positive", integers))
+    editor.set_input(dq, 0, editor.add_constant(f"{dq.input(0)}_positive", integers))
 
 
 def find_computed_constants(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
@@ -339,7 +339,7 @@ def make_constant_change(
     """Return the change that replaces a scale or zero point of quantizers by a constant."""
 
     def apply(editor: Editor) -> None:
-        stored = editor.constant(f"{tensor}_folded", value)
+        stored = editor.add_constant(f"{tensor}_folded", value)
         for node in consumers:
             for position, name in enumerate(node.inputs[1:3], 1):
                 if name == tensor:

@@ -62,7 +62,7 @@ def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite 
         return None
 
     def apply(editor: Editor) -> None:
-        editor.redirect(dq.output, editor.constant(f"{dq.input(0)}_float", dequantize()))
+        editor.redirect(dq.output, editor.add_constant(f"{dq.input(0)}_float", dequantize()))
         editor.remove(dq)
 
     return FixSite(dq.name, f"{dq.name}: {description}", apply)
@@ -107,9 +107,9 @@ def _integer_weights_site(view: View, conv: Node) -> FixSite | None:
         return None
 
     def apply(editor: Editor) -> None:
-        inputs = [editor.constant(f"{dq.input(0)}_float", dequantize()), *dq.inputs[1:]]
+        inputs = [editor.add_constant(f"{dq.input(0)}_float", dequantize()), *dq.inputs[1:]]
         attributes = {"axis": int(dq.attributes["axis"])} if "axis" in dq.attributes else {}
-        q = editor.insert(dq, qdq.Q, f"{dq.name}_quantize", inputs, attributes)
+        q = editor.insert_node(dq, qdq.Q, f"{dq.name}_quantize", inputs, attributes)
         editor.set_input(dq, 0, q)
 
     return FixSite(dq.name, f"{dq.name}: weights stored as float, with a Q", apply)
@@ -165,7 +165,7 @@ def _fold_weights_site(
         return None
 
     def apply(editor: Editor) -> None:
-        editor.set_input(quantizer, 0, editor.constant(f"{weights.source}_folded", value))
+        editor.set_input(quantizer, 0, editor.add_constant(f"{weights.source}_folded", value))
 
     further = len(weights.before) - len(between)
     ops = ", ".join(n.op for n in between) + (f" and {further} more" if further else "")
@@ -191,7 +191,7 @@ def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None
         tensor = conv.input(1)
         for op in (qdq.Q, qdq.DQ):
             name = f"{conv.name}/weight_quantizer/{op}"
-            tensor = editor.insert(conv, op, name, [tensor, *parameters], attributes)
+            tensor = editor.insert_node(conv, op, name, [tensor, *parameters], attributes)
         editor.set_input(conv, 1, tensor)
 
     granularity = "with one scale" if axis is None else "per output channel"
@@ -201,8 +201,8 @@ def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None
 def _store_parameters(editor: Editor, prefix: str, scale: Array, separator: str = "_") -> list[str]:
     """Store scales and zero points of 0 as constants, and return their names."""
     return [
-        editor.constant(f"{prefix}{separator}scale", scale),
-        editor.constant(f"{prefix}{separator}zero_point", np.zeros(scale.shape, np.int8)),
+        editor.add_constant(f"{prefix}{separator}scale", scale),
+        editor.add_constant(f"{prefix}{separator}zero_point", np.zeros(scale.shape, np.int8)),
     ]
 
 
@@ -237,7 +237,7 @@ def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite |
         tensor = weights.source
         if weights.q is None:
             integers: Array = quantize(value, scale.astype(np.float32), None)
-            tensor = editor.constant(f"{tensor}_one_scale", integers.astype(stored.dtype))
+            tensor = editor.add_constant(f"{tensor}_one_scale", integers.astype(stored.dtype))
         _requantize(editor, conv, weights, tensor, scale, None, "one_scale")
 
     return FixSite(conv.name, f"{conv.name}: one scale for all its weights", apply)
@@ -282,7 +282,7 @@ def _requantize(
     for node in (weights.q, weights.dq):
         if node is not None:
             name = f"{node.name}_{suffix}"
-            tensor = editor.insert(conv, node.op, name, [tensor, *parameters], attributes)
+            tensor = editor.insert_node(conv, node.op, name, [tensor, *parameters], attributes)
     editor.set_input(conv, 1, tensor)
 
 
@@ -312,7 +312,7 @@ def _channel_scales_site(view: View, target: Target, conv: Node) -> FixSite | No
     def apply(editor: Editor) -> None:
         source = weights.source
         if clipped is not value:
-            source = editor.constant(f"{source}_clipped", clipped)
+            source = editor.add_constant(f"{source}_clipped", clipped)
         scale = _round_scale(editor, weights, weight_scale(clipped, axis))
         _requantize(editor, conv, weights, source, scale, axis, "per_channel")
 
@@ -351,7 +351,7 @@ def _batchnorm_parameters_site(
     def apply(editor: Editor) -> None:
         for position, value in values.items():
             name = f"{norm.name}/{norm.input(position)}"
-            editor.set_input(norm, position, editor.constant(name, value))
+            editor.set_input(norm, position, editor.add_constant(name, value))
 
     return FixSite(norm.name, f"{norm.name}: its parameters stored as plain constants", apply)
 
@@ -384,14 +384,16 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
     dtype = onnx.helper.tensor_dtype_to_np_dtype(params.scale_type or onnx.TensorProto.FLOAT)
 
     def apply(editor: Editor) -> None:
-        tensor = editor.constant(f"{weights.source}_folded", folded.astype(value.dtype))
+        tensor = editor.add_constant(f"{weights.source}_folded", folded.astype(value.dtype))
         for node in (weights.q, weights.dq):
             if node is not None:
                 name = f"{node.name}_folded"
                 parameters = _store_parameters(editor, name, scale.astype(dtype), "/")
-                tensor = editor.insert(conv, node.op, name, [tensor, *parameters], {"axis": 1})
+                tensor = editor.insert_node(conv, node.op, name, [tensor, *parameters], {"axis": 1})
         editor.set_input(conv, 1, tensor)
-        editor.set_input(conv, 2, editor.constant(f"{conv.name}/folded_bias", shift.astype(dtype)))
+        editor.set_input(
+            conv, 2, editor.add_constant(f"{conv.name}/folded_bias", shift.astype(dtype))
+        )
         editor.remove(norm)
         editor.set_output(conv, 0, norm.output)
 

@@ -93,8 +93,8 @@ def _can_fold(model: Model, conv: Node, norm: Node) -> bool:
 
 def _set_weights(editor: Editor, conv: Node, suffix: str, weights: tuple[_Array, _Array]) -> None:
     name = f"{conv.input(1)}_{suffix}"
-    editor.set_input(conv, 1, editor.constant(name, weights[0]))
-    editor.set_input(conv, 2, editor.constant(f"{name}_bias", weights[1]))
+    editor.set_input(conv, 1, editor.add_constant(name, weights[0]))
+    editor.set_input(conv, 2, editor.add_constant(f"{name}_bias", weights[1]))
 
 
 def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:

@@ -271,13 +271,13 @@ def _replace_einsum(editor: Editor, node: Node, product: Contraction, form: MatM
     ]
     steps: list[tuple[str, list[str], dict[str, Any]]] = [("MatMul", operands, {})]
     if form.shape:
-        shape = editor.constant(f"{node.name}/shape", np.array(form.shape, np.int64))
+        shape = editor.add_constant(f"{node.name}/shape", np.array(form.shape, np.int64))
         steps.append(("Reshape", [shape], {}))
     if form.axes != product.result:
         steps.append(("Transpose", [], {"perm": [form.axes.index(c) for c in product.result]}))
     source: list[str] = []
     for op, inputs, attributes in steps[:-1]:
-        source = [editor.insert(node, op, f"{node.name}/{op}", source + inputs, attributes)]
+        source = [editor.insert_node(node, op, f"{node.name}/{op}", source + inputs, attributes)]
     op, inputs, attributes = steps[-1]
     editor.rewrite(node, op, source + inputs, attributes)
 
@@ -295,14 +295,14 @@ def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: st
         value = value.transpose(perm)
         if shape:
             value = value.reshape([n or value.shape[i] for i, n in enumerate(shape)])
-        return editor.constant(f"{tensor}_turned", np.ascontiguousarray(value))
+        return editor.add_constant(f"{tensor}_turned", np.ascontiguousarray(value))
     if is_transposed:
         name = f"{node.name}/Transpose"
-        tensor = editor.insert(node, "Transpose", name, [tensor], {"perm": perm})
+        tensor = editor.insert_node(node, "Transpose", name, [tensor], {"perm": perm})
     if not shape:
         return tensor
-    shape_input = editor.constant(f"{node.name}/shape", np.array(shape, np.int64))
-    return editor.insert(node, "Reshape", f"{node.name}/Reshape", [tensor, shape_input])
+    shape_input = editor.add_constant(f"{node.name}/shape", np.array(shape, np.int64))
+    return editor.insert_node(node, "Reshape", f"{node.name}/Reshape", [tensor, shape_input])
 
 
 def lower_equation(node: onnx.NodeProto) -> bool:

@@ -73,7 +73,9 @@ class _Fp16Converter:
         model, editor = self.model, self.editor
         for tensor in model.inputs:  # editor.finish() drops Casts without consumers
             if model.elem_type(tensor) == TensorProto.FLOAT:
-                editor.cast(tensor, self._fp16_name(tensor), TensorProto.FLOAT16, suffix="_to_fp16")
+                editor.add_cast(
+                    tensor, self._fp16_name(tensor), TensorProto.FLOAT16, suffix="_to_fp16"
+                )
         retyped: list[str] = []
         for node in model.ordered:
             if node.index in self.fp16_nodes:
@@ -105,11 +107,11 @@ class _Fp16Converter:
             if node.index not in self.fp16_nodes:
                 if self._has_consumers(tensor, half=True):
                     name = self._fp16_name(tensor)
-                    editor.cast(tensor, name, TensorProto.FLOAT16, node, "_to_fp16")
+                    editor.add_cast(tensor, name, TensorProto.FLOAT16, node, "_to_fp16")
             elif self._is_needed_as_float(tensor):
                 name = self._fp16_name(tensor)
                 editor.set_output(node, position, name)
-                editor.cast(name, tensor, TensorProto.FLOAT, node, "_to_fp32")
+                editor.add_cast(name, tensor, TensorProto.FLOAT, node, "_to_fp32")
             else:
                 retyped.append(tensor)
         return retyped
@@ -178,7 +180,7 @@ class _Fp16Converter:
         else:
             half = np.asarray(round_up_to_half(value) if is_scale else value.astype(np.float16))
             if self._is_needed_as_float(tensor):
-                name = self.editor.constant(f"{tensor}_fp16", half)
+                name = self.editor.add_constant(f"{tensor}_fp16", half)
             else:
                 self.editor.set_constant(tensor, half)
         self.fp16_names[tensor] = name
@@ -367,11 +369,11 @@ def convert_to_fp32(model: Model) -> None:
     for name in model.inputs:
         if model.elem_type(name) == TensorProto.FLOAT16:
             renamed[name] = editor.unique_name(f"{name}_fp32")
-            editor.cast(name, renamed[name], TensorProto.FLOAT)
+            editor.add_cast(name, renamed[name], TensorProto.FLOAT)
     for name in model.outputs:
         if model.elem_type(name) == TensorProto.FLOAT16 and name not in renamed:
             renamed[name] = editor.unique_name(f"{name}_fp32")
-            editor.cast(renamed[name], name, TensorProto.FLOAT16, model.producer(name))
+            editor.add_cast(renamed[name], name, TensorProto.FLOAT16, model.producer(name))
     for changed in model.nodes:
         editor.edit_proto(changed)
     rename_tensors(graph.node, renamed)

@@ -55,4 +55,4 @@ def _add_parameters(model: Model, editor: Editor, scale: str) -> tuple[str, str]
     assert value is not None
     zeros = FP8.make_tensor(f"{scale}/fp8_zero_point", np.zeros(value.shape, np.float32))
     converted = (value.astype(np.float64) * (LEVELS / FP8.largest)).astype(value.dtype)
-    return editor.constant(f"{scale}/fp8", converted), editor.constant_tensor(zeros)
+    return editor.add_constant(f"{scale}/fp8", converted), editor.add_constant_tensor(zeros)

@@ -187,7 +187,7 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
     pixels, float_type = tensor, model.elem_type(tensor)
     if tensor == name:  # otherwise the Cast of the float16 input already converts pixels to float
         pixels = editor.unique_name(f"{name}_pixels")
-        editor.cast(name, pixels, float_type)
+        editor.add_cast(name, pixels, float_type)
     only_scales = _only_scales(preprocess)
     quantizers: list[Node] = []  # their scales include the factor of the preprocessing
     floats: list[Node] = []
@@ -197,7 +197,7 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
     for quantizer in quantizers:
         scale = _read_scale(model, quantizer) / preprocess.scale
         array = np.asarray(scale, helper.tensor_dtype_to_np_dtype(float_type))
-        editor.set_input(quantizer, 1, editor.constant(f"{quantizer.input(1)}_pixels", array))
+        editor.set_input(quantizer, 1, editor.add_constant(f"{quantizer.input(1)}_pixels", array))
     if pixels != tensor:
         editor.redirect(tensor, pixels, quantizers)
     if floats:
@@ -217,8 +217,8 @@ def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Pr
     dtype = helper.tensor_dtype_to_np_dtype(editor.model.elem_type(name))
 
     def insert(op: str, source: str, suffix: str, value: object) -> str:
-        constant = editor.constant(f"{name}_{suffix}", np.asarray(value, dtype))
-        return editor.insert(first, op, f"{name}/{op}", [source, constant])
+        constant = editor.add_constant(f"{name}_{suffix}", np.asarray(value, dtype))
+        return editor.insert_node(first, op, f"{name}/{op}", [source, constant])
 
     if _only_scales(preprocess):
         return insert("Mul", pixels, "factor", preprocess.scale)

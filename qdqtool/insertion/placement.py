@@ -573,7 +573,7 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether the inputs of an Add have different shapes; such an Add is not a residual."""
+        """Return whether an Add's inputs differ in shape; such an Add is not a residual."""
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False

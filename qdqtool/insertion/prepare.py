@@ -171,7 +171,7 @@ def fold_constant_weights(model: Model) -> int:
         name = node.input(position)
         value = values[name]
         if value is not None and value.dtype.kind == "f":
-            editor.set_input(node, position, editor.constant(f"{name}_folded", value))
+            editor.set_input(node, position, editor.add_constant(f"{name}_folded", value))
             count += 1
     if count:
         editor.finish()
@@ -212,7 +212,7 @@ def copy_shared_weights(model: Model) -> int:
             continue
         value = model.constant(name)
         if value is not None:
-            editor.set_input(node, 1, editor.constant(f"{name}_copy", value))
+            editor.set_input(node, 1, editor.add_constant(f"{name}_copy", value))
             count += 1
     if count:
         editor.finish()

@@ -136,12 +136,12 @@ class _PairWriter:
 
     def _add_parameters(self, base: str, scale: npt.NDArray[Any]) -> list[str]:
         return [
-            self.editor.constant(f"{base}/scale", scale),
+            self.editor.add_constant(f"{base}/scale", scale),
             self._add_numbers(f"{base}/zero_point", np.zeros(scale.shape, np.float32)),
         ]
 
     def _add_numbers(self, base: str, numbers: npt.NDArray[np.float32]) -> str:
-        return self.editor.constant_tensor(self.format.make_tensor(base, numbers))
+        return self.editor.add_constant_tensor(self.format.make_tensor(base, numbers))
 
     def _weight_scale(self, site: WeightSite) -> npt.NDArray[Any]:
         value = self.model.constant(site.tensor)
@@ -154,7 +154,7 @@ class _PairWriter:
     ) -> str:
         """Insert a Q or DQ before a node, and return its output."""
         attributes = {} if axis is None else {"axis": axis}
-        return self.editor.insert(node, op, f"{base}/{op}", inputs, attributes)
+        return self.editor.insert_node(node, op, f"{base}/{op}", inputs, attributes)
 
     def _find_free_name(self, node: Node, role: str) -> str:
         """Return an unused name for a quantizer, such as ``/model.0/conv/_input_quantizer``.

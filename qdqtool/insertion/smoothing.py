@@ -579,5 +579,5 @@ def _write_constants(model: Model, constants: _Constants) -> None:
         if name in model.initializers and not is_shared:
             editor.set_constant(name, value)
         else:
-            editor.set_input(node, position, editor.constant(f"{name}_smoothed", value))
+            editor.set_input(node, position, editor.add_constant(f"{name}_smoothed", value))
     editor.finish()

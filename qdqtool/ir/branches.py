@@ -47,7 +47,7 @@ class SubgraphContent:
 def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
     """Yield the nodes whose subgraphs have convolutions, matrix products or quantizers."""
     for node in model.nodes:
-        if next(_graphs(node), None) is None:
+        if next(_subgraphs(node), None) is None:
             continue
         ops = Counter(inner.op_type for g in nested_graphs([node.proto]) for inner in g.node)
         convolutions = sum(ops[op] for op in CONVOLUTIONS)
@@ -84,15 +84,15 @@ def find_bodies(model: Model, node: Node) -> Iterator[Model]:
     """
     pending = [(model, node, 1)]
     for outer, owner, level in pending:
-        for graph in _graphs(owner):
+        for graph in _subgraphs(owner):
             body = _make_body(outer, graph)
             yield body
             if level < _MAX_LEVELS:
-                inner = (n for n in body.nodes if next(_graphs(n), None) is not None)
+                inner = (n for n in body.nodes if next(_subgraphs(n), None) is not None)
                 pending.extend((body, n, level + 1) for n in inner)
 
 
-def _graphs(node: Node) -> Iterator[onnx.GraphProto]:
+def _subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
     for attribute in node.proto.attribute:
         yield from attribute_graphs(attribute)
 

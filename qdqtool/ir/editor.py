@@ -85,7 +85,7 @@ class Editor:
         """Return whether a node or tensor has the name."""
         return name in self._names
 
-    def constant(self, base: str, value: npt.NDArray[Any]) -> str:
+    def add_constant(self, base: str, value: npt.NDArray[Any]) -> str:
         """Add an initializer and return its name.
 
         Raises:
@@ -95,11 +95,11 @@ class Editor:
         self._check_size(np.asarray(value).nbytes)
         return self._name_constant(onnx.numpy_helper.from_array(np.asarray(value), base))
 
-    def constant_tensor(self, tensor: onnx.TensorProto) -> str:
+    def add_constant_tensor(self, tensor: onnx.TensorProto) -> str:
         """Add an initializer of a type that numpy lacks, and return its name.
 
         Raises:
-            ModelError: As for :meth:`constant`.
+            ModelError: As for :meth:`add_constant`.
         """
         self._check_size(len(tensor.raw_data))
         return self._name_constant(tensor)
@@ -178,7 +178,7 @@ class Editor:
         self._removed.add(node.index)
         self.edited.add(node.index)
 
-    def insert(
+    def insert_node(
         self,
         before: Node,
         op: str,
@@ -203,7 +203,7 @@ class Editor:
         )
         return output
 
-    def cast(
+    def add_cast(
         self, source: str, output: str, to: int, after: Node | None = None, suffix: str = ""
     ) -> None:
         """Add a Cast after a node, or before all nodes.
@@ -244,8 +244,8 @@ class Editor:
         self._retyped.update(node.outputs)  # a quantized tensor's type may change
         elem_type = self.model.elem_type(node.input(1)) or TensorProto.FLOAT
         dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
-        self.set_input(node, 1, self.constant(f"{node.name}/scale", scale.astype(dtype)))
-        self.set_input(node, 2, self.constant(f"{node.name}/zero_point", zero_point))
+        self.set_input(node, 1, self.add_constant(f"{node.name}/scale", scale.astype(dtype)))
+        self.set_input(node, 2, self.add_constant(f"{node.name}/zero_point", zero_point))
         _remove_named(proto.attribute, lambda name: name == "output_dtype")
 
     def rewrite(
@@ -346,7 +346,7 @@ class Editor:
         consumed = set(self.model.consumers_by_tensor)
         captured = self._find_captured()
         pruned = self._prune(nodes, captured)
-        ordered = sort_topologically(pruned, self._inputs_and_captured, self._outputs)
+        ordered = sort_topologically(pruned, self._inputs_and_captured, self._output_names)
         self.model.replace_constants((), self._constants, self._changes_types)
         has_cycle = len(ordered) != len(pruned)  # replace_nodes rejects a cycle
         self.model.replace_nodes(pruned if has_cycle else ordered, self._touched)
@@ -359,7 +359,7 @@ class Editor:
         if not self._aliases:
             return
         for node in nodes:
-            if not self._aliases.keys().isdisjoint(_message(node).input):
+            if not self._aliases.keys().isdisjoint(_as_proto(node).input):
                 proto = self.edit_proto(node) if isinstance(node, Node) else node
                 proto.input[:] = [self._resolve(tensor) for tensor in proto.input]
 
@@ -396,8 +396,8 @@ class Editor:
         producers: dict[str, Node | onnx.NodeProto] = {}
         uses: Counter[str] = Counter()
         for node in nodes:
-            uses.update(self._inputs(node))
-            producers.update((output, node) for output in self._outputs(node) if output)
+            uses.update(self._input_names(node))
+            producers.update((output, node) for output in self._output_names(node) if output)
         unneeded: set[int] = set()
         stack = [node for node in nodes if id(node) not in ignored]
         while stack:
@@ -405,7 +405,7 @@ class Editor:
             if id(node) in unneeded or self._is_needed(node, uses, required):
                 continue
             unneeded.add(id(node))
-            inputs = self._inputs(node)
+            inputs = self._input_names(node)
             uses.subtract(inputs)
             stack += [
                 producers[tensor]
@@ -422,7 +422,7 @@ class Editor:
     def _is_needed(
         self, node: Node | onnx.NodeProto, uses: Counter[str], required: set[str]
     ) -> bool:
-        return any(uses[output] > 0 or output in required for output in self._outputs(node))
+        return any(uses[output] > 0 or output in required for output in self._output_names(node))
 
     def _as_unchanged(self, node: Node | onnx.NodeProto) -> Node | None:
         """Return an indexed node whose message is unchanged, else None.
@@ -432,18 +432,18 @@ class Editor:
         """
         return node if isinstance(node, Node) and node.index not in self._touched else None
 
-    def _inputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
+    def _input_names(self, node: Node | onnx.NodeProto) -> Sequence[str]:
         indexed = self._as_unchanged(node)
-        return _message(node).input if indexed is None else indexed.inputs
+        return _as_proto(node).input if indexed is None else indexed.inputs
 
-    def _outputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
+    def _output_names(self, node: Node | onnx.NodeProto) -> Sequence[str]:
         indexed = self._as_unchanged(node)
-        return _message(node).output if indexed is None else indexed.outputs
+        return _as_proto(node).output if indexed is None else indexed.outputs
 
     def _inputs_and_captured(self, node: Node | onnx.NodeProto) -> tuple[str, ...]:
         indexed = self._as_unchanged(node)
         if indexed is None:
-            message = _message(node)
+            message = _as_proto(node)
             return (*message.input, *find_captured_tensors(message))
         return (*indexed.inputs, *indexed.captured)
 
@@ -485,7 +485,7 @@ def _remove_named(items: Any, is_removed: Callable[[str], bool]) -> None:
             del items[position]
 
 
-def _message(node: Node | onnx.NodeProto) -> onnx.NodeProto:
+def _as_proto(node: Node | onnx.NodeProto) -> onnx.NodeProto:
     return node.proto if isinstance(node, Node) else node
 
 

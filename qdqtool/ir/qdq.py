@@ -245,14 +245,14 @@ def _read_shared_params(model: Model, node: Node, cache: dict[Any, QuantParams])
 
 def _read_params(model: Model, node: Node) -> QuantParams:
     scale_name, zero_name = node.input(1), node.input(2)
-    scales = _values(model, scale_name, np.float64)
+    scales = _read_parameter(model, scale_name, np.float64)
     shape = model.constant_shape(scale_name)
     size = scales.values.size if scales is not None else 0
     count = math.prod(shape) if shape is not None else size
     precision = _quantized_type(model, node, zero_name)
     if zero_name:
         dtype = np.float64 if precision == Precision.FP8 else np.int64
-        zeros = _values(model, zero_name, dtype)
+        zeros = _read_parameter(model, zero_name, dtype)
     else:
         # The scales that were read are counted, because the stated dimensions may be wrong.
         zero_count = size if scales is not None else 1
@@ -274,7 +274,7 @@ def _channel_axis(node: Node) -> int:
     return axis if isinstance(axis, int) else 1
 
 
-def _values(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues | None:
+def _read_parameter(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues | None:
     """Return the values of a constant, cached with the model; None if they are unknown."""
     cache: dict[str, ParameterValues | None] = model.cache.setdefault(
         f"parameters of {dtype.__name__}", {}

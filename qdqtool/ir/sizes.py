@@ -202,7 +202,7 @@ def contraction(model: Model, node: Node) -> Contraction | None:
     terms = _parse_equation(str(node.attributes.get("equation", "")).replace(" ", ""))
     if terms is None:
         return None
-    counts = [_ellipsis_axes(terms[i], model.shape(node.input(i))) for i in range(2)]
+    counts = [_count_ellipsis_axes(terms[i], model.shape(node.input(i))) for i in range(2)]
     expanded = _expand_ellipses(terms, counts)
     if expanded is None:
         return None
@@ -230,7 +230,7 @@ def _parse_equation(equation: str) -> list[str] | None:
     return terms
 
 
-def _ellipsis_axes(term: str, shape: Shape | None) -> int | None:
+def _count_ellipsis_axes(term: str, shape: Shape | None) -> int | None:
     """Return the number of axes of the ellipsis in a term; None if unknown or missing."""
     if shape is None or _ELLIPSIS not in term:
         return None

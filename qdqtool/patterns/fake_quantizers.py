@@ -519,7 +519,7 @@ class _RoundChain:
         """
         node = self.nodes[0] if upward else self.nodes[-1]
         for _ in range(_MAX_STEPS):
-            following = self._before(node) if upward else self._after(node)
+            following = self._previous_node(node) if upward else self._next_node(node)
             if following is None:
                 return None, None
             node = following
@@ -529,7 +529,7 @@ class _RoundChain:
                 self._offset_after = self._offset_after - (0 if zero is None else zero)
                 return node.output, None if zero is None else scale
             if node.op in ("Mul", "Div"):
-                data, constant = self._operands(node)
+                data, constant = self._split_operands(node)
                 if constant is None or (node.op == "Div" and data != node.input(0)):
                     return None, None
                 with np.errstate(all="ignore"):
@@ -553,20 +553,20 @@ class _RoundChain:
         consumers = self._model.consumers(tensor)
         return consumers[0] if len(consumers) == 1 and not self._model.is_output(tensor) else None
 
-    def _before(self, node: Node) -> Node | None:
-        data, _ = self._operands(node)
+    def _previous_node(self, node: Node) -> Node | None:
+        data, _ = self._split_operands(node)
         producer = self._model.producer(data)
         if producer is None or len(self._model.consumers(data)) != 1 or self._model.is_output(data):
             return None
         return producer
 
-    def _after(self, node: Node) -> Node | None:
+    def _next_node(self, node: Node) -> Node | None:
         consumer = self._single_consumer(node.output)
-        if consumer is None or self._operands(consumer)[0] != node.output:
+        if consumer is None or self._split_operands(consumer)[0] != node.output:
             return None
         return consumer
 
-    def _operands(self, node: Node) -> tuple[str, _FloatArray | None]:
+    def _split_operands(self, node: Node) -> tuple[str, _FloatArray | None]:
         """Return the computed input of a node, and the constant operand.
 
         The constant is None if no operand is constant or the operator is not arithmetic of two.
@@ -594,7 +594,7 @@ class _RoundChain:
         if node.op == "Relu":
             self._low = max(self._low, 0.0)
             return True
-        data, constant = self._operands(node)
+        data, constant = self._split_operands(node)
         if constant is None:
             return False
         if node.op in ("Min", "Max") and constant.size == 1:
@@ -651,17 +651,17 @@ def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
     shape = () if fake.axis is None else fake.scale.shape
     scale = fake.scale.reshape(shape)
     scales = {
-        kind: editor.constant(f"{fake.name}/scale", scale.astype(_NUMPY_TYPES[kind]))
+        kind: editor.add_constant(f"{fake.name}/scale", scale.astype(_NUMPY_TYPES[kind]))
         for kind in dict.fromkeys(fake.elem_types)
     }
-    zero_point = editor.constant(f"{fake.name}/zero_point", fake.zero_point.reshape(shape))
+    zero_point = editor.add_constant(f"{fake.name}/zero_point", fake.zero_point.reshape(shape))
     before, after = (scales[kind] for kind in fake.elem_types)
     attributes = {} if fake.axis is None else {"axis": fake.axis}
     last, integers = fake.nodes[-1], fake.source
     if not fake.is_stored:
         source = _insert_limit(editor, fake) if fake.is_narrow else fake.source
         inputs = [source, before, zero_point]
-        integers = editor.insert(last, qdq.Q, f"{fake.name}/{qdq.Q}", inputs, attributes)
+        integers = editor.insert_node(last, qdq.Q, f"{fake.name}/{qdq.Q}", inputs, attributes)
     editor.rewrite(last, qdq.DQ, [integers, after, zero_point], attributes)
     proto = editor.edit_proto(last)
     proto.domain, proto.name = "", editor.unique_name(f"{fake.name}/{qdq.DQ}")
@@ -675,9 +675,9 @@ def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
     if value is not None:
         shape = [-1 if i == fake.axis else 1 for i in range(value.ndim)]
         clipped = np.maximum(value, low.reshape(shape))
-        return editor.constant(f"{fake.source}_clipped", clipped.astype(value.dtype))
-    inputs = [fake.source, editor.constant(f"{fake.name}/low", low.max())]
-    return editor.insert(fake.nodes[-1], "Clip", f"{fake.name}/Clip", inputs)
+        return editor.add_constant(f"{fake.source}_clipped", clipped.astype(value.dtype))
+    inputs = [fake.source, editor.add_constant(f"{fake.name}/low", low.max())]
+    return editor.insert_node(fake.nodes[-1], "Clip", f"{fake.name}/Clip", inputs)
 
 
 def _remove_unused_domains(proto: onnx.ModelProto) -> None:

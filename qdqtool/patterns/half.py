@@ -250,11 +250,11 @@ def _find_tail(model: Model) -> set[int]:
         is_weighted = node.op in WEIGHTED and node.index not in dfl
         if is_weighted or not upstream.isdisjoint(node.outputs):
             continue
-        if not commuting_inputs(model, node) or _follows(model, node, tail):
+        if not commuting_inputs(model, node) or _has_producer_in(model, node, tail):
             tail.add(node.index)
     return tail
 
 
-def _follows(model: Model, node: Node, nodes: set[int]) -> bool:
+def _has_producer_in(model: Model, node: Node, nodes: set[int]) -> bool:
     producers = [model.producer(tensor) for tensor in node.inputs]
     return any(producer is not None and producer.index in nodes for producer in producers)

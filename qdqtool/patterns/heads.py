@@ -255,16 +255,16 @@ def _keeps_channels(model: Model, node: Node) -> bool:
     if node.op == "Transpose":
         perm = node.attributes.get("perm", [])
         return len(perm) > 1 and perm[1] == 1
-    before, after = _channels(model, node.input(0)), _channels(model, node.output)
+    before, after = _channel_count(model, node.input(0)), _channel_count(model, node.output)
     return before is not None and before == after
 
 
-def _channels(model: Model, tensor: str) -> int | None:
+def _channel_count(model: Model, tensor: str) -> int | None:
     shape = model.shape(tensor)
     return shape[1] if shape is not None and len(shape) > 1 else None
 
 
-def _axis(model: Model, node: Node) -> int | None:
+def _positive_axis(model: Model, node: Node) -> int | None:
     axis = node.integer("axis", 0)
     if axis >= 0:
         return axis
@@ -273,11 +273,11 @@ def _axis(model: Model, node: Node) -> int | None:
 
 
 def _split_range(model: Model, node: Node, output: str, channels: _Range) -> _Range:
-    if _axis(model, node) != 1:
+    if _positive_axis(model, node) != 1:
         return channels
     start = 0
     for name in node.outputs:
-        size = _channels(model, name)
+        size = _channel_count(model, name)
         if size is None:
             return None
         if name == output:
@@ -297,7 +297,7 @@ def _slice_range(model: Model, node: Node, channels: _Range) -> _Range:
     start, end, axis = parameters
     if axis != 1:
         return channels
-    size = _channels(model, node.input(0))
+    size = _channel_count(model, node.input(0))
     has_steps = model.constant(node.input(4)) is not None
     if size is None or start < 0 or has_steps:
         return None
@@ -307,12 +307,12 @@ def _slice_range(model: Model, node: Node, channels: _Range) -> _Range:
 
 def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str, _Range]]:
     """Return the inputs of a Concat that contain some channels, with their channels."""
-    if _axis(model, node) != 1 or channels is None:
+    if _positive_axis(model, node) != 1 or channels is None:
         return [(tensor, channels) for tensor in node.inputs]
     parts: list[tuple[str, _Range]] = []
     start = 0
     for tensor in node.inputs:
-        size = _channels(model, tensor)
+        size = _channel_count(model, tensor)
         if size is None:
             return [(tensor, None) for tensor in node.inputs]
         low, high = max(channels[0], start), min(channels[1], start + size)

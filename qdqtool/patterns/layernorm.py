@@ -456,9 +456,9 @@ def fuse_layer_norms(model: Model) -> int:
 def _fuse(editor: Editor, norm: DecomposedLayerNorm, inputs: LayerNormInputs) -> None:
     assert norm.axes is not None and norm.epsilon is not None
     last = norm.nodes[-1]
-    names = [inputs.tensor, editor.constant(f"{last.name}/scale", inputs.scale)]
+    names = [inputs.tensor, editor.add_constant(f"{last.name}/scale", inputs.scale)]
     if inputs.bias is not None:
-        names.append(editor.constant(f"{last.name}/bias", inputs.bias))
+        names.append(editor.add_constant(f"{last.name}/bias", inputs.bias))
     fused = onnx.helper.make_node(
         "LayerNormalization",
         names,

@@ -96,10 +96,10 @@ def copy_weights(
 
     The copies are inserted before the nodes that move the weights for this node only.
     """
-    tensor = editor.constant(f"{weights.source}_copy", value)
+    tensor = editor.add_constant(f"{weights.source}_copy", value)
     for quantizer in (weights.q, weights.dq):
         if quantizer is not None:
-            tensor = editor.insert(
+            tensor = editor.insert_node(
                 weights.after.top or node,
                 quantizer.op,
                 f"{quantizer.name}_copy",

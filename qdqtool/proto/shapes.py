@@ -153,7 +153,7 @@ def is_safe(proto: onnx.ModelProto) -> bool:
     nodes = list(all_nodes(proto))
     if proto.functions or not all(_is_harmless(node) for node in nodes):
         return False
-    constants = _constants(proto, nodes)
+    constants = _collect_constants(proto, nodes)
     if any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
         if _states_negative_size(proto, constants) or _can_produce_negative_size(nodes, constants):
             return False
@@ -185,7 +185,7 @@ def has_sane_attributes(node: onnx.NodeProto) -> bool:
     return all(a.i == len(node.output) for a in attributes if a.name == "num_outputs")
 
 
-def _constants(
+def _collect_constants(
     proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
 ) -> dict[str, onnx.TensorProto]:
     """Return all initializers and values of Constant nodes by name, including subgraphs."""

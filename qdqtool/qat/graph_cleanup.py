@@ -48,7 +48,7 @@ def fold_constants(model: Model) -> Model:
     """Replace constant nodes, and nodes that convert or slice constants, by initializers."""
     editor = Editor(model)
     for tensor, value in _compute_constants(model).items():
-        editor.redirect(tensor, editor.constant(f"{tensor}_value", value))
+        editor.redirect(tensor, editor.add_constant(f"{tensor}_value", value))
         if not editor.is_captured(tensor):
             editor.remove(model.producers[tensor])
     return editor.finish()
@@ -98,7 +98,7 @@ def transpose_weights(model: Model) -> Model:
         if len(model.consumers(q.output)) == len(model.consumers(dq.output)) == 1:
             order = list(node.attributes.get("perm", range(weights.ndim)[::-1]))
             name = f"{q.input(0)}_transposed"
-            editor.set_input(q, 0, editor.constant(name, np.transpose(weights, order)))
+            editor.set_input(q, 0, editor.add_constant(name, np.transpose(weights, order)))
             for quantizer in (q, dq):
                 _move_axis(editor.edit_proto(quantizer), order)
             editor.redirect(node.output, dq.output)

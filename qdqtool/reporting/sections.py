@@ -30,7 +30,7 @@ from qdqtool.util.json_text import parse_json
 from qdqtool.util.progress import track
 from qdqtool.util.text import format_count
 from qdqtool.verification.api import exit_code
-from qdqtool.verification.times import is_timed, measured_time
+from qdqtool.verification.times import find_measured_time, is_timed
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
@@ -82,7 +82,7 @@ def _add_times(agreement: data.BuildAgreement, result: Verification, build: Buil
         agreement.predicted_ms = result.times["predicted_ms"]
     elif build is not None and is_timed(build):
         # Without a known GPU, there is only the measured time, and nothing to compare it with.
-        agreement.measured_ms, agreement.measured_from = measured_time(build)
+        agreement.measured_ms, agreement.measured_from = find_measured_time(build)
 
 
 def _describe_build(build: BuildFacts) -> str:

@@ -38,7 +38,7 @@ def compare_times(
     )
     layers = _layer_times(prediction, build, time)
     overhead = 0.0 if build.gpu_ms is not None else _fit_overhead_us(gpu.name, layers)
-    measured, source = measured_time(build, overhead)
+    measured, source = find_measured_time(build, overhead)
     errors = [abs(layer["predicted_ms"] / layer["built_ms"] - 1) for layer in layers]
     slow = sorted(
         (layer for layer in layers if layer["built_ms"] > _SLOW * layer["predicted_ms"]),
@@ -67,7 +67,7 @@ def is_timed(build: Build) -> bool:
     return build.gpu_ms is not None or bool(build.profile_rows)
 
 
-def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
+def find_measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
     """Return the measured milliseconds of a timed build, and a text that names their source.
 
     Without a total time in the log, the layer times of the profile are added.
@@ -97,7 +97,7 @@ def explain_missing_estimate(build: Build) -> list[Note]:
         why = explain_unknown_gpu(build)
     if not why:
         return []
-    ms, source = measured_time(build)
+    ms, source = find_measured_time(build)
     return [
         Note(
             f"{ms:.3f} ms were measured ({source}), but no estimate is available: {why}",

@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx
 import pytest
-from PIL import Image
 
 from qdqtool.demo.images import write_images
 from tests.commands.conftest import Cli
@@ -173,14 +172,6 @@ def test_insert_wrong_input_leaves_nothing(
     assert value in cli.refuse("insert", *arguments.split())
     assert sorted(folder.iterdir()) == names
     assert (folder / "small.onnx").read_bytes() == before
-
-
-def test_insert_skips_broken_images(folder: Path, cli: Cli) -> None:
-    for i in range(3):
-        Image.new("RGB", (64, 48), (i * 40, 90, 200)).save(folder / "broken" / f"{i}.png")
-    answer = cli.json("insert", "small.onnx", "--calib", "broken", *QUICK[:-2])
-    assert answer["calibration"]["warnings"][0].startswith("1 of 4 images")
-    assert answer["calibration"]["images"] == 3
 
 
 def test_insert_interrupted_exits_with_130_and_leaves_nothing(

@@ -112,13 +112,6 @@ def test_predict_gpu_of_another_target_is_refused_without_notes(model: str, cli:
     assert cli.err.startswith("qdqtool: --sm: ") and "10.0" in cli.err
 
 
-@pytest.mark.parametrize("content", [b"", b"not onnx", b"\x1f\x8bbroken"])
-def test_predict_damaged_file_is_refused(tmp_path: Path, cli: Cli, content: bytes) -> None:
-    path = tmp_path / "bad.onnx"
-    path.write_bytes(content)
-    assert str(path) in cli.refuse("predict", path)
-
-
 def imported_modules(*arguments: str) -> set[str]:
     """Return the modules that a process imports to run the command line."""
     process = subprocess.run(

@@ -75,18 +75,18 @@ def edit(model: Model, draw: st.DrawFn) -> None:
         node = any_node()
         if kind == "pair" and node.inputs and not model.is_constant(node.input(0)):
             constants = [
-                editor.constant("new/scale", np.float32(0.5)),
-                editor.constant("new/zero", np.int8(0)),
+                editor.add_constant("new/scale", np.float32(0.5)),
+                editor.add_constant("new/zero", np.int8(0)),
             ]
-            q = editor.insert(node, "QuantizeLinear", "new/Q", [node.input(0), *constants])
+            q = editor.insert_node(node, "QuantizeLinear", "new/Q", [node.input(0), *constants])
             editor.set_input(
-                node, 0, editor.insert(node, "DequantizeLinear", "new/DQ", [q, *constants])
+                node, 0, editor.insert_node(node, "DequantizeLinear", "new/DQ", [q, *constants])
             )
         elif kind == "cast":
             name = editor.unique_name(f"{node.output}_half")
-            editor.cast(node.output, name, onnx.TensorProto.FLOAT16, node)
+            editor.add_cast(node.output, name, onnx.TensorProto.FLOAT16, node)
             editor.set_input(
-                node, 0, editor.insert(node, "Cast", "back", [node.input(0)], {"to": 1})
+                node, 0, editor.insert_node(node, "Cast", "back", [node.input(0)], {"to": 1})
             )
         elif kind == "redirect":
             editor.redirect(node.output, draw(st.sampled_from(tensors)))
@@ -105,7 +105,7 @@ def edit(model: Model, draw: st.DrawFn) -> None:
                 node, np.array(0.25), np.zeros((), draw(st.sampled_from((np.int8, np.uint8))))
             )
         elif kind == "relu":
-            editor.set_input(node, 0, editor.insert(node, "Relu", "same", [node.input(0)]))
+            editor.set_input(node, 0, editor.insert_node(node, "Relu", "same", [node.input(0)]))
         elif kind == "rename" and not model.is_output(node.output):
             editor.redirect(node.output, fresh := editor.unique_name("renamed"))
             editor.set_output(node, 0, fresh)
@@ -129,9 +129,9 @@ def test_index_after_edits_is_that_of_the_message(
 
 def insert_pair(model: Model, node: Node) -> Model:
     editor = Editor(model)
-    constants = [editor.constant("s", np.float32(0.5)), editor.constant("z", np.int8(0))]
-    q = editor.insert(node, "QuantizeLinear", "Q", [node.input(0), *constants])
-    editor.set_input(node, 0, editor.insert(node, "DequantizeLinear", "DQ", [q, *constants]))
+    constants = [editor.add_constant("s", np.float32(0.5)), editor.add_constant("z", np.int8(0))]
+    q = editor.insert_node(node, "QuantizeLinear", "Q", [node.input(0), *constants])
+    editor.set_input(node, 0, editor.insert_node(node, "DequantizeLinear", "DQ", [q, *constants]))
     return editor.finish()
 
 
@@ -191,7 +191,7 @@ def test_finish_sorts_nodes() -> None:
     # An early node reads the output of a node that is inserted after it.
     model = Model(two_pairs())
     editor = Editor(model.copy())
-    output = editor.insert(model.node("end"), "Relu", "late", ["r:0"])
+    output = editor.insert_node(model.node("end"), "Relu", "late", ["r:0"])
     editor.set_input(model.node("a.Q"), 0, output)
     onnx.checker.check_model(editor.finish().proto, full_check=True)
 
@@ -230,7 +230,7 @@ def model_with_branches() -> tuple[Model, str]:
     editor, dq, source = Editor(model), model.node("a.DQ"), model.node("a.Q").input(0)
     ends = [onnx.ValueInfoProto(name="in")]
     branch = helper.make_graph([helper.make_node("Neg", [source], ["in"])], "branch", [], ends)
-    condition = editor.constant("yes", np.array(True))
+    condition = editor.add_constant("yes", np.array(True))
     editor.rewrite(dq, "If", [condition], {"then_branch": branch, "else_branch": branch})
     return editor.finish(), source
 
@@ -285,7 +285,7 @@ def test_bypass_of_two_pairs(order: str) -> None:
 def test_inserted_node_gets_unique_name() -> None:
     model = Model(two_pairs())
     editor = Editor(model.copy())
-    output = editor.insert(model.node("end"), "Relu", "r", ["b.DQ:0"])
+    output = editor.insert_node(model.node("end"), "Relu", "r", ["b.DQ:0"])
     editor.set_input(model.node("end"), 0, output)
     proto = editor.finish().proto
     assert [n.name for n in proto.graph.node][-2:] == ["r_1", "end"]

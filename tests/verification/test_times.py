@@ -31,8 +31,8 @@ from qdqtool.verification.result import Verification
 from qdqtool.verification.times import (
     compare_times,
     explain_missing_estimate,
+    find_measured_time,
     float_precision,
-    measured_time,
 )
 from tests.buildlog.samples import build_of
 from tests.errors import has
@@ -178,7 +178,7 @@ def test_medians_of_the_profile_are_used() -> None:
     assert [r.ms for r in rows] == [r.average_ms for r in usual]
     before, after = (compared(Build(device=GPU, profile_rows=p)) for p in (usual, rows))
     assert after == before
-    assert measured_time(Build(profile_rows=rows))[0] == pytest.approx(sum(r.ms for r in rows))
+    assert find_measured_time(Build(profile_rows=rows))[0] == pytest.approx(sum(r.ms for r in rows))
 
 
 @pytest.mark.parametrize(
