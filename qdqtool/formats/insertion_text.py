@@ -101,7 +101,7 @@ def _title(insertion: Insertion) -> str:
 def _add_counts(page: TextPage, insertion: Insertion) -> None:
     activations, weights = insertion.activations, insertion.weights
     layers = format_count(len(weights), "layer")
-    target = target_named(insertion.target).title
+    target = (insertion.requested_target or target_named(insertion.target)).title
     page.fill(f"Quantized {layers} to {_title(insertion)} for {target}", style=Style.BOLD)
     page.add_gap()
     channels = sum(isinstance(q.scale, list) for q in weights)

@@ -200,7 +200,7 @@ def _add_style(line: str, style: Style) -> str:
 _NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # JSON fields that contain messages
 # JSON fields that contain names from the model.
 _NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")
-_OPTION_NAMES = {"data": "calib", "evaluation": "eval"}  # parameters whose option has another name
+_OPTION_NAMES = {"data": "calib", "evaluation": "eval", "way": "for"}  # names that differ
 # Parameters that messages mention. Other words in backticks belong to a model or a compiler.
 _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
@@ -209,7 +209,7 @@ _PARAMETERS = """
     method method_for metric minimize mixed_cpus node other output outputs overwrite_cache
     percentile power precision predict preprocess private profile require_gain required residual
     resize save_calibration scale says shapes size sm smooth state std strongly_typed target
-    time_limit timeout tuning unify weights workers
+    time_limit timeout tuning unify way weights workers
 """.split()
 _PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
 

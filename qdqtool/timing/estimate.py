@@ -223,8 +223,6 @@ class TimeEstimate:
         parts = {
             "float": self.float_time,
             "gain": self.gain_range,
-            "best": self.best,
-            "best_fp8": self.best_fp8,
         }
         return {
             "gpu": self.gpu.name,
@@ -233,6 +231,8 @@ class TimeEstimate:
             "layouts": self.layouts,
             "layers_ms": round_significant(sum(self.layers)),
             **{name: part.as_json() if part else None for name, part in parts.items()},
+            "best": _best_json(self.best, self.best_range),
+            "best_fp8": _best_json(self.best_fp8, self.best_fp8_range),
             "fastest": None if self.fastest is None else str(self.fastest),
             "fixes": [fix.as_json() for fix in self.fixes],
             "slowest": [kernel.as_json() for kernel in self.kernels[:10]],
@@ -241,6 +241,14 @@ class TimeEstimate:
             "unknown_layers": len(self.unknown),
             "notes": list(self.notes),
         }
+
+
+def _best_json(best: BestTime | None, gain: SpeedGain | None) -> Json | None:
+    """Return the JSON fields of a time with the pairs of ``insert``, and the range of its gain."""
+    if best is None:
+        return None
+    bounds = (None, None) if gain is None else (round(gain.low, 3), round(gain.high, 3))
+    return best.as_json() | dict(zip(("gain_low", "gain_high"), bounds, strict=True))
 
 
 @dataclass(slots=True)
@@ -764,7 +772,8 @@ def _best_time(
     return BestTime(
         ms,
         result.float_time.total_ms / ms if ms else 1.0,
-        summary[precision.lower()],
+        summary["int8"],
+        summary["fp8"],
         summary["convolutions"],
         summary["conversions"],
     )

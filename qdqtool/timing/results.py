@@ -118,11 +118,21 @@ class FixTime:
 
 @dataclass(slots=True)
 class BestTime:
-    """Time of a float network with Q/DQ wherever ``insert`` would put them."""
+    """Time of a float network with Q/DQ wherever ``insert`` would put them.
+
+    Attributes:
+        total_ms: Milliseconds.
+        gain: Time of the float network over this time.
+        int8: Number of convolutions and products in INT8.
+        fp8: Number of convolutions and products in FP8.
+        convolutions: Number of convolutions and products.
+        conversions: Number of remaining Q and DQ; None if the target does not count them.
+    """
 
     total_ms: float
     gain: float
     int8: int
+    fp8: int
     convolutions: int
     conversions: int | None
 
@@ -131,7 +141,7 @@ class BestTime:
         return {
             "total_ms": round_significant(self.total_ms),
             "gain": round(self.gain, 3),
-            **to_json_fields(self, "int8", "convolutions", "conversions"),
+            **to_json_fields(self, "int8", "fp8", "convolutions", "conversions"),
         }
 
 

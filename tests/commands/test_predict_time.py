@@ -76,9 +76,19 @@ def test_predict_gpu_of_float_model_says_what_int8_would_gain(
     path = save_model(tmp_path, convolution_chain(quantized=False, batch=16))
     time = cli.json("predict", path, "--gpu", "A100")["time"]
     assert time["gain"] is None and time["best"]["gain"] > 1
+    assert time["best"]["gain_low"] < time["best"]["gain"] < time["best"]["gain_high"]
     text = cli("predict", path, "--gpu", "A100")
     labels = re.findall(r"^  (.*?)  +[\d.]+ ms", text, re.MULTILINE)
     assert labels == ["FP16", "INT8 by qdqtool insert"]
+
+
+def test_predict_gpu_of_float_model_counts_each_format(tmp_path: Path, cli: Cli) -> None:
+    path = save_model(tmp_path, convolution_chain(quantized=False, batch=16, channels=64))
+    time = cli.json("predict", path, "--gpu", "L4", "--target", "10.16")["time"]
+    int8, fp8 = time["best"], time["best_fp8"]
+    assert int8["int8"] > 0 == int8["fp8"]
+    assert fp8["fp8"] > 0 == fp8["int8"]
+    assert fp8["gain_low"] < fp8["gain"] < fp8["gain_high"]
 
 
 @pytest.mark.parametrize(("options", "flag"), [([], True), (["--gpu", "T4", "--no-fp16"], False)])

@@ -17,6 +17,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.reporting import page
 from qdqtool.util import limits
 from tests.errors import has
+from tests.findings.lint.test_fp8 import chain
 from tests.reporting.conftest import NetworkFiles
 from tools.fuzz.grammar import network
 
@@ -180,3 +181,23 @@ def test_save_never_replaces_an_input(files: NetworkFiles, tmp_path: Path) -> No
 
 def test_report_names_model_in_memory(files: NetworkFiles) -> None:
     assert "a model in memory" in qdqtool.report(onnx.load(files.model)).html
+
+
+@pytest.mark.parametrize(
+    ("types", "title", "count"),
+    [
+        (("INT8", "INT8"), "Convolutions in INT8", 2),
+        (("FP8", "FP8"), "Convolutions in FP8", 2),
+        (("INT8", "FP8", "FP8"), "Convolutions in INT8 and FP8", 3),
+    ],
+)
+def test_page_counts_int8_and_fp8(
+    tmp_path: Path, types: tuple[str, ...], title: str, count: int
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(chain(*types), path)
+    report = qdqtool.report(path, target="10.16")
+    report.save(tmp_path / "page.html")
+    tile = (tmp_path / "page.html").read_text().split('<div class="tile">')[1]
+    assert f"<h2>{title}</h2>" in tile
+    assert f'<p class="big">{count}<small>' in tile

@@ -110,13 +110,14 @@ class GraphView {
 
   moduleText(group, box) {
     const convs = box.rows.map((number) => this.model.convs[this.model.nodes[number].conv]).filter(Boolean);
-    const int8 = convs.filter((conv) => kindOf(conv.precision) === 'int8').length;
+    const quantized = convs.filter((conv) => kindOf(conv.precision) === 'int8');
+    const types = [...new Set(quantized.map((conv) => conv.precision))].sort().reverse();
     const time = this.timeOf(box);
     const findings = new Set(box.rows.flatMap((number) => this.model.nodes[number].findings));
     group.append(
       svg('rect', { class: 'bar', width: 6, height: box.h, rx: 3 }),
       svg('text', { class: 'name strong', x: 14, y: 18 }, ending(box.title, 25)),
-      svg('text', { class: 'small', x: 14, y: 35 }, [convs.length ? `${int8} of ${convs.length} in INT8` : box.note,
+      svg('text', { class: 'small', x: 14, y: 35 }, [convs.length ? `${quantized.length} of ${convs.length} in ${types.join(', ') || 'INT8'}` : box.note,
         time ? `${isMeasured ? '' : 'est. '}${formatMs(time)}` : ''].filter(Boolean).join(', ')),
     );
     if (findings.size) this.flag(group, box, [...findings]);
