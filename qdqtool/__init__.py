@@ -6,14 +6,14 @@
     verification = qdqtool.verify("model_qdq.onnx", "build.log")
     comparison = qdqtool.compare("model_qdq.onnx", "other_qdq.onnx")
 
-Every result has ``ok``, ``summary()``, a short ``repr`` and ``as_json()``. Values are attributes;
-what is computed on demand is a method. Most have ``save(path)`` for a model
-(``insert``, ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``predict``, ``compare``,
-``verify``). Input files are never overwritten.
+Every result has ``ok``, ``summary()``, a short ``repr`` and ``as_json()``. Stored values are
+attributes; methods compute values on demand. ``save(path)`` writes a model (``insert``,
+``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``predict``, ``compare``, ``verify``).
+Input files are never overwritten.
 
-Invalid arguments raise ``QdqtoolError``, which names the parameter. So do errors in your
-calibration data, with your exception as ``__cause__``. Arguments of a wrong Python type raise what
-Python raises. Exceptions of your callbacks (``say``) are passed on.
+Invalid arguments and unusable calibration data raise ``QdqtoolError``, which names the parameter.
+If your own code (a generator of data) fails, its exception is the ``__cause__``. Arguments of a
+wrong Python type raise Python's own errors. Exceptions of your callbacks (``say``) are passed on.
 
 Packages have nouns as names (``insertion``, ``verification``), because the verbs are functions.
 Each name is imported on first use, so that ``import qdqtool`` is fast.

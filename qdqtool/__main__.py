@@ -1,4 +1,4 @@
-"""Entry point of the `qdqtool` script; `qdqtool --help` imports no command."""
+"""Entry point of the `qdqtool` script; its `--help` imports no command, to be fast."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _print_overview() -> None:
 
     try:
         print(overview())
-    except BrokenPipeError:  # the reader of the pipe has exited
+    except BrokenPipeError:  # the program that reads the pipe has exited
         silence_stdout()
     except OSError:
         sys.exit(2)

@@ -6,23 +6,23 @@ import re
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 LONGEST = 600  # maximum characters of a message
-# Maximum characters of a word (such as a node name) and of the path in a message that is too long.
+# In messages that are too long, maximum characters of a word (such as a node name) and of the path.
 _WORD, _PATH = 100, 200
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
 def brief(text: str) -> str:
-    """Shorten a message to at most :data:`LONGEST` characters; shorter ones stay the same."""
-    return text if len(text) <= LONGEST else _shorten(text)
+    """Return a message, with its middle cut out if it is longer than :data:`LONGEST`."""
+    return text if len(text) <= LONGEST else _shorten_words(text)
 
 
-def _shorten(text: str) -> str:
+def _shorten_words(text: str) -> str:
     """Cut the middle out of long words, and out of the whole text if it is still too long."""
-    text = _LONG_WORD.sub(lambda match: _ends(match[0], _WORD), text)
-    return text if len(text) <= LONGEST else _ends(text, LONGEST)
+    text = _LONG_WORD.sub(lambda match: _cut_middle(match[0], _WORD), text)
+    return text if len(text) <= LONGEST else _cut_middle(text, LONGEST)
 
 
-def _ends(text: str, length: int) -> str:
+def _cut_middle(text: str, length: int) -> str:
     return f"{text[: length // 2 - 3]}...{text[-length // 2 :]}"
 
 
@@ -52,7 +52,7 @@ class QdqtoolError(Exception):
     ) -> None:
         reason = brief(reason)
         fits = len(path) <= _PATH or len(path) + len(reason) <= LONGEST
-        prefix = path if fits else _ends(path, _PATH)
+        prefix = path if fits else _cut_middle(path, _PATH)
         super().__init__(f"{prefix}: {reason}" if path else reason)
         self.reason = reason
         self.path = path

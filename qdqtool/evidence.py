@@ -11,12 +11,13 @@ class Case:
     """Behavior of TensorRT, with the builds that show it.
 
     Attributes:
-        name: Short and unique within its pass or operator, for instance ``stem-pool``.
+        name: Short name, unique within its pass or operator, such as ``stem-pool``.
         evidence: Seen in a build, documented by NVIDIA, or assumed.
         says: The behavior in one sentence.
         builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an
             engine listing. The builds are described in ``qdqtool/trt/builds.tsv``.
-        source: Document that states it, or why it is assumed and which log would refute it.
+        source: Document that states the behavior; for an assumed case, the reason for the
+            assumption and the log that would refute it.
         about: Words that select the case for a line of the log: ONNX operators, or kinds of
             lines as in ``trt.trace``. Words that all cases of a pass share can be left out.
     """
@@ -28,10 +29,8 @@ class Case:
     source: str = ""
     about: tuple[str, ...] = ()
 
-    __eq__, __hash__ = (
-        object.__eq__,
-        object.__hash__,
-    )  # distinguished by identity, many times in a simulation
+    # A simulation compares and hashes cases very often, so identity replaces the fields.
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def build_names(self) -> tuple[str, ...]:
         """Return the names of the builds that show the case, without duplicates."""
@@ -55,5 +54,8 @@ def documented(name: str, says: str, source: str, about: tuple[str, ...] = ()) -
 
 
 def assumed(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> Case:
-    """Return a case that no build shows; ``source`` is its reason, and a log that refutes it."""
+    """Return a case that no build shows.
+
+    ``source`` is the reason for the assumption, and the log that would refute it.
+    """
     return Case(name, Evidence.ASSUMED, says, (), source, about)

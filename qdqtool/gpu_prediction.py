@@ -36,9 +36,9 @@ def predict(
     calibrate: str | None = None,
     save_calibration: str | None = None,
 ) -> Prediction:
-    """Predict which convolutions TensorRT will run in INT8, which not, and why.
+    """Predict in which type TensorRT runs each convolution, and what prevents INT8.
 
-    Needs no GPU and no TensorRT. With `gpu`, the prediction has estimated times::
+    No GPU and no TensorRT are needed. With `gpu`, the prediction has estimated times::
 
         prediction = qdqtool.predict("model_qdq.onnx", gpu="RTX 4090")
         prediction.time["total_ms"], prediction.time["gain"]["value"]
@@ -50,16 +50,16 @@ def predict(
         advice: Whether to add findings.
         assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
             or ``"apart"``.
-        way: How the engine is built, such as ``trtexec`` or ``onnxruntime``. Findings then
-            name its flags. The error for another name lists the choices.
+        way: Build method, such as ``trtexec`` or ``onnxruntime``, whose flags the findings then
+            name. The error for an unknown method lists the choices.
         gpu: GPU to estimate the time for; see ``qdqtool gpus``.
         clock: SM clock in MHz under load. Default: the boost clock.
-        power: Power mode of a Jetson, such as ``15W``. The clock is guessed from it.
+        power: Power mode of a Jetson, such as ``15W``, from which the clock is estimated.
         sm: Compute capability such as ``7.5``. Adds findings about its limits, without times.
         batch: Batch to estimate the time for. Default: the model's own, or 1.
-        no_fp16: Whether the builder may not use FP16, so that floats are FP32.
+        no_fp16: Whether the builder may not use FP16, so that float layers are FP32.
         calibrate: A measured time (``5.3ms``), a trtexec profile of this model, or a file of
-            `save_calibration`. It corrects the estimate.
+            `save_calibration`, by which the estimate is corrected.
         save_calibration: File for the correction, for later calls.
 
     Returns:
@@ -87,7 +87,7 @@ def predict(
 
 
 def _require_gpu(options: TimingOptions) -> None:
-    """Reject options that have an effect only with `gpu`, if `gpu` is missing.
+    """Check that options about estimated times come with `gpu`.
 
     Raises:
         QdqtoolError: Such an option is set, but `gpu` is not.
@@ -95,7 +95,7 @@ def _require_gpu(options: TimingOptions) -> None:
     given = [name for name in _NEED_GPU if getattr(options, name) not in (None, False)]
     if options.gpu is None and given:
         raise QdqtoolError(
-            f"`{given[0]}`: has no effect without `gpu`",
+            f"`{given[0]}`: has no effect without `gpu`; give a GPU",
             code="option-without-effect",
             parameter=given[0],
         )

@@ -1,4 +1,4 @@
-"""``qdqtool.predict``: predict the engine that TensorRT builds from a Q/DQ model."""
+"""Prediction of the engine that TensorRT builds from a Q/DQ model, without times."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def predict(
     assume: Mapping[str, str] | None = None,
     way: str | None = None,
 ) -> Prediction:
-    """Predict which convolutions TensorRT will run in INT8, which not, and why.
+    """Predict in which type TensorRT runs each convolution, and what prevents INT8.
 
-    Needs no GPU and no TensorRT.
+    No GPU and no TensorRT are needed.
 
     Args:
         model: Path, ModelProto or bytes of a Q/DQ model. External data may be missing.
@@ -41,8 +41,8 @@ def predict(
         advice: Whether to add findings. Without them the prediction is faster.
         assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
             or ``"apart"``.
-        way: How the engine is built, such as ``trtexec`` or ``onnxruntime``. Findings then
-            name its flags. The error for another name lists the choices.
+        way: Build method, such as ``trtexec`` or ``onnxruntime``, whose flags the findings then
+            name. The error for an unknown method lists the choices.
 
     Returns:
         The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers,
@@ -103,8 +103,8 @@ def check_activations(
 ) -> None:
     """Run a Q/DQ model on data; add a finding if activation scales do not fit the data.
 
-    The model runs without its quantizers of activations, so that a quantizer that clips does
-    not change the values at later ones. ``prediction`` is changed in place.
+    The model runs without its quantizers, so that a quantizer that clips does not change the values
+    at later quantizers. The findings and notes of ``prediction`` change in place.
 
     Args:
         model: The model that was predicted; its weights are needed.
@@ -121,7 +121,7 @@ def check_activations(
 
     Raises:
         ModelError: onnxruntime cannot run the model.
-        DataError: The data is not usable.
+        DataError: The data cannot be used.
     """
     from calibration import Statistics, collect
     from calibration.presets import choose_preprocess, describe_use
@@ -141,7 +141,8 @@ def check_activations(
     if not sources:
         return
     choice = choose_preprocess(index.metadata, preprocess)
-    # If only the weights have Q/DQ, onnxruntime loses the input tensors of an Add when it fuses it.
+    # Weight quantizers are removed as well: if only weights have Q/DQ, onnxruntime fuses Adds in
+    # such a way that their input tensors cannot be measured.
     statistics = collect(
         remove_quantizers(index.copy(), weights=True).proto,
         data,
@@ -159,7 +160,7 @@ def check_activations(
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
-    # Measured scales replace the finding that guesses from the scales alone.
+    # Measurements replace the finding that is based on the scales alone.
     findings = [f for f in prediction.findings if not isinstance(f.causes[0].reason, OutlierScales)]
     prediction.findings = _sort_findings([*findings, *report.findings])
     _number_findings(prediction.findings, prediction, index)
@@ -178,10 +179,10 @@ def predict_outcome(model: Model, target: Target) -> Prediction:
 def advise(
     model: Model, prediction: Prediction, way: str | None = None, target: Target | None = None
 ) -> list[Finding]:
-    """Return the findings of a prediction, sorted and numbered.
+    """Return the findings of a model and its prediction, sorted and numbered.
 
-    Also sets ``findings`` of each convolution of the prediction to the ids of its findings.
-    ``target`` defaults to that of the prediction, without the version that the user requested.
+    ``findings`` of each convolution of the prediction is set to the ids of its findings. ``target``
+    is needed for the version that the user requested; the default is the prediction's target.
     """
     chosen = target or target_named(prediction.target)
     findings = _sort_findings(_find_findings(model, prediction, way, chosen))

@@ -126,7 +126,11 @@ def _count_conversions(prediction: Prediction) -> int:
 
 
 def _find_conversion_causes(prediction: Prediction) -> list[Finding]:
-    """Return the findings at conversions, or else warnings, or else other findings."""
+    """Return findings that may explain the conversions.
+
+    These are errors and warnings at the conversions; without any, all warnings; without any, all
+    findings except those about the conversions themselves.
+    """
     findings, names = prediction.findings, set(prediction.conversion_nodes)
     return (
         [f for f in findings if f.severity != Severity.INFO and f.node in names]
@@ -146,8 +150,8 @@ def _conversions_message(prediction: Prediction, limit: int) -> str:
     causes = _find_conversion_causes(prediction)
     unique = {f.code: f for f in reversed(causes)}
     for finding in list(unique.values())[::-1][:3]:
-        alike = sum(f.code == finding.code for f in causes)
-        text += _finding_message(finding, f" (and {alike - 1} like it)" if alike > 1 else "")
+        count = sum(f.code == finding.code for f in causes)
+        text += _finding_message(finding, f" (and {count - 1} more)" if count > 1 else "")
     return text
 
 

@@ -31,7 +31,7 @@ class MyelinRegion:
         fused: Q and DQ that are fused into a kernel of another node.
         kernels: Q and DQ at the edge of the region. Each is a separate kernel and does not count
             as a conversion of the engine.
-        uncertain: How many of ``fused`` may be conversions instead.
+        uncertain: Number of nodes in ``fused`` that may be conversions instead.
         possible: Conversions of the engine that may be part of the region instead (TensorRT 8,
             whose logs do not show it).
         products: Number of matrix products.
@@ -183,7 +183,7 @@ class Precision(StrEnum):
 
     @property
     def is_float(self) -> bool:
-        """Whether it is a floating-point type; False for FP8, which is a quantized type."""
+        """Whether the type is FLOAT, FP32, FP16 or BF16; FP8 counts as a quantized type."""
         return self in _FLOATS
 
     @property
@@ -226,7 +226,7 @@ class Evidence(StrEnum):
     ASSUMED = "assumed"
 
     def weaker(self, other: Evidence) -> Evidence:
-        """Return the weaker of two kinds of evidence: that of a conclusion from both."""
+        """Return the weaker of two kinds of evidence, which a conclusion from both has."""
         return max(self, other, key=_EVIDENCE.index)
 
 
@@ -288,8 +288,8 @@ class FindingRule(NamedTuple):
         is_attempted: Whether ``fix`` tries to remove the finding.
         is_promised: Whether findings say that ``fix`` can remove them. Otherwise ``fix`` keeps
             its change only if the simulation shows a gain.
-        is_on_request: Whether ``fix`` changes it only if the user names the code, or if the
-            finding is an error. The change may cost speed or accuracy.
+        is_on_request: Whether ``fix`` tries the fix only if the user names the code, or if the
+            finding is an error. The fix may cost speed or accuracy.
     """
 
     code: FindingCode
@@ -325,13 +325,13 @@ class Reason:
 
     Attributes:
         key: Short, stable code of the class that tests refer to.
-        quotes: Whether its message quotes TensorRT.
+        quotes: Whether the message quotes TensorRT.
         identity_excludes: Fields that are ignored when findings are compared, such as the size of
             a tensor.
         unnamed_fields: Fields that contain no names of nodes or tensors.
         rules: Rules with the code of the finding; the first rule that applies counts. Empty if
             the reason becomes no finding.
-        pass_name: Pass or check that recorded it.
+        pass_name: Pass or check that recorded the reason.
         node: ONNX node that was rejected.
     """
 
@@ -409,10 +409,10 @@ class Finding:
         target: Target of the prediction.
         way: Build method (trtexec, Python, ...), if the user named it.
         nodes: Nodes of the model that the causes name, ``node`` first.
-        convolutions: Names of the convolutions that it concerns.
-        values: Number of tensor elements that are converted because of it; None if shapes are
-            unknown.
-        automatic: Whether qdqtool can fix it.
+        convolutions: Names of the convolutions that the finding concerns.
+        values: Number of tensor elements that are converted because of the finding; None if shapes
+            are unknown.
+        automatic: Whether ``qdqtool fix`` can fix the finding.
         saves_ms: Largest time in milliseconds that the fix can save in one execution; None
             without a GPU, or if the fix saves no time.
         gains: Whether the fix improves this model.
@@ -530,15 +530,15 @@ class ConvOutcome:
         name: The node's name, or its first output's name if the name is missing or not unique.
         op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
         weights: ``constant`` or ``computed`` (a MatMul of two activations).
-        precision: Data type in which it computes.
-        inputs: Precision of the data input, then of the residual input if it has one.
+        precision: Data type in which the convolution computes.
+        inputs: Precision of the data input, then of the residual input if there is one.
         output: Precision of the layer's output.
         layer: The engine layer's name; None if the target has no named layers.
         fused: ONNX nodes without Q and DQ that are fused into its layer (BatchNormalization,
             activation, Add, MaxPool).
-        findings: Ids of the findings about it.
+        findings: Ids of the findings about the convolution.
         evidence: Evidence of the outcome on the target.
-        cases: Cases (``<pass>/<case>``) of all passes that shaped its layer.
+        cases: Cases (``<pass>/<case>``) of all passes that changed the layer.
         activation: Operator of the fused pointwise activation; ``SiLU`` for a gated one.
         bare: Tensor before the fused activation or sum; the layer's output if nothing is fused.
     """
@@ -564,36 +564,36 @@ class ConvOutcome:
 
     @property
     def is_int8(self) -> bool:
-        """Whether it computes in INT8 or UINT8."""
+        """Whether the convolution computes in INT8 or UINT8."""
         return self.precision in BYTES
 
     @property
     def is_fp8(self) -> bool:
-        """Whether it computes in FP8."""
+        """Whether the convolution computes in FP8."""
         return self.precision is Precision.FP8
 
     def computes_in(self, precision: Precision) -> bool:
-        """Return whether it computes in INT8 (or UINT8), or in FP8."""
+        """Return whether the convolution computes in a type, INT8 (or UINT8) or FP8."""
         return self.is_fp8 if precision is Precision.FP8 else self.is_int8
 
     @property
     def is_quantized(self) -> bool:
-        """Whether it computes in INT8, UINT8 or FP8."""
+        """Whether the convolution computes in INT8, UINT8 or FP8."""
         return self.precision in EIGHT_BITS
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a matrix product: Gemm, MatMul or Einsum."""
+        """Whether the node is a matrix product: Gemm, MatMul or Einsum."""
         return self.op in ("Gemm", "MatMul", "Einsum")
 
     @property
     def int8_in_int8_out(self) -> bool:
-        """Whether it computes in INT8 or UINT8 and writes INT8."""
+        """Whether the convolution computes in INT8 or UINT8 and writes INT8."""
         return self.is_int8 and self.output == Precision.INT8
 
     @property
     def quantized_in_quantized_out(self) -> bool:
-        """Whether it computes in 8 bits and writes the type that it computes in."""
+        """Whether the convolution computes in INT8, UINT8 or FP8 and writes INT8 or FP8."""
         return self.is_quantized and self.output in (Precision.INT8, Precision.FP8)
 
     def as_json(self) -> Json:
@@ -625,7 +625,7 @@ class ModelInfo:
         nodes: Number of nodes.
         open_inputs: Shape of each input that leaves dimensions open: -1 for the batch, the size to
             build for elsewhere.
-        has_bfloat16: Whether it has tensors of bfloat16.
+        has_bfloat16: Whether the model has bfloat16 tensors.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
             of If and bodies of Loop and Scan, which are not analyzed; empty without any.
     """
@@ -661,7 +661,7 @@ class Prediction:
         layers: Layers of the engine.
         trace: Simulated lines of the optimizer's log.
         findings: Problems and notes, the most important first.
-        refusals: Reasons why passes did not fire.
+        refusals: Reasons why passes of the optimizer did not apply.
         conversions: Number of Q and DQ that remain as separate layers, including the Q of the
             network input; None if the target has no named layers.
         conversion_nodes: Names of the remaining Q and DQ.
@@ -670,17 +670,17 @@ class Prediction:
         counts: Number of layers after each stage (``Original``, ``After Myelin optimization``), for
             the stages after which TensorRT logs this number.
         assumptions: Choices of TensorRT that the prediction cannot know.
-        regions: Layers that Myelin compiles on TensorRT 10 and later, with their Q and DQ, which
-            do not count as conversions; on TensorRT 8 the attention and normalizations that it may
+        regions: Groups of layers that Myelin compiles on TensorRT 10 and later; their Q and DQ do
+            not count as conversions. On TensorRT 8, attention and normalizations that Myelin may
             compile.
-        float_products: Matrix products that ``convolutions`` does not list: of two computed tensors
-            without Q/DQ, and those that an Einsum computes in float.
+        float_products: Matrix products that ``convolutions`` does not list: products of two
+            computed tensors without Q/DQ, and float Einsums.
         compute_capabilities: Compute capabilities (``8.6``) that the prediction holds for: those
             that TensorRT-RTX builds for, or that of the GPU. Empty if it holds for every GPU.
         notes: Notes about the images that activations were checked on.
         requested_target: TensorRT version as the user named it, such as ``10.3``. `target` names
             the rules.
-        read: The input files, which :meth:`save` does not overwrite.
+        read: Files that were read; :meth:`save` does not overwrite them.
     """
 
     model: ModelInfo
@@ -770,9 +770,9 @@ class Prediction:
 
     @property
     def engine_nodes(self) -> int:
-        """Number of layers if each region of Myelin is one layer.
+        """Number of engine layers if each region of Myelin counts as one layer.
 
-        TensorRT counts so unless the engine is built with detailed profiling verbosity
+        TensorRT counts in this way unless the engine is built with detailed profiling verbosity
         (published for a DETR: 57 nodes in FP16, 72 with Q/DQ).
         """
         inside = {name for region in self.regions for name in (*region.nodes, *region.kernels)}
@@ -780,10 +780,10 @@ class Prediction:
         return outside + len(self.regions)
 
     def convolution(self, name: str) -> ConvOutcome:
-        """Return the outcome of the convolution of that name.
+        """Return the outcome of the convolution with a name.
 
         Raises:
-            KeyError: No convolution has that name.
+            KeyError: No convolution has this name.
         """
         for conv in self.convolutions:
             if conv.name == name:

@@ -150,8 +150,8 @@ def test_peer_model_is_cached_by_model_and_images(
     ("text", "message"),
     [
         (None, "cannot be read"),
-        ("[[split", "no list of"),
-        ("x = 1", "no list of"),
+        ("[[split", "not a list of"),
+        ("x = 1", "not a list of"),
         ('[[split]]\nname = "a"\nmodel = "m"', "split 1 has no 'calibration'"),
         (
             '[[split]]\nname = "a"\nmodel = "m"\ncalibration = "c"\nevaluation = "e"',

@@ -154,7 +154,7 @@ def _describe_unseen_pairs() -> str:
 
 def _describe_fitted_pairs() -> str:
     page = read_page("timing.md")
-    row = find(r"^\| all \| (\d+) of (\d+) \([^|]*\| (\d+) of \d+ \| (\d+)% \|", page)
+    row = find(r"^\| all \| (\d+) of (\d+) \([^|]*\| (\d+) of \d+ \| ([\d.]+)% \|", page)
     return (
         f"right for {row[1]} of {row[2]} pairs, each judged by a fit without its network and GPU "
         f"(always choosing INT8: {row[3]}); gain off by {row[4]} %"

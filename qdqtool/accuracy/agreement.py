@@ -376,7 +376,7 @@ class _NetworkPair:
         )
 
     def observe_each(self, metrics: Sequence[Metric]) -> Iterator[tuple[int, list[list[Evidence]]]]:
-        """Yield the number of each sample and its evidence, a list [images][metrics]."""
+        """Yield the number of each sample, and its evidence as a list [images][metrics]."""
         dataset = self._feeder.dataset
         tasks = SharedTasks(dataset.tasks())
 

@@ -57,7 +57,11 @@ class DetectionMatches:
     truth: npt.NDArray[np.int64]
 
     def as_json(self) -> dict[str, list[Any]]:
-        """Return the fields of the JSON output. Hits of a detection are the bits of a number."""
+        """Return the fields of the JSON output.
+
+        The hits of a detection are the bits of an integer. The lowest bit is for the lowest IoU
+        threshold.
+        """
         bits = self.hits @ (1 << np.arange(len(IOUS)))
         return {
             "scores": self.scores.tolist(),

@@ -151,7 +151,7 @@ class DetectionAgreementMetric:
     identity: str = name
     sentence: str = (
         "agreement mAP: average precision (IoU .50 to .95, all classes ranked "
-        "together) of the INT8 detections, with the float model's detections of score "
+        "together) of the quantized detections, with the float model's detections of score "
         f"{_REFERENCE_SCORE:g} and more as ground truth; 1 means equal detections"
     )
 
@@ -356,7 +356,7 @@ def import_function(name: str) -> MetricFunction:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise QdqtoolError(
-            f"`metric` {name}: is not a name such as package.module:function",
+            f"`metric` {name}: has another form; give a name such as package.module:function",
             code="wrong-format",
             parameter="metric",
         )
@@ -381,7 +381,10 @@ def import_function(name: str) -> MetricFunction:
 
 
 def _import_module(name: str) -> Any:
-    """Import a module, also from the current folder, which is not in a command's `sys.path`."""
+    """Import a module, from the current folder if necessary.
+
+    Commands lack the current folder in `sys.path`, so the folder is added.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -26,7 +26,7 @@ _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "st
 _HARMLESS = (Gap(Section.PARSE, GapKind.BEGINNING), Gap(Section.PARSE, GapKind.LAST))
 _MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names for constants
 _SKIPPED_TACTIC = "Skipping tactic"
-LATEST_SPELLING = "8.6"  # listings of TensorRT 8.6 and 10 look alike
+LATEST_SPELLING = "8.6"  # also the spelling of TensorRT 10, whose listings look alike
 # Types of Myelin kernels. TensorRT 8.x lists only the Myelin layer that contains them.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
 IMPLICIT_INT8 = (
@@ -153,7 +153,7 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
 
 
 def _mark_qdq(build: Build) -> None:
-    """Set the origin ``QDQ`` of layers that another section of the log names as Q or DQ."""
+    """Set the origin of layers to ``QDQ`` if another section of the log names a Q or DQ so."""
     conversions = {event.subject for event in build.trace if event.pass_name == "QDQToCopy"}
     nodes = {node.name for node in build.parse.nodes if node.op in _QUANTIZERS} - {""}
     for layer in build.layers:
@@ -242,7 +242,7 @@ def is_implicit_int8(build: Build) -> bool:
 
 
 def is_float_build(build: Build) -> bool:
-    """Return whether a build is complete and has neither INT8 nor Q/DQ.
+    """Return whether a complete build certainly has neither INT8 nor Q/DQ.
 
     False for a listing with Myelin layers or kernels, because these do not show Q and DQ.
     """

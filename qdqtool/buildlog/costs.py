@@ -271,7 +271,8 @@ def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | 
 
 
 def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
-    for key in ("Weights", "ConvWeights"):  # ConvWeights: a convolution fused with a pooling
+    # A convolution that is fused with a pooling has the field ConvWeights.
+    for key in ("Weights", "ConvWeights"):
         weights = layer.extras.get(key)
         if isinstance(weights, dict):
             count = weights.get("Count")
@@ -361,7 +362,7 @@ def _count_convolution_weights(
 def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
     """Return height x width of a convolution's output before the pooling fused after it.
 
-    None if the layer has no such fields.
+    None if the layer has no fields of a fused convolution (``ConvKernel``, ``ConvStride``, ...).
     """
     kernel = as_int_list(extras.get("ConvKernel"), 1)
     stride = as_int_list(extras.get("ConvStride"), 1)

@@ -83,7 +83,7 @@ class DrawingArrow(LayoutEdge):
 
 @dataclass(slots=True)
 class EngineDrawing:
-    """Graph of an engine."""
+    """Graph of an engine: boxes for layers and network tensors, arrows for tensors."""
 
     title: str
     boxes: list[DrawingBox] = field(default_factory=list)

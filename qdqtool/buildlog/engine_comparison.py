@@ -249,7 +249,10 @@ def _has_work(row: LayerCost) -> bool:
 
 
 def _rate_similarity(first: _LayerSignature, second: _LayerSignature) -> int:
-    """Return how similar the work of two layers is; 0 for different families or kernels."""
+    """Return the similarity of two layers, from 0 to 6.
+
+    The similarity is 0 if families or sizes differ, or if both input and output shapes differ.
+    """
     if first.family != second.family or (first.inputs and _contradicts(first, second)):
         return 0
     same = [a == b for a, b in zip(first.shapes, second.shapes, strict=True)]

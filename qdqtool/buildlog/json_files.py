@@ -42,7 +42,8 @@ _TARGET = re.compile(r"SM(\d{2,3})")
 _MAX_TARGETS = 16
 _MAX_BINDINGS = 10_000
 _MAX_LAYERS = 200_000
-MAX_LISTED_TENSORS = 500_000  # over all layers; 20 MB of JSON has no room for more
+# Maximum tensors of all layers. 20 MB of JSON has no room for more tensors.
+MAX_LISTED_TENSORS = 500_000
 
 
 def read_json(data: bytes, path: str) -> Build:
@@ -108,7 +109,10 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
             ) from None
         except TooManyValues as too_many:
             raise BuildLogError(
-                f"not a JSON file of TensorRT: it has {too_many}", path, code="too-many-values"
+                f"not a JSON file of TensorRT: it has {too_many}; give the file of "
+                "--exportLayerInfo or --exportProfile",
+                path,
+                code="too-many-values",
             ) from None
         except ValueError as damage:
             error = damage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_TEXTS = ("log", "message", "msg", "textPayload", "text")  # keys of the message
+_TEXTS = ("log", "message", "msg", "textPayload", "text")  # keys under which loggers write texts
 _LEVELS = ("levelname", "level", "severity")
 
 

@@ -46,7 +46,7 @@ _SIGNS = re.compile(r"([\[{(]+)|([\]})]+)|, ")
 _MAX_PAIRS = 200
 _SHORT = 200  # texts up to this many characters are cached, because logs repeat them
 _MAX_RANK = 64
-MAX_TENSORS = 4096  # maximum per layer; real layers have at most some hundreds
+MAX_TENSORS = 4096  # maximum tensors of a layer; real layers have at most some hundreds
 
 
 def find_precision(text: str) -> Precision:
@@ -181,7 +181,10 @@ def parse_info_line(text: str, line: int = 0) -> BuiltLayer | None:
 
 
 def _parse_tensors(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each ``{ Name: a, Dimensions: [1,3], Format/Datatype: F }``."""
+    """Yield the fields of each tensor in a list.
+
+    A tensor is written ``{ Name: a, Dimensions: [1,3], Format/Datatype: F }``.
+    """
     for item in text.split("{ Name: ", MAX_TENSORS + 1)[1 : MAX_TENSORS + 1]:
         name, listed, rest = item.partition(", Dimensions: [")
         fields = {"Name": name.partition(", Location: ")[0] if listed else item.strip(" },")}

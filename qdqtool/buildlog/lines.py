@@ -42,7 +42,7 @@ _LATENCY = re.compile(r"([\w-]{1,20}(?: [\w-]{1,20}){0,4}): (min = .*)")
 _NAME = re.compile(r"[\w()%.]{1,30}")
 _VALUE = re.compile(r" = ([\d.e+-]{1,20}|-?nan|inf) ?(?:ms)?")
 _MAX_METRICS = 50
-_MAX_TENSORS = 20_000  # maximum for one node
+_MAX_TENSORS = 20_000  # maximum inputs or outputs of a node
 _MAX_ROWS = 100_000
 
 
@@ -182,7 +182,7 @@ _KERNEL = re.compile(
     r"(kernel|strides|prepadding|postpadding|dilations|numOutputs): (\([\d, -]{1,80}\)|\d{1,9})"
 )
 _AXIS = re.compile(r"Using Gather axis: (-?\d{1,4})")
-_DETAILS = {  # printed on separate lines of one message, without a prefix
+_DETAILS = {  # attributes that the parser prints on separate lines without a prefix
     "Transformation mode": "coordinate_transformation_mode",
     "Resize mode": "mode",
     "Padding mode": "padding_mode",
@@ -200,7 +200,7 @@ _DTYPES = {"float32": "FLOAT", "half": "FLOAT16"}  # other types are spelled as 
 _INITIALIZER = "Importing initializer: "
 
 
-# First words of the parser's lines. No line of the optimizer begins with one of them.
+# First words of the parser's lines. No line of the optimizer begins with these words.
 PARSER_WORDS = frozenset(
     ("Searching", "Static", "Parsing", "Importing", "Registering", "Adding", "Marking")
 )
@@ -405,7 +405,7 @@ def is_uninformative(text: str) -> bool:
     """Return whether a line is known to hold no information, or is a comment or translation."""
     if text.startswith(_BY_LETTERS.get(text[:_SHORTEST], ())) or text.endswith(" to plan file."):
         return True
-    # TensorRT prints ASCII: an unknown line in another script is a translation or a comment.
+    # TensorRT prints only ASCII. So an unknown line in another script is a translation or comment.
     return not text.isascii() and sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2
 
 

@@ -101,7 +101,7 @@ _PIECES = re.compile(rb"(\w+)|(\s+)|([^\w\s]+)")
 _MAX_PREFIX = 200  # maximum bytes of a container's prefix
 _SAMPLE = 2000  # lines that are examined to detect the prefix
 _MIN_SHARE = 0.8  # minimum share of the sampled lines with the prefix
-# P: part of a line, F: its end. Kubernetes cuts lines at 16 kB.
+# Kubernetes cuts lines at 16 kB: P marks a part of a line, and F the end of a line.
 _PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")
 
 
@@ -120,7 +120,7 @@ class LogPrefixStripper:
         self._incomplete: dict[bytes, bytes] = {}
 
     def strip(self, lines: list[bytes]) -> list[bytes]:
-        """Return lines without the prefix, whose form the first TensorRT lines decide."""
+        """Return lines without the prefix. The first TensorRT lines determine its form."""
         for start in range(0, len(lines), _SAMPLE):
             if self._decided:
                 break
@@ -225,9 +225,11 @@ _TIMING = re.compile(
 _TIMING_STARTS = frozenset(b"%c" % sign for sign in b"\x1b[VTF-*=>ASBODI0123456789")
 _AFTER_ANY_WORD = b" has no valid tactics for"
 _SET_TACTIC = b" Set Tactic Name: "
-# 8.6 and later: NAME (RUNNER[0x8]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 ...
+# TensorRT 8.6 and later print
+# NAME (RUNNER[0x8]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 ...
 _COMPLETED = b" profiling completed in "
-# 10: NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
+# TensorRT 10 prints
+# NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
 _CACHED = b" got cached result: "
 _SKIPPING = re.compile(rb"Skipping (\w{1,80}): No valid tactics(?: for (.{0,4000}))?")
 _NO_TACTICS = b" has no valid tactics"
@@ -280,7 +282,7 @@ class LogReader:
                 continue
             match = match_timing(line)
             if match is not None and match.lastgroup == "tactic":
-                # Fast path: most lines are of this kind.
+                # Most lines are tactic lines, so they are counted here without further parsing.
                 counts.timing += 1
                 self.build.tactics.timed += 1
                 if self._tuned is not None:
@@ -295,7 +297,7 @@ class LogReader:
                 self.build.notes.append(
                     Note(
                         f"{gap} was not read, because the {_MAX_UNEXPLAINED:,} lines before this "
-                        "part were not recognized",
+                        "part were not recognized; give only the log of the build",
                         code="not-understood",
                     )
                 )
@@ -407,7 +409,7 @@ class LogReader:
             self._tuned.runner = runner
 
     def _read_cost(self, line: bytes, end: int) -> None:
-        # The line is "=============== Computing costs for NAME"; before 8.6 it lacks the name.
+        # The line is "=============== Computing costs for NAME". Before 8.6, the name is missing.
         before, _, rest = line[end : end + _MAX_NAME].partition(b"costs for ")
         name = _decode(rest).strip()
         costed = self.build.tactics.costed
@@ -458,7 +460,7 @@ class LogReader:
 def _find_refusal(line: bytes) -> tuple[str, str] | None:
     """Return runner and layer of a line about missing tactics; None for any other line.
 
-    The layer is empty if the line does not name it.
+    The layer is empty if the line names none.
     """
     limit = _MAX_NAME + 200
     skipping = _SKIPPING.search(line, 0, limit)

@@ -23,7 +23,7 @@ _BRACKET = re.compile(r"[()\[\]{}]")
 _CLONE = "_clone_"
 SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
-# Longer names are not parsed; merged layers have some hundred characters per node.
+# Longer names are not parsed. Names of merged layers have some hundred characters per node.
 _MAX_LENGTH = 20_000
 
 
@@ -161,7 +161,7 @@ def _parse_components(text: str, known_names: NameSet, depth: int) -> list[str]:
 
 
 def _pointwise_members(part: str) -> str | None:
-    """Return the text inside ``PWN(...)``; None unless that bracket closes at the very end."""
+    """Return the text inside ``PWN(...)``; None unless the bracket closes at the end."""
     if not (part.startswith("PWN(") and part.endswith(")")):
         return None
     depths = itertools.accumulate((sign == "(") - (sign == ")") for sign in part[3:-1])

@@ -45,7 +45,7 @@ _TYPES = {
     "DOUBLE": TensorProto.DOUBLE,
 }
 _MAX_RANK = 10
-_MAX_STRIDES = 64  # limits the tries, because a damaged log may state any size
+_MAX_STRIDES = 64  # maximum distance of tried strides, because a damaged log may state any size
 
 
 def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
@@ -208,7 +208,8 @@ class _GraphRebuilder:
         path = ", ".join(self.build.files) or "the log"
         if len(shape) > limits.RANK:
             raise BuildLogError(
-                f"tensor '{name[:80]}' has {len(shape)} dimensions; the limit is {limits.RANK}",
+                f"tensor '{name[:80]}' has {len(shape)} dimensions, but the limit is "
+                f"{limits.RANK}; the log is damaged, build again",
                 path,
                 code="too-many-dimensions",
                 node=name,
@@ -357,7 +358,7 @@ def _make_value_info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInf
 
 
 def _invent_scales(build: Build) -> dict[str, float]:
-    """Return a value for each scale tensor; equal only if the log shows equal scales."""
+    """Return an invented value by scale tensor; equal only if the log shows equal scales."""
     quantizers = [node for node in build.parse.nodes if node.op in _QUANTIZERS]
     scale_of_node = {
         node.name: tensors[1].name
@@ -567,7 +568,7 @@ def _infer_conv_transpose(node: InferredAttributes) -> None:
 def _infer_pool(node: InferredAttributes) -> None:
     fields = node.listed
     if "PoolingWindowSize" in fields:
-        # Fields of a pooling that is fused with a convolution.
+        # The layer fuses the pooling with a convolution, and prefixes the fields of the pooling.
         fields = {
             key.removeprefix("Pooling"): value
             for key, value in fields.items()
@@ -618,7 +619,7 @@ def _infer_reduce(node: InferredAttributes) -> None:
 def _find_dropped_axes(long: list[int], short: list[int]) -> list[int]:
     """Return the axes of `long` that a Squeeze removes to give `short`; empty if none fit.
 
-    Prefer to drop axes of size 1, and later axes over earlier ones.
+    Axes of size 1 are preferred, and later axes are preferred to earlier axes.
     """
     count = len(long) - len(short)
     if not 0 < count <= len(long) <= _MAX_RANK:

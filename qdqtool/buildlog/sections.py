@@ -58,7 +58,7 @@ MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # total of all records, so that a hostile log cannot exhaust the memory
 _MAX_BINDINGS = 10_000
 _MAX_BLOCKS = 20
-_MAX_OPTIONS = 200  # maximum for one block
+_MAX_OPTIONS = 200  # maximum options of one block
 _MAX_DEVICE_FIELDS = 100
 _MAX_SECONDS = 100
 
@@ -164,7 +164,7 @@ class SectionReader:
         if word not in lines.PARSER_WORDS and self._read_event(text, line):
             return True
         if self.build.milestones and text.startswith(_PARSE_BEGINS):
-            # The parser runs again after the optimizer: the log contains another network.
+            # The parser runs again after the optimizer, so the log contains another network.
             self._start_next_build(parse=True)
         return self.parse.read(text, line)
 
@@ -316,7 +316,7 @@ class SectionReader:
         return True
 
     def _read_targets(self, text: str, _line: int) -> bool:
-        # Only TensorRT for RTX builds for a list of GPU generations.
+        # Only TensorRT for RTX prints this line, because it can build for several GPU generations.
         has_targets = text.startswith("Number of target compute capabilities")
         self.build.is_rtx |= has_targets
         return has_targets

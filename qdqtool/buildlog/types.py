@@ -71,7 +71,7 @@ class GapKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Incomplete section of a build, with the values of the message."""
+    """Section of a build that is missing or incomplete, with the values of the message."""
 
     section: Section
     kind: GapKind = GapKind.ABSENT
@@ -333,7 +333,7 @@ class BuiltTensor:
     """Input or output of an engine layer.
 
     Attributes:
-        shape: Dimensions without the vectorization.
+        shape: Dimensions without the vector width (64 for ``64:32``).
         vector: Channels per element of a vectorized layout (32 for ``64:32``), 1 otherwise.
         format: Layout as TensorRT describes it; empty if not stated.
     """
@@ -452,7 +452,7 @@ class BuiltLayer:
 class Build:
     """One TensorRT build, read from one or several files.
 
-    If a file contains several builds, this is the last one.
+    If a file contains several builds, the last build is read.
 
     Attributes:
         source: ``trtexec-log``, ``log`` (Python API, polygraphy), ``layer-info`` (only

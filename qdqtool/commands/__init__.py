@@ -10,17 +10,17 @@ from qdqtool.util.process import terminal_columns
 COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
     "tune": "Find the fastest choice of INT8 layers that keeps the accuracy.",
-    "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
+    "predict": "Predict in which type TensorRT runs each convolution, and what prevents INT8.",
     "verify": "Compare the prediction with a real TensorRT build.",
-    "compare": "Show what differs between two models, builds, or a model and a build.",
+    "compare": "Compare two models, two builds, or a model and its build.",
     "report": "Write one HTML page: the network as a graph, tables and plots.",
-    "fix": "Apply the fixes that need no new data to a Q/DQ model.",
+    "fix": "Apply fixes that need no calibration to a Q/DQ model.",
     "extract": "Cut out the smallest model that still shows a finding.",
     "explain": "Explain a finding code or a TensorRT error message.",
     "log": "Summarize a TensorRT build log.",
     "gpus": "List the GPUs that times can be estimated for.",
-    "engine": "Per-layer precision, memory, MACs and time of a built engine.",
-    "build": "Build a model with a TensorRT found on this machine.",
+    "engine": "Show precision, memory, MACs and time of each layer of a built engine.",
+    "build": "Build a model with a TensorRT on this machine.",
     "demo": "Insert, predict and verify on an embedded YOLOv8-style model.",
 }
 _ABOUT = (

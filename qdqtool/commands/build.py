@@ -1,4 +1,4 @@
-"""`qdqtool build`: build a model with a TensorRT found on this machine."""
+"""`qdqtool build`: build a model with a TensorRT on this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="INPUT:MIN,OPT,MAX",
     callback=options.parse_with(options.parse_shapes),
-    help="Shapes of an input with run-time dimensions, as images:1x3x640x640 or three of them.",
+    help="Shape of an input with run-time dimensions, such as images:1x3x640x640, or three shapes.",
 )
 @click.option(
     "--timeout",
@@ -61,9 +61,9 @@ def command(
     answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
-    """Build MODEL and say in which type each convolution runs.
+    """Build MODEL and show in which type each convolution runs.
 
-    A refusal by the compiler, its crash or a timeout is an answer: exit code 1.
+    Exit codes: 0 built; 1 the compiler rejected the model, crashed or timed out; 2 bad input.
     """
     from qdqtool.verification.local_build import build_model
 

@@ -21,7 +21,7 @@ from qdqtool.util import files
 from qdqtool.util.process import INTERRUPTED, silence_stdout
 from qdqtool.util.text import brief_repr, cut_middle, one_line
 
-_LONG_WORD = re.compile(r"\S{500,}")  # such words are longer than names of files and nodes
+_LONG_WORD = re.compile(r"\S{500,}")  # longer than usual names of files and nodes
 _MAX_WORD = 200  # maximum number of printed characters of a long word
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
 
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does, with a hint for an unknown one."""
+        """Resolve a command as click does; suggest a command for an unknown name."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             import difflib
 
@@ -96,12 +96,12 @@ class LazyGroup(click.Group):
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Print the overview without a command."""
+    """Print the overview if no command is given."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
-def _fail(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     line = _LONG_WORD.sub(lambda word: cut_middle(word[0], _MAX_WORD), one_line(message))
     with suppress(OSError, ValueError):  # stderr may be closed
         print(f"qdqtool: {line}", file=sys.stderr)
@@ -123,7 +123,7 @@ def _filter_streams() -> Iterator[None]:
 def run(args: list[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    Every expected error ends as one line on stderr.
+    An expected error is printed as one line on stderr.
     """
     with _filter_streams(), warnings.catch_warnings():
         if not sys.warnoptions:  # keep warnings that the user requested (python -W)
@@ -134,18 +134,18 @@ def run(args: list[str] | None = None) -> int:
 def _run(args: list[str] | None) -> int:
     inputs = files.InputFiles()
     invalid = next((a for a in args or () if "\0" in a), None)
-    if invalid is not None:  # the operating system would fail on NUL
-        return _fail(f"{brief_repr(invalid)}: {files.INVALID_NAME}", 2)
+    if invalid is not None:  # the operating system rejects NUL in names
+        return _print_error(f"{brief_repr(invalid)}: {files.INVALID_NAME}", 2)
     try:
         with files.record_inputs() as inputs:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except SystemExit:  # click raises this if the reader closed stdout; 1 would mean a failed check
+    except SystemExit:  # click raises this if stdout was closed; 1 would mean a failed check
         return 0
     except (_WrappedInterrupt, click.exceptions.Abort, KeyboardInterrupt) as error:
         stop = error.__cause__ if isinstance(error, _WrappedInterrupt) else error
-        return _fail(process.stop_message(stop), getattr(stop, "code", INTERRUPTED))
+        return _print_error(process.stop_message(stop), getattr(stop, "code", INTERRUPTED))
     except BrokenPipeError:
         silence_stdout()
         return 0
@@ -156,7 +156,7 @@ def _run(args: list[str] | None) -> int:
 
             traceback.print_exc()
             message = "internal error, please report it with the lines above"
-        return _fail(message, 2)
+        return _print_error(message, 2)
     return result if isinstance(result, int) else 0
 
 
@@ -182,8 +182,8 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
         return _OUT_OF_MEMORY
     if _was_importing(error):
         return (
-            f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}): "
-            "memory is out, or it has to be installed again"
+            f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}); "
+            "free memory, or install the library again"
         )
     return None
 
@@ -218,5 +218,5 @@ def main() -> None:
     except KeyboardInterrupt as stop:  # Ctrl-C outside of `run`
         code = getattr(stop, "code", INTERRUPTED)
     except MemoryError:  # no memory to report another error
-        code = _fail(_OUT_OF_MEMORY, 2)
+        code = _print_error(_OUT_OF_MEMORY, 2)
     process.exit_process(code)

@@ -1,4 +1,4 @@
-"""``qdqtool compare``: differences of two models, two builds, or a model and its build."""
+"""``qdqtool compare``: differences between two models, two builds, or model and build."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdqtool.commands.usage import UsageError
 if TYPE_CHECKING:
     from qdqtool.comparison.result import Comparison
 
-_SLOWER = 1.02
+_SLOWER = 1.02  # --fail-on slower ignores smaller ratios of the times of B and A
 
 
 def _has_any(result: Comparison, *names: str) -> bool:
@@ -80,14 +80,14 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     "--fail-on",
     multiple=True,
     type=click.Choice(tuple(_CHECKS)),
-    help="Exit 1 if that holds for B against A.",
+    help="Exit 1 if this is true of B compared with A.",
 )
 @click.option(
     "--report",
     "page",
     type=click.Path(dir_okay=False),
     metavar="HTML",
-    help="Write the report of two models as well: before and after.",
+    help="Also write an HTML report of two models, before and after.",
 )
 @options.output_options
 def command(
@@ -106,16 +106,16 @@ def command(
     page: str | None,
     answer: options.AnswerWriter,
 ) -> int:
-    """Show what B lost and gained against A.
+    """Show the changes from A to B: what was lost and what was gained.
 
     A and B are two ONNX models (float and Q/DQ, two Q/DQ models, before and after an exporter), two
-    builds (log, layer JSON, profile), or a model and its build (requested and actual types). verify
-    asks whether the prediction was right; compare asks what changed.
+    builds (log, layer JSON, profile), or a model and its build (requested and actual types). To
+    check a prediction against a build, use verify.
 
     With --calib, the agreement of model B with model A is measured as well.
 
-    Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met or the agreement is below
-    --min-agreement; 2 bad input, or a --fail-on that these files cannot answer.
+    Exit codes: 0 done, with or without differences; 1 a condition of --fail-on is true, or the
+    agreement is below --min-agreement; 2 bad input, or a condition cannot be checked.
     """
     from qdqtool.comparison.api import compare, is_model_file
     from qdqtool.formats.build_text import render_comparison
@@ -166,18 +166,19 @@ def command(
     return max(_print_failures(result, fail_on), _check_agreement(result, min_agreement))
 
 
-def _check_agreement(result: Comparison, least: float | None) -> int:
+def _check_agreement(result: Comparison, minimum: float | None) -> int:
     """Check the minimum agreement; print a failure and return the exit code."""
-    if least is None or result.agreement is None:
+    if minimum is None or result.agreement is None:
         return 0
-    measure = result.agreement.measure
-    if measure.value is None:
-        print("qdqtool: --min-agreement could not be checked: no agreement", file=sys.stderr)
-        return 2
-    if measure.value >= least:
+    agreement = result.agreement.measure.value
+    if agreement is None:
+        text = "could not be checked: the agreement is unknown"
+    elif agreement >= minimum:
         return 0
-    print(f"qdqtool: --min-agreement {least:g}: it is {measure.value:.3f}", file=sys.stderr)
-    return 1
+    else:
+        text = f"{minimum:g} is not met: the agreement is {agreement:.3f}"
+    print(f"qdqtool: --min-agreement {text}", file=sys.stderr)
+    return 2 if agreement is None else 1
 
 
 def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
@@ -196,7 +197,7 @@ def _describe_undecided(name: str, result: Comparison) -> str:
     kinds = {result.a.kind, result.b.kind}
     if name == "slower" and result.times_as_long is None:
         return (
-            "no times of both sides; give --gpu for two models, and for two builds their profiles "
+            "times of A or B are missing; give --gpu for two models, or profiles for two builds "
             "(--with-a, --with-b)"
         )
     if name == "scales" and "build" in kinds:
@@ -207,10 +208,7 @@ def _describe_undecided(name: str, result: Comparison) -> str:
         return result.partial
     mixed = len(kinds) == 2
     if result.more_conversions is None and (name == "conversions" or (name == "any" and mixed)):
-        return "the number of conversions is not known on both sides"
+        return "the number of conversions of A or B is unknown"
     if mixed and result.open_outputs and name in ("lost-int8-output", "any"):
-        return (
-            f"the types that {result.open_outputs} INT8 convolutions write are not known on both "
-            "sides"
-        )
+        return f"the output types of {result.open_outputs} INT8 convolutions are unknown in A or B"
     return ""

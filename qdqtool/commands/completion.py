@@ -25,7 +25,7 @@ def _complete(list_words: Callable[[], Iterable[str]]) -> Completer:
 def _list_gpus() -> Iterable[str]:
     from qdqtool.timing.gpus import all_gpus
 
-    # Hyphens make it one word for the shell.
+    # With hyphens, a name is one word for the shell.
     return [gpu.name.lower().replace(" ", "-") for gpu in all_gpus()]
 
 

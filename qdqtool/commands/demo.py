@@ -16,32 +16,32 @@ from qdqtool.util.files import forbid_dash
     metavar="DIR",
     default="qdqtool-demo",
     show_default=True,
-    help="Folder to write to; it is made if it is missing.",
+    help="Folder to write to; created if missing.",
 )
 @click.option(
     "--size",
     type=click.INT,
     default=320,
     show_default=True,
-    help="Side of the network's input in pixels, a multiple of 32 up to 960.",
+    help="Height and width of the network's input in pixels, a multiple of 32 up to 960.",
 )
 @click.option(
     "--images",
     type=click.IntRange(1, 100_000),
     default=100,
     show_default=True,
-    help="Images to calibrate with.",
+    help="Number of calibration images.",
 )
 @click.option(
     "--activation", type=click.Choice(("silu", "relu")), default="silu", show_default=True
 )
 @options.target_option
 def command(output: str, size: int, images: int, activation: str, target: str | None) -> int:
-    """Run the whole loop on an embedded model: nothing is downloaded, no GPU and no TensorRT are needed.
+    """Insert, predict and verify on an embedded model, without downloads, GPU or TensorRT.
 
-    The model has YOLOv8n's layers and random weights: it detects nothing, yet it quantizes like a
-    real one.
-    """  # noqa: E501  (the summary is the help text)
+    The model has YOLOv8n's layers and random weights: it detects nothing, but is quantized like a
+    trained model.
+    """
     forbid_dash(output, "-o")
     release = options.choose_target(target)
     from qdqtool.demo.steps import run_demo

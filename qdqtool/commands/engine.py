@@ -1,4 +1,4 @@
-"""``qdqtool engine``: cost of each layer of a built engine; engines compared and drawn."""
+"""``qdqtool engine``: cost of each layer of a built engine, also compared and drawn."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(),
     metavar="FILE",
-    help="A second engine to compare with, as 'qdqtool compare' does. Repeat for its profile.",
+    help="Second engine to compare with, as 'qdqtool compare' does. Repeat for its profile.",
 )
 @options.gpu_option(
-    "GPU of the build, if the log does not name it: adds the usual time of each layer."
+    "GPU of the build, if the log does not name the GPU. Adds the usual time of each layer."
 )
 @options.clock_option
 @click.option("--dot", type=click.Path(), help="Write the engine as a Graphviz file.")
@@ -51,7 +51,7 @@ def command(
     svg: str | None,
     answer: options.AnswerWriter,
 ) -> int:
-    """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
+    """Show precision, memory, MACs and time of each layer of the engine in FILES: a layer JSON or a build log.
 
     Exit codes: 0 done, 2 bad input.
     """  # noqa: E501  (the summary is the help text)
@@ -59,9 +59,9 @@ def command(
 
     for path, option in ((dot, "--dot"), (svg, "--svg")):
         reserve_output(path, option)
-    report = _analyze([*files, *((profile,) if profile else ())], gpu, clock)
+    report = _analyze_engine([*files, *((profile,) if profile else ())], gpu, clock)
     if dot or svg:
-        _draw(report, dot, svg)
+        _draw_engine(report, dot, svg)
         if not other and answer.form == "text" and not answer.output:
             names = ", ".join(name for name in (dot, svg) if name)
             click.echo(f"{len(report.rows)} layers drawn: {names}")
@@ -71,7 +71,7 @@ def command(
     if other:
         from qdqtool.comparison.api import compare
 
-        comparison = compare(report, _analyze(list(other), gpu, clock))
+        comparison = compare(report, _analyze_engine(list(other), gpu, clock))
         assert comparison.engines is not None
         answer.write(
             comparison.engines.as_json,
@@ -89,7 +89,7 @@ def command(
     return 0
 
 
-def _analyze(paths: list[str], gpu: str | None, clock: float | None) -> EngineReport:
+def _analyze_engine(paths: list[str], gpu: str | None, clock: float | None) -> EngineReport:
     from qdqtool.buildlog.costs import analyze
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import rerun_commands
@@ -99,13 +99,13 @@ def _analyze(paths: list[str], gpu: str | None, clock: float | None) -> EngineRe
     if build.names_only:
         again = next(iter(rerun_commands(build).values()))
         raise BuildLogError(
-            f"layer names without precisions; build again with: {again}",
+            f"has layer names without precisions; build again with: {again}",
             ", ".join(paths),
             code="names-only",
         )
     if not build.layers:
         raise BuildLogError(
-            "no engine listing; give a layer JSON or a verbose build log",
+            "has no layers of an engine; give a layer JSON or a verbose build log",
             ", ".join(paths),
             code="no-engine-listing",
         )
@@ -116,7 +116,7 @@ def _analyze(paths: list[str], gpu: str | None, clock: float | None) -> EngineRe
     return report
 
 
-def _draw(report: EngineReport, dot: str | None, svg: str | None) -> None:
+def _draw_engine(report: EngineReport, dot: str | None, svg: str | None) -> None:
     from qdqtool.buildlog import drawing
     from qdqtool.util.outputs import write_visible
 

@@ -12,7 +12,7 @@ from qdqtool.util.records import to_json_fields
 @click.argument("what", nargs=-1, shell_complete=completion.complete_codes)
 @click.option("--list", "listing", is_flag=True, help="List every finding code.")
 @options.way_option(
-    "How the engine is built, as for predict. Without WHAT: the settings for that builder."
+    "Build method, as for predict. Without WHAT: explain the settings of this method."
 )
 @options.output_options
 def command(
@@ -20,9 +20,9 @@ def command(
 ) -> int:
     """Explain WHAT: a finding code such as SKIP-FLOAT, a TensorRT error, or a line of the optimizer's log.
 
-    The cause, TensorRT's behavior, how to see it in a log, the fix, and on which versions it is
-    known to hold. For a line of a log, a pass or one of its cases: the meaning of the line, the
-    builds that show it, the rule and its test.
+    For a finding code or an error, print the cause, the behavior of TensorRT, the trace in a log,
+    the fix and the versions. For a line of a log, a pass or one of its cases, print the meaning,
+    the builds that show it, the rule and its test.
     """  # noqa: E501  (the summary is the help text)
     from qdqtool.findings import codes
     from qdqtool.findings.ways import find_build_method

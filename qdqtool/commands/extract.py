@@ -27,17 +27,19 @@ if TYPE_CHECKING:
     shell_complete=completion.complete_codes,
     multiple=True,
     metavar="CODE[:n]",
-    help="Keep what this finding depends on (the n-th of the code, from 1; repeat for more).",
+    help="Keep the nodes on which this finding depends (CODE:n: the n-th of this code). May be "
+    "repeated.",
 )
 @click.option(
     "--node",
     metavar="NAME",
-    help="Keep what the prediction of this node depends on; with --finding: its place.",
+    help="Keep the nodes on which the prediction of this node depends. With --finding: the node "
+    "of the finding.",
 )
 @click.option(
     "--hops",
     type=click.IntRange(0),
-    help="With --node: this many nodes around it instead.",
+    help="With --node: keep the nodes at most this many steps away instead.",
 )
 @click.option(
     "--inputs", multiple=True, metavar="TENSOR", help="Begin at this tensor (repeat for more)."
@@ -48,23 +50,23 @@ if TYPE_CHECKING:
 @options.target_option
 @click.option("--minimize", is_flag=True, help="Shrink further: nodes, channels, pixels, weights.")
 @options.builder_option(
-    "Build on this machine; the small model has to fail or differ as the whole does."
+    "Build each part on this machine; the build has to fail or differ as that of MODEL does."
 )
 @click.option(
     "--check",
     metavar="COMMAND",
-    help="Run this command on each model; it has to exit as it does for the whole.",
+    help="Run this command on each part; its exit code has to be the same as for MODEL.",
 )
 @click.option(
     "--says",
     metavar="TEXT",
-    help="Text that COMMAND prints for the whole, and has to print for the small model.",
+    help="Text that COMMAND prints for MODEL and has to print for the part.",
 )
 @options.check_timeout_option("Limit for one run of COMMAND. [default: 600]")
 @click.option(
     "--limit",
     type=click.IntRange(1),
-    help="Maximum number of models to try (default 2000 within a minute or two, 400 with builds).",
+    help="Maximum number of parts to try (default 2000 within a minute or two, 400 with builds).",
 )
 @click.option("--private", is_flag=True, help="Replace names, weights, scales and metadata.")
 @click.option(
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
 @click.option(
     "--verification",
     type=click.Path(),
-    help="JSON of 'qdqtool verify' for the report: expected and seen.",
+    help="JSON of 'qdqtool verify', whose predicted and built types the report shows.",
 )
 @options.format_options
 def command(
@@ -89,15 +91,15 @@ def command(
     answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
-    """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
+    """Write the part of a Q/DQ MODEL on which a finding, a node or a failing build depends.
 
-    The part shows the finding with the same message and fix, and the convolutions that it names as
-    in the whole. With --check, COMMAND is split as a shell would and run without one; {} stands for
-    the model, which else comes last. Ctrl-C while minimizing ends that: the smallest model found by
-    then is written.
+    The part has the finding with the same message and fix, and the convolutions of the finding have
+    the same types as in MODEL. COMMAND of --check runs without a shell, but is split into words as
+    in a shell; {} stands for the path of the part, which is otherwise the last argument. Ctrl-C
+    stops --minimize, and the smallest part so far is written.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
-    """  # noqa: E501  (the summary is the help text)
+    """
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.result import read_verification
     from qdqtool.formats.output import use_option_names

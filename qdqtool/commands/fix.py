@@ -1,4 +1,4 @@
-"""``qdqtool fix``: fixes of a Q/DQ model that need no new data."""
+"""``qdqtool fix``: fixes of a Q/DQ model that need no calibration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     shell_complete=completion.complete_codes,
     multiple=True,
     metavar="CODE",
-    help="Fix these findings only (HEAD-QUANT is opt-in).",
+    help="Fix only findings of this code (needed for HEAD-QUANT). May be repeated.",
 )
 @click.option(
     "--inputs",
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     "--dla-cache",
     type=click.Path(),
     metavar="FILE",
-    help="Translate for DLA, which has no Q/DQ, and apply no fixes: --output is the float model, "
-    "and FILE a calibration cache with the scales. Prints the build with the layers' precisions.",
+    help="Translate for DLA, which has no Q/DQ, instead of fixing: write a float model to --output "
+    "and its calibration cache to FILE, and print the build command with layer precisions.",
 )
 @options.calib_option(
-    "Compare outputs on some of these images, not on random inputs. With --dla-cache: measure the "
-    "ranges of tensors without a quantizer on them."
+    "Compare outputs on some of these images instead of random inputs. With --dla-cache: measure "
+    "ranges of tensors without a quantizer on these images."
 )
 @options.image_options
 @options.format_options
@@ -62,13 +62,13 @@ def command(
     images: options.ImageArguments,
     answer: options.AnswerWriter,
 ) -> int:
-    """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
+    """Apply fixes that need no calibration to a Q/DQ MODEL, and write the result.
 
-    Every fix is tried, and kept only if that shows it to be one (docs/fix.md). Fixes that were
-    tried and not kept are reported with the reason; with --only so is every other place of those
-    codes.
+    A fix is kept only if the prediction improves and the outputs stay accurate (docs/fix.md).
+    Refused fixes are reported with the reason. With --only, remaining findings of these codes are
+    reported as well.
 
-    Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad
+    Exit codes: 0 done (also if there is nothing to fix), 1 findings that are errors remain, 2 bad
     input.
     """
     started = perf_counter()
@@ -76,11 +76,12 @@ def command(
         release = options.choose_target(target, strongly_typed)
         if only or inputs is not None:
             raise UsageError(
-                "--dla-cache applies no fixes, so that --only and --inputs have no effect",
+                "--only and --inputs have no effect with --dla-cache, which applies no fixes; "
+                "leave them out",
                 code="option-without-effect",
                 parameter="dla_cache",
             )
-        _translate(model, output, dla_cache, release, calib, images, answer)
+        _translate_for_dla(model, output, dla_cache, release, calib, images, answer)
         return 0
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
@@ -109,7 +110,7 @@ def command(
     return 0 if fixed.ok else 1
 
 
-def _translate(
+def _translate_for_dla(
     model: str,
     output: str,
     cache: str,

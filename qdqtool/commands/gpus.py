@@ -7,14 +7,12 @@ from qdqtool.commands import options
 
 @click.command("gpus", cls=options.HelpCommand)
 @click.argument("name", required=False)
-@click.option(
-    "--sources", is_flag=True, help="Show the source of each figure, and how well it is proven."
-)
+@click.option("--sources", is_flag=True, help="Show the source and the evidence of each figure.")
 @options.output_options
 def command(name: str | None, sources: bool, answer: options.AnswerWriter) -> int:
-    """List the GPUs that predict --gpu knows, or what NAME stands for.
+    """List the GPUs that times can be estimated for, or show the GPU that NAME selects.
 
-    Exit codes: 0 done, 2 no such GPU.
+    Exit codes: 0 done, 2 unknown GPU.
     """
     from qdqtool.formats.predict_text import gpus_text
     from qdqtool.timing import gpus

@@ -54,15 +54,15 @@ _CALIBRATION_PARAMETERS = (
     "--losses",
     type=click.IntRange(0),
     metavar="SAMPLES",
-    help="Number of samples to measure on which activations cost most; 0 measures nothing. "
-    "[default: 8, and single activations only if INT8 moves the outputs by 10% or more]",
+    help="Number of samples on which the accuracy loss of activations is measured; 0 for none. "
+    "[default: 8, and single activations only if the outputs change by 10% or more]",
 )
 @click.option(
     "--write-table",
     type=click.Path(),
     metavar="FILE",
-    help="Write a TensorRT calibration table for the float model as well, with a scale for every "
-    "tensor, and print the build for DLA.",
+    help="Also write a TensorRT calibration table for the float model, with a scale for every "
+    "tensor, and print the command that builds for DLA.",
 )
 @options.placement_options
 @options.network_options
@@ -81,7 +81,7 @@ _CALIBRATION_PARAMETERS = (
     "predict",
     is_flag=True,
     callback=options.invert_flag,
-    help="Do not predict what TensorRT makes of the result.",
+    help="Do not predict how TensorRT runs the result.",
 )
 @options.all_option("List every node, group and scale.")
 @options.format_options
@@ -203,9 +203,9 @@ def _check_source(calib: str | None, calib_table: str | None) -> None:
 
 
 def _write_table(result: Insertion, path: str | None) -> CacheReport | None:
-    """Write the calibration table if a path is given.
+    """Write the calibration table if a path is given, and return the report.
 
-    If the float model was chosen, a warning is added instead.
+    If the float model was chosen, a warning is added instead, and the result is None.
     """
     from qdqtool.insertion.format_choice import FLOAT
     from qdqtool.insertion.ranges import write_table
@@ -242,9 +242,10 @@ def _estimate_times(
 def _use_compared_times(
     time: TimeEstimate, result: Insertion, formats: TimeEstimate | None
 ) -> None:
-    """Give the estimate of the result the other times that the command compares it with.
+    """Use the same float time and INT8 and FP8 times in all outputs of the command, in place.
 
-    Each time has one value then: those of the choice stand there, those of `formats` in the table.
+    If ``--precision auto`` estimated times, its float time counts, and its text shows the other
+    times. Otherwise the lower of the two estimates of the float time counts.
     """
     from qdqtool.insertion.format_choice import FLOAT
 
@@ -271,7 +272,7 @@ def _suggest_tune(model: str, calib: str | None, gpu: str | None, width: int) ->
     page = TextPage(width)
     words = ["qdqtool", "tune", model, "--calib", calib or "images/"]
     page.add_command("Next:", shlex.join([*words, *(["--gpu", gpu] if gpu else [])]))
-    page.fill("tune searches layers for INT8 that are faster and accurate enough.", 9, " " * 9)
+    page.fill("tune searches for layers that INT8 makes faster with enough accuracy.", 9, " " * 9)
     return page
 
 

@@ -13,7 +13,7 @@ from qdqtool.commands import options
     "--to-onnx",
     type=click.Path(),
     metavar="FILE",
-    help="Write the ONNX graph that the parse section states (no weights).",
+    help="Write the ONNX graph that the log of the parser describes, without weights.",
 )
 @options.output_options
 def command(
@@ -25,7 +25,7 @@ def command(
 ) -> int:
     """Summarize a TensorRT build from FILES: a verbose log, a layer JSON, a profile JSON, or several of one build.
 
-    A log may be compressed (gzip, xz) or come from standard input (-), and may be cut off.
+    A log may be compressed (gzip, xz), incomplete, or come from standard input (-).
 
     Exit codes: 0 done, 2 bad input.
     """  # noqa: E501  (the summary is the help text)
@@ -55,7 +55,7 @@ def command(
         def render_graph(width: int) -> TextPage:
             page = TextPage(width)
             page.fill(f"Wrote {to_onnx}: {len(model.graph.node)} nodes", style=Style.BOLD)
-            page.fill("Not in the log, and filled in:")
+            page.fill("Filled in, because the log does not contain it:")
             for line in unknown:
                 page.fill(line, 4, "  - ")
             return page

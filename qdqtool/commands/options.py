@@ -70,7 +70,7 @@ def group(*options: Callable[[Any], Any]) -> Decorator:
 
 
 class ParsedText(click.types.StringParamType):
-    """Type of an option that is parsed by a function; its ValueError is a usage error."""
+    """Option type that a function parses; a ValueError of the function is a usage error."""
 
     def __init__(self, parse: Callable[[str], Any]) -> None:
         self.parse = parse
@@ -84,14 +84,14 @@ class ParsedText(click.types.StringParamType):
 
 
 def refuse_without(requirement: str, *names: str) -> None:
-    """Refuse options that were given but have no effect without another option.
+    """Raise an error if the user gave options that have no effect without a requirement.
 
     Args:
-        requirement: Option or condition without which they have no effect.
+        requirement: Missing option or condition, as the message names it.
         names: Names of the options' parameters.
 
     Raises:
-        UsageError: One of the options is given.
+        UsageError: The user gave one of the options.
     """
     context = click.get_current_context()
     flags = {p.name: p.opts[0] for p in context.command.params}
@@ -112,8 +112,8 @@ def refuse_without(requirement: str, *names: str) -> None:
 def repeat_options(*names: str) -> str:
     """Return the options among `names` that the user gave, as text for another command.
 
-    Empty, or with a space first: `` --target 10.3 --gpu L4``. ``--target`` with the default is left
-    out.
+    The text is empty or begins with a space: `` --target 10.3 --gpu L4``. A default ``--target`` is
+    left out.
     """
     context = click.get_current_context()
     words: list[str] = []
@@ -140,7 +140,7 @@ def _format_entry(name: str, value: Any) -> str:
 
 
 class OptionalNumber(click.types.FloatParamType):
-    """Type of an option with an optional number, whose error message explains the order."""
+    """Option type of an optional number; the error message explains how to omit the number."""
 
     def fail(
         self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None
@@ -195,7 +195,7 @@ def parse_assumptions(texts: tuple[str, ...]) -> dict[str, str] | None:
     """Parse assumptions ``name=value`` to a dictionary; None without assumptions.
 
     Raises:
-        QdqtoolError: A text has another form, or a name is given with two values.
+        QdqtoolError: A text is not ``name=value``, or a name has two values.
     """
     assumptions: dict[str, str] = {}
     for text in texts:
@@ -239,7 +239,7 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]] | None:
     """Parse minimum, preferred and maximum shape of each input; None without texts.
 
     Raises:
-        BuilderError: A text has another form.
+        BuilderError: A text is not ``INPUT:SHAPE`` or ``INPUT:MIN,OPT,MAX``.
     """
     profiles = {}
     for text in texts:
@@ -307,7 +307,7 @@ def _format_option(*choices: str) -> Decorator:
         type=click.Choice(choices),
         default="text",
         show_default=True,
-        help="Format of the answer.",
+        help="Output format.",
     )
 
 
@@ -327,7 +327,7 @@ def make_output_options(*formats: str) -> Decorator:
     The command receives an :class:`AnswerWriter` whose file can be written.
     """
     output = click.option(
-        "-o", "--output", "output", type=click.Path(), help="Write the answer to a file."
+        "-o", "--output", "output", type=click.Path(), help="Write the output to a file."
     )
 
     def decorate(function: Command) -> Command:
@@ -386,8 +386,8 @@ target_options = group(
     click.option(
         "--strongly-typed",
         is_flag=True,
-        help="The types in the file decide (trtexec --stronglyTyped, TensorRT 10). From 11 on "
-        "they always do.",
+        help="TensorRT computes in the types of the file (trtexec --stronglyTyped, TensorRT 10). "
+        "From 11 on this is always so.",
     ),
 )
 
@@ -430,7 +430,7 @@ clock_option = click.option(
 power_option = click.option(
     "--power",
     metavar="W|MAXN",
-    help="Power mode of a Jetson (15W). The clock is guessed from it.",
+    help="Power mode of a Jetson (15W), from which the clock is estimated.",
 )
 
 assume_option = click.option(
@@ -439,7 +439,7 @@ assume_option = click.option(
     metavar="silu-add=fused|apart",
     callback=parse_with(parse_assumptions),
     help="Assume that TensorRT fuses (or does not fuse) Conv + activation + Add. "
-    "It decides by timing.",
+    "TensorRT decides by timing.",
 )
 
 
@@ -490,7 +490,7 @@ IMAGE_PARAMETERS = ("preprocess", "resize", "bgr", "scale", "mean", "std", "size
 
 @dataclass(frozen=True)
 class ImageArguments:
-    """Values of the options about images; None for options that were not given."""
+    """Values of the options about images; None (False for `bgr`) if the user gave no value."""
 
     name: str | None
     resize: str | None
@@ -547,7 +547,7 @@ def image_options(function: Command) -> Command:
             "--preprocess",
             metavar="NAME",
             help="How images become inputs: " + ", ".join(PREPROCESS_NAMES) + " (docs/insert.md). "
-            "The options below change parts of it. [default: as the model's metadata say, else "
+            "The options below change single steps. [default: from the model's metadata, else "
             "yolo]",
         ),
         click.option(
@@ -567,13 +567,13 @@ def image_options(function: Command) -> Command:
             "--mean",
             type=ParsedText(parse_channels),
             metavar="M[,M,M]",
-            help="Subtracted after --scale; by channel, after --bgr.",
+            help="Value to subtract after --scale; one for each channel in the order after --bgr.",
         ),
         click.option(
             "--std",
             type=ParsedText(parse_channels),
             metavar="S[,S,S]",
-            help="Divided by after --mean.",
+            help="Divisor after --mean.",
         ),
         click.option(
             "--size",
@@ -592,7 +592,7 @@ max_images_option = click.option(
     type=click.IntRange(1),
     default=512,
     show_default=True,
-    help="Maximum number of images, spread over the whole set.",
+    help="Maximum number of images, spread evenly over the set.",
 )
 
 range_options = group(
@@ -608,14 +608,14 @@ range_options = group(
         multiple=True,
         type=ParsedText(parse_method_for),
         metavar="REGEX=METHOD",
-        help="Another method for some tensors.",
+        help="Method for tensors whose names match REGEX. May be repeated.",
     ),
     click.option(
         "--percentile",
         type=click.FLOAT,
         default=99.99,
         show_default=True,
-        help="For the method percentile.",
+        help="Percentile of the absolute values, for the method percentile.",
     ),
     max_images_option,
 )
@@ -625,7 +625,7 @@ cache_options = group(
         "--calib-cache",
         type=click.Path(),
         metavar="FILE",
-        help="File that keeps the statistics; another run resumes and reuses them.",
+        help="File that keeps the statistics, so that another run resumes or reuses them.",
     ),
     click.option(
         "--overwrite-cache",
@@ -676,7 +676,7 @@ def precision_option(*choices: str) -> Decorator:
         help="Format of quantized tensors. fp8 (E4M3) needs compute capability 8.9 or newer and "
         "a strongly typed network (TensorRT 10.3 or newer)."
         + (
-            " auto measures the output error of both on 8 images, and counts the time with --gpu."
+            " auto chooses by the output errors of both on 8 images, and by their times with --gpu."
             if "auto" in choices
             else ""
         ),
@@ -704,22 +704,22 @@ placement_options = group(
         type=click.Choice(("auto", "float", "int8", "fp8")),
         default="auto",
         show_default=True,
-        help="Type of attention's matrix products. auto: float with INT8, FP8 where TensorRT fuses "
-        "it. INT8 is often slower: measure.",
+        help="Type of the matrix products of attention. auto: float with INT8, FP8 where TensorRT "
+        "fuses the attention. INT8 is often slower, so measure.",
     ),
     click.option(
         "--no-unify",
         "unify",
         is_flag=True,
         callback=invert_flag,
-        help="Give tensors that Concat and the like tie together scales of their own.",
+        help="Give tensors that Concat and similar operators connect scales of their own.",
     ),
     click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these nodes float."),
     click.option(
         "--include",
         multiple=True,
         metavar="REGEX",
-        help="Quantize these nodes although a preset would not.",
+        help="Quantize these nodes although a preset leaves them float.",
     ),
     click.option(
         "--exclude-op", multiple=True, metavar="OP", help="Leave these operator types float."
@@ -737,7 +737,7 @@ network_options = group(
     click.option(
         "--high-precision",
         type=click.Choice(("fp32", "fp16")),
-        help="Type of everything that is not quantized. [default: fp16 if the types of the file "
+        help="Type of the layers that are not quantized. [default: fp16 if the types of the file "
         "decide (trt11, rtx1.7, fp8), else fp32]",
     ),
     click.option(
@@ -746,7 +746,7 @@ network_options = group(
         is_flag=False,
         flag_value=0.5,
         metavar="[ALPHA]",
-        help="SmoothQuant: move outlier channels of the inputs of Linears into their weights. "
-        "ALPHA is 0.5 if it is missing.",
+        help="SmoothQuant: move outlier channels of the inputs of Linears into the weights. "
+        "ALPHA is 0.5 if omitted.",
     ),
 )

@@ -40,30 +40,30 @@ _SEVERITIES = ("error", "warning")
 @click.option(
     "--sm",
     metavar="CC",
-    help="Only report what a compute capability, such as 7.5, cannot do.",
+    help="Report the limits of a compute capability, such as 7.5, without times.",
 )
 @click.option("--batch", type=click.IntRange(1, 65536), help="Estimate the time for this batch.")
 @click.option(
     "--no-fp16",
     is_flag=True,
-    help="Estimate for a builder without --fp16: floats are FP32.",
+    help="Estimate for a build without --fp16, with float layers in FP32.",
 )
 @click.option(
     "--calibrate",
     metavar="TIME|FILE",
-    help="A measured time (5.3ms), a trtexec profile of this model, or a file of "
-    "--save-calibration.",
+    help="Correct the estimate by a measured time (5.3ms), a trtexec profile of this model, or a "
+    "file of --save-calibration.",
 )
 @click.option(
     "--save-calibration",
     type=click.Path(),
     metavar="FILE",
-    help="Keep the correction for later calls.",
+    help="Write the correction to a file for later calls.",
 )
 @options.assume_option
 @options.way_option(
-    "How the engine is built (trtexec, python, deepstream, ...). Findings then name that tool's "
-    "flags. An unknown value lists the choices."
+    "Build method (trtexec, python, deepstream, ...) whose flags the findings name. An unknown "
+    "value lists the choices."
 )
 @click.option(
     "--require-gain",
@@ -77,7 +77,7 @@ _SEVERITIES = ("error", "warning")
     "required",
     multiple=True,
     metavar="REGEX",
-    help="These convolutions must be INT8.",
+    help="Exit 1 unless the convolutions whose names match are INT8 or FP8.",
 )
 @click.option(
     "--fail-on",
@@ -109,12 +109,12 @@ def command(
     answer: options.AnswerWriter,
     **timing: Any,
 ) -> int:
-    """Say which convolutions of each Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
+    """Predict in which type TensorRT runs each convolution of each Q/DQ MODEL, what prevents INT8, and what to change.
 
     No TensorRT and no GPU are needed; weights in external files may be missing.
 
-    Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input (of
-    several models, the others are predicted).
+    Exit codes: 0 done, 1 a condition of --require, --require-gain or --fail-on is not met, 2 bad
+    input (other models are still predicted).
     """  # noqa: E501  (the summary is the help text)
     started = perf_counter()
     paths = list(dict.fromkeys(model))
@@ -177,7 +177,7 @@ def _review_models(
 ) -> list[ModelReview]:
     """Return a result for each model.
 
-    Of several models, an unusable model gives a result with the error. A single one raises it.
+    If there are several models, an error becomes the result of its model; otherwise it is raised.
     """
     if len(paths) == 1:
         return [review(paths[0])]
@@ -194,7 +194,7 @@ def _review_models(
 
 
 def _check_request(request: TimingOptions, release: Target) -> None:
-    """Reserve and record files for an estimate, and check the compute capability if given."""
+    """Reserve the output file and record the input file of a calibration; check `sm`."""
     from qdqtool.util.files import record_input, reserve_output
 
     reserve_output(request.save_calibration, "--save-calibration")
@@ -226,10 +226,10 @@ def _has_value(options: Iterable[object]) -> bool:
 def _check_options(
     requests: list[TimingOptions], require_gain: float | None, form: str, models: int
 ) -> None:
-    """Check options that need a GPU or are only for a single model.
+    """Check options that need a GPU, a single GPU or a single model.
 
     Raises:
-        UsageError: An option has no effect or is for a single model.
+        UsageError: An option has no effect, or is for a single GPU or model.
         click.BadParameter: The gain is not a finite number.
     """
     request = requests[0]
@@ -247,7 +247,7 @@ def _check_options(
             parameter="gpu",
         )
     if require_gain is not None and not math.isfinite(require_gain):
-        raise click.BadParameter("it is not a number", param_hint="--require-gain")
+        raise click.BadParameter("must be a finite number", param_hint="--require-gain")
     if request.gpu is None and require_gain is not None:
         raise UsageError(
             "--require-gain needs --gpu", code="option-without-effect", parameter="require_gain"
@@ -255,14 +255,15 @@ def _check_options(
     for_one_gpu = (request.clock, request.power, request.calibrate, request.save_calibration)
     if len(requests) > 1 and _has_value(for_one_gpu):
         raise UsageError(
-            "--clock, --power, --calibrate and --save-calibration take one --gpu; call predict "
-            "once for each",
+            "--clock, --power, --calibrate and --save-calibration need a single --gpu; run predict "
+            "once for each GPU",
             code="option-conflict",
             parameter="gpu",
         )
     if models > 1 and (form == "json" or request.save_calibration is not None):
         raise UsageError(
-            "--format json and --save-calibration take one model; call predict once for each",
+            "--format json and --save-calibration need a single model; run predict once for each "
+            "model",
             code="option-conflict",
             parameter="model",
         )
@@ -285,7 +286,7 @@ def _check_capability(sm: str, target: Target) -> None:
 def _predict(
     path: str, target: Target, requests: list[TimingOptions], **settings: Any
 ) -> tuple[Prediction, list[TimeEstimate]]:
-    """Predict a model, with the times and the findings of each GPU."""
+    """Return a prediction with the findings for all GPUs, and the times on each GPU."""
     if requests[0].gpu is None and requests[0].sm is None:
         from qdqtool.prediction import predict
 
@@ -315,13 +316,16 @@ def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def _identify(finding: Finding) -> tuple[str, ...]:
-    """Return what makes a finding differ from those of other GPUs; limits name their GPU."""
+    """Return a key that is equal for the same finding on several GPUs.
+
+    Findings about limits of a GPU include the message, because it names the GPU.
+    """
     is_limit = finding.code.startswith("GPU-")
     return finding.code, finding.node, finding.message if is_limit else ""
 
 
 def _demote_support_errors(predictions: list[Prediction]) -> None:
-    """Make the error that a GPU is not supported a warning, because another GPU is supported."""
+    """Turn errors about unsupported GPUs into warnings, in place."""
     from qdqtool.timing.estimate import UNSUPPORTED_GPU
 
     for prediction in predictions:
@@ -473,7 +477,7 @@ def _unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
         ]
     gain = time.gain_range
     if gain is None:
-        return [f"--require-gain {required:g}: the model has no Q/DQ, or its gain is not known"]
+        return [f"--require-gain {required:g}: the model has no Q/DQ, or its gain is unknown"]
     if gain.low >= required:
         return []
     return [

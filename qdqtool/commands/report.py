@@ -18,26 +18,26 @@ from qdqtool.util.files import reserve_output
     "before",
     type=click.Path(),
     metavar="MODEL",
-    help="The model without Q/DQ: before and after.",
+    help="The model without Q/DQ, to show before and after.",
 )
 @click.option(
     "--calib-cache",
     type=click.Path(),
     metavar="FILE",
-    help="Cache of insert --calib-cache: histograms.",
+    help="Cache of insert --calib-cache, to show histograms.",
 )
 @click.option(
     "--tuning",
     type=click.Path(),
     metavar="FILE",
-    help="JSON of qdqtool tune: its Pareto front.",
+    help="JSON of qdqtool tune, to show its Pareto front.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False),
     metavar="HTML",
-    help="The page.  [default: <MODEL>_report.html, here]",
+    help="The page. [default: MODEL_report.html in the current folder]",
 )
 @options.build_target_option
 @options.gpu_option()
@@ -54,9 +54,9 @@ def command(
 ) -> int:
     """Write one HTML page about MODEL that opens anywhere: the verdict, the network as a graph, tables and plots.
 
-    A second model (--float, or OTHER.onnx) is shown before it, side by side. BUILD is a log, a
-    layer JSON or a profile of MODEL: the page then compares the prediction with it and shows
-    measured times. The page is a single file without any link to the network.
+    A second model (--float or OTHER.onnx) is shown next to MODEL, as the state before. With a BUILD
+    of MODEL (log, layer JSON or profile), the page compares the prediction with the build and shows
+    measured times. The page is a single file and loads nothing from the internet.
 
     Exit codes: 0 done, 2 bad input.
     """  # noqa: E501  (the summary is the help text)

@@ -1,4 +1,4 @@
-"""``qdqtool tune``: the fastest placement of Q/DQ that keeps the accuracy."""
+"""``qdqtool tune``: the fastest choice of quantized layers that keeps the accuracy."""
 
 import contextlib
 import shlex
@@ -22,14 +22,14 @@ from qdqtool.commands.usage import UsageError
     "evaluation",
     type=click.Path(),
     metavar="IMAGES",
-    help="Images like those of the deployment: one half to choose the layers, the other to "
+    help="Images like those in deployment: one half to choose the layers, the other half to "
     "measure the result. [default: two quarters of --calib]",
 )
 @click.option(
     "--keep",
     type=click.FLOAT,
     metavar="PART",
-    help="Share of the float model's accuracy to keep. [default: 0.97]",
+    help="Fraction of the float model's accuracy to keep. [default: 0.97]",
 )
 @click.option(
     "--budget-ms",
@@ -51,20 +51,19 @@ from qdqtool.commands.usage import UsageError
     "--result",
     type=click.Path(),
     metavar="FILE",
-    help="Write the JSON as well, for qdqtool report.",
+    help="Also write the JSON to a file, for qdqtool report.",
 )
 @click.option(
     "--state",
     type=click.Path(),
     metavar="FILE",
-    help="File that keeps what was measured; another run continues from there. "
-    "[default: OUTPUT.tuning]",
+    help="File that keeps measurements, from which another run continues. [default: OUTPUT.tuning]",
 )
 @click.option(
     "--time-limit",
     type=options.ParsedText(options.parse_seconds),
     metavar="TIME",
-    help="Stop after this time, with the best choice so far: 600, 10m, 1.5h.",
+    help="Stop after this time (600, 10m, 1.5h) with the best choice so far.",
 )
 @options.check_timeout_option("Limit for one call of --metric. [default: 600]")
 @click.option(
@@ -79,7 +78,7 @@ from qdqtool.commands.usage import UsageError
     default=32,
     show_default=True,
     metavar="N",
-    help="Images to choose the layers on, at most.",
+    help="Maximum number of images to choose the layers on.",
 )
 @click.option(
     "--judged-on",
@@ -87,20 +86,20 @@ from qdqtool.commands.usage import UsageError
     default=64,
     show_default=True,
     metavar="N",
-    help="Held-out images to measure the result on, at most.",
+    help="Maximum number of held-out images to measure the result on.",
 )
 @click.option(
     "--swept-on",
     type=click.IntRange(1),
     metavar="N",
-    help="Images for the per-layer sensitivity test, at most. [default: as --chosen-on]",
+    help="Maximum number of images for the per-layer sensitivity test. [default: as --chosen-on]",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 64),
-    help="Number of threads. The result does not depend on it.",
+    help="Number of threads, which does not change the result.",
 )
-@click.option("--no-state", is_flag=True, help="Do not keep what was measured.")
+@click.option("--no-state", is_flag=True, help="Do not keep measurements.")
 @options.cluster_options
 @options.target_option
 @options.precision_option("int8", "fp8")
@@ -134,8 +133,7 @@ def command(
     Accuracy is measured with onnxruntime. Types and times are predicted: no GPU and no TensorRT is
     needed. The accuracy of the result is measured on held-out images.
 
-    Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad
-    input.
+    Exit codes: 0 done, 1 the goal was not reached (the best choice is written), 2 bad input.
     """
     started = perf_counter()
     if state is not None and no_state:
@@ -188,12 +186,12 @@ def command(
     def render_text(width: int) -> TextPage:
         page = render_tuning(tuning, width, everything=everything)
         page.add_gap()
-        what = "the float model unchanged to " if tuning.unchanged else ""
-        page.fill(f"Wrote {what}{path} ({seconds:.1f} s)", style=Style.BOLD)
+        written = "the float model unchanged to " if tuning.unchanged else ""
+        page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)
         if state is not None:
             page.fill(
                 f"Measurements saved in {state}: a rerun with another --keep takes seconds. "
-                "Delete it when done."
+                "Delete the file when done."
             )
         if not tuning.unchanged:
             repeated = options.repeat_options("target", "gpu", "clock", "power")
@@ -212,7 +210,7 @@ def _explain_interrupt(state: str | None) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if state is not None and Path(state).exists():
             stop.add_note(
-                f"The same command goes on from {state}; with --time-limit it takes the best that "
-                "was measured."
+                f"Run the same command again to continue from {state}; with --time-limit, the best "
+                "choice so far is written."
             )
         raise

@@ -16,17 +16,17 @@ from qdqtool.errors import QdqtoolError, VersionError
     metavar="CC",
     help="Compute capability to build for (tensorrt-rtx), such as 86.",
 )
-@options.gpu_option("GPU of the build, if the log does not name it. Times are compared.")
+@options.gpu_option("GPU of the build, if the log does not name the GPU; to compare times.")
 @options.clock_option
 @click.option(
     "--from-log",
     is_flag=True,
-    help="Without a model: rebuild the graph from the log itself.",
+    help="Without MODEL: reconstruct the graph from the log.",
 )
 @click.option(
     "--allow-partial",
     is_flag=True,
-    help="Exit 0 if nothing contradicts, even if the build is partial.",
+    help="Exit 0 if nothing differs, even if parts of the build are missing.",
 )
 @options.output_options
 def command(
@@ -43,11 +43,11 @@ def command(
     """Compare the prediction with a real TensorRT build.
 
     MODEL is the Q/DQ model; BUILD a trtexec or Python-API log, a layer JSON (--exportLayerInfo), a
-    profile, or several files of the same build; - is standard input. With --builder the model is
-    built on this machine first, with --from-log omit MODEL.
+    profile, or several files of the same build; - is standard input. With --builder, MODEL is first
+    built on this machine. With --from-log, omit MODEL.
 
-    Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a
-    part.
+    Exit codes: 0 everything agrees; 1 something differs; 2 bad input, or parts of the build are
+    missing.
     """
     from qdqtool.formats.build_text import render_verification
     from qdqtool.verification.api import exit_code, verify, verify_from_log, verify_with_builder
@@ -76,19 +76,19 @@ def command(
 def _check_arguments(files: int, builder: str | None, from_log: bool, has_gpu: bool) -> None:
     if from_log and (builder or not files):
         raise UsageError(
-            "--from-log takes the files of one build and no --builder",
+            "--from-log needs the files of one build, without --builder",
             code="option-conflict",
             parameter="from_log",
         )
     if from_log and has_gpu:
         raise UsageError(
-            "--from-log compares no times: leave --gpu out, or give the MODEL",
+            "--from-log compares no times: leave out --gpu and --clock, or give MODEL",
             code="option-without-effect",
             parameter="gpu",
         )
     if builder and files != 1:
         raise UsageError(
-            "--builder takes one MODEL and no BUILD",
+            "--builder needs one MODEL and no BUILD",
             code="option-conflict",
             parameter="builder",
         )

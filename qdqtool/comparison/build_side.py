@@ -84,8 +84,11 @@ def add_profile_layers(build: Build) -> Build:
 def map_nodes(view: View, prediction: Prediction, build: Build) -> tuple[dict[int, NodeSide], str]:
     """Return a model's nodes as built, by node index, and how they were matched.
 
-    Nodes that the build does not show are left out. They are matched by ``names``, by
-    ``structure`` or by ``shapes``.
+    Nodes that the build does not show are left out. The second value is ``names``, ``structure`` or
+    ``shapes``.
+
+    Raises:
+        BuildLogError: The build is of another network.
     """
     model = view.model
     mapper = NodeMapper(model, build.layers)
@@ -162,7 +165,8 @@ def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
 def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     """Match nodes with layers by names of weights, else in order by kernel and channels.
 
-    Returns the sides as built, by node index.
+    Returns:
+        The matched nodes as built, by node index.
 
     Raises:
         BuildLogError: Too few nodes match, because the build is of another network.
@@ -252,7 +256,7 @@ def pair_layers(engines: EngineComparison) -> list[NodeChange]:
 
 
 def _read_layer(layer: BuiltLayer, name: str, op: str, ms: float | None) -> NodeSide:
-    count = 1 if is_myelin_kernel(layer) else 2  # the second input is a residual
+    count = 1 if is_myelin_kernel(layer) else 2  # The second input of other layers is a residual.
     return NodeSide(
         name,
         op,

@@ -22,8 +22,10 @@ from qdqtool.ir.qdq import is_qdq
 from qdqtool.patterns.view import View
 
 _MAX_ROUNDS = 24
-_MIN_ORDERED_ROUND = 4  # earlier rounds only pair colors with a single node on each side
-# Maximum number of anchors stored per tensor: limits the cost of very wide Concats.
+# First round whose colors may pair several nodes of equal color. Colors of earlier rounds pair
+# only single nodes.
+_MIN_ORDERED_ROUND = 4
+# Maximum number of anchors stored per tensor, which limits the cost of very wide Concats
 _MAX_NEIGHBORS = 32
 # Names are used if at least this share of the pairs found by structure has equal names.
 _MIN_EQUAL_NAMES = 0.8
@@ -263,7 +265,7 @@ def _pair_classes(
     pairs: dict[int, int],
     use_names: bool,
 ) -> None:
-    """Add pairs of nodes of equal color: by equal names if `use_names`, the rest in order."""
+    """Pair nodes of equal color in place: by names if `use_names`, and the rest in order."""
     for left, right in _find_unpaired_classes(colors, pairs):
         names = {second.name(j): j for j in right} if use_names else {}
         by_name: dict[int, int] = {}

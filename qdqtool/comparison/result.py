@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
 _OUTPUTS = (Precision.INT8, Precision.FP8)
-_LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; others: 127
-# Tolerance for the ranges of INT8 and FP8: FP8 files store their scales in FP16.
+_LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; 127 for all other formats
+# Relative tolerance between ranges of INT8 and FP8, because FP8 models store scales in FP16
 _MAX_FORMAT_ERROR = 0.01
-_MAX_RELATIVE_ERROR = 1e-5  # scales this close are equal: some exporters print float32 as text
+# Relative tolerance between equal scales, because some exporters store float32 as text
+_MAX_RELATIVE_ERROR = 1e-5
 
 
 class ChangeKind(StrEnum):
@@ -296,7 +297,7 @@ class SideSummary:
     subgraphs: Mapping[str, int] = field(default_factory=dict)
 
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
-        """Set the numbers of INT8 and FP8 convolutions."""
+        """Set the numbers of INT8 and FP8 convolutions from the nodes of this side."""
         int8 = [node for node in nodes if node.is_int8]
         fp8 = [node for node in nodes if node.precision == Precision.FP8]
         self.fp8 = len(fp8)
@@ -305,7 +306,7 @@ class SideSummary:
         self.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
 
     def count_layers(self, prediction: Prediction) -> None:
-        """Set the numbers of convolutions and matrix products."""
+        """Set the numbers of convolutions and matrix products from a prediction."""
         self.convolutions = len(prediction.convolutions)
         self.products = sum(c.is_product for c in prediction.convolutions)
         self.plain = self.convolutions - self.products

@@ -183,13 +183,13 @@ def describe_float_flag(way: str | None, bfloat16: bool = False) -> tuple[str, s
     if way is not None:
         method = BUILD_METHODS[way]
         return (
-            f"layers that are not quantized run in FP32 unless {method.title} allows FP16 as well.",
+            f"Layers that are not quantized run in FP32 unless {method.title} allows FP16 as well.",
             f"{method.weak}.",
         )
     return (
-        "layers that are not quantized run in FP32 unless the builder gets --fp16 as well.",
-        f"{BUILD_METHODS['trtexec'].weak} ... (--for gives them for "
-        f"{', '.join(w for w in BUILD_METHODS if w != 'trtexec')}).",
+        "Layers that are not quantized run in FP32 unless the builder gets --fp16 as well.",
+        f"Build with {BUILD_METHODS['trtexec'].weak} ...; 'qdqtool predict --for' gives the flags "
+        f"of {', '.join(w for w in BUILD_METHODS if w != 'trtexec')}.",
     )
 
 

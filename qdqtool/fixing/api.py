@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon
 
 FIX_SCHEMA = "qdqtool/fix/1"
-_MAX_SITES = 512  # maximum number of places of one kind of fix for an estimate of its savings
+_MAX_SITES = 512  # savings of a kind of fix with more places are not estimated
 
 
 @dataclass(slots=True)
@@ -352,12 +352,12 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
     for step in STEPS:
         if requested.intersection(step.codes):
             session.try_step(step, requested)
-        elif not requested and session.is_due(step):
+        elif not requested and session.is_tried_by_default(step):
             session.try_step(step, set(step.codes))
     session.try_together()
     for model_step in MODEL_STEPS:
         if requested.intersection(model_step.codes) or (
-            not requested and session.is_due(model_step)
+            not requested and session.is_tried_by_default(model_step)
         ):
             session.try_model_step(model_step)
     session.report_unfixed(requested)

@@ -16,7 +16,13 @@ from calibration.session import partial_model
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
 from qdqtool.fixing.options import FixOptions
-from qdqtool.fixing.outputs import OutputNoise, OutputPart, is_lost, relative_error, sum_squares
+from qdqtool.fixing.outputs import (
+    OutputNoise,
+    OutputPart,
+    is_part_lost,
+    relative_error,
+    sum_squares,
+)
 from qdqtool.fixing.sandbox import Arrays, RunError, RunLimitError, RunTimeoutError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model
@@ -27,7 +33,7 @@ from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
 
 __all__ = ["Arrays", "ModelRunner", "NotFiniteError", "OutputNoise", "RunError", "RunLimitError"]
-_DYNAMIC = {0: 1}  # size for an unknown batch, by axis
+_DYNAMIC = {0: 1}  # sizes of unknown dimensions, by axis: batch 1
 _SIDE = 256  # size for an unknown height or width: a multiple of every usual stride
 ATOL = 1e-6  # difference by rounding in float32, relative to the largest output
 HALF_ROUNDING = 0.01  # difference by rounding in FP16 (step 0.05 %) after some dozen layers
@@ -49,11 +55,11 @@ def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto
         view = View(model)
         needed = {n.index for n in view.nodes_with_weights} | view.feeds_weighted
         removed = {n.index for n in model.nodes if n.index not in needed}
-        return _remove_nodes(model, removed), _names_of_nodes(model, removed)
-    removed = {n.index for n in model.nodes if not _is_known(n.op, n.domain, model.opset)}
+        return _remove_nodes(model, removed), _list_node_names(model, removed)
+    removed = {n.index for n in model.nodes if not _can_run(n.op, n.domain, model.opset)}
     if not removed:
         return model.proto, []
-    names = _names_of_nodes(model, removed)
+    names = _list_node_names(model, removed)
     return _remove_nodes(model, _add_downstream(model, removed)), names
 
 
@@ -68,7 +74,7 @@ def _add_downstream(model: Model, indices: set[int]) -> set[int]:
     return dependent
 
 
-def _names_of_nodes(model: Model, indices: set[int]) -> list[str]:
+def _list_node_names(model: Model, indices: set[int]) -> list[str]:
     return [n.name for n in model.ordered if n.index in indices]
 
 
@@ -84,7 +90,7 @@ def _remove_nodes(model: Model, removed: set[int]) -> onnx.ModelProto:
     return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])
 
 
-def _is_known(op: str, domain: str, opset: int) -> bool:
+def _can_run(op: str, domain: str, opset: int) -> bool:
     return bool(onnx.defs.has(op, max(opset, 1))) if domain in STANDARD else domain in RUN_DOMAINS
 
 
@@ -303,7 +309,7 @@ def measure_noise(
         {n: relative_error(d / count, level / count) for n, (d, level, count) in sums.items()},
         finite,
         {key: relative_error(*pair) for key, pair in part_sums.items()},
-        frozenset(p.key for p in parts if is_lost(samples, p)),
+        frozenset(p.key for p in parts if is_part_lost(samples, p)),
     )
 
 

@@ -122,7 +122,7 @@ def translate_for_dla(
     version = target_named(target)
     cache_header(version)
     with record_inputs() as read:
-        model = _keep_limits(_prepare(load_full(source)))
+        model = _insert_clipping_relus(_prepare_quantized_model(load_full(source)))
         view = View(model)
         notes: list[Note] = []
         known = _read_scales(view, notes)
@@ -130,10 +130,10 @@ def translate_for_dla(
         _check_weights(view, notes)
         constants = _dequantize_constants(view) | _clip_weights(view)
         floats = remove_quantizers(model.copy(), weights=True, constants=constants)
-        _check_removed(floats)
+        _require_no_quantizers(floats)
         fold_batch_normalization(floats)
         measure = (
-            None if data is None else _Measurement(data, ImageOptions(preprocess, size), notes)
+            None if data is None else _ScaleMeasurement(data, ImageOptions(preprocess, size), notes)
         )
         unary = version.recovers_scales_on_dla
         scales = measure_scales(floats, known, measure, unary=unary)
@@ -141,7 +141,7 @@ def translate_for_dla(
     return DlaTranslation(floats.proto, scales, precisions, version, model.path, notes, read)
 
 
-class _Measurement:
+class _ScaleMeasurement:
     """Function object that measures INT8 scales on the user's data.
 
     Attributes:
@@ -172,7 +172,7 @@ class _Measurement:
         return {g.tensors[0]: choose_scale(g, statistics, methods)[0].scale for g in groups}
 
 
-def _check_quantized(model: Model) -> None:
+def _require_quantizers(model: Model) -> None:
     branches = nested_graphs(n.proto for n in model.nodes)
     if any(node.op_type in (Q, DQ) for graph in branches for node in graph.node):
         raise ModelError(
@@ -190,7 +190,7 @@ def _check_quantized(model: Model) -> None:
         )
 
 
-def _prepare(model: Model) -> Model:
+def _prepare_quantized_model(model: Model) -> Model:
     """Return a copy with Q/DQ nodes, constant scales and zero points, and unique names."""
     model = fold_constant_branches(model)
     if not is_quantized(model) and find_fake_quantizers(model):
@@ -198,7 +198,7 @@ def _prepare(model: Model) -> Model:
         if model.opset < MIN_OPSET:
             raise_opset(model, MIN_OPSET)
         rewrite_fake_quantizers(model)
-    _check_quantized(model)
+    _require_quantizers(model)
     model = model.copy()
     _store_parameters(model)
     return _name_nodes(model)
@@ -284,7 +284,7 @@ def _symmetric_scale(view: View, q: Node) -> float:
 
 def _check_weights(view: View, notes: list[Note]) -> None:
     """Add a note on weights whose scales differ from TensorRT's, max|w| / 127 per channel."""
-    others = [n.name for n in view.nodes_with_weights if _has_other_scales(view, n)]
+    others = [n.name for n in view.nodes_with_weights if _has_custom_scales(view, n)]
     if others:
         notes.append(
             Note(
@@ -298,7 +298,7 @@ def _check_weights(view: View, notes: list[Note]) -> None:
         )
 
 
-def _has_other_scales(view: View, node: Node) -> bool:
+def _has_custom_scales(view: View, node: Node) -> bool:
     weights = view.weights(node)
     value = view.model.constant(weights.source) if weights.q is not None else None
     if weights.q is None or value is None or value.dtype.kind != "f" or not value.size:
@@ -361,7 +361,7 @@ def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
     return constants
 
 
-def _keep_limits(model: Model) -> Model:
+def _insert_clipping_relus(model: Model) -> Model:
     """Insert a Relu before each Q that clips negative values, in place, and return the model."""
     view, editor = View(model), Editor(model)
     for q in view.activation_qs:
@@ -370,7 +370,7 @@ def _keep_limits(model: Model) -> Model:
     return editor.finish()
 
 
-def _check_removed(model: Model) -> None:
+def _require_no_quantizers(model: Model) -> None:
     left = next((n for n in model.nodes if is_qdq(n)), None)
     if left is not None:
         raise ModelError(

@@ -61,7 +61,7 @@ def find_objection(
     return _compare_counts(_count_all(before, criteria), _count_all(after, criteria), criteria)
 
 
-def find_culprits(
+def find_worsening_changes(
     model: Model,
     candidate: Model,
     edited: Sequence[Collection[int]],

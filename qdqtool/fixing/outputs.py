@@ -294,7 +294,7 @@ def _select_part(
     return a[part.mask], b[part.mask]
 
 
-def is_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> bool:
+def is_part_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> bool:
     """Return whether a part is constant over all samples, but varies in the float network."""
     ends = np.array([np.inf, -np.inf, np.inf, -np.inf])
     for outputs, reference in samples:

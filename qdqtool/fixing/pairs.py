@@ -13,9 +13,9 @@ from qdqtool.fixing.site import (
     FixSite,
     collect_names,
     find_nodes,
-    find_refused_nodes,
+    find_reason_nodes,
     list_sites,
-    map_refused_nodes,
+    map_reason_nodes,
     select_reasons,
 )
 from qdqtool.fixing.weights import make_dequantizer
@@ -55,7 +55,7 @@ def find_pairs_inside_activations(
     """
     sites: list[FixSite] = []
     inside = {r.node: r for r in select_reasons(InsideActivation, reasons)}
-    for q in find_refused_nodes(view, reasons):
+    for q in find_reason_nodes(view, reasons):
         r = inside[q.name]
         site = None if r.gate else _activation_input_site(view, q, view.model.node(r.activation))
         if site is not None:
@@ -216,7 +216,7 @@ def _find_quantizers_of_inputs(
     return quantizers
 
 
-@map_refused_nodes
+@map_reason_nodes
 def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that moves a pair between a Pad and a convolution to before the Pad.
 
@@ -243,7 +243,7 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
     return FixSite(conv.name, f"{q.name} moved before {pad.name}", apply)
 
 
-@map_refused_nodes
+@map_reason_nodes
 def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that makes a convolution of the detection head float.
 
@@ -280,7 +280,7 @@ def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason])
     dfl = find_dfl(view.model) if reasons else set()
     parts = [r for r in select_reasons(ScaleDead, reasons) if not r.whole]
     joined = select_reasons(ConcatAfterHead, reasons)
-    for start in find_refused_nodes(view, [*joined, *parts]):
+    for start in find_reason_nodes(view, [*joined, *parts]):
         if start.index in visited or _reaches_weights(view, start):
             continue
         tail = _find_unweighted_nodes(view, start, dfl)

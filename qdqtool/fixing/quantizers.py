@@ -13,7 +13,7 @@ from qdqtool.fixing.site import (
     FixSite,
     broadcast_along,
     collect_names,
-    find_refused_nodes,
+    find_reason_nodes,
     list_sites,
     select_reasons,
 )
@@ -48,7 +48,7 @@ def find_asymmetric_quantizers(
     floats instead: symmetric steps are up to twice as large, which would move the anchors.
     """
     sites: list[FixSite | None] = []
-    scales: dict[object, FloatArray] = {}  # results by parameters, which many nodes may share
+    scales: dict[object, FloatArray] = {}  # cache by parameters, which many nodes may share
     weights = _weight_dqs(view)
     for q, dqs in _find_quantizer_groups(view, reasons):
         site = None
@@ -359,7 +359,7 @@ def find_dead_scales(view: View, target: Target, reasons: Sequence[Reason]) -> l
     sites = find_pairs_after_head(view, target, [r for r in dead if not r.whole])
     by_node = {r.node: r for r in dead}
     candidates = [
-        _dead_scale_site(view, q, by_node[q.name]) for q in find_refused_nodes(view, reasons)
+        _dead_scale_site(view, q, by_node[q.name]) for q in find_reason_nodes(view, reasons)
     ]
     return [*sites, *list_sites(candidates)]
 
@@ -411,7 +411,7 @@ def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> 
     return FixSite(q.name, description, apply, [n.name for n in dqs])
 
 
-def to_half(model: Model, target: Target) -> Model | None:
+def to_fp16_layers(model: Model, target: Target) -> Model | None:
     """Return the model with its layers without Q/DQ in FP16.
 
     None if the target chooses types itself, or if no node can be FP16.
@@ -426,7 +426,7 @@ def to_half(model: Model, target: Target) -> Model | None:
     return copy if fp16.convert_to_fp16(copy) else None
 
 
-def to_float(model: Model, target: Target) -> Model | None:
+def to_float32(model: Model, target: Target) -> Model | None:
     """Return the model in float32; None if it has no float16, or the target reads FP16 scales."""
     if target.float16_scales or not fp16.has_fp16(model):
         return None

@@ -102,7 +102,7 @@ class FixSession:
         # Place of the attempt by the place of each finding that the attempt may remove.
         self._attempt_places: dict[Place, Place] = {}
 
-    def is_due(self, step: FixStep | ModelStep) -> bool:
+    def is_tried_by_default(self, step: FixStep | ModelStep) -> bool:
         """Return whether to try a step that the user did not request.
 
         A step whose codes may all need a request is tried only if a finding needs none.
@@ -140,7 +140,7 @@ class FixSession:
                 if selection is sites:
                     break
                 continue
-            culprits = self._narrow_culprits(selection, reason, culprits)
+            culprits = self._choose_refused_sites(selection, reason, culprits)
             for number, why in culprits.items():
                 refused[selection[number].place] = _make_attempt(selection[number], why)
             suspects = [] if culprits else [s.place for s in selection]
@@ -158,12 +158,12 @@ class FixSession:
         sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
         sites = [s for s in sites if s.place not in refused and s.place not in done]
         for site in sites:
-            self._attempt_places.update(dict.fromkeys(site.answers, site.place))
+            self._attempt_places.update(dict.fromkeys(site.findings, site.place))
             if site.skip_reason:
                 refused[site.place] = _make_attempt(site, site.skip_reason)
         return [s for s in sites if s.place not in refused]
 
-    def _narrow_culprits(
+    def _choose_refused_sites(
         self, sites: Sequence[FixSite], reason: Note, culprits: dict[int, Note]
     ) -> dict[int, Note]:
         """Return the sites to refuse with their reasons, by index; empty to try halves instead."""
@@ -191,7 +191,7 @@ class FixSession:
         objection = gains.find_objection(self.prediction, prediction, step)
         if objection is None:
             return self._keep(candidate, prediction, [_make_attempt(s) for s in sites], step), {}
-        culprits = gains.find_culprits(
+        culprits = gains.find_worsening_changes(
             self.model, candidate, edited, self.prediction, prediction, step
         )
         if not culprits and not objection.is_worse:

@@ -32,7 +32,7 @@ class FixSite:
         apply: Function that changes the model.
         names: Nodes and tensors that the fix is about, in addition to `node`.
         code: Code of the finding that the fix removes, set by a step.
-        answers: Code and node of every finding that the fix may remove.
+        findings: Code and node of every finding that the fix may remove.
         skip_reason: Reason not to try the fix. Empty for a fix to try.
     """
 
@@ -41,7 +41,7 @@ class FixSite:
     apply: Callable[[Editor], None]
     names: Collection[str] = ()
     code: str = ""
-    answers: frozenset[tuple[str, str]] = frozenset()
+    findings: frozenset[tuple[str, str]] = frozenset()
     skip_reason: str = ""
 
     @property
@@ -61,7 +61,7 @@ def find_nodes(view: View, names: Iterable[str]) -> list[Node]:
     return [n for n in view.model.nodes if n.name in places]
 
 
-def find_refused_nodes(view: View, reasons: Iterable[Reason]) -> list[Node]:
+def find_reason_nodes(view: View, reasons: Iterable[Reason]) -> list[Node]:
     """Return the nodes that reasons are about, in the order of the file."""
     return find_nodes(view, (r.node for r in reasons))
 
@@ -71,14 +71,14 @@ def select_reasons(kind: type[R] | tuple[type[R], ...], reasons: Iterable[Reason
     return [r for r in reasons if isinstance(r, kind)]
 
 
-def map_refused_nodes(
+def map_reason_nodes(
     make_site: Callable[[View, Target, Node], FixSite | None],
 ) -> Callable[[View, Target, Sequence[Reason]], list[FixSite]]:
     """Decorate a function of one node, so that it returns the sites for all nodes in reasons."""
 
     @functools.wraps(make_site)
     def find(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-        return list_sites(make_site(view, target, n) for n in find_refused_nodes(view, reasons))
+        return list_sites(make_site(view, target, n) for n in find_reason_nodes(view, reasons))
 
     return find
 
@@ -174,7 +174,7 @@ class FixStep(FixCriteria):
                     numbers_by_name[name].append(number)
         sites = []
         for site in self.find(view, target, reasons):
-            numbers = _find_answered(site, numbers_by_name)
+            numbers = _find_matching_reports(site, numbers_by_name)
             if numbers:
                 sites.append(self._attach_reports(site, [reports[n] for n in sorted(numbers)]))
         return sites
@@ -200,7 +200,7 @@ class FixStep(FixCriteria):
         return reports
 
     def _attach_reports(self, site: FixSite, reports: Sequence[_ReasonReport]) -> FixSite:
-        """Return the site with code and node of the report of highest priority."""
+        """Return a copy of the site that names the most important report and all findings."""
         places = {site.node, *site.names}
 
         def rank(report: _ReasonReport) -> tuple[int, bool, int, bool]:
@@ -209,11 +209,11 @@ class FixStep(FixCriteria):
 
         first = min(reports, key=rank)
         node = first.node if first.node in places else site.node
-        answers = frozenset((report.code, report.node) for report in reports)
-        return replace(site, code=first.code, node=node, answers=answers)
+        findings = frozenset((report.code, report.node) for report in reports)
+        return replace(site, code=first.code, node=node, findings=findings)
 
 
-def _find_answered(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) -> set[int]:
+def _find_matching_reports(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) -> set[int]:
     """Return the numbers of the reports that contain a name of the site.
 
     Names that occur in very many reports count only if no other name is in a report.

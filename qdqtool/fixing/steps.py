@@ -172,7 +172,7 @@ MODEL_STEPS = (
         _EXACT,
         changes_types=True,
         description="the model is float32",
-        convert=quantizers.to_float,
+        convert=quantizers.to_float32,
     ),
     ModelStep(
         (DecomposedNorm,),
@@ -186,6 +186,6 @@ MODEL_STEPS = (
         changes_types=True,
         rounding=compare.HALF_ROUNDING,
         description="layers that are not quantized are FP16",
-        convert=quantizers.to_half,
+        convert=quantizers.to_fp16_layers,
     ),
 )

@@ -19,7 +19,7 @@ from qdqtool.fixing.site import (
     collect_names,
     find_nodes,
     list_sites,
-    map_refused_nodes,
+    map_reason_nodes,
     select_reasons,
 )
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
@@ -42,7 +42,7 @@ Array = npt.NDArray[Any]
 _MAX_STEPS = 127.5  # a larger multiple of the scale is clipped; tools divide by 127 or 127.5
 
 
-@map_refused_nodes
+@map_reason_nodes
 def find_quantized_biases(view: View, target: Target, dq: Node) -> FixSite | None:
     """Return a site that replaces a bias stored as integers, with its DQ, by a float constant."""
     return make_float_constant_site(view, dq, "bias stored as float")
@@ -173,7 +173,7 @@ def _fold_weights_site(
     return FixSite(conv.name, description, apply, places)
 
 
-@map_refused_nodes
+@map_reason_nodes
 def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that adds Q/DQ to the weights of a convolution whose input is quantized."""
     weights = view.weights(conv)
@@ -206,7 +206,7 @@ def _store_parameters(editor: Editor, prefix: str, scale: Array, separator: str 
     ]
 
 
-@map_refused_nodes
+@map_reason_nodes
 def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that quantizes the weights of a ConvTranspose with one scale.
 
@@ -221,7 +221,7 @@ def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite |
     if stored is None or weights.after or view.params(quantizer).precision != Precision.INT8:
         return None
     supported = weight_scale_axis(conv, stored.ndim, target.transposed_per_channel)
-    if _axes_of(view, weights) <= {None, supported}:
+    if _scale_axes(view, weights) <= {None, supported}:
         return None
     value = stored
     if weights.q is None:
@@ -320,7 +320,7 @@ def _channel_scales_site(view: View, target: Target, conv: Node) -> FixSite | No
 
 
 def _clip_to_range(value: Array, scale: float) -> Array:
-    """Return weights as their scale clips them, because training may have chosen the range."""
+    """Return weights clipped to the range of their scale, which training may have chosen."""
     if np.abs(value).max(initial=0) <= _MAX_STEPS * scale:
         return value
     return np.clip(value, -128 * scale, 127 * scale).astype(value.dtype)
@@ -356,7 +356,7 @@ def _batchnorm_parameters_site(
     return FixSite(norm.name, f"{norm.name}: its parameters stored as plain constants", apply)
 
 
-@map_refused_nodes
+@map_reason_nodes
 def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that folds a BatchNormalization into the weights of a ConvTranspose.
 
@@ -374,7 +374,7 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
     value, params = view.model.constant(weights.source), view.params(quantizer)
     if value is None or value.ndim < 2 or value.shape[1] != factor.size:
         return None
-    if params.scale is None or not _fits_factor(view, quantizer, factor.size):
+    if params.scale is None or not _accepts_factor(view, quantizer, factor.size):
         return None
     scale = np.broadcast_to(params.scale, factor.shape) * np.abs(factor)
     multiplier = factor if weights.q is not None else np.sign(factor)
@@ -400,11 +400,11 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
     return FixSite(conv.name, f"{norm.name} folded into {conv.name}", apply)
 
 
-def _axes_of(view: View, weights: WeightSource) -> set[int | None]:
+def _scale_axes(view: View, weights: WeightSource) -> set[int | None]:
     return {view.axis(node) for node in (weights.q, weights.dq) if node is not None}
 
 
-def _fits_factor(view: View, quantizer: Node, channels: int) -> bool:
+def _accepts_factor(view: View, quantizer: Node, channels: int) -> bool:
     """Return whether a factor for each output channel can be merged into the weights' scales."""
     params = view.params(quantizer)
     is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)

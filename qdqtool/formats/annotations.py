@@ -56,12 +56,18 @@ def to_sarif(reviews: Iterable[ModelReview]) -> Json:
 
     Source: OASIS, Static Analysis Results Interchange Format 2.1.0.
     """
-    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [_run(review) for review in reviews]}
+    return {
+        "$schema": _SCHEMA,
+        "version": "2.1.0",
+        "runs": [_sarif_run(review) for review in reviews],
+    }
 
 
-def _run(review: ModelReview) -> Json:
+def _sarif_run(review: ModelReview) -> Json:
     findings = review.prediction.findings if review.prediction else []
-    rules = [_rule(name, review.target) for name in dict.fromkeys(str(f.code) for f in findings)]
+    rules = [
+        _sarif_rule(name, review.target) for name in dict.fromkeys(str(f.code) for f in findings)
+    ]
     code, title = _REQUIREMENT, "A condition of --require, --require-gain or --fail-on is not met"
     if review.prediction is None:
         code, title = _UNUSABLE, "The model cannot be predicted"
@@ -71,7 +77,7 @@ def _run(review: ModelReview) -> Json:
         rules.append({"id": code, "shortDescription": description, "defaultConfiguration": level})
     positions = {rule["id"]: position for position, rule in enumerate(rules)}
     results = [
-        _result(
+        _sarif_result(
             review.path,
             positions,
             str(f.code),
@@ -82,7 +88,8 @@ def _run(review: ModelReview) -> Json:
         for f in findings
     ]
     results += [
-        _result(review.path, positions, code, "error", one_line(line), "") for line in review.unmet
+        _sarif_result(review.path, positions, code, "error", one_line(line), "")
+        for line in review.unmet
     ]
     return {
         "tool": {"driver": {"name": "qdqtool", "version": TOOL_VERSION, "rules": rules}},
@@ -96,7 +103,7 @@ def _run(review: ModelReview) -> Json:
     }
 
 
-def _rule(code: str, target: str) -> Json:
+def _sarif_rule(code: str, target: str) -> Json:
     entry = codes.get(code)
     parts = [("Cause", entry.cause), ("Effect in TensorRT", entry.tensorrt)]
     if entry.fix:
@@ -116,7 +123,7 @@ def _rule(code: str, target: str) -> Json:
     }
 
 
-def _result(
+def _sarif_result(
     path: str, rules: dict[str, int], rule: str, level: str, message: str, node: str
 ) -> Json:
     # SARIF requires a relative reference, or a file URI for an absolute path.
@@ -144,10 +151,10 @@ def _result(
 
 def to_markdown(reviews: Iterable[ModelReview]) -> str:
     """Return Markdown with a section for each model: verdict, unmet requirements, findings."""
-    return "\n".join(line for review in reviews for line in _section(review))
+    return "\n".join(line for review in reviews for line in _markdown_section(review))
 
 
-def _section(review: ModelReview) -> list[str]:
+def _markdown_section(review: ModelReview) -> list[str]:
     title = f"### {_escape_markdown(review.path)}"
     if review.prediction is None:
         problems = [f"❌ **Not predicted:** {_escape_markdown(line)}" for line in review.unmet]
@@ -174,7 +181,7 @@ def _list_floats(convolutions: Sequence[ConvOutcome]) -> list[str]:
     names = [c.name for c in convolutions if not c.is_quantized]
     if not names:
         return []
-    rows = [f"* {_cell(name)}" for name in names[:_ROWS]]
+    rows = [f"* {_table_cell(name)}" for name in names[:_ROWS]]
     if len(names) > _ROWS:
         rows.append(f"* and {len(names) - _ROWS} more")
     types = "INT8 or FP8" if any(c.is_fp8 for c in convolutions) else "INT8"
@@ -191,11 +198,11 @@ def _finding_table(findings: list[Finding]) -> list[str]:
     for code, same in list(by_code.items())[:_ROWS]:
         first = same[0]
         cells = (first.severity.word, code, str(len(same)), first.message, first.fix)
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        lines.append(f"| {' | '.join(map(_table_cell, cells))} |")
     return lines
 
 
-def _cell(text: str) -> str:
+def _table_cell(text: str) -> str:
     text = one_line(text)
     return _escape_markdown(text if len(text) <= _CELL else f"{text[: _CELL - 3]}...")
 

@@ -52,7 +52,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     _add_losses(page, insertion)
     # With measured errors, the choice of the format already reports the error.
     if insertion.choice is None or not insertion.choice.errors:
-        _add_agreement(page, insertion, f"{_title(insertion)} and FP16 together")
+        _add_agreement(page, insertion, f"{_format_title(insertion)} and FP16 together")
     if insertion.prediction is not None:
         page.add_row("In TensorRT", verdict(insertion.prediction))
         nodes = insertion.prediction.conversion_nodes
@@ -93,7 +93,7 @@ def _add_agreement(page: TextPage, insertion: Insertion, origin: str) -> None:
     page.add_row("Total error", f"{change} on {samples}, {origin}")
 
 
-def _title(insertion: Insertion) -> str:
+def _format_title(insertion: Insertion) -> str:
     """Return the display name of the number format of the Q/DQ pairs."""
     return find_number_format(insertion.precision).title
 
@@ -102,7 +102,7 @@ def _add_counts(page: TextPage, insertion: Insertion) -> None:
     activations, weights = insertion.activations, insertion.weights
     layers = format_count(len(weights), "layer")
     target = (insertion.requested_target or target_named(insertion.target)).title
-    page.fill(f"Quantized {layers} to {_title(insertion)} for {target}", style=Style.BOLD)
+    page.fill(f"Quantized {layers} to {_format_title(insertion)} for {target}", style=Style.BOLD)
     page.add_gap()
     channels = sum(isinstance(q.scale, list) for q in weights)
     if channels < len(weights) or page.everything:
@@ -167,7 +167,7 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
 def _add_formats(page: TextPage, insertion: Insertion) -> None:
     """Add the chosen format with the reason, and the number of activations that suit FP8."""
     if insertion.choice is not None:
-        page.add_row("Chosen", f"{_title(insertion)}: {as_options(insertion.choice.reason)}")
+        page.add_row("Chosen", f"{_format_title(insertion)}: {as_options(insertion.choice.reason)}")
     _add_fits(page, insertion)
 
 
@@ -216,9 +216,9 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
     if not confirmed and page.everything:
         page.add_row("", _describe_unconfirmed(losses))
-    title = _title(insertion)
+    title = _format_title(insertion)
     for loss in losses.tensors if page.everything else confirmed:
-        page.fill(f"{_describe_loss(loss)}{_describe_price(loss, title)}", 19, f"{'':17}- ")
+        page.fill(f"{_describe_loss(loss)}{_describe_cost(loss, title)}", 19, f"{'':17}- ")
     for loss in confirmed[:1]:
         # add_row() does not split words, so the option can be copied.
         page.add_row("", f"Try: --exclude {_exclude_pattern(loss)}")
@@ -245,7 +245,7 @@ def _describe_loss(loss: TensorLoss) -> str:
     return f"input of {nodes} float: {-loss.confirmed_gain:+.0%} error on {images}{reliable}"
 
 
-def _describe_price(loss: TensorLoss, title: str) -> str:
+def _describe_cost(loss: TensorLoss, title: str) -> str:
     if loss.convolutions is None:
         return ""
     price = f"; costs {format_count(loss.convolutions, f'{title} layer')}"

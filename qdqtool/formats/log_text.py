@@ -40,7 +40,7 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> TextPag
         _add_memory,
         _add_performance,
         _add_profile,
-        _add_rest,
+        _add_messages,
     ):
         section = TextPage(width, everything)
         write(section, facts)
@@ -284,7 +284,7 @@ def _add_profile(page: TextPage, facts: Json) -> None:
         page.add_lines(f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {name}")
 
 
-def _add_rest(page: TextPage, facts: Json) -> None:
+def _add_messages(page: TextPage, facts: Json) -> None:
     explained: set[str] = set()
     for message in facts["messages"]:
         first = message["text"].splitlines()[0] if message["text"] else ""

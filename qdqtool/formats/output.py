@@ -200,7 +200,8 @@ def _add_style(line: str, style: Style) -> str:
 _NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # JSON fields that contain messages
 # JSON fields that contain names from the model.
 _NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")
-_OPTION_NAMES = {"data": "calib", "evaluation": "eval", "way": "for"}  # names that differ
+# Options whose name differs from that of the parameter.
+_OPTION_NAMES = {"data": "calib", "evaluation": "eval", "way": "for"}
 # Parameters that messages mention. Other words in backticks belong to a model or a compiler.
 _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
@@ -226,8 +227,8 @@ def _option(name: str, value: str) -> str:
     return f"--{option} {value.strip(chr(39))}" if value else f"--{option}"
 
 
-def name_fixed(path: str) -> str:
-    """Return the file that ``fix`` writes: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
+def fixed_model_path(path: str) -> str:
+    """Return the next path for ``fix`` to write: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
     file = Path(path)
     number = re.search(r"(?<=fixed)\d*$", file.stem)
     if number is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import Style, TextPage, as_options
-from qdqtool.formats.verdicts import describe_ratio, ratio_style, speed_verdict
+from qdqtool.formats.verdicts import describe_range, describe_ratio, ratio_style, speed_verdict
 from qdqtool.timing.results import round_significant
 from qdqtool.util.text import format_count, keep_end
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _MAX_LAYERS = 10
 _MAX_TYPES = 3  # columns of a table of GPUs: float, INT8 and FP8
-# Relative difference from which the time with the Q/DQ of `insert` is listed.
+# Minimum relative difference for which the time of a model by `insert` is listed.
 _MIN_DIFFERENCE = 0.02
-_MIN_SAVING = 0.002  # share of the total time from which a saving is printed
+_MIN_SAVING = 0.002  # minimum printed saving, as a fraction of the total time
 _WARNING_NOTES = ("batch-scaled",)  # notes that are printed as warnings: the file needs a change
-_MIN_LAYOUTS = 0.02  # share of the total time from which changes of memory layout are printed
+_MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of the total time
 
 
 def format_ms(value: float, *, unit: bool = True) -> str:
@@ -43,7 +43,7 @@ def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
         if len(times) > 1 and not time.is_supported:
             continue
         name = f" ({time.gpu.name})" if len(times) > 1 else ""
-        for remark in _remarks(page, time):
+        for remark in _list_remarks(page, time):
             is_warning = getattr(remark, "code", "") in _WARNING_NOTES
             word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
             page.fill(f"{word}{name}: {as_options(remark)}", 4, "  ", style)
@@ -146,10 +146,10 @@ def _format_ratio(gain: SpeedGain) -> str:
     word = "faster" if gain.value >= 1 else "slower"
     ratio = max(gain.value, 1 / gain.value)
     unsure = "" if gain.is_sure else ", too close to call"
-    return f"{ratio:.1f}x {word}{unsure} ({gain.low:.1f}x to {gain.high:.1f}x)"
+    return f"{ratio:.1f}x {word}{unsure} ({describe_range(gain)})"
 
 
-def _remarks(page: TextPage, time: TimeEstimate) -> list[str]:
+def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:
     """Return remarks on the times: corrections, costs and notes."""
     texts = []
     if time.layouts and (page.everything or time.layouts_ms > _MIN_LAYOUTS * time.total_ms):
@@ -184,8 +184,8 @@ def add_kernels(page: TextPage, time: TimeEstimate) -> None:
 def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) -> str:
     """Describe the time that fixing findings of one code saves; empty if negligible.
 
-    Of several GPUs, it is the time on the first one that the engine can be built for, which also
-    wrote the savings of the findings.
+    The time is for the first GPU for which the engine can be built. The savings that findings store
+    are for this GPU too.
     """
     time = next((time for time in times if time.is_supported), None)
     if time is None:

@@ -73,7 +73,7 @@ def _describe_goal(tuning: Tuning) -> str:
     return f"goal NOT met: the best candidate has {images}, goal {_format_goal(tuning)}"
 
 
-def _title(tuning: Tuning) -> str:
+def _format_title(tuning: Tuning) -> str:
     """Return the display name of the number format of the Q/DQ pairs."""
     return find_number_format(tuning.precision).title
 
@@ -95,10 +95,10 @@ def _describe_float_model(tuning: Tuning) -> str:
     condition += chosen_on
     if tuning.effort["stopped"] or not tuning.reached:
         return (
-            f"No choice of {_title(tuning)} layers that {condition} was found before the time "
-            f"limit. {written} Give a longer --time-limit or a lower --keep"
+            f"No choice of {_format_title(tuning)} layers that {condition} was found before the "
+            f"time limit. {written} Give a longer --time-limit or a lower --keep"
         )
-    return f"No choice of {_title(tuning)} layers {condition}. {written}"
+    return f"No choice of {_format_title(tuning)} layers {condition}. {written}"
 
 
 def _format_goal(tuning: Tuning) -> str:
@@ -113,7 +113,7 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
         time = "" if cost.ms is None else f", {format_ms(cost.ms)} predicted on {tuning.gpu}"
         return f"the float model{time}"
     counts = (
-        f"{cost.int8} of {cost.convolutions} convolutions in {_title(tuning)}, "
+        f"{cost.int8} of {cost.convolutions} convolutions in {_format_title(tuning)}, "
         f"{format_count(cost.conversions, 'Q/DQ layer')} left"
     )
     time = "" if cost.ms is None else f"{format_ms(cost.ms)} predicted on {tuning.gpu}, "
@@ -157,13 +157,13 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     if not tuning.bought:
         page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
         return
-    head = f"{'accuracy':>8} {_title(tuning):>5} {'Q/DQ':>6}"
+    head = f"{'accuracy':>8} {_format_title(tuning):>5} {'Q/DQ':>6}"
     if tuning.gpu is not None:
         head += f" {'ms':>8}"
     column = max(20, page.width - len(head) - 3)
     page.add_heading(
         f"Kept in {_float_type(tuning)}, and the effect of each while the others are kept "
-        f"(accuracy, convolutions in {_title(tuning)}, Q/DQ layers)"
+        f"(accuracy, convolutions in {_format_title(tuning)}, Q/DQ layers)"
     )
     page.add_lines(f"  {'':<{column}} {head}")
     for benefit in tuning.bought:
@@ -186,7 +186,7 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
         "Trade-off (Pareto front): the most accurate candidates at their cost, by the selection "
         f"images ({as_options(tuning.cost['sentence'])}); * is the chosen one"
     )
-    heads = f"{_title(tuning):>5} {'Q/DQ':>6} {'select.':>7}  {'held-out (95 %)':<23} "
+    heads = f"{_format_title(tuning):>5} {'Q/DQ':>6} {'select.':>7}  {'held-out (95 %)':<23} "
     heads += f"kept in {_float_type(tuning)}"
     page.add_lines(f"  {unit:>8} {heads}")
     for point in tuning.front:
@@ -206,21 +206,22 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured = [site for site in tuning.sites if site.loss is not None]
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:
-        title = _title(tuning)
+        title = _format_title(tuning)
         reason = f"All-{title} is accurate enough, so no single layer was measured (--front does)"
         if tuning.effort["stopped"]:
             reason = f"No single layer was measured before the {tuning.effort['stopped']}"
         page.add_heading(reason)
         return
     page.add_heading(
-        f"Most sensitive layers: output error if only this layer is {_title(tuning)} (fraction of "
-        f"the outputs' standard deviation), and change of cost if it is {_float_type(tuning)}"
+        f"Most sensitive layers: output error if only this layer is {_format_title(tuning)} "
+        "(fraction of the outputs' standard deviation), and change of cost if the layer is "
+        f"{_float_type(tuning)}"
     )
     for site in page.first_rows(measured, _MAX_SITES):
         change = site.as_json(tuning.base)
         conversions = change["conversions"]
         plural = "" if abs(conversions) == 1 else "s"
-        price = f"{change['int8']:+d} {_title(tuning)}, {conversions:+d} Q/DQ layer{plural}"
+        price = f"{change['int8']:+d} {_format_title(tuning)}, {conversions:+d} Q/DQ layer{plural}"
         price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
         page.fill(
             f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; {site.choice}",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style
 from qdqtool.reasons.gpus import GpuLacks
-from qdqtool.reasons.quantizers import OutsideRules
-from qdqtool.types import Assumption, Precision, Prediction, Severity
+from qdqtool.reasons.quantizers import FakeQuantizers, OutsideRules
+from qdqtool.types import Assumption, Finding, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ def layer_rows(
         shares = {
             t: counts[f"matrix_products_{t.lower()}"] for t in (Precision.INT8, Precision.FP8)
         }
-        rest = _rest(counts["matrix_products_float"], float_type)
-        rows["Matrix products"] = f"{_share(shares, total, noun)}{rest}"
+        rest = _describe_float_rest(counts["matrix_products_float"], float_type)
+        rows["Matrix products"] = f"{_describe_share(shares, total, noun)}{rest}"
     return rows
 
 
@@ -154,10 +154,12 @@ def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: 
     inside = [a + b for a, b in zip(int8_to_int8, fp8_to_fp8, strict=True)]
     to_float = [total - same for total, same in zip(quantized, inside, strict=True)]
     shares = {Precision.INT8: _format_range(int8), Precision.FP8: _format_range(fp8)}
-    text = _share(shares, len(convolutions), noun)
+    text = _describe_share(shares, len(convolutions), noun)
     if prediction.conversions is not None and any(to_float):
         text += f" ({_format_range(to_float)} of them with {float_type} output)"
-    return text + _rest(_format_range([len(convolutions) - n for n in quantized]), float_type)
+    return text + _describe_float_rest(
+        _format_range([len(convolutions) - n for n in quantized]), float_type
+    )
 
 
 def _count_convolutions(
@@ -177,7 +179,7 @@ def _count_convolutions(
     return [c[name] - len(products) for c in counts], inside
 
 
-def _share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
+def _describe_share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
     """Return ``60 of 64 convolutions in INT8``; name FP8 as well if it occurs."""
     counted = format_count(total, noun) if noun else str(total)
     int8, fp8 = shares[Precision.INT8], shares[Precision.FP8]
@@ -188,7 +190,7 @@ def _share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
     return f"{share} {counted} in {precision}"
 
 
-def _rest(count: int | str, float_type: Precision) -> str:
+def _describe_float_rest(count: int | str, float_type: Precision) -> str:
     return f", {count} in {float_type}" if count else ""
 
 
@@ -305,8 +307,9 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     """
     from qdqtool.findings import codes
 
-    errors = Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR)
-    chosen = [code for code in errors if codes.get(code).builds == builds]
+    faults = [f for f in prediction.findings if f.severity == Severity.ERROR]
+    errors = Counter(f.code for f in faults if _is_built(f) == builds)
+    chosen = list(errors)
     if not chosen:
         return ""
     title, count = codes.get(chosen[0]).title, errors[chosen[0]]
@@ -315,8 +318,17 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}{places}){others}"
 
 
+def _is_built(finding: Finding) -> bool:
+    """Return whether TensorRT builds a model with an error."""
+    from qdqtool.findings import codes
+
+    reason = finding.causes[0].reason if finding.causes else None
+    is_misread = isinstance(reason, FakeQuantizers) and reason.is_misread
+    return codes.get(finding.code).builds or is_misread
+
+
 def has_model_errors(prediction: Prediction) -> bool:
-    """Return whether the model has an error that does not come from lacks of the GPU."""
+    """Return whether an error is caused by the model itself, not by limits of the GPU."""
     return any(
         f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLacks)
         for f in prediction.findings
@@ -364,13 +376,16 @@ def speed_verdict(time: TimeEstimate) -> Verdict:
     gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
         return Verdict(f"The gain of {time.quantized} is unknown.", Style.UNCLEAR)
-    text, verb = describe_ratio(gain) + _slow_int8(time), "would be" if time.is_float else "is"
+    text, verb = (
+        describe_ratio(gain) + _explain_small_gain(time),
+        "would be" if time.is_float else "is",
+    )
     if time.is_float or gain.is_sure:
         return Verdict(f"{gain.quantized} {verb} {text}.", ratio_style(gain))
     return Verdict(f"{text[0].upper()}{text[1:]}.", ratio_style(gain))
 
 
-def _slow_int8(time: TimeEstimate) -> str:
+def _explain_small_gain(time: TimeEstimate) -> str:
     """Return the reason why INT8 gains little on some GPUs; empty on others."""
     if time.quantized is not Precision.INT8 or time.gpu.int8_rate_over_fp16 > 1:
         return ""
@@ -387,12 +402,31 @@ def ratio_style(gain: SpeedGain) -> Style:
 def describe_ratio(gain: SpeedGain) -> str:
     """Return a text such as ``1.7x faster than FP16 (80 % range 1.3x to 2.2x)``."""
     faster = gain.value >= 1
-    low, high = (gain.low, gain.high) if faster else (1 / gain.high, 1 / gain.low)
     ratio = gain.value if faster else 1 / gain.value
     word = "faster" if faster else "slower"
+    bounds = f"80 % range {describe_range(gain)}"
     if gain.is_sure:
-        return f"{ratio:.1f}x {word} than {gain.precision} (80 % range {low:.1f}x to {high:.1f}x)"
-    bounds = f"80 % range {gain.low:.1f}x to {gain.high:.1f}x{'' if faster else ' its speed'}"
+        return f"{ratio:.1f}x {word} than {gain.precision} ({bounds})"
     if f"{ratio:.1f}" == "1.0":
         return f"about as fast as {gain.precision} ({bounds})"
     return f"about {ratio:.1f}x {word} than {gain.precision}, too close to call ({bounds})"
+
+
+def describe_range(gain: SpeedGain) -> str:
+    """Return the range of a gain, such as ``1.3x to 2.2x``.
+
+    If the whole range is a loss, the factors say how many times slower. If the range includes both,
+    the factors are ratios of speeds; they end with "its speed" for a likely loss.
+    """
+    is_slower = gain.value < 1
+    low, high = gain.low, gain.high
+    if gain.is_sure and is_slower:
+        low, high = 1 / gain.high, 1 / gain.low
+    unit = " its speed" if is_slower and not gain.is_sure else ""
+    return f"{_format_bound(low)} to {_format_bound(high)}{unit}"
+
+
+def _format_bound(factor: float) -> str:
+    """Return a factor with one decimal, but with two if it would otherwise read 1.0."""
+    digits = 2 if f"{factor:.1f}" == "1.0" else 1
+    return f"{factor:.{digits}f}x"

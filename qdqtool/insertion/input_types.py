@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAX_PIXEL = 255.0
 
 
-def _only_scales(preprocess: Preprocess) -> bool:
+def _is_scale_only(preprocess: Preprocess) -> bool:
     """Return whether the preprocessing only multiplies all pixels by one number."""
     return not any(preprocess.mean) and all(s == 1.0 for s in preprocess.std)
 
@@ -167,7 +167,7 @@ def _change_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preproce
         f"input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, where x is "
         "the input of the float model"
     )
-    if not _only_scales(preprocess):
+    if not _is_scale_only(preprocess):
         return Note(text, code="feed-int8", name=name, scale=scale)
     factor = preprocess.scale / scale
     text += f"; from pixels, rint(pixel * {factor:.8g})"
@@ -188,11 +188,11 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
     if tensor == name:  # otherwise the Cast of the float16 input already converts pixels to float
         pixels = editor.unique_name(f"{name}_pixels")
         editor.add_cast(name, pixels, float_type)
-    only_scales = _only_scales(preprocess)
+    is_scale_only = _is_scale_only(preprocess)
     quantizers: list[Node] = []  # their scales include the factor of the preprocessing
     floats: list[Node] = []
     for consumer in model.consumers(tensor):
-        is_folded = only_scales and consumer.op == "QuantizeLinear"
+        is_folded = is_scale_only and consumer.op == "QuantizeLinear"
         (quantizers if is_folded else floats).append(consumer)
     for quantizer in quantizers:
         scale = _read_scale(model, quantizer) / preprocess.scale
@@ -204,7 +204,7 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
         editor.redirect(tensor, _insert_preprocessing(editor, tensor, pixels, preprocess), floats)
     editor.set_type([name], TensorProto.UINT8)
     text = f"input '{name}' is uint8: feed pixels from 0 to 255"
-    if only_scales:
+    if is_scale_only:
         text += f" (the first scale includes {preprocess.scale:.6g})"
         return Note(text, code="feed-uint8-scaled", name=name, scale=preprocess.scale)
     text += " (the model applies scale, mean and std)"
@@ -220,10 +220,10 @@ def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Pr
         constant = editor.add_constant(f"{name}_{suffix}", np.asarray(value, dtype))
         return editor.insert_node(first, op, f"{name}/{op}", [source, constant])
 
-    if _only_scales(preprocess):
+    if _is_scale_only(preprocess):
         return insert("Mul", pixels, "factor", preprocess.scale)
     rank = len(editor.model.shape(name) or (1, 1, 1, 1))
-    shape = (1, -1, *(1,) * (rank - 2))  # [1, channels, 1, 1]
+    shape = (1, -1, *(1,) * (rank - 2))  # broadcasts along the channel axis: [1, channels, 1, 1]
     mean = _expand_channels(editor.model, name, preprocess.mean)
     std = _expand_channels(editor.model, name, preprocess.std)
     product = insert("Mul", pixels, "factor", (preprocess.scale / std).reshape(shape))

@@ -19,7 +19,7 @@ from qdqtool.insertion.scales import (
     constant_scale,
 )
 from qdqtool.ir.graph import Model
-from qdqtool.trt.fault_checks import LARGEST_SCALE, SMALLEST_SCALE
+from qdqtool.trt.fault_checks import LARGEST_SCALE, SMALLEST_SCALE, find_implausible_limit
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Json
 from qdqtool.util.notes import Note
@@ -114,6 +114,7 @@ def read_table_scales(
 
     source = read_range_table(path)
     table = source.scales
+    limit = find_implausible_limit(table.values())
     result = []
     missing = []
     for group in groups:
@@ -122,7 +123,7 @@ def read_table_scales(
             continue
         scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
         for tensor, scale in scales.items():
-            _check_table_scale(tensor, scale, path)
+            _check_table_scale(tensor, scale, limit, path)
         if not scales:
             missing.append(group.quantized[0])
             continue
@@ -175,8 +176,10 @@ def read_table_scales(
     return result, report
 
 
-def _check_table_scale(tensor: str, scale: float, path: str | os.PathLike[str]) -> None:
-    if SMALLEST_SCALE < scale <= LARGEST_SCALE:
+def _check_table_scale(
+    tensor: str, scale: float, limit: float, path: str | os.PathLike[str]
+) -> None:
+    if min(limit, SMALLEST_SCALE) < scale <= LARGEST_SCALE:
         return
     raise DataError(
         f"scale {scale:g} of tensor '{brief(tensor)}' (range +-{scale * LEVELS:g}) is implausible: "

@@ -145,7 +145,7 @@ def choose_residual_inputs(
         return OPTIONS[0], None
     first = place(model, replace(rules, residual_after_activation=OPTIONS[0]))
     if all(len(positions) == 1 for positions in _residual_positions(first).values()):
-        return OPTIONS[0], first  # no Add after an activation
+        return OPTIONS[0], first  # no Add follows an activation: nothing to choose
     best: Rating | None = None
     choice = OPTIONS[0], first
     for option in OPTIONS:
@@ -154,7 +154,9 @@ def choose_residual_inputs(
             placement = place(model, replace(rules, residual_after_activation=option))
         try:
             groups = find_scale_groups(model, placement.inputs, unify)
-            rating = _rate_worst_case(sketch(model, placement, groups), placement, target, best)
+            rating = _rate_worst_case(
+                build_simulation_model(model, placement, groups), placement, target, best
+            )
         except QdqtoolError:  # without a simulation, use the rule that won in real builds
             return OPTIONS[0], first
         if rating is not None:
@@ -171,7 +173,7 @@ def _rate_worst_case(
     is_decided = all(len(positions) > 1 for positions in _residual_positions(placement).values())
     for fuses in [False] if is_decided else [False, True]:
         assumption = replace_fields(target, residual_through_activation=fuses)
-        ratings.append(_rate(simulate_without_alternatives(model, assumption)))
+        ratings.append(_rate_prediction(simulate_without_alternatives(model, assumption)))
         if best is not None and ratings[-1] <= best:
             return None
     return min(ratings)
@@ -186,12 +188,14 @@ def _residual_positions(placement: Placement) -> dict[int, set[int]]:
     return positions
 
 
-def _rate(prediction: Prediction) -> Rating:
+def _rate_prediction(prediction: Prediction) -> Rating:
     summary = prediction.summary()
     return summary["int8"], summary["int8_to_int8"], -summary["conversions"]
 
 
-def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> Model:
+def build_simulation_model(
+    model: Model, placement: Placement, groups: Sequence[ScaleGroup]
+) -> Model:
     """Return a Q/DQ model that is only simulated: without large weights and real scales.
 
     The scale of an activation is the number of its scale group, counted from 1.

@@ -142,16 +142,18 @@ class _Completion:
         self.result = result
 
     def run(self, tensors: list[str]) -> None:
-        """Apply all rules, bounds only where no other rule gives a scale."""
+        """Apply the rules until nothing changes; use bounds if no other rule gives a scale."""
         for _ in range(_MAX_ROUNDS):
             before = len(self.result.scales)
-            self._apply(tensors, self._from_inputs)
+            self._apply_rule(tensors, self._from_inputs)
             if len(self.result.scales) == before:
-                self._apply(tensors, self._from_bound)
+                self._apply_rule(tensors, self._from_bound)
             if len(self.result.scales) == before:
                 return
 
-    def _apply(self, tensors: list[str], rule: Callable[[Node], tuple[float, str] | None]) -> None:
+    def _apply_rule(
+        self, tensors: list[str], rule: Callable[[Node], tuple[float, str] | None]
+    ) -> None:
         for node in self.model.ordered:
             for tensor in node.outputs:
                 self._set_if_missing(tensor, rule(node))
@@ -181,7 +183,7 @@ class _Completion:
             return 1.0 / LEVELS, "fixed"
         sources = commuting_inputs(self.model, node)
         if sources:
-            scales = [self._scale(t) for t in sources]
+            scales = [self._known_scale(t) for t in sources]
             known = [s for s in scales if s is not None]
             return (max(known), "moved") if known and len(known) == len(scales) else None
         return None
@@ -189,7 +191,7 @@ class _Completion:
     def _from_bound(self, node: Node) -> tuple[float, str] | None:
         limits = [self._scale_of_bounds(node.output)]
         if operator_of(node).averages or node.op in _BOUNDED:
-            limits.append(self._scale(node.input(0)))
+            limits.append(self._known_scale(node.input(0)))
         scales = [scale for scale in limits if scale is not None]
         return (min(scales), "bounded") if scales else None
 
@@ -201,7 +203,7 @@ class _Completion:
         scale = max(abs(bounds.low), abs(bounds.high)) / LEVELS
         return scale if 0 < scale <= LARGEST_SCALE else None
 
-    def _scale(self, tensor: str) -> float | None:
+    def _known_scale(self, tensor: str) -> float | None:
         """Return the scale of a tensor; for a constant, its largest magnitude / 127."""
         if tensor in self.result.scales:
             return self.result.scales[tensor]

@@ -22,7 +22,9 @@ from qdqtool.util.records import record
 
 MAX_CONSTANT = 1 << 20  # maximum values of a constant operand whose bounds are read
 _MAX_TENSORS = 200  # maximum tensors between a quantizer and the inputs of its Concat
-_MAX_STEPS_TO_CONCAT = 16  # maximum operators before the first Concat; the search runs for each Q
+# Maximum tensors that are visited before the first Concat. The limit is low, because the search
+# runs for each Q.
+_MAX_STEPS_TO_CONCAT = 16
 _INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 

@@ -126,7 +126,7 @@ def _capture(model: Model, tensor: str, body: onnx.GraphProto) -> None:
             copy = body.initializer.add()
             copy.CopyFrom(constant)
             copy.name = name
-    for node in nodes:  # from the consumer to the constant
+    for node in nodes:  # The nodes are ordered from the consumer to the constant.
         if node.output not in defined:
             body.node.insert(0, node.proto)
 

@@ -162,7 +162,7 @@ class ConstantEvaluator:
 
         Args:
             tensor: Name of the tensor.
-            values: Receives the known values that the nodes read.
+            values: Known values by tensor, to which the constants that the nodes read are added.
         """
         nodes: dict[int, Node] = {}
         stack = [tensor]
@@ -261,7 +261,7 @@ def _run(
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             arrays: Any = ReferenceEvaluator(model).run(outputs, inputs)
-    except Exception:  # operators of the reference implementation raise anything
+    except Exception:  # The reference implementation raises errors of any class.
         return None
     return [np.asarray(array) for array in arrays]
 
@@ -273,7 +273,7 @@ def _infer_size(model: onnx.ModelProto) -> int | None:
     """
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-    except Exception:  # onnx's C++ raises various errors
+    except Exception:  # onnx's C++ code raises errors of various classes.
         return None
     size = 0
     for value in inferred.graph.output:
@@ -316,7 +316,7 @@ def fold_constants(model: Model) -> Model:
 
 
 def _find_foldable(model: Model) -> list[str]:
-    """Return the tensors to fold: computed from constants, and read by a run-time node."""
+    """Return the tensors to fold, which are computed from constants and read by other nodes."""
     computed: dict[str, bool] = {}  # whether operators other than moves computed each constant
     nodes: set[int] = set()
     for node in model.ordered:
@@ -335,7 +335,11 @@ def _find_foldable(model: Model) -> list[str]:
 
 
 def _is_foldable(model: Model, tensor: str, is_generated: bool) -> bool:
-    """Return whether a tensor is only a scale or zero point, or generated and unquantized."""
+    """Return whether a computed constant is to be folded.
+
+    True if all quantizers that read the tensor use it as scale or zero point. Without quantizers,
+    true if the tensor is computed by more than moves (``is_generated``).
+    """
     quantizers = [node for node in model.consumers(tensor) if is_qdq(node)]
     if not quantizers:
         return is_generated

@@ -57,7 +57,7 @@ class Editor:
     def edit_proto(self, node: Node) -> onnx.NodeProto:
         """Return the message of a node for changing it, and mark the node as edited.
 
-        The node may be from the original of which the edited model is a copy.
+        A node of the original model, of which the edited model is a copy, is accepted as well.
         """
         self._touched.add(node.index)
         self.edited.add(node.index)
@@ -241,7 +241,7 @@ class Editor:
     ) -> None:
         """Give a Q or DQ new parameters; the scale keeps its type."""
         proto = self.edit_proto(node)
-        self._retyped.update(node.outputs)  # a quantized tensor's type may change
+        self._retyped.update(node.outputs)  # The type of the quantized tensor may change.
         elem_type = self.model.elem_type(node.input(1)) or TensorProto.FLOAT
         dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
         self.set_input(node, 1, self.add_constant(f"{node.name}/scale", scale.astype(dtype)))
@@ -295,7 +295,7 @@ class Editor:
         for dq in dq_nodes:
             if dq not in ends:
                 self.redirect(dq.output, source)
-                self._aliases[dq.output] = source  # a later call may remove the source
+                self._aliases[dq.output] = source  # A later call may remove the source as well.
             self.remove(dq)
         if all(self.is_removed(node) for node in self.model.consumers(q.output)):
             self.remove(q)
@@ -348,7 +348,7 @@ class Editor:
         pruned = self._prune(nodes, captured)
         ordered = sort_topologically(pruned, self._inputs_and_captured, self._output_names)
         self.model.replace_constants((), self._constants, self._changes_types)
-        has_cycle = len(ordered) != len(pruned)  # replace_nodes rejects a cycle
+        has_cycle = len(ordered) != len(pruned)  # replace_nodes raises the error for a cycle.
         self.model.replace_nodes(pruned if has_cycle else ordered, self._touched)
         self._drop_constants(consumed, captured)
         self._drop_stale_types()

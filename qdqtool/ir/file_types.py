@@ -111,8 +111,8 @@ _TYPES = (
 def recognize(name: str, head: bytes) -> FileType | None:
     """Return the type of a file by the ending of its name or its first bytes, else None.
 
-    The ending is tried first, unless it is ``.onnx``. A file without a known type may be a damaged
-    ONNX model.
+    The ending decides first, except the ending ``.onnx``. A file without a known type may be a
+    damaged ONNX model.
 
     Args:
         name: Path.

@@ -37,7 +37,7 @@ from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and dimensions
-EDITED = "edited"  # stands for the hash of a model that differs from its file
+EDITED = "edited"  # used in place of the hash if a model differs from its file
 # Operators whose output shapes depend on the types and shapes of the inputs, not on their values
 _SHAPED_BY_TYPES = frozenset(
     {
@@ -51,7 +51,7 @@ _SHAPED_BY_TYPES = frozenset(
     }
 )
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Cast")
-_VALUE_FIELDS = {  # field of an AttributeProto that holds the value, by type
+_VALUE_FIELDS = {  # field of an AttributeProto with the value, by type of the attribute
     onnx.AttributeProto.FLOAT: "f",
     onnx.AttributeProto.INT: "i",
     onnx.AttributeProto.STRING: "s",
@@ -63,7 +63,8 @@ _VALUE_FIELDS = {  # field of an AttributeProto that holds the value, by type
 }
 _UNKNOWN: tuple[int, None] = (0, None)
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_MAX_CACHED_BYTES = 1 << 16  # larger constants are not cached: the cache would copy all weights
+# Larger constants are not cached, because the cache would contain copies of all weights.
+_MAX_CACHED_BYTES = 1 << 16
 
 
 class Node:
@@ -168,7 +169,8 @@ class Node:
         if isinstance(value, int):
             return value
         raise ModelError(
-            f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer",
+            f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer; "
+            "export the model again",
             code="node-damaged",
             node=self.name,
         )
@@ -189,7 +191,7 @@ class Model:
     Args:
         sha256: Hash of the file's bytes, or :data:`EDITED`. If empty, the message is hashed when
             the hash is first needed.
-        base_dir: Folder of the external weights; empty if they cannot be read.
+        base_dir: Folder of the external weights; empty if external weights cannot be read.
         types: Model of which this model is a part or a variant, and whose types are used, because
             tensors of equal names have equal types.
         constants: Model with the data of initializers that have no data in this model.
@@ -287,7 +289,7 @@ class Model:
     def copy(self) -> Model:
         """Return a copy of the model and its message, for editing.
 
-        The copy has the hash :data:`EDITED`, and no names of inlined functions and their nodes.
+        The hash of the copy is :data:`EDITED`. The copy does not list inlined functions.
         """
         model = copy.copy(self)
         model.__dict__.pop("_nodes_by_name", None)
@@ -642,7 +644,8 @@ class Model:
         except (OSError, ValueError, checker.ValidationError) as error:
             raise ModelError(
                 f"external data of tensor '{proto.name}' ({location!r}) is refused: "
-                f"{str(error).splitlines()[0]}",
+                f"{str(error).splitlines()[0]}; export the model again, with the weights "
+                "in the model's folder",
                 self.path,
                 code="weights-unreadable",
                 node=proto.name,

@@ -15,7 +15,7 @@ from qdqtool.types import ModelInfo
 
 _DEFAULT_SIZE = (640, 640)
 _SIZE = "qdqtool.size"  # metadata key: height and width that the user gave to `insert` or `tune`
-_SIZE_KEYS = (_SIZE, "imgsz")  # the second key is from Ultralytics
+_SIZE_KEYS = (_SIZE, "imgsz")  # Ultralytics writes the second key.
 _IMAGE_SIZE = re.compile(r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})")
 _MAX_SIDE = 1 << 16
 
@@ -91,7 +91,7 @@ def set_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]
     del proto.graph.value_info[:]
     for value in proto.graph.input:
         if value.name in shapes:
-            # Replace the whole shape: an output of that name may have declared another rank.
+            # The whole shape is replaced, because the input may have declared another rank.
             tensor_shape = value.type.tensor_type.shape
             del tensor_shape.dim[:]
             tensor_shape.dim.extend(

@@ -29,7 +29,7 @@ from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
 from qdqtool.util.text import cut_middle
 
-_OPSET_VERSIONS = range(1000)  # real versions are far smaller; larger ones show damage
+_OPSET_VERSIONS = range(1000)  # Real versions are far smaller, so a larger number shows damage.
 _TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
@@ -210,7 +210,8 @@ def _check_name_lengths(model: Model) -> None:
     names = [*model.producers, *model.consumers_by_tensor, *model.initializers]
     names += [node.name for node in model.nodes]
     if sum(map(len, names)) > limits.NAMES:
-        names = list(set(names))  # each name counts once; building a set takes time
+        # Each name counts once. The set is built only if necessary, because that takes time.
+        names = list(set(names))
     longest = max(names, key=len, default="")
     path = model.path or "model in memory"
     if len(longest) > limits.NAME:
@@ -285,7 +286,7 @@ def _read(path: Path) -> bytes:
 
 
 def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
-    """Return a model's unpacked bytes; None if they are more than protobuf can read."""
+    """Return a model's unpacked bytes; None if protobuf cannot read that many bytes."""
     size = os.fstat(file.fileno()).st_size
     if size > MAX_PROTO_BYTES:
         raise _too_large(path, file.read(file_types.HEAD))
@@ -294,7 +295,7 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
         limit = min(limits.max_unpacked_size(size), MAX_PROTO_BYTES)
         blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
-    with contextlib.suppress(OSError):  # some special files can be read only once
+    with contextlib.suppress(OSError):  # Some special files cannot be rewound.
         file.seek(0)
         head = b""  # Joining head and rest would copy the whole model.
     return _read_all(file, MAX_PROTO_BYTES, head)
@@ -449,7 +450,7 @@ def _split_weights(proto: onnx.ModelProto, path: Path) -> None:
         if getattr(proto, field):
             setattr(slim, field, getattr(proto, field))
     for copy, original in ((slim, proto), (slim.graph, proto.graph)):
-        # protobuf returns bytes for a text that is not UTF-8, but does not accept them.
+        # protobuf returns bytes for a text that is not UTF-8, but does not accept bytes.
         if isinstance(original.doc_string, str):
             copy.doc_string = original.doc_string
     slim.metadata_props.extend(proto.metadata_props)

@@ -42,8 +42,8 @@ class LayerKind(StrEnum):
     RESIZE = "RESIZE"
     SOFTMAX = "SOFTMAX"
     IDENTITY = "IDENTITY"
-    COPY = "COPY"  # kQDQ: a Q or DQ that remains in the engine
-    SHAPE = "SHAPE"  # folded while parsing, or runs on the host: neither reads nor blocks a tensor
+    COPY = "COPY"  # a Q or DQ that remains in the engine (kQDQ)
+    SHAPE = "SHAPE"  # folded while parsing, or run on the host, so that it does not affect fusions
     OTHER = "OTHER"
 
 
@@ -82,7 +82,9 @@ class ActivationFunction:
 
 @record
 class WeightUse:
-    """Use of the second input as weights; the operator runs in INT8 if both inputs are quantized.
+    """Use of an operator's second input as weights.
+
+    The operator runs in INT8 if both inputs are quantized.
 
     Attributes:
         case: Evidence that the operator runs in INT8.
@@ -573,7 +575,7 @@ _UNKNOWN = Operator("")
 
 
 def operator_of(node: Node | None) -> Operator:
-    """Return the facts about a node's operator; an operator without a name if unlisted."""
+    """Return the facts about a node's operator; empty facts if the table lacks the operator."""
     if node is None or node.domain not in DOMAINS:
         return _UNKNOWN
     return OPERATORS.get(node.op, _UNKNOWN)
@@ -699,7 +701,7 @@ def _reduction_type(model: Model, node: Node) -> str | None:
 
 
 def reduction_axes(model: Model, node: Node) -> list[int] | None:
-    """Return the axes of a reduction as written, possibly negative; None if not stated."""
+    """Return a reduction's axes as written, possibly negative; None if unknown or not stated."""
     if node.input(1):
         value = model.constant(node.input(1))
         if value is None or value.dtype.kind != "i":

@@ -34,7 +34,7 @@ FLOATS = frozenset(
 QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # types that can be quantized
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
-# Metadata key of a model whose outliers were moved into weights: the tensors, one per line
+# Metadata key for the tensors whose outliers were moved into weights, one tensor per line
 SMOOTHED = "qdqtool.smoothed"
 PREPROCESS = "qdqtool.preprocess"  # metadata key: preprocessing of the calibration images
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
@@ -229,7 +229,7 @@ def read_params(model: Model, node: Node) -> QuantParams:
 
 
 def _read_shared_params(model: Model, node: Node, cache: dict[Any, QuantParams]) -> QuantParams:
-    """Read parameters once for a Q and its DQ, and for quantizers that share their scale."""
+    """Return a quantizer's parameters, read only once for quantizers that share their scale."""
     axis = node.attributes.get("axis")
     if axis is not None and not isinstance(axis, int):
         return _read_params(model, node)
@@ -237,7 +237,8 @@ def _read_shared_params(model: Model, node: Node, cache: dict[Any, QuantParams])
     params = cache.get(key)
     if params is None:
         params = _read_params(model, node)
-        # Without a zero point of known type the quantized type depends on the node.
+        # Without a zero point of known type, the quantized type depends on the node, so the
+        # parameters cannot be shared.
         if node.input(2) and model.elem_type(node.input(2)):
             cache[key] = params
     return params
@@ -291,11 +292,11 @@ def _read_parameter(model: Model, name: str, dtype: type[np.generic]) -> Paramet
 def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
     zero_type = model.elem_type(zero_name) if zero_name else 0
     if zero_type:
-        # UNKNOWN for int16, FP8 E5M2 etc., which TensorRT does not support
+        # The result is UNKNOWN for int16, FP8 E5M2 and other types that TensorRT does not support.
         return precision_of(zero_type)
     if node.op == Q:
         output_type = node.integer("output_dtype", 0)
-        # ONNX: without a zero point the type is uint8.
+        # By ONNX's definition, the type is uint8 without a zero point.
         return precision_of(output_type) if output_type else Precision.UINT8
     elem_type, producer = model.elem_type(node.input(0)), model.producer(node.input(0))
     if not elem_type and producer is not None and producer.op == Q:
@@ -334,7 +335,7 @@ def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
 
 
 def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
-    """Yield an output of each node with an attribute or constant of an element type."""
+    """Yield an output of each node whose type attribute or constant has an element type."""
     for node in nodes:
         for attribute in node.attribute:
             is_typed = attribute.name in _TYPE_ATTRIBUTES and attribute.i == kind

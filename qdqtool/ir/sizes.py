@@ -28,7 +28,7 @@ RANDOM = (
 _PICKS = ("Gather", "GatherElements", "GatherND")  # output sizes do not depend on index values
 _SIZED_BY_VALUES = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
-_ELLIPSIS = "..."  # stands for axes without letters in an equation of Einsum
+_ELLIPSIS = "..."  # axes without letters in an equation of Einsum
 _MAX_RANK = 64  # maximum axes of an ellipsis; tensors of real networks have fewer
 _FIRST_ELLIPSIS_LETTER = ord("\N{GREEK SMALL LETTER ALPHA}")
 
@@ -40,9 +40,9 @@ def find_size_constants(model: Model) -> tuple[list[str], list[str]]:
     """Return tensors whose values or dimensions depend only on the network's input sizes.
 
     Returns:
-        First the tensors with such values that are parameters of nodes that move, cut or pad
-        tensors, such as the shape of a Reshape. Second the tensors with such dimensions whose
-        dimensions the model does not state.
+        Two lists of names. First: parameters of nodes that move, cut or pad tensors, such as the
+        shape of a Reshape, if their values depend only on input sizes. Second: tensors of
+        unstated dimensions, if the dimensions depend only on input sizes.
     """
     constants = _SizeConstants(model)
     parameters: set[str] = set()

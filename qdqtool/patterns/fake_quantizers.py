@@ -35,7 +35,7 @@ _TOLERANCES: dict[int, float] = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProt
 _BITS = 8
 _QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _MQBENCH = re.compile(r"(?:FakeQuantize)?(?:Learnable|Fixed|DSQ)\w{0,20}Affine", re.IGNORECASE)
-_QONNX_PROBLEMS = {  # operators of QONNX without a scale and 8-bit integers
+_QONNX_PROBLEMS = {  # why Q and DQ cannot express these operators of QONNX
     "BipolarQuant": "a BipolarQuant has no 8-bit integers",
     "FloatQuant": "a FloatQuant has no 8-bit integers",
     "Trunc": "a Trunc removes bits of integers",
@@ -61,7 +61,7 @@ _RANGES = {  # quantized type by the bounds of a Clip
 
 
 class QuantizerForm(StrEnum):
-    """Tool or exporter that writes a form of simulated quantizers."""
+    """Form of simulated quantizers, by the tool or exporter that writes the form."""
 
     DECOMPOSED = "decomposed"
     QONNX = "QONNX"
@@ -150,7 +150,7 @@ def find_aten_nodes(model: Model) -> list[Node]:
     return [node for node in nodes if node.index not in quantizers]
 
 
-_DIVIDING_FORMS = (  # divide by the scale, as Q does
+_DIVIDING_FORMS = (  # forms that divide by the scale, as Q does
     QuantizerForm.DECOMPOSED,  # see _RoundChain.read
     QuantizerForm.QONNX,
     QuantizerForm.QCDQ,
@@ -163,6 +163,8 @@ class _QuantizerFinder:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.constants = ConstantEvaluator(model)
+        types = {model.elem_type(tensor) for tensor in model.inputs}
+        self._has_half_inputs = _HALF in types and onnx.TensorProto.FLOAT not in types
 
     def find(self) -> Iterator[FakeQuantizer]:
         """Yield the quantizers in graph order."""
@@ -207,7 +209,7 @@ class _QuantizerFinder:
         return None
 
     def _read_clip(self, clip: Node) -> FakeQuantizer | None:
-        """Read a Clip of integers before a DQ: of the output of a Q, or of stored integers."""
+        """Read the Clip between a Q and a DQ, or between stored integers and a DQ."""
         source = clip.input(0)
         consumers, producer = self.model.consumers(clip.output), self.model.producer(source)
         if len(consumers) != 1 or not qdq.is_dq(consumers[0]):
@@ -255,7 +257,10 @@ class _QuantizerFinder:
     def value(self, tensor: str) -> _FloatArray | None:
         """Return a constant as float64; None for other tensors."""
         value = self.constants.evaluate(tensor) if tensor else None
-        if value is None or not np.issubdtype(np.asarray(value).dtype, np.number):
+        if value is None:
+            return None
+        dtype = np.asarray(value).dtype
+        if not np.issubdtype(dtype, np.number) and dtype.name != "bfloat16":
             return None
         return np.asarray(value, np.float64)
 
@@ -315,8 +320,10 @@ class _QuantizerFinder:
         )
 
     def _elem_types(self, source: str, output: str) -> tuple[int, int] | None:
-        """Return the float types of both ends of a quantizer; None if Q and DQ lack one of them."""
+        """Return the float types of input and output; None if Q or DQ does not support them."""
         first, last = self.model.elem_type(source), self.model.elem_type(output)
+        if not first and self._has_half_inputs:  # unknown after an operator of another domain
+            first = _HALF
         if first not in (0, onnx.TensorProto.FLOAT, _HALF, *_BYTES):
             return None
         first = _HALF if first == _HALF else onnx.TensorProto.FLOAT
@@ -455,7 +462,7 @@ class _RoundChain:
         self._offset_before = np.zeros((), np.float64)  # offset applied before the bounds
         self._offset_after = np.zeros((), np.float64)  # offset applied after the bounds
         self._low, self._high = -np.inf, np.inf
-        self._is_shifted = False  # whether it adds the zero point before it rounds
+        self._is_shifted = False  # whether the zero point is added before the Round
 
     def read(self) -> FakeQuantizer | None:
         """Return the quantizer that the nodes compute; None if they compute anything else."""
@@ -585,7 +592,7 @@ class _RoundChain:
         """Record the bounds or offset of a node between the Round and a scaling.
 
         Returns:
-            Whether a quantizer can have such a node there.
+            False if the node cannot be part of a quantizer.
         """
         if node.op in ("Identity", "Cast"):
             return True
@@ -681,7 +688,7 @@ def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
 
 
 def _remove_unused_domains(proto: onnx.ModelProto) -> None:
-    """Remove the operator sets of other tools that no node uses any more."""
+    """Remove the operator sets of domains that no node uses any more, in place."""
     used = {node.domain for node in with_subgraph_nodes(proto.graph.node)}
     opsets = [o for o in proto.opset_import if o.domain in DOMAINS or o.domain in used]
     kept = [onnx.helper.make_opsetid(o.domain, o.version) for o in opsets]

@@ -40,7 +40,7 @@ _Range = tuple[int, int] | None  # channels [start, end) of axis 1; None for all
 
 _MIN_BINS, _MAX_BINS = 4, 256
 _MAX_BIN_ERROR = 0.1  # maximum error of a bin after INT8 rounding; a DFL of 16 bins has 0.06
-_MAX_HOPS = 64  # maximum tensors searched around a Softmax; scale, mask and reshapes are a dozen
+_MAX_HOPS = 64  # maximum tensors searched around a Softmax; a dozen are usual
 _SIDES = 4  # sides of a box; reference points have two or four numbers
 _MAX_ROUNDS = 64  # maximum rounds of a search; each round finds the next decoder layer
 _PICKS = (
@@ -49,7 +49,7 @@ _PICKS = (
     "GatherND",
     "Expand",
     "Tile",
-)  # their outputs hold input values
+)  # operators whose outputs are copies of input values
 _SCATTERS = ("ScatterND", "ScatterElements")
 
 
@@ -200,7 +200,7 @@ def _is_part_of_activation(model: Model, node: Node) -> bool:
     operator = operator_of(node)
     if operator.activation is not None and operator.activation.type != "SIGMOID":
         return True
-    # x * gate(x)
+    # The node is the product in x * gate(x).
     return operator.operation == "PROD" and len(run_time_inputs(model, node)) == 2
 
 
@@ -611,14 +611,14 @@ def _has_constant_weights(model: Model, node: Node) -> bool:
 
 
 def _value_inputs(model: Model, node: Node, reduced: bool = False) -> tuple[str, ...]:
-    """Return the inputs whose values a node passes on or calculates with.
+    """Return the inputs from whose values a node computes or copies its output values.
 
-    Empty for a node that mixes values in another way.
+    Empty for operators that are neither pointwise nor move values.
 
     Args:
         model: The model.
         node: The node.
-        reduced: Whether reductions count as passing values on.
+        reduced: Whether the inputs of reductions count.
     """
     if is_pointwise(node):
         return tuple(run_time_inputs(model, node))

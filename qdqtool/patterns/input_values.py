@@ -37,7 +37,7 @@ def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
         used: The preprocessing of a run, as in its JSON.
     """
     if "scale" not in used:
-        return []  # the user preprocesses with a function
+        return []  # A function of the user prepares the images.
     low, high = _prepared_range(used)
     for tensor, highest in find_normalized_inputs(model).items():
         expects_pixels = highest > 1
@@ -99,7 +99,7 @@ def _expected_maximum(factor: npt.NDArray[Any], term: npt.NDArray[Any]) -> int |
 def _find_affine(model: Model, tensor: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the factor and the summand that a network's first nodes apply to an input.
 
-    They are 1 and 0 if the first node neither scales nor shifts the input.
+    Factor and summand are 1 and 0 if the first node neither scales nor shifts the input.
     """
     factor, term = np.ones(1), np.zeros(1)
     for _ in range(_MAX_STEPS):

@@ -46,7 +46,7 @@ _SQUARES = (
 )
 # Arithmetic that may be between the mean of squares and its root
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
-# Operators whose results are at most 1, and those whose results are at most as large as their input
+# Operators whose results are at most 1, and operators whose results do not exceed the input
 _AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8
@@ -164,7 +164,7 @@ def _sums_of_square(model: Model, node: Node) -> list[Node]:
 
 
 def _squares_and_sums(model: Model, node: Node) -> bool:
-    """Return whether a single node squares its input and sums the squares."""
+    """Return whether a node alone computes a sum of squares of its input."""
     if _has_op(node, "ReduceL2", "ReduceSumSquare"):
         return True
     if _has_op(node, "LpNormalization"):
@@ -266,8 +266,9 @@ def _axes_size(shape: tuple[int | None, ...], axes: Iterable[int]) -> int | None
 def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
     """Return the smallest nonzero and the largest magnitude that a tensor can have.
 
-    A DQ (by its step and range), a Clip, a LayerNormalization and functions with results of at most
-    1 determine them. Nodes that move values or make them positive may follow. None if unknown.
+    The magnitudes follow from a DQ (by its step and range), a Clip, a LayerNormalization, or a
+    function with results of at most 1. Nodes that move values, and Relu, Abs and Neg, may follow.
+    None if unknown.
     """
     while _keeps_magnitude(model.producer(tensor)):
         tensor = model.producers[tensor].input(0)
@@ -387,7 +388,7 @@ def _layer_norm_sizes(
 ) -> list[int] | None:
     """Return the sizes of the normalized axes; None if unknown.
 
-    They are read from the scale if the tensor's dimensions are unknown.
+    The sizes are read from the scale if the tensor's dimensions are unknown.
     """
     count = len(norm.axes or ())
     shape = model.shape(norm.input)
@@ -483,7 +484,7 @@ def skip_identities(model: Model, tensor: str) -> str:
 
 
 def _match_norm(model: Model, root: Node) -> DecomposedLayerNorm | None:
-    """Return the normalization that a root belongs to; None if it belongs to none."""
+    """Return the normalization that a square root is a part of, else None."""
     if abs(_exponent(model, root) or 0.0) != 0.5:
         return None
     variance = _variance_nodes(model, root.input(0))

@@ -19,7 +19,7 @@ from qdqtool.util.notes import Note
 from qdqtool.util.records import record
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
-_MIN_NORMS = 2  # one normalization may be part of any head
+_MIN_NORMS = 2  # minimum of a transformer, because other networks may have a single normalization
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "EfficientNMSX_TRT")
 _POOLINGS = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceMean")
 _UPSCALING = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace")
@@ -287,7 +287,7 @@ def _embeds_patches(model: Model) -> bool:
 
 
 def _find_tokens(model: Model) -> OtherKind | None:
-    """Return the kind if outputs are maps without channels, scores along sides, or texts."""
+    """Return the kind if outputs are maps without channels, scores along sides, or sequences."""
     shapes, images = _output_shapes(model), list(_image_shapes(model).values())
     sides = _image_sides(images[0]) if images else None
     if shapes is None or sides is None or any(len(shape) != _TOKENS for shape in shapes):

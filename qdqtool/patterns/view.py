@@ -298,7 +298,7 @@ class Consumer:
     Attributes:
         kind: ``q``, ``add`` (a sum of two computed tensors), ``op`` or ``output`` (of the network).
         node: The consumer; None for a network output.
-        path: The nodes in between, which a Q can pass, the nearest to the tensor first.
+        path: Nodes between the tensor and the consumer, which a Q can pass, in this order.
     """
 
     kind: str

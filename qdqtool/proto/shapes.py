@@ -28,8 +28,7 @@ _WORKER = Path(__file__).parent / "shapes_worker.py"
 _MAX_INT32 = 1 << 31  # onnx reads attributes as 32-bit integers
 _LARGE_SIZE = 1 << 24  # models with larger constant sizes are not inferred in this process
 
-# Operators whose inference neither crashes nor allocates much memory, found by trying all
-# operators.
+# Operators whose inference neither crashes nor allocates much memory. All operators were tried.
 _HARMLESS = frozenset(
     """
     Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast CastLike Ceil Celu Clip Concat
@@ -51,7 +50,7 @@ _WINDOWED = frozenset(("AveragePool", "Conv", "ConvTranspose", "MaxPool"))
 _RESIZING = frozenset(
     "DepthToSpace Expand GatherND Pad Resize SpaceToDepth Split Tile TopK Upsample".split()
 )
-# End of the input positions that state sizes, for operators that have further inputs.
+# Position after the last input that states sizes, for operators with further inputs
 _SIZE_INPUT_ENDS = {"GatherND": 1, "Pad": 2, "TopK": 2}
 # Operators for which onnx computes the values of vectors ("data propagation").
 _PROPAGATED = frozenset(

@@ -12,7 +12,7 @@ from qdqtool.errors import ModelError
 
 _Node = TypeVar("_Node")
 STANDARD = ("", "ai.onnx")  # both names of the domain of ONNX's own operators
-DOMAINS = (*STANDARD, "com.microsoft")  # domains in which operators of equal name are equal
+DOMAINS = (*STANDARD, "com.microsoft")  # domains whose operators of equal names are the same
 INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # prefixes of domains of onnxruntime's optimizer
 RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # domains that onnxruntime supports
 

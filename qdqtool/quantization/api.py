@@ -227,7 +227,7 @@ def insert(
         version = version.with_capability(gpus.choose_gpu(gpu).cc)
     with record_inputs() as inputs:
         if precision == "auto":
-            result = _insert_better(model, data, version, options, gpu)
+            result = _insert_best_format(model, data, version, options, gpu)
         else:
             inserter = _Inserter(model, data, version, options)
             inserter.quantize()
@@ -240,7 +240,7 @@ def _with_precision(options: InsertOptions, precision: str) -> InsertOptions:
     return replace(options, placement=replace(options.placement, precision=precision))
 
 
-def _insert_better(
+def _insert_best_format(
     model: ModelSource | Model,
     data: object,
     target: Target,
@@ -278,7 +278,7 @@ def _insert_better(
     if choice.is_float:
         floats = _Inserter(model, data, target, _with_precision(options, INT8.name))
         floats.result.choice = choice
-        return floats.finish_float(int8)
+        return floats.finish_float_model(int8)
     chosen = int8 if choice.precision == INT8.name else trials[1]
     chosen.result.choice = choice
     return chosen.finish()
@@ -286,7 +286,7 @@ def _insert_better(
 
 def _choose_format(trials: Sequence[_Inserter], gpu: str | None) -> FormatChoice:
     """Choose INT8, FP8 or FP16 by the output errors and estimated times of the trials."""
-    models = [trial.copy_finished() for trial in trials]
+    models = [trial.copy_final_model() for trial in trials]
     errors = trials[0].measure_errors(models)
     targets = [trial.target for trial in trials]
     names = [trial.result.precision for trial in trials]
@@ -411,7 +411,7 @@ class _Inserter:
         groups = [*self._find_groups(), *other._find_groups()]
         self._shared = other._shared = self._collect(self._model, groups, self._options.cache)
 
-    def finish_float(self, trial: _Inserter) -> Insertion:
+    def finish_float_model(self, trial: _Inserter) -> Insertion:
         """Return the float model: in FP16 if the network was prepared for FP16, else unchanged.
 
         `trial` is the INT8 insertion, whose calibration is reported and used for FP16.
@@ -432,7 +432,7 @@ class _Inserter:
         self.predict()
         return result
 
-    def copy_finished(self) -> Model:
+    def copy_final_model(self) -> Model:
         """Return a copy of the Q/DQ model, in FP16 if the result will be in FP16."""
         model = self._model.copy()
         if self._network.fp16:
@@ -562,7 +562,9 @@ class _Inserter:
         try:
             statistics, _ = self._collect(model, groups, CacheOptions())
         except (ModelError, DataError) as error:
-            self._warn("others-not-measured", "tensors without a quantizer: not measured", error)
+            self._warn(
+                "others-not-measured", "tensors without a quantizer were not measured", error
+            )
             return {}
         return {g.tensors[0]: choose_scale(g, statistics, methods)[0].scale for g in groups}
 
@@ -664,7 +666,7 @@ class _Inserter:
         return self._wide
 
     def convert_to_fp16(self) -> None:
-        """Convert the float remainder to FP16 if the options or the target need that."""
+        """Convert layers without Q/DQ to FP16 if requested, and compare the outputs."""
         if not self._network.fp16:
             return
         options, result = self._options, self.result
@@ -687,7 +689,7 @@ class _Inserter:
             self._warn("agreement-not-measured", text, error)
 
     def _measure_agreement(self, model: Model) -> None:
-        agreement = self._find_agreement(model)
+        agreement = self._measure_or_reuse_agreement(model)
         if agreement is None:
             return
         self.result.agreement = agreement
@@ -704,7 +706,7 @@ class _Inserter:
                 )
             )
 
-    def _find_agreement(self, model: Model) -> Fp16Agreement | None:
+    def _measure_or_reuse_agreement(self, model: Model) -> Fp16Agreement | None:
         """Return the agreement with the float model, measured for the format choice or now."""
         choice = self.result.choice
         if choice is not None and self.result.precision in choice.errors:
@@ -749,7 +751,7 @@ class _Inserter:
         if not self._options.predict:
             return
         try:
-            model.path, model.sha256 = "", None  # a model in memory from here on
+            model.path, model.sha256 = "", None  # the model differs from the file
             result.prediction = prediction.predict(model, self.target)
             if result.losses is not None:
                 result.losses = predict_changes(
@@ -761,7 +763,7 @@ class _Inserter:
                 )
             result.warnings.extend(_note_errors(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is complete without a prediction
-            self._warn("not-predicted", "not predicted", error)
+            self._warn("not-predicted", "the result was not predicted", error)
 
     def _warn(self, code: str, text: str, error: QdqtoolError) -> None:
         self.result.warnings.append(Note(f"{text}: {error}", code=code, error=str(error)))

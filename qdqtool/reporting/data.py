@@ -366,6 +366,7 @@ class TuningPlot:
     keep: float | None
     budget: float | None
     reached: bool | None
+    is_float: bool
     sites: list[list[str]]
     notes: list[str]
 

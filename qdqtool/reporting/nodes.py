@@ -632,6 +632,8 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
     prediction.findings += gpu_findings(prediction, gpu, model)
     if build is None and describe_rejection(prediction):
         subject.time = None  # the page shows no times of an engine that cannot be built
+        for finding in prediction.findings:
+            finding.saves_ms = None
 
 
 def _estimate_work(subject: ReportSubject) -> list[LayerWork]:

@@ -197,7 +197,8 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     is_timed_front, has_costs = _have_numbers(front, "ms"), _have_numbers(front, "cost")
     points = [_parse_point(p, True, is_timed_front, has_costs) for p in front]
     points += [_parse_point(p, False, is_timed_front, has_costs) for p in measured]
-    _mark_chosen(_as_object(result.get("chosen")), front, points)
+    chosen = _as_object(result.get("chosen"))
+    _mark_chosen(chosen, front, points)
     float_metric = _as_optional_number(metric.get("float"))
     keep = _as_optional_number(goal.get("keep"))
     return data.TuningPlot(
@@ -209,6 +210,7 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
         keep=keep * float_metric if keep is not None and float_metric is not None else None,
         budget=_as_optional_number(goal.get("budget_ms")),
         reached=goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
+        is_float=chosen.get("int8") == 0,
         sites=[_format_site(site) for site in _as_objects(result.get("sites"))[:MAX_SITES]],
         notes=_list_tuning_notes(result, unmeasured),
     )
@@ -216,9 +218,9 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
 
 def _list_tuning_notes(result: dict[str, Any], unmeasured: int) -> list[str]:
     notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
-    texts = [display_message(str(note)) for note in notes]
+    texts = [display_message(as_options(str(note))) for note in notes]
     if unmeasured:
-        count = format_count(unmeasured, "configuration")
+        count = format_count(unmeasured, "choice")
         return [f"{count} not drawn, because not measured on held-out images.", *texts]
     return texts
 

@@ -170,7 +170,7 @@ def choose_target_for_gpu(
 ) -> tuple[Target, list[Note]]:
     """Return the target of :func:`choose_target` with the GPU's compute capability, and notes.
 
-    The options name the GPU, or else the build does.
+    The GPU is that of the options, or else that of the build.
 
     Raises:
         QdqtoolError: The GPU is unknown, or the target or the build does not support the GPU.
@@ -367,7 +367,7 @@ def _fit_note(assumption: Assumption, value: str, fits: bool, target: Target) ->
 def count_errors(result: Verification) -> tuple[int, int]:
     """Return the number of mismatched convolutions, and the total of all disagreements.
 
-    The total adds up disagreeing pass lines, unmatched layers and listed mismatches.
+    The total is the number of disagreeing pass lines, layers that do not agree, and mismatches.
     """
     trace = result.trace
     lines = max(trace.predicted or 0, trace.built or 0) - (trace.agree or 0) if trace.built else 0
@@ -406,7 +406,8 @@ def compare_with_build(
     notes: list[Note] = []
     mismatches += find_inconsistent_tensors(model, build)[:MAX_MISMATCHES]
     parts = [trace.mismatches, copies.mismatches]
-    if not uncertain_convolutions:  # conversions and layer names depend on unknown scales as well
+    # If scales are unknown, conversions and layer names are uncertain as well.
+    if not uncertain_convolutions:
         parts[:0] = [conversions.mismatches, layers.mismatches]
     for part in parts:
         mismatches.extend(part[:MAX_MISMATCHES])
@@ -435,7 +436,7 @@ def compare_with_build(
 
 
 def _add_listing_hole(model: Model, build: Build) -> Build:
-    """Return the build, marked as incomplete if layers are missing from its listing."""
+    """Return the build, or an incomplete copy with a gap if its listing lacks layers."""
     if build.bindings or build.parse.inputs or not build.complete:
         return build
     hole = find_listing_hole(build, model.inputs)

@@ -120,7 +120,7 @@ def _float_kernel_precision(layer: BuiltLayer, floats: Sequence[Precision]) -> P
 
 
 def _has_cast_after_product(layer: BuiltLayer) -> bool:
-    """Return whether a fused kernel has a Cast after its product, which changes its output type.
+    """Return whether a fused kernel casts its result after the product.
 
     Examples: FcAddCast is a Gemm with bias and the Cast to FP32 after it, DecoAddMulCast a
     ConvTranspose with bias and the Q of FP8 after it.

@@ -107,7 +107,7 @@ class NodeMapper:
         )
 
     def name(self, node: Node) -> str:
-        """Return the name of a node in the build."""
+        """Return the name that a node of the model has in the build."""
         return self._names[node.index]
 
     def nodes(self, layer: BuiltLayer) -> list[Node]:

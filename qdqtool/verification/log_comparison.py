@@ -123,7 +123,7 @@ def compare_trace(
 
     predicted = [e for e in prediction.trace if is_compared(e) and e not in excluded]
     # The lines about copies are printed near the end of the optimizer's section, close to this
-    # heading. Without the heading they are missing from the log.
+    # heading. Without the heading, the log lacks these lines.
     are_logged = is_copy and build.milestone("After concat removal") is not None
     if not are_logged and not any(map(is_compared, build.trace)):
         return PartComparison(TraceCounts(len(predicted)))
@@ -248,7 +248,7 @@ def compare_layers(
 
 
 def _is_predictable(layer: BuiltLayer) -> bool:
-    """Return whether a prediction can contain the layer's name; not for Myelin kernels."""
+    """Return whether a prediction can contain a layer's name; False for Myelin kernels."""
     return not is_myelin_kernel(layer) and layer.type != "shape_call"
 
 
@@ -264,9 +264,9 @@ def _compare_types(predicted: EngineLayer, built: BuiltLayer) -> Mismatch | None
 
 
 def _layer_key(name: str) -> str:
-    """Return a layer name without the suffixes that only one side has.
+    """Return a layer name without suffixes that only the prediction or only the build has.
 
-    These are the parser's number on NonMaxSuppression and ``_quantize_scale_node``.
+    These suffixes are the parser's number on NonMaxSuppression, and ``_quantize_scale_node``.
     """
     plain = name.removesuffix(SCALE_NODE)
     match = _NUMBERED.match(plain) if plain.startswith("/NonMaxSuppression") else None

@@ -359,3 +359,12 @@ def test_advice_to_quantize_depends_on_the_fastest_type(
     path = save_model(tmp_path, convolution_chain(channels=256, quantized=False))
     text = cli("predict", path, "--gpu", gpu)
     assert ("--precision auto --gpu" in " ".join(text.split())) == advises_auto
+
+
+def test_ranges_of_several_gpus_are_those_of_a_single_gpu(model: str, cli: Cli) -> None:
+    gpus = ("T4", "L4", "Jetson Orin Nano 8GB")
+    table = " ".join(cli("predict", model, *(w for gpu in gpus for w in ("--gpu", gpu))).split())
+    for gpu in gpus:
+        text = " ".join(cli("predict", model, "--gpu", gpu).split())
+        match = re.search(r"80 % range ([^)]*)\)", text)
+        assert match is not None and f"({match[1]})" in table

@@ -372,7 +372,7 @@ def test_each_automatic_finding_is_tried(target, times):
             a
             for step in steps
             for s in step.find_sites(view, chosen, prediction, step.codes)
-            for a in s.answers
+            for a in s.findings
         }
         assert {(code, node) for code, node in marked if code not in whole} <= tried
         for code in {code for code, _ in marked}:

@@ -6,7 +6,7 @@ from onnx import numpy_helper
 
 from qdqtool.fixing import weights
 from qdqtool.fixing.api import add_fixes, fix
-from qdqtool.fixing.gains import NO_GAIN, find_culprits, find_objection
+from qdqtool.fixing.gains import NO_GAIN, find_objection, find_worsening_changes
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
@@ -48,14 +48,18 @@ def test_culprits_are_next_to_lost_convolutions(places: list[int], other: int) -
     harmless = [n for n in model.nodes if n.op == "Conv"][other]
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
     assert after.summary()["int8"] == before.summary()["int8"] - len(places)
-    culprits = find_culprits(model, candidate, [*edited, {harmless.index}], before, after, AIM)
+    culprits = find_worsening_changes(
+        model, candidate, [*edited, {harmless.index}], before, after, AIM
+    )
     assert set(culprits) == set(range(len(places)))
 
 
 def test_change_without_gain_is_refused() -> None:
     model, candidate, edited = remove_pairs(9, [4])
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
-    assert set(find_culprits(model, candidate, [*edited, edited[0]], before, after, AIM)) == {
+    assert set(
+        find_worsening_changes(model, candidate, [*edited, edited[0]], before, after, AIM)
+    ) == {
         0,
         1,
     }

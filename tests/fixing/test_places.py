@@ -189,7 +189,7 @@ def test_refusal_subclass_is_handled_like_base() -> None:
             for step in STEPS:
                 places = [
                     [
-                        (s.node, s.description, s.code, s.answers)
+                        (s.node, s.description, s.code, s.findings)
                         for s in step.find_sites(view, target_named(target), p, step.codes)
                     ]
                     for p in (plain, other)

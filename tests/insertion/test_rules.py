@@ -38,7 +38,9 @@ def bottleneck(activation: str, bare: bool = False) -> Model:
 def sketch(model: Model, **options: Any) -> Model:
     """Return the Q/DQ model that is simulated to compare placements."""
     placement = place(model, PlacementRules(**options))
-    return rules.sketch(model, placement, find_scale_groups(model, placement.inputs))
+    return rules.build_simulation_model(
+        model, placement, find_scale_groups(model, placement.inputs)
+    )
 
 
 def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:

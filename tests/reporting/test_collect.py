@@ -503,7 +503,7 @@ def test_tuning_counts_points_without_metric(tmp_path: Path) -> None:
     (other,) = result()["others"]
     tuning = read(tmp_path, result(others=[other, {**other, "int8": 1, "metric": None}]))
     assert [p.metric for p in tuning.points if not p.on_front] == [0.95]
-    assert tuning.notes[0].startswith("1 configuration not drawn")
+    assert tuning.notes[0].startswith("1 choice not drawn")
 
 
 def test_tuning_that_a_time_limit_ended_is_read(tmp_path: Path) -> None:
@@ -514,7 +514,19 @@ def test_tuning_that_a_time_limit_ended_is_read(tmp_path: Path) -> None:
     chosen = {**front[1], "index": 1}
     tuning = read(tmp_path, result(front=front, others=[], chosen=chosen))
     assert [(p.x, p.metric, p.chosen) for p in tuning.points] == [(3.0, 0.93, True)]
-    assert tuning.notes[0].startswith("2 configurations not drawn")
+    assert tuning.notes[0].startswith("2 choices not drawn")
+
+
+def test_tuning_that_chose_the_float_model_is_marked(tmp_path: Path) -> None:
+    front = result()["front"]
+    assert not read(tmp_path, result()).is_float
+    chosen = {**front[1], "index": 1, "int8": 0}
+    assert read(tmp_path, result(front=front, chosen=chosen)).is_float
+
+
+def test_rejected_model_has_no_savings() -> None:
+    page = qdqtool.report(two_convolutions(), gpu="GTX 1080").page
+    assert page.model.findings and all(f.saves_ms is None for f in page.model.findings)
 
 
 def test_missing_tuning_file_is_reported(tmp_path: Path) -> None:
