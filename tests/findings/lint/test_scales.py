@@ -481,6 +481,22 @@ def test_factor_of_all_weight_scales_is_reported(placed: onnx.ModelProto, factor
     assert reason.factor == pytest.approx(1 / factor, rel=1e-3)
 
 
+def test_learned_scales_are_not_reported(placed: onnx.ModelProto) -> None:
+    """LSQ begins at 2 mean|w| / sqrt(127), which uses a fifth of the steps, and hardly moves."""
+    rng = np.random.default_rng(0)
+
+    def learn(scale: Array, weights: Array, number: int) -> Array:
+        mean = np.abs(weights).reshape(len(weights), -1).mean(axis=1)
+        drift = np.exp(rng.normal(0, 0.1, scale.shape)).astype(scale.dtype)
+        return 2 * mean.astype(scale.dtype) / np.sqrt(np.float32(127)) * drift
+
+    learned = rescaled(placed, learn)
+    assert weight_scales_of(learned) is None
+    coarse = weight_scales_of(rescaled(placed, lambda s, w, n: learn(s, w, n) * 3))
+    assert coarse is not None and coarse.cause == WeightScalesCause.TOO_LARGE
+    assert "W-SCALE" not in {a.code for a in qdqtool.fix(learned).applied}
+
+
 def test_scales_of_other_tensors_are_reported(placed: onnx.ModelProto) -> None:
     scales: list[Array] = []
 
