@@ -123,7 +123,7 @@ def _filter_streams() -> Iterator[None]:
 def run(args: list[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    Every expected error ends as one line on stderr.
+    An expected error is printed as one line on stderr.
     """
     with _filter_streams(), warnings.catch_warnings():
         if not sys.warnoptions:  # keep warnings that the user requested (python -W)

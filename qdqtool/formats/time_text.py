@@ -184,8 +184,8 @@ def add_kernels(page: TextPage, time: TimeEstimate) -> None:
 def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) -> str:
     """Describe the time that fixing findings of one code saves; empty if negligible.
 
-    Of several GPUs, it is the time on the first one that the engine can be built for, which also
-    wrote the savings of the findings.
+    The time is for the first GPU for which the engine can be built. The savings that findings store
+    are for this GPU too.
     """
     time = next((time for time in times if time.is_supported), None)
     if time is None:

@@ -120,7 +120,7 @@ class _Fp16Converter:
         return self.model.is_output(tensor) or self._has_consumers(tensor, half=False)
 
     def _has_consumers(self, tensor: str, *, half: bool) -> bool:
-        """Return whether any node reads a float tensor as FP16 (`half`), or as FP32."""
+        """Return whether any node consumes a float tensor as FP16 if `half`, else as FP32."""
         if tensor not in self.consumer_types:  # cached: a tensor may have thousands of consumers
             stays_float: list[bool] = []
             for node in dict.fromkeys(self.model.consumers(tensor)):
@@ -152,8 +152,8 @@ class _Fp16Converter:
     def _round_scale(self, tensor: str) -> None:
         """Round the scale of a pair that remains FP32 to an FP16 number.
 
-        Other pairs with this scale may become FP16 and have rounded scales. All then stay equal.
-        A scale that would grow by more than 0.1 % is not rounded.
+        Pairs with the same scale that become FP16 have rounded scales, so rounding keeps all pairs
+        equal. A scale that would grow by more than 0.1 % is not rounded.
         """
         value = self.model.constant(tensor)
         if value is not None and value.size == 1 and value.dtype == np.float32:

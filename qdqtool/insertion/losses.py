@@ -97,7 +97,7 @@ class TensorLoss:
 
 @dataclass(frozen=True)
 class ActivationLosses:
-    """Accuracy that the quantized activations cost together, and the worst of them.
+    """Accuracy that all quantized activations cost together, and the worst activations.
 
     Attributes:
         error: Output error of all quantized activations together, as a fraction of the outputs'
@@ -280,7 +280,7 @@ def _confirm_gain(
     without: Mapping[int, float],
     numbers: Sequence[int],
 ) -> TensorLoss:
-    """Return a loss with its gain on confirming samples, and whether it is confirmed."""
+    """Return a copy of a loss with the fields about confirmation set."""
     before = np.array([total[number] for number in numbers])
     gains = before - np.array([without[number] for number in numbers])
     gain = float(gains.sum() / before.sum())

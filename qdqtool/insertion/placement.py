@@ -186,7 +186,7 @@ class Placement:
         return {entry.node.index for entry in self.inputs.get(tensor, ())}
 
     def add(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
-        """Quantize a tensor for one of its consumers."""
+        """Record that one consumer of a tensor will read it dequantized."""
         self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
 
     def skip(self, reason: Reason) -> None:
@@ -195,7 +195,7 @@ class Placement:
 
 
 def place(model: Model, rules: PlacementRules) -> Placement:
-    """Choose the tensors and weights to quantize in a float model, which is not changed.
+    """Return the tensors and weights to quantize in a float model; the model is not changed.
 
     Raises:
         QdqtoolError: A pattern is not a regular expression or matches nothing, or weights hold NaN
@@ -645,9 +645,9 @@ _COMPUTING_KINDS = (
 
 
 def find_class_outputs(model: Model) -> tuple[str, ...]:
-    """Return the class outputs (logits) of a detector, of shape [n, classes, h, w].
+    """Return the names of a detector's class outputs (logits), of shape [n, classes, h, w].
 
-    Empty if none are recognized.
+    Empty if no class outputs are recognized.
     """
     head = find_head(model)
     outputs: dict[str, None] = {}
@@ -663,7 +663,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
 
 
 def _has_no_further_computation(model: Model, node: Node) -> bool:
-    """Return whether no further computation consumes a node's output, directly or after moves."""
+    """Return whether a node's output, also after moves, is not consumed by computing nodes."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))

@@ -664,7 +664,7 @@ class _Inserter:
         return self._wide
 
     def convert_to_fp16(self) -> None:
-        """Convert the float remainder to FP16 if the options or the target need that."""
+        """Convert layers without Q/DQ to FP16 if requested, and compare the outputs."""
         if not self._network.fp16:
             return
         options, result = self._options, self.result
