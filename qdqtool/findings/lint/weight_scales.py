@@ -242,13 +242,13 @@ def _are_learned(view: View, fits: list[_LayerFit]) -> bool:
         magnitudes = np.abs(loaded[0].astype(np.float32))
         kept = None if axis is None or scale.size == 1 else axis % magnitudes.ndim
         others = tuple(i for i in range(magnitudes.ndim) if i != kept)
-        initial = 2 * magnitudes.mean(axis=others) / math.sqrt(_INT8_MAX)
-        initial = np.asarray(initial * (1.0 if fit.is_float else scale))
+        scale = scale.reshape(-1)
+        initial = 2 * magnitudes.mean(axis=others).reshape(-1) / math.sqrt(_INT8_MAX)
+        initial = initial * (1.0 if fit.is_float else scale)
         alive = initial > 0
-        distances.append(
-            np.abs(np.log(np.broadcast_to(scale, alive.shape)[alive] / initial[alive]))
-        )
-    near = np.concatenate([d.reshape(-1) for d in distances]) < math.log(_MAX_LEARNED_RATIO)
+        ratios = np.broadcast_to(scale, alive.shape)[alive] / initial[alive]
+        distances.append(np.abs(np.log(ratios)))
+    near = np.concatenate(distances) < math.log(_MAX_LEARNED_RATIO)
     return bool(np.mean(near) > _MIN_LEARNED_SHARE)
 
 

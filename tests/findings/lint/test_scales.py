@@ -497,6 +497,18 @@ def test_learned_scales_are_not_reported(placed: onnx.ModelProto) -> None:
     assert "W-SCALE" not in {a.code for a in qdqtool.fix(learned).applied}
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_scale_for_the_tensor_is_compared_with_learned_scales(shape: tuple[int, ...]) -> None:
+    g = Graph()
+    x = g.input(1, 16, 8, 8)
+    for number in range(4):
+        weights = np.random.default_rng(number).normal(0, 0.1, (16, 16, 1, 1)).astype(np.float32)
+        scale = np.full(shape, 2 * np.abs(weights).mean() / np.sqrt(127), np.float32)
+        w = g.pair(g.const(f"w{number}", weights), f"q{number}", scale)
+        x = g.op("Conv", [g.pair(x, f"x{number}", 0.05), w], f"c{number}", kernel_shape=[1, 1])
+    assert weight_scales_of(g.model(x)) is None
+
+
 def test_scales_of_other_tensors_are_reported(placed: onnx.ModelProto) -> None:
     scales: list[Array] = []
 
