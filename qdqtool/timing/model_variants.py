@@ -97,9 +97,9 @@ def fill_weights(model: Model) -> Model | None:
 
 
 def quantized_variant(model: Model, target: Target, precision: str = "int8") -> Model:
-    """Return a copy of a float network with Q/DQ where ``insert`` would put them.
+    """Return a copy of a float network with the Q/DQ that ``insert`` would write.
 
-    The scales are invented, one for each scale group.
+    The scales are placeholders, one for each group of tensors that must share a scale.
 
     Raises:
         ModelError: Nothing can be quantized.
@@ -143,9 +143,9 @@ def fp16_variant(model: Model, target: Target) -> Model | None:
 
 
 def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
-    """Return the model with fixed input shapes, and a note for each input that had none.
+    """Return the model with fixed input shapes, and a note for each input with an open shape.
 
-    The shapes are those of :func:`complete_shapes`.
+    Open shapes are completed by :func:`complete_shapes`.
     """
     shapes = complete_shapes(model, batch)
     notes = [
@@ -195,7 +195,7 @@ class TensorShapes:
         return self._model_shape(tensor) or self._computed.get(tensor)
 
     def _evaluate(self) -> None:
-        """Visit each node once; infer again the shapes of outputs that are unknown."""
+        """Infer unknown shapes in one walk over the graph, evaluating shape computations."""
         for node in self._model.ordered:
             for output in node.outputs:
                 if output and node.domain in STANDARD and self._model_shape(output) is None:
