@@ -124,6 +124,13 @@ def quantized_variant(model: Model, target: Target, precision: str = "int8") -> 
             if not has_data(tensor):
                 tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
         convert_to_fp16(variant)
+    return _with_metadata(variant, model)
+
+
+def _with_metadata(variant: Model, model: Model) -> Model:
+    """Give a variant the metadata of its model, which may name the image size."""
+    if not variant.metadata:
+        variant.proto.metadata_props.extend(model.proto.metadata_props)
     return variant
 
 
@@ -137,9 +144,10 @@ def fp16_variant(model: Model, target: Target) -> Model | None:
 
     try:
         network = prepare_network(model, target, "float", None, model)
-        return network.model if network.fp16 and convert_to_fp16(network.model) else None
+        is_converted = network.fp16 and convert_to_fp16(network.model)
     except QdqtoolError:
         return None
+    return _with_metadata(network.model, model) if is_converted else None
 
 
 def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
