@@ -518,7 +518,7 @@ def _type_obstacles(
 
 
 def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
-    """Return why a layer of FP8 data and weights runs in float; None if it computes in FP8."""
+    """Return the reason why a layer of FP8 data and weights runs in float; None if it does not."""
     node, size = node_name(layer), tensor_size(layer.out)
     if not target.has_fp8:
         return None  # the whole build fails, which a check of the model reports
@@ -562,7 +562,7 @@ def _quantizer_obstacles(
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
-    """Return the nearest DQ upstream of a layer's data, and the operator that the DQ cannot pass.
+    """Return the nearest DQ upstream of a layer's data, and the operator that stops the DQ.
 
     The search ends at constants and at layers with weights. ``("", None)`` if it finds no DQ within
     :data:`MAX_TENSORS_BEFORE` tensors.
