@@ -110,7 +110,7 @@ def smooth(
         The changes, which may be empty, and a note about them.
 
     Raises:
-        QdqtoolError: `alpha` is out of range, or there is no data, or it can be read only once.
+        QdqtoolError: `alpha` is out of range, or the data are empty, or can be read only once.
         ModelError: onnxruntime cannot run the model.
     """
     _check_arguments(alpha, data)

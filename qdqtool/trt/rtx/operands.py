@@ -27,7 +27,7 @@ from qdqtool.util.records import record
 # Bits of each ONNX float type.
 WIDTH: dict[int, int] = {
     onnx.TensorProto.FLOAT: 32,
-    onnx.TensorProto.DOUBLE: 32,  # TensorRT-RTX computes doubles as floats
+    onnx.TensorProto.DOUBLE: 32,  # TensorRT-RTX computes float64 as float32
     onnx.TensorProto.FLOAT16: 16,
     onnx.TensorProto.BFLOAT16: 16,
 }
