@@ -356,7 +356,7 @@ def import_function(name: str) -> MetricFunction:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise QdqtoolError(
-            f"`metric` {name}: is not a name such as package.module:function",
+            f"`metric` {name}: has another form; give a name such as package.module:function",
             code="wrong-format",
             parameter="metric",
         )
