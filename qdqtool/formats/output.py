@@ -162,7 +162,7 @@ class TextPage:
 
     def add_row(self, label: str, text: str, column: int = 17) -> None:
         """Add a label, and a text that starts in a column."""
-        self.fill(text, column, f"  {label}".ljust(column))
+        self.fill(text, column, f"  {label} ".ljust(column))
 
     def add_command(self, label: str, command: str) -> None:
         """Add a label, and a shell command that can be pasted."""

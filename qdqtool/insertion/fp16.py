@@ -37,7 +37,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import QuantizedTensor
 from qdqtool.util.notes import Note
 
-_MIN_RAISE = 1.01  # scales that rounding to FP16 raises by this factor or more are reported
+_MIN_RAISE = 1.01  # scales that rounding to FP16 raises by a larger factor are reported
 _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
 
 
@@ -66,7 +66,7 @@ class _Fp16Converter:
         self.editor = Editor(model)
         self.fp16_nodes = find_fp16_nodes(model, wide)
         self.fp16_names: dict[str, str] = {}
-        # Whether each tensor has consumers in FP16, and in FP32.
+        # By tensor: whether any consumer reads FP16, and whether any consumer reads FP32.
         self.consumer_types: dict[str, tuple[bool, bool]] = {}
 
     def run(self) -> int:

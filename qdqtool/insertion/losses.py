@@ -311,7 +311,7 @@ class _ErrorMeasurement:
         self._model = model
         self._activations = activations
         self._dataset = dataset
-        scores = find_class_outputs(model)  # always among the comparison_tensors()
+        scores = find_class_outputs(model)  # comparison_tensors() contains these
         self._focus = Focus(scores) if scores else None
         shapes = {name: array.shape for name, array in first.items()}
         is_fixed = all(model.shape(name) == shape for name, shape in shapes.items())

@@ -1,4 +1,4 @@
-"""Reasons why the data and weights of a convolution are not quantized, or cannot be multiplied."""
+"""Reasons why the data and weights of a convolution cannot be multiplied in INT8 or FP8."""
 
 from __future__ import annotations
 

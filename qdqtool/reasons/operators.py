@@ -75,7 +75,7 @@ class UnanalyzedSubgraphs(Reason):
 
 
 class RuntimeOperators(Reason):
-    """Operators that onnxruntime's optimizer or quantizer writes; the node is the first of them.
+    """Operators that onnxruntime's optimizer or quantizer writes; the node has the first one.
 
     Attributes:
         ops: Types of the operators.

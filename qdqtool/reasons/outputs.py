@@ -46,7 +46,7 @@ def find_single_average(r: OutputNotQuantized) -> TensorConsumer | None:
 
 
 def is_left_float(r: OutputNotQuantized) -> bool:
-    """Return whether no consumer of a result, network outputs aside, feeds a layer with weights."""
+    """Return whether no consumer of a result feeds a layer with weights."""
     return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.consumers)
 
 

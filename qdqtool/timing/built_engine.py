@@ -381,7 +381,7 @@ def _can_be(device: DeviceFacts, board: Gpu) -> bool:
 
 
 def explain_unknown_gpu(build: Build) -> str:
-    """Return why a build's GPU is unknown; empty if it is known or not named."""
+    """Describe the problem if a build names an unknown GPU; empty if there is no problem."""
     try:
         if build.device is not None:
             find_device_gpu(parse_device(build.device, build.gpu))
@@ -410,7 +410,7 @@ def check_build_gpu(build: Build, gpu: Gpu) -> list[Note]:
 
 
 def add_expected_times(report: EngineReport, gpu: Gpu) -> None:
-    """Set the expected and best milliseconds of layers whose work is known, and ``report.gpu``.
+    """Set the expected and best milliseconds of layers with known work, and ``report.gpu``.
 
     Expected milliseconds include the time that profiling adds to each layer.
     """

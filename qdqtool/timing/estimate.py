@@ -245,7 +245,7 @@ class TimeEstimate:
 
 
 def _best_json(best: BestTime | None, gain: SpeedGain | None) -> Json | None:
-    """Return the JSON fields of a time with the pairs of ``insert``, and the range of its gain."""
+    """Return the JSON fields of a time with the Q/DQ of ``insert``, and of the gain's range."""
     if best is None:
         return None
     bounds = (None, None) if gain is None else (round(gain.low, 3), round(gain.high, 3))
@@ -408,7 +408,7 @@ def _main_precision(model: Model, simulated: Prediction) -> Precision:
 
 
 def _slow_int8_note(gpu: Gpu) -> Note:
-    """Return the note about a GPU that computes INT8 no faster than its float type."""
+    """Return the note about a GPU on which INT8 is not faster than FP16 or FP32."""
     types = (Precision.INT8, gpu.float_type, Precision.FP8)
     int8, half, fp8 = (2e-12 * gpu.mac_rate(p) for p in types)
     if gpu.int8_rate_over_fp16 < 1:
@@ -509,7 +509,7 @@ def _write_layer_times(prediction: Prediction, workload: EngineWorkload, profile
 def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Prediction:
     """Return a prediction with engine layers.
 
-    TensorRT-RTX does not name layers; it is estimated as an engine of classic TensorRT.
+    TensorRT-RTX does not name layers. Its time is estimated as for an engine of classic TensorRT.
     """
     if prediction.layers or not prediction.convolutions:
         return prediction

@@ -175,7 +175,7 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-_SMALL = 4096  # elements; larger tensors are not treated as shapes
+_SMALL = 4096  # maximum elements of a tensor that is treated as a shape
 
 
 class TensorShapes:

@@ -122,10 +122,10 @@ class TimeConstants:
 def architecture_factor(cc: str, factors: Mapping[str, float]) -> float:
     """Return the factor on computing rates of an architecture, or of the nearest measured one.
 
-    Nearest is the closest number from 7.2 on; without tensor cores (before 7.0) it is that of 7.0
-    or 1. For Hopper that holds: against the ResNet-50 throughput that NVIDIA's MLPerf v3.0
-    configurations expect, the model is as far off on an H100 (x0.69 of the speed) as on an A100
-    (x0.77).
+    From 7.2 on, the nearest architecture has the closest number. GPUs without tensor cores (before
+    7.0) have the factor of 7.0, or 1. Evidence for Hopper: compared with the ResNet-50 throughput
+    that NVIDIA's MLPerf v3.0 configurations expect, the model's error on an H100 (0.69 of the
+    speed) is similar to that on an A100 (0.77).
     """
     number = float(cc)
     nearest = "7.0"

@@ -124,7 +124,7 @@ class _SavingFinder:
                 if self.layers[j].type == "Conversion":
                     kernels.add(j)
                 elif self._is_float_pooling(j):
-                    kernels.add(j)  # fuses into the convolution's layer
+                    kernels.add(j)  # the convolution's layer then fuses the pooling
                     pending += [edge.tensor for edge in self.layers[j].outputs]
         return kernels
 

@@ -540,7 +540,7 @@ class _TuningRun:
         """Return a planner with ranges from all images; in two cases, the search's planner.
 
         The ranges of the search do not use the images on which placements are compared and
-        evaluated. The search's planner is returned if there is no time to collect ranges again, or
+        evaluated. The search's planner is returned if no time is left to collect ranges again, or
         if the placement reaches the goal only with the ranges of the search.
         """
         images = len(self.sets.complete)

@@ -70,7 +70,7 @@ def find_int8_quantizers(view: View) -> list[Node]:
 
 
 def check_uniform(view: View, report: FindingReport) -> None:
-    """Add a finding if all activations and weights have the same scale, a sign of placeholders."""
+    """Add a finding if all activations and weights have the same scale (placeholders)."""
     quantizers = find_int8_quantizers(view)
     if len(quantizers) < _MIN_UNIFORM:
         return

@@ -1,4 +1,4 @@
-"""Checks for unsupported or unquantized operators, and for convolutions that are slow in INT8."""
+"""Checks for unsupported or unquantized operators, and convolutions that are slow in INT8."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -46,6 +46,8 @@ _MAX_SATURATED_WEIGHTS = 0.5  # share of the weights of a channel that exceed it
 _MAX_SATURATED_SHARE = 0.5  # share of the channels of a layer in which most weights are clipped
 _FACTOR_TOLERANCE = 0.01  # relative difference of equal factors
 _ROUNDING_TOLERANCE = 0.006  # logarithmic; exporters divide by 127, 127.5 (0.004 more) or similar
+_MAX_LEARNED_RATIO = 1.5  # of a learned scale to the initial one of LSQ
+_MIN_LEARNED_SHARE = 0.9  # share of the channels with such a scale
 _MIN_LAYERS = 3  # fewer layers do not show a share
 _MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance
 _MIN_EXACT_SHARE = 0.8  # minimum mean share of exact channels to report exceptions
@@ -132,6 +134,8 @@ def run(view: View, report: FindingReport) -> None:
         if len(fits) >= _MIN_LAYERS
         else _check_equal_factor(fits)
     )
+    if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
+        misfit = None if _are_learned(view, fits) else misfit
     misfit = misfit or _check_exceptions(fits) or _check_layers(fits) or _check_saturated(fits)
     if misfit is not None:
         layers = set(misfit.layers)
@@ -223,6 +227,31 @@ def _check_channels(fits: list[_LayerFit]) -> WeightScales | None:
             WeightScalesCause.OTHER_WEIGHTS if per_channel else WeightScalesCause.TENSOR, bad, fits
         )
     return _build_fault(WeightScalesCause.TOO_LARGE, bad, fits)
+
+
+def _are_learned(view: View, fits: list[_LayerFit]) -> bool:
+    """Return whether training learned the scales.
+
+    LSQ begins with 2 mean|w| / sqrt(127), and training of 8 bits hardly changes this scale. It is
+    several times larger than necessary for the largest weight.
+    """
+    distances = []
+    for fit in fits:
+        loaded = read_int8_weights(view, fit.node)
+        scale, axis = view.params(fit.quantizer).scale, view.axis(fit.quantizer)
+        if loaded is None or scale is None:
+            return False
+        magnitudes = np.abs(loaded[0].astype(np.float32))
+        kept = None if axis is None or scale.size == 1 else axis % magnitudes.ndim
+        others = tuple(i for i in range(magnitudes.ndim) if i != kept)
+        scale = scale.reshape(-1)
+        initial = 2 * magnitudes.mean(axis=others).reshape(-1) / math.sqrt(_INT8_MAX)
+        initial = initial * (1.0 if fit.is_float else scale)
+        alive = initial > 0
+        ratios = np.broadcast_to(scale, alive.shape)[alive] / initial[alive]
+        distances.append(np.abs(np.log(ratios)))
+    near = np.concatenate(distances) < math.log(_MAX_LEARNED_RATIO)
+    return bool(np.mean(near) > _MIN_LEARNED_SHARE)
 
 
 def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
