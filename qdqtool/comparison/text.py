@@ -359,9 +359,9 @@ def _append_reason(text: str, reason: str) -> str:
 
 
 def _describe_fusions(a: NodeSide, b: NodeSide) -> str:
-    before, after = (", ".join(side.fused) or "nothing" for side in (a, b))
-    again = "" if a.fused and b.fused else "fused "
-    return f"fused with {before} in A, {again}with {after} in B"
+    if not (a.fused and b.fused):
+        return f"fused with {', '.join(a.fused or b.fused)} only in {'A' if a.fused else 'B'}"
+    return f"fused with {', '.join(a.fused)} in A, with {', '.join(b.fused)} in B"
 
 
 def _name_type(precision: Precision | None) -> str:

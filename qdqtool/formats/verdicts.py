@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style
 from qdqtool.reasons.gpus import GpuLacks
-from qdqtool.reasons.quantizers import OutsideRules
-from qdqtool.types import Assumption, Precision, Prediction, Severity
+from qdqtool.reasons.quantizers import FakeQuantizers, OutsideRules
+from qdqtool.types import Assumption, Finding, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts
 
 if TYPE_CHECKING:
@@ -99,13 +99,14 @@ def describe_subgraphs(counts: Mapping[str, int]) -> str:
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
-    Predicted float outputs of convolutions decide. If the builder chooses the type, the result is
-    FP16, or FP32 without `half`.
+    The types in which float convolutions compute decide, else the float outputs of quantized ones.
+    If the builder chooses the type, the result is FP16, or FP32 without `half`.
     """
-    outputs = Counter(c.output for c in prediction.convolutions if c.output.is_float)
-    del outputs[Precision.FLOAT]
-    if outputs:
-        return outputs.most_common(1)[0][0]
+    convolutions = prediction.convolutions
+    for types in ([c.precision for c in convolutions], [c.output for c in convolutions]):
+        counts = Counter(t for t in types if t.is_float and t != Precision.FLOAT)
+        if counts:
+            return counts.most_common(1)[0][0]
     if prediction.model.has_bfloat16:
         return Precision.BF16
     return Precision.FP16 if half else Precision.FP32
@@ -307,8 +308,9 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     """
     from qdqtool.findings import codes
 
-    errors = Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR)
-    chosen = [code for code in errors if codes.get(code).builds == builds]
+    faults = [f for f in prediction.findings if f.severity == Severity.ERROR]
+    errors = Counter(f.code for f in faults if _is_built(f) == builds)
+    chosen = list(errors)
     if not chosen:
         return ""
     title, count = codes.get(chosen[0]).title, errors[chosen[0]]
@@ -317,8 +319,17 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}{places}){others}"
 
 
+def _is_built(finding: Finding) -> bool:
+    """Return whether TensorRT builds a model with an error."""
+    from qdqtool.findings import codes
+
+    reason = finding.causes[0].reason if finding.causes else None
+    is_misread = isinstance(reason, FakeQuantizers) and reason.is_misread
+    return codes.get(finding.code).builds or is_misread
+
+
 def has_model_errors(prediction: Prediction) -> bool:
-    """Return whether the model has an error that does not come from lacks of the GPU."""
+    """Return whether an error is caused by the model itself, not by limits of the GPU."""
     return any(
         f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLacks)
         for f in prediction.findings
@@ -405,7 +416,8 @@ def describe_ratio(gain: SpeedGain) -> str:
 def describe_range(gain: SpeedGain) -> str:
     """Return the range of a gain, such as ``1.3x to 2.2x``.
 
-    It is that of "faster" or of "slower" if all of it lies on one side, else that of the speed.
+    If the whole range is a loss, the factors say how many times slower. If the range includes both,
+    the factors are ratios of speeds; they end with "its speed" for a likely loss.
     """
     is_slower = gain.value < 1
     low, high = gain.low, gain.high
@@ -416,6 +428,6 @@ def describe_range(gain: SpeedGain) -> str:
 
 
 def _format_bound(factor: float) -> str:
-    """Return one decimal, or two if one would hide on which side of 1 the factor lies."""
+    """Return a factor with one decimal, but with two if it would otherwise read 1.0."""
     digits = 2 if f"{factor:.1f}" == "1.0" else 1
     return f"{factor:.{digits}f}x"

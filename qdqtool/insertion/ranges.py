@@ -19,7 +19,7 @@ from qdqtool.insertion.scales import (
     constant_scale,
 )
 from qdqtool.ir.graph import Model
-from qdqtool.trt.fault_checks import LARGEST_SCALE, SMALLEST_SCALE
+from qdqtool.trt.fault_checks import LARGEST_SCALE, SMALLEST_SCALE, find_implausible_limit
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Json
 from qdqtool.util.notes import Note
@@ -114,14 +114,18 @@ def read_table_scales(
 
     source = read_range_table(path)
     table = source.scales
+    limit = find_implausible_limit(table.values())
     result = []
     missing = []
     for group in groups:
-        group_scale = _find_group_scale(group, table, path, number_format)
-        if group_scale is None:
+        if group.largest is not None:
+            result.append(constant_scale(group, group.largest, number_format))
+            continue
+        scales = _select_scales(group, table, limit, path)
+        if not scales:
             missing.append(group.quantized[0])
         else:
-            result.append(group_scale)
+            result.append(_make_table_scale(group, scales, number_format))
     tensors = {*model.producers, *model.inputs, *model.initializers}
     if missing:
         _require_common_tensor(table, tensors, path)
@@ -159,20 +163,23 @@ def read_table_scales(
     return result, report
 
 
-def _find_group_scale(
-    group: ScaleGroup,
-    table: Mapping[str, float],
-    path: str | os.PathLike[str],
-    number_format: NumberFormat,
-) -> GroupScale | None:
-    """Return the scale of a group; None if the table has none of its tensors."""
-    if group.largest is not None:
-        return constant_scale(group, group.largest, number_format)
+def _select_scales(
+    group: ScaleGroup, table: Mapping[str, float], limit: float, path: str | os.PathLike[str]
+) -> dict[str, float]:
+    """Return the scales of a group's tensors in the table; empty if it has none.
+
+    Raises:
+        DataError: A scale is implausible.
+    """
     scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
     for tensor, scale in scales.items():
-        _check_table_scale(tensor, scale, path)
-    if not scales:
-        return None
+        _check_table_scale(tensor, scale, limit, path)
+    return scales
+
+
+def _make_table_scale(
+    group: ScaleGroup, scales: Mapping[str, float], number_format: NumberFormat
+) -> GroupScale:
     members = tuple(
         GroupMember(t, scale * LEVELS, 0.0) for t, scale in scales.items() if t in group.sources
     )
@@ -194,8 +201,10 @@ def _require_common_tensor(
         )
 
 
-def _check_table_scale(tensor: str, scale: float, path: str | os.PathLike[str]) -> None:
-    if SMALLEST_SCALE < scale <= LARGEST_SCALE:
+def _check_table_scale(
+    tensor: str, scale: float, limit: float, path: str | os.PathLike[str]
+) -> None:
+    if min(limit, SMALLEST_SCALE) < scale <= LARGEST_SCALE:
         return
     raise DataError(
         f"scale {scale:g} of tensor '{brief(tensor)}' (range +-{scale * LEVELS:g}) is implausible: "

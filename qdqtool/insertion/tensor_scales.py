@@ -142,7 +142,7 @@ class _Completion:
         self.result = result
 
     def run(self, tensors: list[str]) -> None:
-        """Apply all rules, bounds only where no other rule gives a scale."""
+        """Apply the rules until nothing changes; use bounds if no other rule gives a scale."""
         for _ in range(_MAX_ROUNDS):
             before = len(self.result.scales)
             self._apply_rule(tensors, self._from_inputs)
@@ -304,7 +304,7 @@ def _choose_precision(
 
 
 def format_precisions(precisions: LayerPrecisions) -> list[str]:
-    """Return trtexec options that set layer precisions; empty if there are no precisions."""
+    """Return trtexec options that set layer precisions; empty without precisions."""
     flags = []
     for option, table in (
         ("--layerPrecisions", precisions.layers),

@@ -163,6 +163,8 @@ class _QuantizerFinder:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.constants = ConstantEvaluator(model)
+        types = {model.elem_type(tensor) for tensor in model.inputs}
+        self._has_half_inputs = _HALF in types and onnx.TensorProto.FLOAT not in types
 
     def find(self) -> Iterator[FakeQuantizer]:
         """Yield the quantizers in graph order."""
@@ -255,7 +257,10 @@ class _QuantizerFinder:
     def value(self, tensor: str) -> _FloatArray | None:
         """Return a constant as float64; None for other tensors."""
         value = self.constants.evaluate(tensor) if tensor else None
-        if value is None or not np.issubdtype(np.asarray(value).dtype, np.number):
+        if value is None:
+            return None
+        dtype = np.asarray(value).dtype
+        if not np.issubdtype(dtype, np.number) and dtype.name != "bfloat16":
             return None
         return np.asarray(value, np.float64)
 
@@ -317,6 +322,8 @@ class _QuantizerFinder:
     def _elem_types(self, source: str, output: str) -> tuple[int, int] | None:
         """Return the float types of input and output; None if Q or DQ does not support them."""
         first, last = self.model.elem_type(source), self.model.elem_type(output)
+        if not first and self._has_half_inputs:  # unknown after an operator of another domain
+            first = _HALF
         if first not in (0, onnx.TensorProto.FLOAT, _HALF, *_BYTES):
             return None
         first = _HALF if first == _HALF else onnx.TensorProto.FLOAT

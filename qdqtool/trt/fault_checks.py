@@ -7,8 +7,9 @@ these functions. ``by`` is the name of the calling pass or check, ``node`` the n
 is about. If targets differ, an argument says what the target accepts.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,8 @@ _MIN_WEIGHT_RATIO = 30.0  # the limit of the ratio if another channel exceeds _M
 _MAX_DEAD_RANGE = 0.02  # a channel is dead below this part of the median channel's largest weight
 _MAX_DEAD_WEIGHT = 1e-5  # weights up to this size may have the minimum scale of a tool
 _UNUSED_SCALE = 1e-20  # smaller than the minimum scale of any tool
+# Ratio of neighbors among the sorted scales of a calibrated network; at most 8 in random networks.
+_MAX_SCALE_STEP = 30.0
 SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilon of its observers)
 
 # Quantizers -----------------------------------------------------------------------------------
@@ -116,7 +119,7 @@ def scale_not_positive(
         by: Name of the calling pass or check.
         model: The model.
         node: The quantizer.
-        scales: Its scales; None if unknown.
+        scales: Scales of the quantizer; None if unknown.
         allow_infinite: Whether the target accepts an infinite scale.
     """
     if scales is None or scales.is_positive:
@@ -164,6 +167,7 @@ def scale_implausible(
     node: Node,
     scales: ParameterValues | None,
     includes_infinity: bool = False,
+    limit: float = SMALLEST_SCALE,
 ) -> ScaleImplausible | None:
     """Return a fault if a positive scale is too large or too small for any calibration.
 
@@ -174,9 +178,11 @@ def scale_implausible(
         by: Name of the calling pass or check.
         model: The model.
         node: The quantizer.
-        scales: Its scales; None if unknown.
+        scales: Scales of the quantizer; None if unknown.
         includes_infinity: Whether to report an infinite scale. Set this if the target accepts
             infinite scales, because :func:`scale_not_positive` then does not report them.
+        limit: Largest scale of an activation that is too small, as of
+            :func:`find_implausible_limit`.
     """
     if scales is None or not scales.values.size:
         return None
@@ -192,11 +198,31 @@ def scale_implausible(
         if bad.any():
             return weight_scale_implausible(by, node.name, values[bad], maxima[bad], values.size)
         return None
-    if owner != ScaleOwner.ACTIVATION and not _has_tiny_scales(model, node, values):
+    if owner == ScaleOwner.ACTIVATION:
+        bad &= large | (values <= limit)
+    elif not _has_tiny_scales(model, node, values):
         bad = large
     if not bad.any():
         return None
     return _implausible(by, node.name, values[bad], values.size, owner)
+
+
+def find_implausible_limit(scales: Iterable[float]) -> float:
+    """Return the largest scale of an activation that is too small for any calibration.
+
+    Values may shrink from layer to layer, down to 1e-13 in networks without training. Their scales
+    shrink gradually. A scale without calibration is far from all others.
+
+    Args:
+        scales: Scales of all activations of the network.
+    """
+    ordered = sorted({s for s in scales if 0 < s < math.inf}, reverse=True)
+    if not ordered or ordered[0] <= SMALLEST_SCALE:
+        return SMALLEST_SCALE
+    for larger, scale in itertools.pairwise(ordered):
+        if scale <= SMALLEST_SCALE and larger > _MAX_SCALE_STEP * scale:
+            return scale
+    return 0.0
 
 
 def weight_scale_implausible(

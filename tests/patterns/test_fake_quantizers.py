@@ -11,6 +11,7 @@ from onnx import helper
 
 import qdqtool
 from qdqtool.errors import ModelError
+from qdqtool.formats.verdicts import build_verdict, describe_rejection
 from qdqtool.ir.modelfile import load
 from qdqtool.patterns.fake_quantizers import QuantizerForm, find_fake_quantizers
 from tests.errors import has
@@ -397,6 +398,14 @@ def test_bounds_of_an_integer_clip_are_the_only_fault() -> None:
     assert codes["WEIGHT-INDIRECT"] == 1  # the Clip of the weights
 
 
+def test_verdict_of_integer_clips_names_wrong_results() -> None:
+    """TensorRT-RTX builds them, with weights of zeros."""
+    prediction = qdqtool.predict(network(qcdq(-127, 127), per_channel=False), "rtx1.7")
+    verdict = build_verdict(prediction)
+    assert verdict is not None and "builds this model" in verdict.text
+    assert "FAKE-QUANT" in verdict.text and not describe_rejection(prediction)
+
+
 def to_half(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model of arithmetic with all tensors in float16."""
     for tensor in proto.graph.initializer:
@@ -437,3 +446,27 @@ def test_quantizers_that_round_differently_are_counted(make: MakeQuantizer, coun
     assert [n.values["count"] for n in notes if n.code == "rounding-differs"] == [count] * (
         count > 0
     )
+
+
+@pytest.mark.parametrize("make", [qonnx(), openvino], ids=["QONNX", "OpenVINO"])
+def test_fix_writes_float16_scales_for_operators_of_other_tools(make: MakeQuantizer) -> None:
+    """onnx cannot infer the types of their outputs."""
+    fixed = qdqtool.fix(to_half(network(make, per_channel=False)), "10.3")
+    assert fixed.after.summary()["int8"] == 2
+    assert "FLOAT-MIXED" not in fixed.after.findings_by_code()
+
+
+def test_arithmetic_in_bfloat16_is_named() -> None:
+    proto = network(arithmetic("*inverse", "round", "clip", "*"), per_channel=False, step=0.037)
+    for tensor in proto.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(
+            helper.make_tensor(tensor.name, onnx.TensorProto.BFLOAT16, values.shape, values.ravel())
+        )
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    del proto.graph.value_info[:]
+    findings = qdqtool.predict(proto).findings_by_code()
+    assert findings["FAKE-QUANT"] == 1 and "NO-QDQ" not in findings
+    with pytest.raises(ModelError, check=has("already-quantized")):
+        qdqtool.insert(proto, [{"x": np.zeros((1, 16, 8, 8), np.float32)}])

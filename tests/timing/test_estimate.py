@@ -16,6 +16,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
 from qdqtool.formats.time_text import add_speed
 from qdqtool.formats.verdicts import speed_verdict
+from qdqtool.insertion.number_formats import MIN_GAIN
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
@@ -26,7 +27,6 @@ from qdqtool.timing.gpus import Gpu, all_gpus, choose_gpu, find_gpu
 from qdqtool.timing.model_variants import TensorShapes
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import load_constants
-from qdqtool.timing.results import MIN_GAIN
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision, Prediction
 from tests.notes import note_codes
@@ -250,6 +250,19 @@ def test_best_time_of_a_dynamic_model() -> None:
     )
     assert (one.best.total_ms, one.gain) == (pytest.approx(static.best.total_ms), None)
     assert eight.best.total_ms > one.best.total_ms
+
+
+@pytest.mark.parametrize("key", ["imgsz", "qdqtool.size"])
+def test_best_time_is_that_of_the_image_size_in_the_metadata(key: str) -> None:
+    network = convolution_chain(quantized=False, size=64)
+    for dim, name in zip(network.graph.input[0].type.tensor_type.shape.dim[2:], "hw", strict=True):
+        dim.dim_param = name
+    network.metadata_props.add(key=key, value="[64, 64]")
+    (_, opened), (_, fixed) = (
+        estimate_model(network),
+        estimate_model(convolution_chain(quantized=False, size=64)),
+    )
+    assert opened.best.total_ms == pytest.approx(fixed.best.total_ms)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,16 @@ _UNSUPPORTED_FP8: dict[int, str] = {
 }
 _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32
-_SCALE_TOLERANCE = 1e-3  # relative, between scales of a pair; float16 rounds to half of that
+# Maximum relative difference of the scales of a Q and its DQ. Rounding to float16 causes half of
+# this difference.
+_SCALE_TOLERANCE = 1e-3
 
 
 def run(view: View, report: FindingReport) -> None:
     """Add the findings about quantizers."""
     _check_pairs(view, report)
     clean: set[tuple[str, ...] | None] = set()
+    limit = fault_checks.find_implausible_limit(_list_activation_scales(view))
     for node in view.quantizers:
         if qdq.is_dq(node) and (
             _repeats_its_quantizer(view, node)
@@ -53,13 +56,19 @@ def run(view: View, report: FindingReport) -> None:
             continue
         faults_of_node = [
             *_find_zero_point_faults(view, node, params),
-            *_find_scale_faults(view, report.target, node, params),
+            *_find_scale_faults(view, report.target, node, params, limit),
             *_find_axis_faults(view, node, params),
         ]
         for fault in filter(None, faults_of_node):
             report.add(fault, convolutions=view.consuming_convolutions(node))
         if shared is not None and not any(faults_of_node):
             clean.add(shared)
+
+
+def _list_activation_scales(view: View) -> set[float]:
+    nodes = (node for node in view.quantizers if not view.is_weight(node))
+    unique = {id(s): s for node in nodes if (s := view.params(node).scales) is not None}
+    return {value for scales in unique.values() for value in scales.values.reshape(-1).tolist()}
 
 
 def _check_pairs(view: View, report: FindingReport) -> None:
@@ -85,7 +94,7 @@ def _are_close(first: ParameterValues, second: ParameterValues) -> bool:
 
 
 def check_parameters(model: Model, view: View, report: FindingReport) -> None:
-    """Add findings about scales and zero points that constants compute.
+    """Add findings about scales and zero points that nodes compute from constants.
 
     Args:
         model: The model.
@@ -101,7 +110,10 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
 
 
 def _depends_on_parameters(node: Node, params: QuantParams) -> bool:
-    """Return whether a Q, with one scale and no attributes, has faults of its parameters only."""
+    """Return whether all faults of a node follow from its scale and zero point alone.
+
+    This holds for a Q with one scale, a zero point and no attributes.
+    """
     is_plain = not (params.is_per_channel or node.attributes)
     return qdq.is_q(node) and is_plain and params.has_zero_point
 
@@ -132,7 +144,7 @@ def _consumers_of(view: View, quantizer: str) -> list[str]:
 
 
 def _repeats_its_quantizer(view: View, node: Node) -> bool:
-    """Return whether a DQ has the parameters of the Q before it."""
+    """Return whether a DQ has the same scale and zero point as the Q before it."""
     q = view.model.producer(node.input(0))
     if q is None or not qdq.is_q(q):
         return False
@@ -147,7 +159,7 @@ def _repeats_its_quantizer(view: View, node: Node) -> bool:
 
 
 def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | None) -> bool:
-    """Return whether two scales have equal bytes, so that NaN equals NaN."""
+    """Return whether two scales have equal bytes; unlike for numbers, NaN then equals NaN."""
     return first is not None and other is not None and first.digest == other.digest
 
 
@@ -191,7 +203,7 @@ def _find_type(view: View, node: Node, params: QuantParams) -> int:
 
 
 def _find_scale_faults(
-    view: View, target: str, node: Node, params: QuantParams
+    view: View, target: str, node: Node, params: QuantParams, limit: float
 ) -> Iterator[Reason | None]:
     name = node.name
     computed_inputs = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
@@ -209,7 +221,9 @@ def _find_scale_faults(
     if params.scale_type == _HALF:
         yield ScaleHalf(MODEL_CHECK, name, params.summary)
     yield fault_checks.scale_not_positive(MODEL_CHECK, view.model, node, params.scales)
-    yield fault_checks.scale_implausible(MODEL_CHECK, view.model, node, params.scales, is_rtx)
+    yield fault_checks.scale_implausible(
+        MODEL_CHECK, view.model, node, params.scales, is_rtx, limit
+    )
     shape = params.scale_shape or ()
     accepted = math.prod(shape) == 1 and target_named(target).blocked_scales
     yield fault_checks.scale_rank(

@@ -29,7 +29,7 @@ _SM12 = 120  # the first compute capability of 12.x
 def find_fp8_obstacle(
     model: Model, node: Node, dq: Node, has_one_scale: bool, capabilities: tuple[int, ...]
 ) -> Reason | None:
-    """Return the reason why a Conv of FP8 data and weights runs in float; None if it runs in FP8.
+    """Return the reason why an FP8 Conv runs in float; None if it runs in FP8.
 
     Args:
         model: The model.
@@ -155,7 +155,7 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
 
 
 def _find_before_activation(model: Model, node: Node) -> Node | None:
-    """Return the first node upstream of a node, itself included, that is no activation.
+    """Return the first node upstream of a node, itself included, that is not an activation.
 
     None if the activations read a network input.
     """

@@ -71,6 +71,20 @@ def test_scale_of_activation_is_an_error_without_automatic_fix(
     assert fault.automatic == (scale == -0.1)
 
 
+@pytest.mark.parametrize(
+    ("step", "reported"), [(5.0, 0), (25.0, 0), (1000.0, 4)], ids=["untrained", "steep", "far"]
+)
+def test_scales_that_shrink_gradually_are_not_reported(step: float, reported: int) -> None:
+    """The values of a network without training shrink from layer to layer."""
+    g = Graph()
+    x, scales = g.input(1, 4, 8, 8), [0.05 / step**i for i in range(6)]
+    for number, scale in enumerate(scales):
+        x = g.conv(x, f"c{number}", 4, scale=scale)
+    faults = [f for f in qdqtool.predict(g.model(x)).findings if f.code == EXTREME]
+    too_small = [s for s in scales if s <= 2.0**-23]
+    assert len(faults) == reported == (len(too_small) if reported else 0)
+
+
 @pytest.mark.parametrize("scale", [2e-7, 1e-3, 10.0, 516.0])
 def test_usual_scales_are_not_reported(scale: float) -> None:
     assert codes(simple(scale=scale)).isdisjoint({NOT_POSITIVE, EXTREME})
