@@ -111,7 +111,7 @@ class PlacementRules:
         transposed_per_channel: Whether the target's ConvTranspose takes one weight scale for each
             output channel.
         floats: Names of nodes to leave float for accuracy. Unlike a pattern, a name without a node
-            is no error.
+            is not an error.
         quantized: Names of nodes to quantize although a preset leaves them float.
         attention: ``int8`` and ``fp8`` quantize both inputs of the two products of an attention,
             ``float`` none. ``auto`` is ``float`` for INT8. For FP8 it quantizes attentions that
@@ -573,7 +573,7 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether the inputs of an Add have different shapes; such an Add is no residual."""
+        """Return whether the inputs of an Add have different shapes; such an Add is not a residual."""
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False

@@ -304,7 +304,7 @@ def _choose_precision(
 
 
 def format_precisions(precisions: LayerPrecisions) -> list[str]:
-    """Return trtexec options that set layer precisions; empty if there are no precisions."""
+    """Return trtexec options that set layer precisions; empty without precisions."""
     flags = []
     for option, table in (
         ("--layerPrecisions", precisions.layers),

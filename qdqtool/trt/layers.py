@@ -315,7 +315,7 @@ class Layer:
         in_myelin: Whether TensorRT hands the layer to its compiler Myelin.
         region: Region of Myelin that contains the layer, on targets whose regions absorb Q and DQ.
         becomes_copy: Whether a Slice is a copy in the engine.
-        is_eliminated: Whether a Slice or Concat is no engine layer, because its input and output
+        is_eliminated: Whether a Slice or Concat is not an engine layer, because its input and output
             tensors share memory.
         copies: Copies that an eliminated Concat needs: the name and the copied tensor of each.
     """

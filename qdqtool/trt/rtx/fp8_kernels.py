@@ -155,7 +155,7 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
 
 
 def _find_before_activation(model: Model, node: Node) -> Node | None:
-    """Return the first node upstream of a node, itself included, that is no activation.
+    """Return the first node upstream of a node, itself included, that is not an activation.
 
     None if the activations read a network input.
     """
