@@ -151,7 +151,7 @@ class DetectionAgreementMetric:
     identity: str = name
     sentence: str = (
         "agreement mAP: average precision (IoU .50 to .95, all classes ranked "
-        "together) of the INT8 detections, with the float model's detections of score "
+        "together) of the quantized detections, with the float model's detections of score "
         f"{_REFERENCE_SCORE:g} and more as ground truth; 1 means equal detections"
     )
 
@@ -356,7 +356,7 @@ def import_function(name: str) -> MetricFunction:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise QdqtoolError(
-            f"`metric` {name}: is not a name such as package.module:function",
+            f"`metric` {name}: has another form; give a name such as package.module:function",
             code="wrong-format",
             parameter="metric",
         )

@@ -109,7 +109,10 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
             ) from None
         except TooManyValues as too_many:
             raise BuildLogError(
-                f"not a JSON file of TensorRT: it has {too_many}", path, code="too-many-values"
+                f"not a JSON file of TensorRT: it has {too_many}; give the file of "
+                "--exportLayerInfo or --exportProfile",
+                path,
+                code="too-many-values",
             ) from None
         except ValueError as damage:
             error = damage

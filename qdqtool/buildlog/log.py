@@ -297,7 +297,7 @@ class LogReader:
                 self.build.notes.append(
                     Note(
                         f"{gap} was not read, because the {_MAX_UNEXPLAINED:,} lines before this "
-                        "part were not recognized",
+                        "part were not recognized; give only the log of the build",
                         code="not-understood",
                     )
                 )

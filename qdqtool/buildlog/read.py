@@ -361,7 +361,8 @@ def _read_all(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
         size += len(block)
         if size > MAX_JSON:
             raise BuildLogError(
-                f"exceeds {MAX_JSON >> 20} MiB, the limit for a layer listing or a profile",
+                f"exceeds {MAX_JSON >> 20} MiB, the limit for a layer listing or a profile; give "
+                "the file of a single build",
                 name,
                 code="file-too-large",
             )

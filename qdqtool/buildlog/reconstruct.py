@@ -208,7 +208,8 @@ class _GraphRebuilder:
         path = ", ".join(self.build.files) or "the log"
         if len(shape) > limits.RANK:
             raise BuildLogError(
-                f"tensor '{name[:80]}' has {len(shape)} dimensions; the limit is {limits.RANK}",
+                f"tensor '{name[:80]}' has {len(shape)} dimensions, but the limit is "
+                f"{limits.RANK}; the log is damaged, build again",
                 path,
                 code="too-many-dimensions",
                 node=name,

@@ -21,7 +21,7 @@ from qdqtool.util import files
 from qdqtool.util.process import INTERRUPTED, silence_stdout
 from qdqtool.util.text import brief_repr, cut_middle, one_line
 
-_LONG_WORD = re.compile(r"\S{500,}")  # such words are longer than names of files and nodes
+_LONG_WORD = re.compile(r"\S{500,}")  # longer than usual names of files and nodes
 _MAX_WORD = 200  # maximum number of printed characters of a long word
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
 
@@ -123,7 +123,7 @@ def _filter_streams() -> Iterator[None]:
 def run(args: list[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    Every expected error ends as one line on stderr.
+    An expected error is printed as one line on stderr.
     """
     with _filter_streams(), warnings.catch_warnings():
         if not sys.warnoptions:  # keep warnings that the user requested (python -W)
@@ -134,7 +134,7 @@ def run(args: list[str] | None = None) -> int:
 def _run(args: list[str] | None) -> int:
     inputs = files.InputFiles()
     invalid = next((a for a in args or () if "\0" in a), None)
-    if invalid is not None:  # the operating system would fail on NUL
+    if invalid is not None:  # the operating system rejects NUL in names
         return _print_error(f"{brief_repr(invalid)}: {files.INVALID_NAME}", 2)
     try:
         with files.record_inputs() as inputs:

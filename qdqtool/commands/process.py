@@ -14,7 +14,7 @@ from qdqtool.util.process import INTERRUPTED, silence_stdout, terminal_columns
 from qdqtool.util.text import escape_hidden, escape_unencodable
 
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
-_MIN_ADDRESS_SPACE = 128 << 20  # bytes that loading Python, numpy and onnx takes
+_MIN_ADDRESS_SPACE = 128 << 20  # bytes of address space that Python, numpy and onnx need
 MESSAGE_PREFIX = "qdqtool: "
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 

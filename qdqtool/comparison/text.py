@@ -349,9 +349,9 @@ def _describe_change(
     if kind == ChangeKind.RESIDUAL:
         types = _name_type(b.inputs[1]), _name_type(a.inputs[1])
         return f"reads the residual as {types[0]} instead of {types[1]}"
-    before, after = (", ".join(side.fused) or "nothing" for side in (a, b))
-    again = "" if a.fused and b.fused else "fused "
-    return f"fused with {before} in A, {again}with {after} in B"
+    if not (a.fused and b.fused):
+        return f"fused with {', '.join(a.fused or b.fused)} only in {'A' if a.fused else 'B'}"
+    return f"fused with {', '.join(a.fused)} in A, with {', '.join(b.fused)} in B"
 
 
 def _name_type(precision: Precision | None) -> str:

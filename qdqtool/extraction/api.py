@@ -303,8 +303,8 @@ class ExtractionJob:
             stack.callback(builder_check.close)
             if builder_check.whole.is_as_predicted and not self._has_invariants:
                 raise QdqtoolError(
-                    f"the build with {options.builder} matches the prediction, so there is no "
-                    "fault to extract; give `finding` or `node` as well",
+                    f"the build with {options.builder} matches the prediction: no "
+                    "fault can be extracted; give `finding` or `node` as well",
                     self.model.path or "model",
                     code="builds-as-predicted",
                     parameter="builder",

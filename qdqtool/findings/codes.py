@@ -184,7 +184,7 @@ def find_similar_codes(text: str, count: int = 3) -> list[str]:
         return []
     import difflib
 
-    close = difflib.get_close_matches(name, CODES, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(name, CODES, n=count, cutoff=0.6)
     words = set(name.split("-"))
     parts = [code for code in CODES if name in code or words & set(code.split("-"))]
     return list(dict.fromkeys([*close, *parts]))[:count]

@@ -1,4 +1,4 @@
-"""Keys to compare the findings of a model with the findings of an extracted part of the model.
+"""Keys to compare the findings of a model with those of an extracted part of the model.
 
 Two findings with equal keys report the same problem. A key contains the values that the message
 shows. Values that change when a part is cut out of a model are left out: sizes, nodes after the

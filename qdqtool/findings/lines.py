@@ -1,4 +1,4 @@
-"""Explain a line of TensorRT's optimizer log by the pass that prints it, and the pass's cases."""
+"""Explain a line of TensorRT's optimizer log by the pass that prints the line."""
 
 from __future__ import annotations
 

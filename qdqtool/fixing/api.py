@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon
 
 FIX_SCHEMA = "qdqtool/fix/1"
-_MAX_SITES = 512  # maximum number of places of one kind of fix for an estimate of its savings
+_MAX_SITES = 512  # savings of a kind of fix with more places are not estimated
 
 
 @dataclass(slots=True)

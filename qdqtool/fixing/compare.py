@@ -33,7 +33,7 @@ from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
 
 __all__ = ["Arrays", "ModelRunner", "NotFiniteError", "OutputNoise", "RunError", "RunLimitError"]
-_DYNAMIC = {0: 1}  # size for an unknown batch, by axis
+_DYNAMIC = {0: 1}  # sizes of unknown dimensions, by axis: batch 1
 _SIDE = 256  # size for an unknown height or width: a multiple of every usual stride
 ATOL = 1e-6  # difference by rounding in float32, relative to the largest output
 HALF_ROUNDING = 0.01  # difference by rounding in FP16 (step 0.05 %) after some dozen layers

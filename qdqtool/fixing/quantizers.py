@@ -48,7 +48,7 @@ def find_asymmetric_quantizers(
     floats instead: symmetric steps are up to twice as large, which would move the anchors.
     """
     sites: list[FixSite | None] = []
-    scales: dict[object, FloatArray] = {}  # results by parameters, which many nodes may share
+    scales: dict[object, FloatArray] = {}  # cache by parameters, which many nodes may share
     weights = _weight_dqs(view)
     for q, dqs in _find_quantizer_groups(view, reasons):
         site = None

@@ -98,7 +98,7 @@ class Sandbox:
         process = self.start()
         self._has_run = True
         clock = _CLOCK_FACTOR * seconds
-        if hasattr(signal, "setitimer"):  # the worker limits itself
+        if hasattr(signal, "setitimer"):  # the worker limits its processor time too
             clock += limits.SESSION_STUCK
         try:
             with _kill_after(process, clock) as timeout:

@@ -200,7 +200,7 @@ class FixStep(FixCriteria):
         return reports
 
     def _attach_reports(self, site: FixSite, reports: Sequence[_ReasonReport]) -> FixSite:
-        """Return the site with code and node of the report of highest priority."""
+        """Return a copy of the site that names the most important report and all findings."""
         places = {site.node, *site.names}
 
         def rank(report: _ReasonReport) -> tuple[int, bool, int, bool]:

@@ -320,7 +320,7 @@ def _channel_scales_site(view: View, target: Target, conv: Node) -> FixSite | No
 
 
 def _clip_to_range(value: Array, scale: float) -> Array:
-    """Return weights as their scale clips them, because training may have chosen the range."""
+    """Return weights clipped to the range of their scale, which training may have chosen."""
     if np.abs(value).max(initial=0) <= _MAX_STEPS * scale:
         return value
     return np.clip(value, -128 * scale, 127 * scale).astype(value.dtype)

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from qdqtool.findings.rules import split_fixable
-from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options, name_fixed
+from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options, fixed_model_path
 from qdqtool.formats.verdicts import verdict
 from qdqtool.types import Severity
 from qdqtool.util.text import format_count
@@ -89,7 +89,7 @@ def _add_on_request(page: TextPage, fixed: Fixed, output: str, options: str) -> 
     if codes:
         names = ", ".join(codes)
         page.fill(f"Not tried: {names} (may cost speed, or excluded by --only). To try:", 2, "  ")
-        other = name_fixed(output)
+        other = fixed_model_path(output)
         only = " ".join(f"--only {code}" for code in codes)
         page.add_command(
             "", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}{options}"

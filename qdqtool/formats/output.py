@@ -227,8 +227,8 @@ def _option(name: str, value: str) -> str:
     return f"--{option} {value.strip(chr(39))}" if value else f"--{option}"
 
 
-def name_fixed(path: str) -> str:
-    """Return the file that ``fix`` writes: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
+def fixed_model_path(path: str) -> str:
+    """Return the next path for ``fix`` to write: ``a_fixed.onnx``, then ``a_fixed2.onnx``."""
     file = Path(path)
     number = re.search(r"(?<=fixed)\d*$", file.stem)
     if number is None:

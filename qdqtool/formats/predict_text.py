@@ -11,7 +11,7 @@ from qdqtool.findings.obstacles import suggest_recipe
 from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
-from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, name_fixed
+from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path
 from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_named
 from qdqtool.types import (
@@ -425,12 +425,12 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
     default, on_request = split_fixable(prediction.findings)
     fixed = path
     if default:
-        fixed = name_fixed(path)
+        fixed = fixed_model_path(path)
         page.fill(f"{_BY_FIX} {format_count(len(default), 'place')} can be fixed without new data:")
         page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}{option}")
     if on_request:
         codes = " ".join(f"--only {code}" for code in dict.fromkeys(f.code for f in on_request))
-        other = name_fixed(fixed)
+        other = fixed_model_path(fixed)
         page.fill(
             f"{_ON_REQUEST} {format_count(len(on_request), 'place')} can be fixed on request, "
             f"which may cost speed{' (after the command above)' if default else ''}:"

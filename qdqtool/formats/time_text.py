@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _MAX_LAYERS = 10
 _MAX_TYPES = 3  # columns of a table of GPUs: float, INT8 and FP8
-# Relative difference from which the time with the Q/DQ of `insert` is listed.
+# Minimum relative difference for which the time of a model by `insert` is listed.
 _MIN_DIFFERENCE = 0.02
-_MIN_SAVING = 0.002  # share of the total time from which a saving is printed
+_MIN_SAVING = 0.002  # minimum printed saving, as a fraction of the total time
 _WARNING_NOTES = ("batch-scaled",)  # notes that are printed as warnings: the file needs a change
-_MIN_LAYOUTS = 0.02  # share of the total time from which changes of memory layout are printed
+_MIN_LAYOUTS = 0.02  # minimum printed time of layout changes, as a fraction of the total time
 
 
 def format_ms(value: float, *, unit: bool = True) -> str:
@@ -184,8 +184,8 @@ def add_kernels(page: TextPage, time: TimeEstimate) -> None:
 def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) -> str:
     """Describe the time that fixing findings of one code saves; empty if negligible.
 
-    Of several GPUs, it is the time on the first one that the engine can be built for, which also
-    wrote the savings of the findings.
+    The time is for the first GPU for which the engine can be built. The savings that findings store
+    are for this GPU too.
     """
     time = next((time for time in times if time.is_supported), None)
     if time is None:

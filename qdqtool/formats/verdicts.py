@@ -328,7 +328,7 @@ def _is_built(finding: Finding) -> bool:
 
 
 def has_model_errors(prediction: Prediction) -> bool:
-    """Return whether the model has an error that does not come from lacks of the GPU."""
+    """Return whether an error is caused by the model itself, not by limits of the GPU."""
     return any(
         f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLacks)
         for f in prediction.findings
@@ -415,7 +415,8 @@ def describe_ratio(gain: SpeedGain) -> str:
 def describe_range(gain: SpeedGain) -> str:
     """Return the range of a gain, such as ``1.3x to 2.2x``.
 
-    It is that of "faster" or of "slower" if all of it lies on one side, else that of the speed.
+    If the whole range is a loss, the factors say how many times slower. If the range includes both,
+    the factors are ratios of speeds; they end with "its speed" for a likely loss.
     """
     is_slower = gain.value < 1
     low, high = gain.low, gain.high
@@ -426,6 +427,6 @@ def describe_range(gain: SpeedGain) -> str:
 
 
 def _format_bound(factor: float) -> str:
-    """Return one decimal, or two if one would hide on which side of 1 the factor lies."""
+    """Return a factor with one decimal, but with two if it would otherwise read 1.0."""
     digits = 2 if f"{factor:.1f}" == "1.0" else 1
     return f"{factor:.{digits}f}x"

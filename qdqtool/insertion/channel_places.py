@@ -26,7 +26,7 @@ _SHAPE_SUFFIX = "/qdqtool/shape"
 
 
 def compact_places(places: Places) -> Places:
-    """Return an equal array with unchanging axes of size 1 and without leading axes of size 1."""
+    """Return channels in compact form: unchanging axes have size 1, and leading ones are cut."""
     for axis in range(places.ndim):
         first = places.take([0], axis)
         if places.shape[axis] > 1 and (places == first).all():

@@ -67,7 +67,7 @@ class EinsumConverter:
         self._view = View(model)
 
     def find_matmul(self, node: Node, product: Contraction) -> MatMulForm | EinsumObstacle:
-        """Return the MatMul with the fewest Transposes and Reshapes, or why none is possible."""
+        """Return the MatMul with the fewest Transposes and Reshapes, or why none is equivalent."""
         sizes: dict[str, int | None] = {}
         for tensor, axes in zip(node.inputs, product.operands, strict=True):
             shape = self._model.shape(tensor) or (None,) * len(axes)
@@ -158,7 +158,7 @@ def _infer_reshape_sizes(
 
 
 def _split_sizes(sizes: Sequence[str | int]) -> tuple[Counter[str], int]:
-    """Return the symbols of a shape, and the product of its numbers."""
+    """Return how often each symbolic size occurs in a shape, and the product of its numbers."""
     symbols = Counter(size for size in sizes if isinstance(size, str))
     return symbols, math.prod(size for size in sizes if isinstance(size, int))
 
@@ -166,7 +166,7 @@ def _split_sizes(sizes: Sequence[str | int]) -> tuple[Counter[str], int]:
 def _solve_new_size(
     before: Sequence[str | int], after: Sequence[str | int]
 ) -> tuple[int, int] | None:
-    """Return axis and size of the only new dimension of a Reshape; None if it is unknown."""
+    """Return output axis and size of the only new symbolic dimension of a Reshape, or None."""
     symbols_before, elements = _split_sizes(before)
     symbols_after, rest = _split_sizes(after)
     new = symbols_after - symbols_before

@@ -33,7 +33,7 @@ _MIN_RATIO = 1.15  # output errors with a smaller ratio count as equal
 
 @dataclass(frozen=True)
 class FormatFit:
-    """Precision of one activation in both formats, from the statistics of the calibration.
+    """Precision of one activation in INT8 and FP8, from the statistics of the calibration.
 
     Attributes:
         tensor: Name of the activation.

@@ -37,7 +37,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import QuantizedTensor
 from qdqtool.util.notes import Note
 
-_MIN_RAISE = 1.01  # scales that rounding to FP16 raises by this factor or more are reported
+_MIN_RAISE = 1.01  # scales that rounding to FP16 raises by a larger factor are reported
 _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
 
 
@@ -66,7 +66,7 @@ class _Fp16Converter:
         self.editor = Editor(model)
         self.fp16_nodes = find_fp16_nodes(model, wide)
         self.fp16_names: dict[str, str] = {}
-        # Whether each tensor has consumers in FP16, and in FP32.
+        # By tensor: whether any consumer reads FP16, and whether any consumer reads FP32.
         self.consumer_types: dict[str, tuple[bool, bool]] = {}
 
     def run(self) -> int:
@@ -120,7 +120,7 @@ class _Fp16Converter:
         return self.model.is_output(tensor) or self._has_consumers(tensor, half=False)
 
     def _has_consumers(self, tensor: str, *, half: bool) -> bool:
-        """Return whether any node reads a float tensor as FP16 (`half`), or as FP32."""
+        """Return whether any node consumes a float tensor as FP16 if `half`, else as FP32."""
         if tensor not in self.consumer_types:  # cached: a tensor may have thousands of consumers
             stays_float: list[bool] = []
             for node in dict.fromkeys(self.model.consumers(tensor)):
@@ -152,8 +152,8 @@ class _Fp16Converter:
     def _round_scale(self, tensor: str) -> None:
         """Round the scale of a pair that remains FP32 to an FP16 number.
 
-        Other pairs with this scale may become FP16 and have rounded scales. All then stay equal.
-        A scale that would grow by more than 0.1 % is not rounded.
+        Pairs with the same scale that become FP16 have rounded scales, so rounding keeps all pairs
+        equal. A scale that would grow by more than 0.1 % is not rounded.
         """
         value = self.model.constant(tensor)
         if value is not None and value.size == 1 and value.dtype == np.float32:

@@ -50,7 +50,7 @@ def _remains_float(model: Model, node: Node) -> bool:
 
 
 def _add_parameters(model: Model, editor: Editor, scale: str) -> tuple[str, str]:
-    """Add the FP8 scale and zero point of an INT8 scale."""
+    """Add FP8 scale and zero point for the range of an INT8 scale, and return their names."""
     value = model.constant(scale)
     assert value is not None
     zeros = FP8.make_tensor(f"{scale}/fp8_zero_point", np.zeros(value.shape, np.float32))

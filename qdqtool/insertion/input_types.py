@@ -223,7 +223,7 @@ def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Pr
     if _is_scale_only(preprocess):
         return insert("Mul", pixels, "factor", preprocess.scale)
     rank = len(editor.model.shape(name) or (1, 1, 1, 1))
-    shape = (1, -1, *(1,) * (rank - 2))  # [1, channels, 1, 1]
+    shape = (1, -1, *(1,) * (rank - 2))  # broadcasts along the channel axis: [1, channels, 1, 1]
     mean = _expand_channels(editor.model, name, preprocess.mean)
     std = _expand_channels(editor.model, name, preprocess.std)
     product = insert("Mul", pixels, "factor", (preprocess.scale / std).reshape(shape))

@@ -97,7 +97,7 @@ class TensorLoss:
 
 @dataclass(frozen=True)
 class ActivationLosses:
-    """Accuracy that the quantized activations cost together, and the worst of them.
+    """Accuracy that all quantized activations cost together, and the worst activations.
 
     Attributes:
         error: Output error of all quantized activations together, as a fraction of the outputs'
@@ -280,7 +280,7 @@ def _confirm_gain(
     without: Mapping[int, float],
     numbers: Sequence[int],
 ) -> TensorLoss:
-    """Return a loss with its gain on confirming samples, and whether it is confirmed."""
+    """Return a copy of a loss with the fields about confirmation set."""
     before = np.array([total[number] for number in numbers])
     gains = before - np.array([without[number] for number in numbers])
     gain = float(gains.sum() / before.sum())
@@ -311,7 +311,7 @@ class _ErrorMeasurement:
         self._model = model
         self._activations = activations
         self._dataset = dataset
-        scores = find_class_outputs(model)  # always among the comparison_tensors()
+        scores = find_class_outputs(model)  # comparison_tensors() contains these
         self._focus = Focus(scores) if scores else None
         shapes = {name: array.shape for name, array in first.items()}
         is_fixed = all(model.shape(name) == shape for name, shape in shapes.items())

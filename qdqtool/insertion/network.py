@@ -149,7 +149,7 @@ def _check_outputs(model: Model, path: str) -> None:
 
 
 def _describe_subgraphs(model: Model) -> list[Note]:
-    """Return a warning for each node with convolutions in subgraphs; these remain float."""
+    """Return a warning for each node whose subgraphs have layers, which remain float."""
     warnings = []
     for content in find_subgraph_contents(model):
         count = content.convolutions + content.products
@@ -195,7 +195,6 @@ def _widen_floats(model: Model, target: Target) -> list[Note]:
 def _prepare(
     network: PreparedNetwork, target: Target, weights: str, number_format: NumberFormat
 ) -> None:
-    """Prepare a network in place."""
     model, notes = network.model, network.notes
     notes += _widen_floats(model, target)
     if weights == "int8" and not target.int8_weights:

@@ -67,5 +67,5 @@ def find_number_format(name: str) -> NumberFormat:
 
 
 def is_worthwhile(gain: float) -> bool:
-    """Return whether a gain in speed justifies another format: more than 2 percent."""
+    """Return whether a speedup justifies another format: more than 2 percent."""
     return gain > MIN_GAIN

@@ -29,7 +29,7 @@ class RangeOptions:
     Attributes:
         method: One of :data:`METHODS`.
         method_for: Pairs of a regular expression on tensor names and a method.
-        percentile: For the method ``percentile``, in percent of the absolute values.
+        percentile: Percentile of the absolute values, in percent, for the method ``percentile``.
         max_images: Maximum number of samples, spread evenly over the data.
     """
 

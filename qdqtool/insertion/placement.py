@@ -86,7 +86,7 @@ from qdqtool.types import Reason
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.notes import Note
 
-_MIN_DETECTOR_OUTPUTS = 2  # a network without a DFL but this many last convolutions is a detector
+_MIN_DETECTOR_OUTPUTS = 2  # detectors without a DFL have at least this many
 _MIN_CHANNELS = 16  # with fewer channels, only some convolution shapes have a fast INT8 kernel
 _InputChoice = tuple[list[int], Reason | None]
 """Input positions to quantize; or none, with a reason if it is worth reporting."""
@@ -186,7 +186,7 @@ class Placement:
         return {entry.node.index for entry in self.inputs.get(tensor, ())}
 
     def add(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
-        """Quantize a tensor for one of its consumers."""
+        """Record that one consumer of a tensor will read it dequantized."""
         self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
 
     def skip(self, reason: Reason) -> None:
@@ -195,7 +195,7 @@ class Placement:
 
 
 def place(model: Model, rules: PlacementRules) -> Placement:
-    """Choose the tensors and weights to quantize in a float model, which is not changed.
+    """Return the tensors and weights to quantize in a float model; the model is not changed.
 
     Raises:
         QdqtoolError: A pattern is not a regular expression or matches nothing, or weights hold NaN
@@ -573,7 +573,7 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether the inputs of an Add have different shapes; such an Add is not a residual."""
+        """Return whether an Add's inputs differ in shape; such an Add is not a residual."""
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False
@@ -585,7 +585,7 @@ class _Placer:
     def _choose_fused_side(self, node: Node, sides: Sequence[int]) -> int:
         """Return the position of the Add's input whose convolution fuses the Add."""
         side = sides[0]
-        if len(sides) == 2:  # the longer branch, as ModelOpt chooses
+        if len(sides) == 2:  # choose the longer branch, as ModelOpt does
             lengths = branch_lengths(self._model, node.input(0), node.input(1))
             side = 0 if lengths[0] > lengths[1] else 1
         bare = [i for i in sides if self._has_no_activation(node.input(i))]
@@ -600,7 +600,7 @@ class _Placer:
     def _choose_pool_input(self, node: Node) -> _InputChoice:
         tensor = node.input(0)
         if self._is_fp8 or not self._is_quantized_next(node.output):
-            return [], None  # no build shows an FP8 pooling
+            return [], None  # FP8 poolings were not seen in any build
         if not self._comes_from_quantized(tensor):
             return [], NoQuantizedProducer(PLACEMENT, node.name)
 
@@ -645,9 +645,9 @@ _COMPUTING_KINDS = (
 
 
 def find_class_outputs(model: Model) -> tuple[str, ...]:
-    """Return the class outputs (logits) of a detector, of shape [n, classes, h, w].
+    """Return the names of a detector's class outputs (logits), of shape [n, classes, h, w].
 
-    Empty if none are recognized.
+    Empty if no class outputs are recognized.
     """
     head = find_head(model)
     outputs: dict[str, None] = {}
@@ -663,7 +663,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
 
 
 def _has_no_further_computation(model: Model, node: Node) -> bool:
-    """Return whether no further computation consumes a node's output, directly or after moves."""
+    """Return whether a node's output, also after moves, is not consumed by computing nodes."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))

@@ -36,7 +36,7 @@ MIN_OPSET = 13
 
 
 def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
-    """Prepare a float model in place.
+    """Prepare a float model for Q/DQ pairs, in place, as the module describes.
 
     Args:
         model: The model, with all weights in memory.

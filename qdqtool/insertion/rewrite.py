@@ -23,7 +23,7 @@ from qdqtool.ir.operators import needs_own_dq
 from qdqtool.types import QuantizedTensor
 
 _QUANTIZER_NAMES = {"residual": "_residual_quantizer", "input": "_input_quantizer"}
-_MAX_CHANNELS = 1 << 20  # a layer with more output channels means that the file is damaged
+_MAX_CHANNELS = 1 << 20  # a file with more output channels is damaged
 
 
 @dataclass(frozen=True)

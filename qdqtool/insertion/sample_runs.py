@@ -17,9 +17,9 @@ from qdqtool.patterns.half import find_fp16_nodes
 from qdqtool.runtime.sessions import core_count
 
 DEFAULT_IMAGES = ImageOptions()
-FP16_SAMPLES = 8  # samples that are run to find values that FP16 cannot hold
+FP16_SAMPLES = 8  # number of samples on which values are compared with the FP16 range
 _SUFFIX = "/qdqtool/largest"
-_MIN_AXES_OPSET = 18  # the first in which the axes of a ReduceMax are an input
+_MIN_AXES_OPSET = 18  # first opset in which ReduceMax has its axes as an input
 
 
 def largest_values(

@@ -175,10 +175,11 @@ class MethodChoice:
         return cls(ranges.method, tuple(ranges.method_for), ranges.percentile)
 
     def check(self, tensors: Sequence[str]) -> None:
-        """Check names and patterns.
+        """Check methods, percentile and patterns.
 
         Raises:
-            QdqtoolError: A method is unknown, a pattern is broken or matches none of the tensors.
+            QdqtoolError: A method is unknown, the percentile is outside 50 to 100, or a pattern is
+                broken or matches none of the tensors.
         """
         for method in (self.default, *(m for _, m in self.overrides)):
             if method not in METHODS:

@@ -110,7 +110,7 @@ def smooth(
         The changes, which may be empty, and a note about them.
 
     Raises:
-        QdqtoolError: `alpha` is out of range, or there is no data, or it can be read only once.
+        QdqtoolError: `alpha` is out of range, or the data are empty, or can be read only once.
         ModelError: onnxruntime cannot run the model.
     """
     _check_arguments(alpha, data)
@@ -514,7 +514,7 @@ class _ScaleRegion:
         if node.op == "Pad":
             amounts = self._shapes.value(node.input(1))
             return amounts is not None and not amounts.any()
-        if operator.averages and node.op != "ReduceMean":  # over height and width
+        if operator.averages and node.op != "ReduceMean":  # average pooling over height and width
             rank = self._shapes.rank(node.input(0))
             return places.shape[1:] == (1, 1) and rank == places.ndim + 1
         if node.op == "Relu" or operator.kind == LayerKind.IDENTITY:
@@ -534,7 +534,7 @@ class _ScaleRegion:
             return self._excludes_last_axis(node, reduction_axes(self.model, node))
         if node.op == "Gather" or operator.cuts or operator.joins:
             return self._excludes_last_axis(node, [node.integer("axis", 0)])
-        # A Reshape works row by row if the last axis has one size before and after.
+        # A Reshape keeps the last axis if its size is the same before and after.
         sizes = [(self._shapes.shape(t) or (None,))[-1] for t in (node.input(0), node.output)]
         return rearranges(node) and not operator.moves and sizes == [channels, channels]
 

@@ -30,7 +30,7 @@ def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Itera
 
 
 def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
-    """Yield the outputs of consumers that only move values, so that a Q can pass them."""
+    """Yield the outputs of a tensor's consumers that only move values (Reshape, MaxPool ...)."""
     for consumer in model.consumers(tensor):
         if tensor in commuting_inputs(model, consumer):
             yield from consumer.outputs
@@ -103,7 +103,7 @@ def has_only_quantized_consumers(
 
 
 def _activation_nodes(model: Model, tensor: str, outputs: Iterable[str]) -> set[int]:
-    """Return the nodes that compute a tensor's activations with these outputs."""
+    """Return the indices of the nodes from a tensor to the outputs of its activations."""
     indices: set[int] = set()
     for output in outputs:
         last = model.producer(output)

@@ -92,7 +92,7 @@ class SwitchableNetwork:
         self.segments = self._open_segments(network, model, feeds, outputs, threads)
 
     def _find_first_uses(self, network: Model) -> dict[str, int]:
-        """Return the position of the first node that reads each switch."""
+        """Return by switch the position of the first node that reads the switch."""
         switches = set(self._switches.values())
         positions: dict[str, int] = {}
         for position, node in enumerate(network.ordered):

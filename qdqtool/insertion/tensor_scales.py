@@ -142,7 +142,7 @@ class _Completion:
         self.result = result
 
     def run(self, tensors: list[str]) -> None:
-        """Apply all rules, bounds only where no other rule gives a scale."""
+        """Apply the rules until nothing changes; use bounds if no other rule gives a scale."""
         for _ in range(_MAX_ROUNDS):
             before = len(self.result.scales)
             self._apply_rule(tensors, self._from_inputs)

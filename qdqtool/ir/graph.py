@@ -169,7 +169,8 @@ class Node:
         if isinstance(value, int):
             return value
         raise ModelError(
-            f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer",
+            f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer; "
+            "export the model again",
             code="node-damaged",
             node=self.name,
         )
@@ -643,7 +644,8 @@ class Model:
         except (OSError, ValueError, checker.ValidationError) as error:
             raise ModelError(
                 f"external data of tensor '{proto.name}' ({location!r}) is refused: "
-                f"{str(error).splitlines()[0]}",
+                f"{str(error).splitlines()[0]}; export the model again, with the weights "
+                "in the model's folder",
                 self.path,
                 code="weights-unreadable",
                 node=proto.name,

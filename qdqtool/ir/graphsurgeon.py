@@ -38,7 +38,7 @@ def from_graphsurgeon(graph: onnx_graphsurgeon.Graph) -> onnx.ModelProto:
             proto: onnx.ModelProto = onnx_graphsurgeon.export_onnx(graph)
         except Exception as error:  # graphsurgeon raises errors of many classes
             raise ModelError(
-                f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}",
+                f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}; correct the graph",
                 code="export-failed",
             ) from error
     metadata = getattr(graph, "metadata_props", None)

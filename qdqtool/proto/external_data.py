@@ -80,7 +80,7 @@ def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
         raise ModelError(
-            f"tensor '{name or tensor.name}' cannot be read: {error}",
+            f"tensor '{name or tensor.name}' cannot be read: {error}; export the model again",
             model or "model",
             code="tensor-damaged",
             node=name or tensor.name,

@@ -562,7 +562,9 @@ class _Inserter:
         try:
             statistics, _ = self._collect(model, groups, CacheOptions())
         except (ModelError, DataError) as error:
-            self._warn("others-not-measured", "tensors without a quantizer: not measured", error)
+            self._warn(
+                "others-not-measured", "tensors without a quantizer were not measured", error
+            )
             return {}
         return {g.tensors[0]: choose_scale(g, statistics, methods)[0].scale for g in groups}
 
@@ -664,7 +666,7 @@ class _Inserter:
         return self._wide
 
     def convert_to_fp16(self) -> None:
-        """Convert the float remainder to FP16 if the options or the target need that."""
+        """Convert layers without Q/DQ to FP16 if requested, and compare the outputs."""
         if not self._network.fp16:
             return
         options, result = self._options, self.result
@@ -749,7 +751,7 @@ class _Inserter:
         if not self._options.predict:
             return
         try:
-            model.path, model.sha256 = "", None  # a model in memory from here on
+            model.path, model.sha256 = "", None  # the model differs from the file
             result.prediction = prediction.predict(model, self.target)
             if result.losses is not None:
                 result.losses = predict_changes(
@@ -761,7 +763,7 @@ class _Inserter:
                 )
             result.warnings.extend(_note_errors(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is complete without a prediction
-            self._warn("not-predicted", "not predicted", error)
+            self._warn("not-predicted", "the result was not predicted", error)
 
     def _warn(self, code: str, text: str, error: QdqtoolError) -> None:
         self.result.warnings.append(Note(f"{text}: {error}", code=code, error=str(error)))

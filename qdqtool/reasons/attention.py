@@ -21,7 +21,7 @@ class AttentionHead(Reason):
     """A quantized matrix product of an attention that is not one kernel.
 
     Attributes:
-        size: Head size: products per score.
+        size: Head size, the number of values that a score sums.
         precision: Type of the product, INT8 or FP8.
     """
 
@@ -40,7 +40,7 @@ class AttentionHead(Reason):
         return (
             text,
             "Use TensorRT 10.6 or later, head sizes of 9 to 64 and at most 3,072 keys, with Q/DQ "
-            "on all inputs of both products and after the second one; or leave the attention "
+            "on all inputs of both products and after the second product, or leave the attention "
             "float.",
         )
 
@@ -49,7 +49,7 @@ class FloatEinsum(Reason):
     """A matrix product that an Einsum computes.
 
     Attributes:
-        equation: Its equation.
+        equation: Equation of the Einsum.
         quantized: Whether both operands come from DQs.
     """
 
@@ -80,9 +80,10 @@ class DecomposedNorm(Reason):
     """A decomposed LayerNorm whose squares may exceed FP16; the node computes the squares.
 
     Attributes:
-        exact: Whether a LayerNormalization, which the target accepts, computes the same.
+        exact: Whether the target accepts LayerNormalization, and it computes the same result.
         opset: Opset of the model.
-        alone: Operator that computes the squares, if no complete normalization was recognized.
+        alone: Operator that computes the squares, if they are no part of a known normalization;
+            else empty.
     """
 
     rules = (fixable("NORM-PIECES"),)
@@ -118,7 +119,7 @@ class DecomposedNorm(Reason):
 
 
 class FusedByMyelin(Reason):
-    """Attention and normalizations that Myelin compiles; the node is the first one.
+    """Attention and normalizations that Myelin compiles; the node is the first of them.
 
     Attributes:
         last: The last node in graph order.
@@ -129,8 +130,8 @@ class FusedByMyelin(Reason):
         softmaxes: Number of Softmax nodes.
         norms: Number of normalizations.
         fused: Number of Q and DQ that the region's kernels absorb.
-        uncertain: Number of the absorbed Q and DQ that may be conversions instead.
-        possible: Number of conversions that the region may absorb instead.
+        uncertain: Number of Q and DQ in ``fused`` that may be conversions instead.
+        possible: Number of predicted conversions that the region may absorb instead.
     """
 
     rules = (FindingRule("MYELIN-REGION"),)
@@ -175,7 +176,7 @@ class FusedByMyelin(Reason):
 
 
 class InMyelin(Reason, key="in-myelin"):
-    """A layer with weights runs in float in Myelin, together with connected layers.
+    """A layer with weights that Myelin runs in float, together with connected layers.
 
     Attributes:
         trigger: Operator that only Myelin runs.

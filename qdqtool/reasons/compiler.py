@@ -21,7 +21,7 @@ COMPILER = "TensorRT-RTX"  # pass name in the reasons of TensorRT-RTX
 
 
 class LossCause(StrEnum):
-    """Reason why the integers that a convolution needs were lost."""
+    """Cause for which a convolution cannot use the integers of a DQ."""
 
     OPERATOR = "an operator that is computed in float"
     SHARED = "a factor that cannot join the scale, for other nodes read the tensor"
@@ -86,7 +86,7 @@ class UnsupportedForm(StrEnum):
 
 
 def _because(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
-    """Return a condition for finding rules: whether a reason has one of some causes."""
+    """Return a condition for finding rules that holds if a reason has one of some causes."""
     return lambda r: (r.why if isinstance(r, IntegersLost) else r.fault) in reasons
 
 
@@ -129,8 +129,8 @@ _LOST: dict[LossCause, Message] = {
         "Give all inputs of {node} one scale, or put Q/DQ directly before {conv}.",
     ),
     LossCause.PAD: (
-        "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width is "
-        "fused into a convolution, if it is directly before it and has no other consumer.",
+        "{conv}: {node} ({op}) is computed in float. TensorRT-RTX fuses only a Pad of zeros on "
+        "height and width that is directly before the convolution and has no other consumer.",
         "Put Q/DQ between {node} and {conv}, or use the pads attribute of the convolution.",
     ),
     LossCause.AXIS: (
@@ -138,13 +138,13 @@ _LOST: dict[LossCause, Message] = {
         _ACTIVATION,
     ),
     LossCause.INPUT_AXIS: (
-        "{dq}: its scale varies along an axis; TensorRT-RTX computes a convolution that reads it "
+        "{dq}: its scale varies along an axis. TensorRT-RTX computes convolutions after this DQ "
         "in float.",
         "Quantize the tensor with one scalar scale.",
     ),
     LossCause.INPUT_SHAPE1: (
-        "{dq}: its scale has shape [1], which TensorRT-RTX reads as per-channel; a convolution "
-        "that reads it runs in float.",
+        "{dq}: its scale has shape [1], which TensorRT-RTX reads as per-channel. Convolutions "
+        "after this DQ run in float.",
         "Give {dq} a scalar scale (shape []).",
     ),
     LossCause.WEIGHTS_AXIS: (
@@ -165,8 +165,8 @@ _LOST: dict[LossCause, Message] = {
         "Quantize both sides to int8.",
     ),
     LossCause.TURING: (
-        "{conv}: TensorRT-RTX has no INT8 on SM75, and one SM75 among the targets disables it for "
-        "all.",
+        "{conv}: TensorRT-RTX has no INT8 on SM75, and SM75 among the targets disables INT8 for "
+        "all of them.",
         "Build for SM80 and later only.",
     ),
 }
@@ -180,20 +180,23 @@ _FAULTS: dict[FaultKind, Message] = {
     ),
     FaultKind.OPERATOR: (
         '{node}: TensorRT-RTX does not support {form}; the parser stops with "{error}".',
-        "Replace it by an operator or form that TensorRT-RTX supports, or remove it from the "
-        "model.",
+        "Replace the operator by an operator or form that TensorRT-RTX supports, or remove the "
+        "operator from the model.",
     ),
     FaultKind.NMS: (
-        '{node}: "NonMaxSuppression has no runners that implement the layer".',
-        "Remove the NonMaxSuppression from the model and run it outside.",
+        '{node}: TensorRT-RTX stops with "NonMaxSuppression has no runners that implement the '
+        'layer".',
+        "Remove the NonMaxSuppression from the model and run it in the application.",
     ),
     FaultKind.ONE_VALUE: (
-        '{node}: normalizes a single value; "Error during shape inference of ... inorm".',
+        "{node} normalizes a single value. TensorRT-RTX stops with "
+        '"Error during shape inference of ... inorm".',
         "Remove the InstanceNormalization: its result is its bias.",
     ),
     FaultKind.UINT8_INPUT: (
-        '{node}: reads a uint8 network input; "Found unsupported input type of UINT8".',
-        "Make the network input int8, with zero point 0.",
+        "{node} reads a uint8 network input. TensorRT-RTX stops with "
+        '"Found unsupported input type of UINT8".',
+        "Change the network input to int8, with zero point 0.",
     ),
     FaultKind.WEIGHTS_SCALE: (
         "{node}: its scale '{0}' is computed at run time; TensorRT-RTX stops with "
@@ -207,46 +210,48 @@ _FAULTS: dict[FaultKind, Message] = {
         "Write the scale as a constant; TensorRT has no dynamic quantization.",
     ),
     FaultKind.BLOCKS: (
-        '{node}: blocks along axis {0}; "The blocking dimension must be the last or second to '
-        'last dimension".',
+        '{node} has blocks of scales along axis {0}. TensorRT-RTX stops with "The blocking '
+        'dimension must be the last or second to last dimension".',
         "Use one scale for each output channel.",
     ),
     FaultKind.ZERO_POINT: (
-        "{node}: its zero point '{0}' is computed; \"has `zero_point` which is not an "
-        'initializer".',
+        "{node}: its zero point '{0}' is computed. TensorRT-RTX stops with \"has `zero_point` "
+        'which is not an initializer".',
         "Write the zero point as a constant 0.",
     ),
     FaultKind.FLOAT_TYPES: (
-        '{node}: "{0} `input` and `kernel` must be of same type. `input` type is {1} but `kernel` '
-        'is of type {2}."',
+        '{node}: TensorRT-RTX stops with "{0} `input` and `kernel` must be of same type. `input` '
+        'type is {1} but `kernel` is of type {2}."',
         "Give input and weights the same float type (a DQ writes the type of its scale).",
     ),
     FaultKind.INTEGERS: (
-        "{node}: its input is {0}; a convolution needs float inputs.",
-        "Put a DequantizeLinear before it.",
+        "{node}: its input is {0}, but a convolution needs float inputs.",
+        "Put a DequantizeLinear before the convolution.",
     ),
     FaultKind.OUTPUT_TYPE: (
         "{node} quantizes to {0} (output_dtype), which TensorRT-RTX does not have.",
         "Quantize to int8 or FP8 E4M3FN.",
     ),
     FaultKind.MIXED_TYPES: (
-        '{node}: one input is {1}, the other {0}; "CHECK(dtype == W.type()) failed" or a similar '
-        "check.",
-        "Quantize both inputs to one type.",
+        "{node}: one input is {1}, the other {0}. TensorRT-RTX stops with "
+        '"CHECK(dtype == W.type()) failed" or a similar check.',
+        "Quantize both inputs to the same type.",
     ),
     FaultKind.INT4_WEIGHTS: (
-        '{node}: int8 input with int4 weights; "CHECK(dtype == W.type()) failed".',
+        "{node} has an int8 input and int4 weights. TensorRT-RTX stops with "
+        '"CHECK(dtype == W.type()) failed".',
         "Quantize the weights to int8.",
     ),
     FaultKind.HALF_SHAPE1: (
-        '{node}: float16 weights with one scale of shape [1] ({0}); "MyelinCheckException: '
+        "{node} has float16 weights with one scale of shape [1] ({0}). TensorRT-RTX stops with "
+        '"MyelinCheckException: '
         "const_ppg.cpp: "
         'CHECK(same_symbolic_shapes(op_output->dimensions(), A_dims)) failed".',
         "Give the weights a scalar scale (shape []), or one for each output channel.",
     ),
     FaultKind.HARDWARE_TYPE: (
-        '{node}: "Cannot compile for target(s) {1}, because the model contains HW-specific '
-        'datatypes: {0}".',
+        '{node}: TensorRT-RTX stops with "Cannot compile for target(s) {1}, because the model '
+        'contains HW-specific datatypes: {0}".',
         "Quantize to int8, or build for SM{2} or later only.",
     ),
 }
@@ -321,11 +326,11 @@ _PLUGINS = {
 
 
 class IntegersLost(Reason):
-    """A convolution cannot use the integers before a DQ, and computes in float.
+    """A convolution that cannot use the integers of a DQ, and computes in float.
 
     Attributes:
-        why: The reason.
-        step: Node at which the integers are lost; None if it is the convolution itself.
+        why: Cause of the loss.
+        step: Node at which the integers are lost; None for the convolution itself.
         dq: Name of the DQ.
         weights: Whether the DQ is on the weights.
     """
@@ -376,11 +381,11 @@ class ScalesJoined(IntegersLost):
 
 
 class CompilerFault(Reason):
-    """A fault of the model because of which the compiler builds no engine.
+    """A fault of the model that makes the compiler fail.
 
     Attributes:
-        fault: Its kind.
-        values: Values for the placeholders of its message, in order. For an unsupported operator:
+        fault: Kind of the fault.
+        values: Values for the placeholders of the message, in order. For an unsupported operator:
             the form, and the operator or the type of an input.
     """
 
@@ -418,7 +423,7 @@ class CompilerFault(Reason):
 
 
 def ends_build(reason: Reason) -> bool:
-    """Return whether a reason makes the build fail; otherwise a layer runs in float."""
+    """Return whether a reason makes the build fail, instead of a layer run in float."""
     return not isinstance(reason, _FLOAT_REASONS)
 
 

@@ -45,12 +45,12 @@ from qdqtool.util.records import field_values
 
 
 def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
-    """Return the Qs that read a tensor, including the Q that is the conversion itself."""
+    """Return the Qs that read the tensor before a conversion, the conversion itself included."""
     own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.path, r.scale)
     return [*quantizer_consumers(r.siblings), own]
 
 
-# UNKNOWN is a type that TensorRT lacks (FP8 E5M2), which another finding reports.
+# UNKNOWN stands for a type that TensorRT lacks (FP8 E5M2), which another finding reports.
 COVERED_TYPES = (Precision.INT8, Precision.FP8, Precision.INT32, Precision.UNKNOWN)
 
 
@@ -61,7 +61,7 @@ def _name_consumers(r: RemainingConversion) -> str:
 
 
 def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
-    """Return the reason for a remaining conversion as text, by finding, reason or node."""
+    """Return the text after ``remains as a layer:`` that explains a remaining conversion."""
     origin = r.origin
     if r.precision not in COVERED_TYPES and origin.node:
         return f"{r.precision} is not covered by the prediction"
@@ -104,29 +104,29 @@ def _describe_obstacle(r: RemainingConversion, reason: Reason) -> str:
 
 
 class RemainingConversion(Reason, key="stays"):
-    """A Q or DQ that no layer absorbed, so that it is a conversion of the engine.
+    """A Q or DQ that no layer has absorbed and that is a conversion in the engine.
 
     Attributes:
-        name: The conversion's name in the engine (a copy before a Concat ends with
-            ``_clone_<input>``).
-        quantize: Whether it is a Q.
-        tensor: The ONNX tensor that it converts.
-        scale: Its scale.
+        name: Name of the conversion in the engine. A copy before a Concat ends with
+            ``_clone_<input>``.
+        quantize: Whether the node is a Q.
+        tensor: ONNX tensor that the node quantizes or dequantizes.
+        scale: Scale of the node.
         origin: Producer of the tensor before the conversion.
         siblings: Consumers of the tensor before the conversion.
         consumers: Consumers of the converted tensor.
-        path: Operators that the Q or DQ moved past, the last one first.
-        blocked: Reason that kept the Q or DQ from moving on; None if unknown.
-        elements: Values converted in each run; None if shapes are unknown.
+        path: Operators that the Q or DQ moved past, in the order of its moves.
+        blocked: Reason why the Q or DQ did not move farther; None if unknown.
+        elements: Size of the converted tensor; None if unknown.
         convolutions: Layers with weights that have the converted tensor as their data.
         pair: For a DQ, the Q before it. For a conversion from INT8 to INT8, the Q of the first
             pair.
-        first_scale: For a conversion from INT8 to INT8, the scale of its input.
-        requantizes: Whether it converts from INT8 to INT8.
-        precision: The quantized type.
-        attention: Whether it quantizes the result of a Softmax for a MatMul of two computed
+        first_scale: For a conversion from INT8 to INT8, the scale of the input.
+        requantizes: Whether the conversion is from INT8 to INT8.
+        precision: Quantized type.
+        attention: Whether the node quantizes the result of a Softmax for a MatMul of two computed
             tensors.
-        evidence: Evidence that the conversion remains there.
+        evidence: Evidence that the conversion remains in the engine.
     """
 
     rules: ClassVar[tuple[FindingRule, ...]] = (
@@ -178,7 +178,7 @@ class RemainingConversion(Reason, key="stays"):
 
 
 class ScalesAround(RemainingConversion):
-    """A remaining conversion that is reported because of the different scales around it."""
+    """A remaining conversion with different scales around it, which are reported."""
 
     rules = (
         fixable("DOUBLE-QDQ", lambda r: r.requantizes and not r.path),
@@ -193,7 +193,7 @@ class ScalesAround(RemainingConversion):
 
     @staticmethod
     def from_conversion(conversion: RemainingConversion) -> ScalesAround:
-        """Return a conversion as this class, with equal fields."""
+        """Return a copy of a conversion as an instance of this class."""
         return ScalesAround(*field_values(conversion))
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:

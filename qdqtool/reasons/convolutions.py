@@ -27,9 +27,9 @@ class Deconvolution3D(Reason, key="convtranspose-3d"):
     """A ConvTranspose of three spatial dimensions that runs in float.
 
     Attributes:
-        dq: DQ of its data.
-        is_always_float: Whether it runs in float even with an activation and a Q after it.
-        elements: Size of its result.
+        dq: DQ of the node's data.
+        is_always_float: Whether the node runs in float even if an activation and a Q follow.
+        elements: Size of the node's result.
     """
 
     rules = (FindingRule("CT3D-FLOAT"),)
@@ -99,8 +99,8 @@ class ChannelNumbers(Reason):
     Attributes:
         inputs: Input channels.
         outputs: Output channels.
-        odd: Those that are not multiples of 16.
-        small: Whether one of both numbers is less than 16.
+        odd: Numbers of channels that are not multiples of 16.
+        small: Whether the input or the output channels are fewer than 16.
     """
 
     rules = (FindingRule("CH-SMALL", lambda r: r.small), FindingRule("CH-ALIGN"))
@@ -124,7 +124,7 @@ class DepthwiseSilu(Reason):
     """A depthwise convolution with SiLU.
 
     Attributes:
-        last: Whether certainly no convolution is downstream.
+        last: Whether no convolution is downstream; False if unknown.
     """
 
     rules = (FindingRule("DW-SILU"),)

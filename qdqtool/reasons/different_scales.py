@@ -27,7 +27,10 @@ from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 
 
 def list_scale_rules(steps: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
-    """Return the rules for different scales; the code depends on the operator in between."""
+    """Return the rules for different scales; the code depends on the operator between them.
+
+    ``steps`` returns this operator for a reason; None if the scales are on one tensor.
+    """
     return (
         fixable("CONCAT-SCALE", lambda r: (s := steps(r)) is not None and s.op in JOINS),
         fixable("SPLIT-SCALE", lambda r: (s := steps(r)) is not None and s.op in CUTS),
@@ -83,9 +86,9 @@ class ConcatScales(Reason, key="concat-scales"):
     """The inputs of a Concat are quantized with other scales than its result.
 
     Attributes:
-        parts: Scale of each input: that of its DQ, or of another Q on it. None for an input with
-            neither.
-        output_scale: Scale of the Q that moved from the result to each input.
+        parts: Scale of each input, from the input's DQ or another Q that reads the input. None for
+            an input with neither.
+        output_scale: Scale of the Q after the Concat, which moved to each input.
         elements: Number of elements of the result.
     """
 

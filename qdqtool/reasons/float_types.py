@@ -8,10 +8,10 @@ from qdqtool.util.text import format_layer_counts
 
 
 class UnreadBfloat16(Reason):
-    """bfloat16 tensors, which the target's parser does not read; the node is the first one.
+    """bfloat16 tensors, which the target's parser does not support.
 
     Attributes:
-        tensor: The first such tensor.
+        tensor: The first bfloat16 tensor.
     """
 
     rules = (FindingRule("FLOAT-BF16"),)
@@ -57,13 +57,14 @@ class RemainingFloat(Reason):
     Attributes:
         convolutions: Number of convolutions and matrix products that read or write FP32.
         total: Number of all convolutions and matrix products.
-        first: The first such layer.
+        first: The first layer that reads or writes FP32.
         products: Number of matrix products that read or write FP32.
         quantized: Number of convolutions and matrix products with quantized inputs and weights.
     """
 
-    # FP16 saves time in layers that are not quantized. An INT8 convolution with FP16 output needs a
-    # reformat that one with FP32 output does not need, so FP16 may cost time in other networks.
+    # FP16 saves time in layers that are not quantized. However, an INT8 convolution needs a
+    # reformat to write FP16, but not to write FP32. Therefore, FP16 may cost time if nearly all
+    # layers are quantized.
     rules = (
         fixable("FLOAT-FP32", lambda r: r.quantized < 0.9 * r.total),
         fixable("FLOAT-FP32", on_request=True),
@@ -84,7 +85,7 @@ class RemainingFloat(Reason):
 
 
 class FloatTypesDiffer(Reason, key="float-types"):
-    """Data and weights are dequantized to float types that differ.
+    """Data and weights of a layer are dequantized to different float types.
 
     Attributes:
         dq: DQ of the data.

@@ -1,4 +1,4 @@
-"""Reasons about FP8: cases in which FP8 quantizers behave differently from INT8 ones."""
+"""Reasons about FP8: cases in which FP8 behaves differently from INT8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class LargeFp8Kernel(Reason, key="fp8-kernel"):
     """A convolution of FP8 data and weights whose kernel is too large for FP8.
 
     Attributes:
-        kernel: Its kernel.
+        kernel: Shape of the kernel.
         elements: Size of the convolution's output.
     """
 
@@ -55,7 +55,8 @@ class EarlyFp8Convolution(Reason, key="fp8-version"):
     Attributes:
         version: Version of TensorRT.
         elements: Size of the convolution's output.
-        capability: Compute capability that lacks them; empty if all GPUs do.
+        capability: Compute capability without FP8 convolutions in this version; empty if no GPU has
+            them.
     """
 
     rules = (FindingRule("FP8-VERSION"),)
@@ -70,11 +71,11 @@ class EarlyFp8Convolution(Reason, key="fp8-version"):
 
 
 class HopperOnlyFp8(Reason):
-    """Convolutions of FP8 on a TensorRT that has them on Hopper only; no GPU was named.
+    """FP8 convolutions on a TensorRT that supports them on Hopper only, if no GPU was named.
 
     Attributes:
         version: Version of TensorRT.
-        count: Number of the convolutions; the node is the first one.
+        count: Number of FP8 convolutions; the node is the first of them.
     """
 
     rules = (FindingRule("FP8-VERSION"),)
@@ -86,13 +87,13 @@ class HopperOnlyFp8(Reason):
         convolutions = format_count(self.count, "convolution")
         return (
             f"{convolutions} ({self.node} first): TensorRT {self.version} computes convolutions "
-            "in FP8 on Hopper (compute capability 9.0) only, which this prediction assumes. Name "
-            "the GPU to predict others."
+            "in FP8 on Hopper (compute capability 9.0) only, and this prediction assumes Hopper. "
+            "Name the GPU to get the prediction for another GPU."
         )
 
 
 class MixedOperands(Reason, key="mixed-operands"):
-    """A layer that reads data of INT8 and weights of FP8, or the other way round.
+    """A layer with data of INT8 and weights of FP8, or data of FP8 and weights of INT8.
 
     Attributes:
         dqs: Names of the DQs of data and weights.
@@ -138,7 +139,7 @@ class OutputTypeDiffers(Reason, key="output-type"):
 
 
 class Fp8Unsupported(Reason):
-    """Quantizers of FP8 on a TensorRT that has no such type; the node is the first one."""
+    """FP8 quantizers on a TensorRT without FP8; the node is the first quantizer."""
 
     rules = (FindingRule("FP8-TARGET"),)
 
@@ -154,7 +155,7 @@ class WeaklyTypedFp8(Reason):
     """Quantizers of FP8 on a target whose networks are weakly typed by default.
 
     Attributes:
-        count: Number of quantizers; the node is the first one.
+        count: Number of FP8 quantizers; the node is the first of them.
         is_predicted_typed: Whether the prediction is for a strongly typed build.
     """
 

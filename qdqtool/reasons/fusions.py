@@ -13,8 +13,8 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
     Attributes:
         add: The Add.
         activation: The activation.
-        residual: Producer of the Add's other input.
-        elements: TensorSize of the sum.
+        residual: Producer of the other input of the Add.
+        elements: Size of the sum.
         consumers: Consumers of the sum.
     """
 
@@ -37,12 +37,12 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
 
 
 class ActivationJoined(Reason, key="activation-joined"):
-    """The pointwise kernel after the convolution has further inputs.
+    """A pointwise kernel with further inputs after a convolution, which cannot fuse it.
 
     Attributes:
         pointwise: Nodes of the kernel.
-        others: Producers of its other inputs.
-        elements: Number of elements of the result.
+        others: Producers of the kernel's other inputs.
+        elements: Size of the convolution's result.
     """
 
     rules = (FindingRule("OUT-FLOAT"),)
@@ -62,14 +62,14 @@ class ActivationJoined(Reason, key="activation-joined"):
 class InsideActivation(Reason, key="inside-activation"):
     """A Q separates a convolution from its activation, or a SiLU's Sigmoid from its Mul.
 
-    Both remain separate layers.
+    Convolution and activation then remain separate layers.
 
     Attributes:
         convolution: The convolution.
-        activation: The activation; for a gate the Sigmoid.
-        silu: Whether it is SiLU.
-        gate: Whether the Q is after the Sigmoid.
-        second: A further Q after the Sigmoid.
+        activation: Node of the activation; the Sigmoid of a SiLU.
+        silu: Whether the activation is SiLU.
+        gate: Whether the Q is between the Sigmoid and the Mul.
+        second: Second Q, between Sigmoid and Mul, if ``gate`` is False; empty if missing.
     """
 
     rules = (fixable("SILU-INNER-Q", lambda r: r.silu), fixable("ACT-INNER-Q"))

@@ -38,7 +38,7 @@ class ConcatAfterHead(Reason):
         scale: The scale; None if it is unknown or differs between channels.
         scores: Input of the Concat with scores of at most 1 (from a Sigmoid or Softmax); empty if
             no such input is known.
-        own: Scale of the scores before the Concat; None if they are not quantized there.
+        own: Scale of the scores before the Concat; None if the scores are not quantized there.
         raw: Whether the Concat joins unchanged results of the last convolutions (logits).
     """
 

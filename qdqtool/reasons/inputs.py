@@ -1,4 +1,4 @@
-"""Reasons about the inputs of a convolution: why its data and weights are not integers."""
+"""Reasons why the data and weights of a convolution cannot be multiplied in INT8 or FP8."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class InputNotDequantized(Reason, key="input-not-dequantized"):
         producer: Node that writes the tensor.
         op: The producer's operator, ``Input`` for a network input.
         weights_quantized: Whether the weights come from a DQ.
-        dq: The nearest DQ upstream, which cannot move down to the input; empty if there is none.
-        blocker: The first operator in between that a DQ cannot pass.
+        dq: The nearest DQ upstream, which cannot move down to the input; empty if missing.
+        blocker: The first operator between this DQ and the input that a DQ cannot pass; None if
+            other consumers keep the DQ from moving.
     """
 
     rules = (
@@ -52,7 +53,7 @@ class InputNotDequantized(Reason, key="input-not-dequantized"):
             past = "" if self.blocker is None else f" past {self.blocker.node} ({self.blocker.op})"
             return (
                 f"{self.node} runs in float: {self.dq} has {len(shared.consumers)} consumers, and "
-                f"only a DQ with a single one moves down{past}.",
+                f"only a DQ with a single consumer moves down{past}.",
                 f"Give {self.node} its own DequantizeLinear, after the same QuantizeLinear.",
             )
         where = (

@@ -14,7 +14,7 @@ class NotCommuting(Reason, key="not-commuting"):
 
 
 class ManyConsumers(Reason, key="many-consumers"):
-    """A Q or DQ cannot pass an operator because of other consumers.
+    """A Q or DQ cannot move past an operator because of other consumers.
 
     The operator's result has consumers other than the Q, or the DQ's result has consumers other
     than the operator.

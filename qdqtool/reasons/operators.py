@@ -19,7 +19,7 @@ class IntegerOperator(Reason):
 
 
 class AtenNodes(Reason):
-    """Nodes with operators of ATen other than quantizers; the node is the first one.
+    """Nodes with operators of ATen other than quantizers; the node is the first of them.
 
     Attributes:
         operator: Operator of the first node.
@@ -45,10 +45,11 @@ class UnanalyzedSubgraphs(Reason):
 
     Attributes:
         op: Operator with the subgraphs.
-        convolutions: Number of convolutions in them.
-        products: Number of matrix products in them.
-        quantizers: Number of Q and DQ in them.
-        int8: Number of INT8 layers if each subgraph is predicted alone; None if that is impossible.
+        convolutions: Number of convolutions in the subgraphs.
+        products: Number of matrix products in the subgraphs.
+        quantizers: Number of Q and DQ in the subgraphs.
+        int8: Number of INT8 layers if each subgraph is predicted separately; None if this is not
+            possible.
     """
 
     rules = (FindingRule("SUBGRAPH"),)
@@ -74,10 +75,10 @@ class UnanalyzedSubgraphs(Reason):
 
 
 class RuntimeOperators(Reason):
-    """Operators that onnxruntime's optimizer or quantizer writes; the node is the first one.
+    """Operators that onnxruntime's optimizer or quantizer writes; the node has the first one.
 
     Attributes:
-        ops: Their operator types.
+        ops: Types of the operators.
         count: Number of nodes.
         packs_weights: Whether the first node has packed weights of few bits (such as 4).
     """

@@ -1,4 +1,4 @@
-"""Reasons about the result of a layer: why it is written as float."""
+"""Reasons why a quantized layer writes float."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_single_average(r: OutputNotQuantized) -> TensorConsumer | None:
 
 
 def is_left_float(r: OutputNotQuantized) -> bool:
-    """Return whether no consumer (except network outputs) has ``feeds_weighted``."""
+    """Return whether no consumer of a result feeds a layer with weights."""
     return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.consumers)
 
 
@@ -66,7 +66,10 @@ _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 
 
 def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
-    """Return the pooling before all consumers, which no Q moves up past."""
+    """Return the pooling or Resize between a result and all its consumers, else None.
+
+    It has quantized and float consumers, so that no Q can move up past it.
+    """
     shared = r.consumers[0].path[0] if r.consumers[0].path else None
     if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.consumers):
         return None
@@ -77,18 +80,18 @@ def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
 
 
 def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
-    """Return the Qs after a pooling that all consumers share, with paths that begin after it."""
+    """Return the Qs after the shared pooling; their paths begin after the pooling."""
     return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
 
 
 class OutputNotQuantized(Reason, key="output-not-quantized"):
-    """No Q reads the result.
+    """A layer whose result no Q reads.
 
     Attributes:
-        tensor: The result.
-        consumers: Its consumers.
-        elements: Its size.
-        activation: Pointwise activation that the layer fused (``SiLU`` for a gated one).
+        tensor: ONNX tensor of the result.
+        consumers: Consumers of the result.
+        elements: Size of the result.
+        activation: Pointwise activation that the layer has fused; None if there is no activation.
     """
 
     rules = (

@@ -97,7 +97,7 @@ class InputFault(StrEnum):
 
 
 class UnsuitableInput(Reason):
-    """A node with an input on which Q/DQ have no use."""
+    """A node whose inputs make Q/DQ useless."""
 
     fault: InputFault
 
@@ -127,7 +127,7 @@ class WeightsRank(Reason):
 
 
 class EinsumObstacle(StrEnum):
-    """Property of an Einsum for which no MatMul is known to compute the same."""
+    """Property of an Einsum that keeps it from being written as a MatMul."""
 
     VECTOR = "one operand is a vector"
     RANK = "the number of axes of its operands is unknown"
@@ -136,7 +136,7 @@ class EinsumObstacle(StrEnum):
 
 
 class EinsumProduct(Reason):
-    """A matrix product that an Einsum computes and that no MatMul is known to compute."""
+    """A matrix product in an Einsum that cannot be written as a MatMul."""
 
     obstacle: EinsumObstacle
 
@@ -200,7 +200,7 @@ class FloatResult(Reason):
     """A residual Add whose result is float.
 
     Attributes:
-        has_quantized_consumer: Whether a quantized node consumes the result in addition.
+        has_quantized_consumer: Whether a quantized node also reads the result.
     """
 
     has_quantized_consumer: bool
@@ -248,19 +248,19 @@ class FloatInput(Reason):
 
 
 class QuantizerObstacle(StrEnum):
-    """Reason why no quantizer for a node can be inserted into a network for training."""
+    """Reason why a node of a PyTorch network cannot get a quantizer for training."""
 
     WEIGHTED = (
         "a function call with weights (as F.linear), or a module called with keywords or "
         "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with "
         "its input"
     )
-    CALL = "no call of + or of an averaging pool that can be found again in the network's code"
+    CALL = "the call of + or of an averaging pool was not found in the network's code"
     OTHER_RUN = "another run of the same module has to run in float"
 
 
 class UnreachableNode(Reason):
-    """A node whose quantizer no module or call of the network can hold."""
+    """A node that cannot get a quantizer in the PyTorch network."""
 
     obstacle: QuantizerObstacle
 
@@ -273,7 +273,7 @@ class UnreachableNode(Reason):
 
 @record
 class SkippedNode:
-    """A node that could have been quantized and was left float."""
+    """A node that insertion could have quantized, but left float."""
 
     record: Reason
 
@@ -298,7 +298,7 @@ class NothingToQuantize(ModelError):
     """Error for a network in which no node can be quantized.
 
     Attributes:
-        record: Most frequent reason, without a node. None if the network has nothing to quantize.
+        record: Most frequent reason, without the name of a node. None if no node was skipped.
         count: Number of nodes with this reason.
     """
 
@@ -309,7 +309,7 @@ class NothingToQuantize(ModelError):
 def nothing_to_quantize(
     skipped: Iterable[SkippedNode], source: str, has_weights: bool = True, hidden: str = ""
 ) -> NothingToQuantize:
-    """Return the error for a network in which a placement skipped all nodes.
+    """Return the error for a network in which insertion skipped all nodes.
 
     Args:
         skipped: The skipped nodes.

@@ -7,13 +7,13 @@ from qdqtool.reasons.text import Message, consumer_names, list_names
 from qdqtool.types import Cause, Finding, FindingRule, Reason
 
 REDUCTION_ADVICE = (
-    "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ before and after it, "
-    "or remove the pair before it."
+    "Replace the ReduceMean by GlobalAveragePool and Flatten (the same result) with Q/DQ before "
+    "and after the pooling, or remove the Q/DQ pair before the ReduceMean."
 )
 
 
 def describe_reduction(r: ReduceNotPooling) -> str:
-    """Return why a ReduceMean runs in float."""
+    """Describe why a ReduceMean runs in float."""
     return (
         f"{r.node} (ReduceMean) runs in float: TensorRT converts it to a pooling only over height "
         "and width with keepdims=1."
@@ -24,10 +24,10 @@ class PoolingOneSide(Reason, key="pooling-one-side"):
     """An averaging pooling is quantized on one side only.
 
     Attributes:
-        quantized_input: Whether the quantized side is the input.
-        origin: Producer of its input.
-        consumers: Consumers of its result.
-        elements: TensorSize of its result.
+        quantized_input: Whether the input is quantized, and not the result.
+        origin: Producer of the input.
+        consumers: Consumers of the result.
+        elements: Size of its result.
     """
 
     rules = (FindingRule("POOL-FLOAT"),)
@@ -58,9 +58,9 @@ class ReduceNotPooling(Reason, key="reduce-not-pooling"):
     The node does not average over height and width with keepdims=1.
 
     Attributes:
-        dq: DQ before it; empty if there is none.
-        consumers: Consumers of its result.
-        elements: TensorSize of its result.
+        dq: DQ before the node; empty if missing.
+        consumers: Consumers of the result.
+        elements: Size of its result.
     """
 
     rules = (FindingRule("POOL-FLOAT"),)

@@ -52,8 +52,9 @@ class UnsignedZeroPoint(Reason):
     """A quantizer to uint8 with zero point 0.
 
     Attributes:
-        is_explicit: Whether it has a zero point. A missing one means uint8 in ONNX.
-        scale: Its scale.
+        is_explicit: Whether the quantizer has a zero point. Without a zero point, the type is uint8
+            in ONNX.
+        scale: Scale of the quantizer.
     """
 
     rules = (fixable("ZP-UINT8"),)
@@ -93,11 +94,11 @@ class ZeroPointCount(Reason):
 
 
 class NonzeroZeroPoint(Reason, key="zero-point"):
-    """A zero point is not 0; ``zero_points`` has the smallest and the largest one."""
+    """A zero point that is not 0; ``zero_points`` has the smallest and the largest value."""
 
     rules = (fixable("ZP-NONZERO"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
 
     dq: str
     zero_points: tuple[int, int]
@@ -135,10 +136,10 @@ class ParameterIndirect(Reason):
 
     Attributes:
         parameter: ``scale`` or ``zero point``.
-        tensor: The parameter.
-        op: Operator that computes it.
-        producer: Node with that operator.
-        more: Number of further quantizers that read it.
+        tensor: ONNX tensor of the parameter.
+        op: Operator that computes the parameter.
+        producer: Node with this operator.
+        more: Number of further quantizers that read the parameter.
     """
 
     rules = (fixable("SCALE-INDIRECT"),)
@@ -158,7 +159,7 @@ class ParameterIndirect(Reason):
 
 
 class OtherTypes(Reason):
-    """Quantizers of other types than 8-bit integers.
+    """Quantizers of types that the prediction does not cover; the node is the first of them.
 
     Attributes:
         kinds: The types, and the number of nodes of each.
@@ -177,16 +178,17 @@ class OtherTypes(Reason):
 
 
 class OutsideRules(Reason, key="outside-rules"):
-    """Data or weights are quantized to FP8 or INT4.
+    """Data or weights that are quantized to INT4.
 
-    The Q/DQ passes of INT8 do not cover these types.
+    The simulated Q/DQ passes do not cover this type.
     """
 
     dq: str
     precision: Precision
 
 
-_FORMS = {  # by form of simulated quantizers: its operators, and how to export Q/DQ instead
+# Description of the operators, and advice to export Q/DQ, by form of simulated quantizers.
+_FORMS = {
     "decomposed": (
         "arithmetic (Mul, Round, Clip, Mul) in place of Q/DQ, which TensorRT computes in float",
         "Export with torch.onnx.export(..., dynamo=False), which writes Q/DQ for fake quantizers",
@@ -237,14 +239,14 @@ _FORMS = {  # by form of simulated quantizers: its operators, and how to export 
 
 
 class FakeQuantizers(Reason):
-    """Simulated quantizers that are not Q and DQ; the node is the first one.
+    """Simulated quantizers in another form than Q and DQ; the node is the first of them.
 
     Attributes:
-        form: Tool or exporter that writes them.
+        form: Tool or exporter that writes this form.
         count: Number of simulated quantizers.
         exact: Number of simulated quantizers that Q and DQ can express.
-        problem: Reason why the first one of the rest cannot be written as Q and DQ.
-        other: Name of the quantizer with ``problem``.
+        problem: Reason why Q and DQ cannot express ``other``; empty if they can express all.
+        other: Name of the first quantizer that Q and DQ cannot express.
     """
 
     rules = (fixable("FAKE-QUANT", lambda r: r.exact), FindingRule("FAKE-QUANT"))

@@ -35,15 +35,15 @@ def advise_residual_pair(add: str, residual: str, quantizers: Sequence[TensorCon
 
 
 class ResidualFloat(Reason, key="residual-float"):
-    """The Add's other input is float.
+    """A residual Add after a convolution whose residual (the other input) is float.
 
     Attributes:
         add: The Add.
-        residual: Producer of the other input.
+        residual: Producer of the residual.
         consumers: Consumers of the sum.
-        elements: TensorSize of the sum.
-        tensor: ONNX tensor of the other input.
-        quantizers: Qs that read the other input's tensor.
+        elements: Size of the sum.
+        tensor: ONNX tensor of the residual.
+        quantizers: Qs that read the residual.
     """
 
     rules = (fixable("SKIP-FLOAT"),)
@@ -65,7 +65,8 @@ class ResidualFloat(Reason, key="residual-float"):
         fix = advise_residual_pair(self.add, f"'{self.tensor}'", self.quantizers)
         others = [x for x in self.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
         if others:
-            # Otherwise a quantized skip only adds a DQ that remains (resnet18-a100-qat-residual).
+            # If the sum remains float, Q/DQ on the residual only adds a conversion
+            # (resnet18-a100-qat-residual).
             fix += (
                 f" This helps only if the result of {self.add} is quantized as well: "
                 f"{describe_consumers(others)}."
@@ -74,7 +75,7 @@ class ResidualFloat(Reason, key="residual-float"):
 
 
 class ResidualBothQuantized(Reason, key="residual-both-quantized"):
-    """A Q is between the convolution and the Add, whose other input is quantized as well."""
+    """A residual Add whose inputs are both quantized; the node is the convolution before it."""
 
     rules = (fixable("ADD-BOTH"),)
 
@@ -93,7 +94,7 @@ class ResidualBothQuantized(Reason, key="residual-both-quantized"):
 
 
 class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
-    """The residual is quantized, but not all consumers of the Add are."""
+    """A residual Add whose residual is quantized, but whose result is not read by a Q alone."""
 
     rules = (attempted("ADD-OUT-FLOAT"),)
 

@@ -17,7 +17,7 @@ def _more(bad: int, listed: int) -> str:
 
 
 class ScaleHalf(Reason):
-    """float16 scales, all read as float32."""
+    """Scales in float16, which TensorRT 8 reads as float32."""
 
     rules = (fixable("SCALE-FP16"),)
 
@@ -63,14 +63,14 @@ class ScaleNotPositive(Reason):
     """A scale that is zero, negative or not a number.
 
     Attributes:
-        value: The first such scale.
-        bad: Number of such scales.
-        count: Number of all scales.
-        channels: The first channels with such a scale.
-        owner: The values that it quantizes.
-        is_finite: Whether all such scales are finite.
-        is_negative: Whether all such scales are finite and below 0.
-        is_half: Whether the scale is float16.
+        value: The first faulty scale.
+        bad: Number of faulty scales.
+        count: Number of all scales of the quantizer.
+        channels: The first channels with a faulty scale.
+        owner: Kind of values that the quantizer quantizes.
+        is_finite: Whether all faulty scales are finite.
+        is_negative: Whether all faulty scales are finite and below 0.
+        is_half: Whether the scales are float16.
     """
 
     rules = (
@@ -89,7 +89,7 @@ class ScaleNotPositive(Reason):
 
     @property
     def is_recomputable(self) -> bool:
-        """Whether the file alone determines a positive scale to replace this one."""
+        """Whether a valid scale can be computed from the file alone, without calibration."""
         if self.owner == ScaleOwner.INTEGERS:
             return self.is_finite
         return self.owner == ScaleOwner.WEIGHTS or self.is_negative
@@ -154,11 +154,11 @@ class ScaleImplausible(Reason):
     """A positive scale that is too large or too small to come from a calibration.
 
     Attributes:
-        value: The first such scale.
-        bad: Number of such scales.
-        count: Number of all scales.
-        owner: The values that it quantizes.
-        largest: Largest weight that such a scale quantizes; None if the weights are unknown.
+        value: The first implausible scale.
+        bad: Number of implausible scales.
+        count: Number of all scales of the quantizer.
+        owner: Kind of values that the quantizer quantizes.
+        largest: Largest weight with an implausible scale; None if the weights are unknown.
     """
 
     rules = (
@@ -200,15 +200,15 @@ class ScaleImplausible(Reason):
 
 @record
 class DeadPart:
-    """A tensor, or part of one, all of whose values a quantizer maps to one value.
+    """A tensor, or a part of a Concat, whose values a quantizer all maps to one value.
 
     Attributes:
         tensor: Name of the tensor: the quantizer's input, or a part that a Concat joins into it.
         low: Smallest possible value.
         high: Largest possible value.
-        node: Node that bounds it.
-        op: Operator of that node.
-        value: The value that all values become.
+        node: Node that bounds the values.
+        op: Operator of this node.
+        value: Value after Q and DQ, equal for all possible values.
     """
 
     tensor: str
@@ -220,12 +220,12 @@ class DeadPart:
 
 
 class ScaleDead(Reason):
-    """A scale with which a quantizer maps every possible value of a tensor to one value.
+    """A scale that maps every possible value of a tensor to the same value.
 
     Attributes:
         scale: Scale of the quantizer.
         zero_point: Zero point of the quantizer.
-        parts: The tensors.
+        parts: Tensors whose values all become one value.
         whole: Whether the first part is the quantizer's whole input. Otherwise a Concat joins the
             parts with further tensors.
     """
@@ -239,7 +239,7 @@ class ScaleDead(Reason):
 
     @property
     def reach(self) -> float | None:
-        """Largest magnitude of the whole tensor; None if it does not determine a scale."""
+        """Largest possible magnitude of the input; None if it cannot determine the scale."""
         reach = max(abs(self.parts[0].low), abs(self.parts[0].high))
         return reach if self.whole and 0 < reach < float("inf") else None
 
@@ -300,11 +300,11 @@ class ScaleCount(Reason):
 
 
 class ScaleComputed(Reason, key="scale-computed"):
-    """A scale is computed at run time; ``tensor`` is the scale."""
+    """A scale that is computed at run time; ``tensor`` is its name, empty if unknown."""
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
 
     quantizer: str
     tensor: str = ""
@@ -318,11 +318,11 @@ class ScaleComputed(Reason, key="scale-computed"):
 
 
 class ActivationPerChannel(Reason, key="activation-per-channel"):
-    """The data input has one scale per channel."""
+    """An activation with one scale per channel."""
 
     rules = (fixable("ACT-PER-CHANNEL"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
 
     dq: str
     scales: Scale
@@ -341,15 +341,15 @@ class ActivationPerChannel(Reason, key="activation-per-channel"):
 
 @record
 class ActivationFit:
-    """Fit of a Q to the values that were measured before it.
+    """Fit of a Q's scale to the measured values of its input.
 
     Attributes:
         quantizer: The Q.
-        scale: Its scale, in units of the tensor per integer step.
-        clipped: Share of the values that it clips.
+        scale: Scale of the Q, in units of the tensor per integer step.
+        clipped: Share of the values that the Q clips.
         lost: Share of the tensor's power (sum of squares) beyond the range of the scale.
-        used: Largest magnitude over the largest one in range, which is the share of the integer
-            steps in use.
+        used: Largest measured magnitude divided by 127 times the scale: the share of the integer
+            steps in use; above 1 if values are clipped.
     """
 
     quantizer: str
@@ -364,9 +364,9 @@ class ActivationScales(Reason):
 
     Attributes:
         worst: Qs with the worst fit, the worst first.
-        bad: Number of such scales.
+        bad: Number of scales that do not fit.
         total: Number of scales that were checked.
-        samples: Number of samples.
+        samples: Number of calibration samples.
         factor: Largest magnitude over the range of the scale, if this ratio is about equal for all
             Qs; otherwise 0.
     """
@@ -399,7 +399,7 @@ class ActivationScales(Reason):
 
 
 class UniformScales(Reason):
-    """Activations and weights that all have one scale.
+    """Activations and weights that all have the same scale.
 
     Attributes:
         scale: The scale.
@@ -416,19 +416,19 @@ class UniformScales(Reason):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"all {self.activations} quantizers of activations and all {self.weights} quantized "
-            f"weights have the scale {format_number(self.scale)}, which no calibration gives."
+            f"weights have the scale {format_number(self.scale)}, so the scales are placeholders."
         )
 
 
 class OutlierScales(Reason):
     """Scales whose range covers a few values that are far larger than all other values.
 
-    The node is the worst Q.
+    The node is the Q with the largest ratio.
 
     Attributes:
-        worst: The worst Qs, the worst first: name, scale, and ratio of the largest value in range
-            to the typical value.
-        bad: Number of such scales.
+        worst: Qs with the largest ratios, in descending order: name, scale, and ratio of the
+            largest value in range to the typical value.
+        bad: Number of scales that cover outliers.
         total: Number of scales that were checked.
         samples: Number of samples; 0 if the outliers were found from the gains of the
             normalizations upstream.

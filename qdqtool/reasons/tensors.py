@@ -20,7 +20,7 @@ class TensorSize:
     """Size of a tensor.
 
     Attributes:
-        shape: Its shape without the batch, such as ``64x80x80``.
+        shape: Shape of the tensor without the batch, such as ``64x80x80``.
         values: Number of values. An unknown batch counts as 1.
     """
 
@@ -30,12 +30,12 @@ class TensorSize:
 
 @record
 class PathStep:
-    """An operator between a tensor and its consumer, or one that a Q moved past.
+    """An operator between a tensor and its consumer, or an operator that a Q or DQ moved past.
 
     Attributes:
         node: The ONNX node.
-        op: Its operator.
-        part: Position of the Concat's input that the path leads through; -1 for other operators.
+        op: Operator of the node.
+        part: Index of the input of a Concat on the path; -1 for other operators.
     """
 
     node: str
@@ -46,10 +46,10 @@ class PathStep:
 class OperatorPath:
     """Operators that a Q moved up past, or a DQ down past.
 
-    A list that grows at its end and shares its beginning with the paths of copies.
+    The path is an immutable linked list. Paths of copies of a Q share their first steps.
 
     Attributes:
-        ops: Types of the operators, each once.
+        ops: Types of the operators.
     """
 
     __slots__ = ("_before", "_step", "ops")
@@ -66,7 +66,7 @@ class OperatorPath:
         return OperatorPath(step, self)
 
     def latest_steps(self, most: int = STEPS) -> tuple[PathStep, ...]:
-        """Return the latest ``most`` steps, or all if there are fewer, the latest first."""
+        """Return at most ``most`` of the latest steps, the latest step first."""
         steps: list[PathStep] = []
         path: OperatorPath | None = self
         while path is not None and path._step is not None and len(steps) < most:
@@ -75,7 +75,7 @@ class OperatorPath:
         return tuple(steps)
 
     def steps(self) -> tuple[PathStep, ...]:
-        """Return the steps in order, at most the last :data:`STEPS` ones."""
+        """Return the steps in the order of the moves, at most the last :data:`STEPS`."""
         return self.latest_steps()[::-1]
 
 
@@ -83,7 +83,7 @@ EMPTY_PATH = OperatorPath()
 
 
 class ConsumerKind(StrEnum):
-    """Q, sum of two computed tensors, another operator, or an output of the network."""
+    """Kind of a consumer: a Q, a sum of two computed tensors, another operator, or an output."""
 
     Q = "q"
     SUM = "sum"
@@ -96,17 +96,17 @@ class TensorConsumer:
     """A consumer of a tensor, downstream of operators that a Q could pass.
 
     Attributes:
-        kind: Its kind.
+        kind: Kind of the consumer.
         node: The ONNX node; the tensor's name for a network output.
-        op: Its operator.
+        op: Operator of the node.
         path: Operators between the tensor and the consumer, the nearest to the tensor first. For
-            a Q they include those that it moved up past.
-        scale: A Q's scale.
+            a Q, this includes operators that it moved up past.
+        scale: Scale of a Q; None for other consumers.
         feeds_weighted: Whether a convolution (or other layer with weights) follows.
-        gains: Whether Q/DQ before it pays off: it has INT8 kernels, and its result is needed in
-            INT8.
-        shares: For a sum, whether each input comes from a DQ or is read by a Q, whose scale the sum
-            can share.
+        gains: Whether Q/DQ before the consumer makes the engine faster: the consumer has INT8
+            kernels, and other layers need its result in INT8.
+        shares: For a sum, whether each input comes from a DQ, or is read by a Q with one scale, so
+            that the sum needs no new scale.
     """
 
     kind: ConsumerKind
@@ -124,12 +124,12 @@ class TensorOrigin:
     """Producer of a tensor, upstream of operators that a Q could pass.
 
     Attributes:
-        tensor: The tensor before the first of them.
-        node: The ONNX node that produces it; empty for a network input.
-        op: Its operator.
+        tensor: The tensor upstream of all these operators.
+        node: The ONNX node that produces this tensor; empty for a network input.
+        op: Operator of the node.
         convolution: The convolution whose layer contains the node; empty if missing.
-        path: The operators passed, the nearest to the first tensor first. A path ends after
-            :data:`STEPS` operators.
+        path: Operators between the producer and the original tensor, the nearest to the original
+            tensor first, at most :data:`STEPS`.
         int8: Whether the layer computes in INT8.
         boundary: The last ONNX node of the layer that produces the tensor.
         quantizer: Node of the Q before a producing DQ; the DQ's own node if it has no Q, and empty
@@ -169,7 +169,7 @@ def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorCons
 
 
 def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
-    """Return the operator on a path to name as the cause of different scales.
+    """Return the operator on a path that messages name as the cause of different scales.
 
     The first Concat (or other join) is preferred, then the first Split or Slice, then the first
     operator. None for an empty path.
@@ -181,5 +181,5 @@ def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
 
 @once
 def operator_between_quantizers(consumers: Sequence[TensorConsumer]) -> PathStep | None:
-    """Return the operator between the Qs of a tensor, as :func:`operator_between` does."""
+    """Return :func:`operator_between` for the paths of all Qs that read a tensor."""
     return operator_between([s for q in quantizer_consumers(consumers) for s in q.path])

@@ -21,7 +21,7 @@ from qdqtool.reasons.tensors import (
 Message = tuple[str, str]
 """Message of a finding, and its fix.
 
-An empty fix stands for the general advice of the code, `NO_ACTION` for none.
+An empty fix stands for the general advice of the finding code, `NO_ACTION` for no advice.
 """
 
 NO_ACTION = "no action needed"
@@ -30,7 +30,7 @@ MIN_SCALE_RATIO = 0.25  # smallest over largest scale; a common scale costs two 
 
 
 def format_number(value: float | None) -> str:
-    """Return a number with four digits; ``unknown`` for None."""
+    """Return a number with four significant digits; ``unknown`` for None."""
     return "unknown" if value is None else f"{value:.4g}"
 
 
@@ -72,7 +72,7 @@ def format_step(step: PathStep) -> str:
 
 
 def consumer_names(consumers: Sequence[TensorConsumer]) -> list[str]:
-    """Return the name of each consumer, with its operator unless it is a Q."""
+    """Return the name of each consumer, with the operator except for Qs."""
     return [
         "the network's output"
         if r.kind == ConsumerKind.OUTPUT
@@ -109,13 +109,16 @@ def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> 
 
 
 def describe_unread_consumers(consumers: Sequence[TensorConsumer]) -> str:
-    """Return a remark about consumers that were not analyzed; empty if all were."""
+    """Return a remark about consumers that were not analyzed; empty if there are none."""
     more = getattr(consumers, "more", "")
     return f" (and others after {more}, which were not analyzed)" if more else ""
 
 
 def describe_origin(origin: TensorOrigin, tensor: str = "") -> str:
-    """Return the origin of a tensor as text."""
+    """Describe the producer of a tensor, such as ``the result of /conv1/Conv``.
+
+    ``tensor`` is a name to include for other producers than convolutions and sums.
+    """
     if origin.convolution:
         return f"the result of {origin.convolution}"
     if not origin.node:
@@ -127,7 +130,10 @@ def describe_origin(origin: TensorOrigin, tensor: str = "") -> str:
 
 
 def advise_common_scale(scales: Sequence[Scale]) -> str:
-    """Return the advice to use the largest scale with its cost; empty if no scale is known."""
+    """Return the advice on a common scale, with its cost in bits; empty if no scale is known.
+
+    The advice is to keep separate scales if the common scale costs more than two bits.
+    """
     positive = [s for s in scales if isinstance(s, float) and s > 0]
     if not positive:
         return ""

@@ -39,7 +39,7 @@ class MisreadConstant(Reason):
 
     Attributes:
         op: Operator of the node.
-        tensor: The integers.
+        tensor: ONNX tensor of the integers.
         quantizer: Quantizer whose zero point the node computes; empty for other nodes.
     """
 
@@ -75,7 +75,7 @@ class WeightsStored(Reason):
 
 
 class WeightsNotDequantized(Reason, key="weights-not-dequantized"):
-    """The weights do not come from a DQ, although the data does."""
+    """Weights that do not come from a DQ, although the data does."""
 
     rules = (fixable("W-NO-DQ"),)
 
@@ -91,7 +91,7 @@ class WeightsNotDequantized(Reason, key="weights-not-dequantized"):
 
 
 class WeightsNotConstant(Reason, key="weights-not-constant"):
-    """The weights are computed at run time, or stored as a sparse tensor."""
+    """Weights that are computed at run time, or stored as a sparse tensor."""
 
     rules = (FindingRule("W-NONCONST"),)
 
@@ -111,14 +111,14 @@ class WeightsNotConstant(Reason, key="weights-not-constant"):
 
 
 class WeightsAxis(Reason, key="weights-axis"):
-    """The weights are quantized along an axis other than that of the output channels.
+    """Weights that are quantized along an axis other than the output channels.
 
     Attributes:
         dq: Q or DQ of the weights.
         axis: Axis of the scales.
         expected: Axis of the output channels.
-        transposed: Whether they are weights of a ConvTranspose.
-        written: Whether the node has the attribute.
+        transposed: Whether the layer is a ConvTranspose.
+        written: Whether the quantizer has the attribute ``axis``.
         shape: Shape of the weights; empty if unknown.
     """
 
@@ -154,17 +154,17 @@ class WeightsAxis(Reason, key="weights-axis"):
 
 
 class WeightsShared(Reason, key="weights-shared"):
-    """Several convolutions read one quantized constant, which only one of them can fold.
+    """Quantized weights that several layers read, but only one of them can fold.
 
     Attributes:
-        weight: The constant.
-        convolutions: The convolutions.
-        more: Number of convolutions that are not listed.
+        weight: The weights.
+        convolutions: Layers that read the weights.
+        more: Number of layers that ``convolutions`` omits.
     """
 
     rules = (fixable("W-SHARED"),)
 
-    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
 
     weight: str
     convolutions: tuple[str, ...]
@@ -239,14 +239,13 @@ class WeightScales(Reason):
     """Weight scales that do not fit the weights; the node is the layer with the worst fit.
 
     Attributes:
-        cause: The likely cause.
-        layers: Layers where they do not fit.
+        cause: Likely cause.
+        layers: Layers whose scales do not fit.
         total: Number of layers that were checked.
-        clipped: Share of the channels whose largest weight is more than half beyond the range of
-            their scale.
-        wasted: Share of the channels whose range is four times their largest weight or more.
-        worst: Ratio of the largest weight to the largest weight in range, in the worst layer.
-        factor: Factor between scales and weights, if it is the same for all channels.
+        clipped: Share of the channels whose weights are clipped.
+        wasted: Share of the channels whose scale is more than four times too large.
+        worst: Largest weight divided by 127 times its scale, in the worst layer.
+        factor: Factor by which all scales are wrong, if it is equal for all channels; else 1.
         channels: Number of channels whose scales do not fit, if all other channels fit.
     """
 
@@ -285,10 +284,10 @@ class WeightsPerTensor(Reason):
     Attributes:
         layers: The layers.
         total: Number of layers with quantized weights that were checked.
-        spread: Range of the widest channel over that of the narrowest, in the worst layer.
+        spread: Largest range of a channel divided by the smallest, in the worst layer.
         lost: Share of the channels of the worst layer that lose two bits or more.
         lossy: Number of layers where at least a quarter of the channels lose two bits or more.
-        rounded: Number of layers whose exact weights the file lacks.
+        rounded: Number of layers for which the file has only rounded weights.
     """
 
     rules = (fixable("W-PER-TENSOR"),)

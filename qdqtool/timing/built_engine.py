@@ -1,4 +1,4 @@
-"""GPU of a build, and the expected times of the layers of a built engine."""
+"""Finds the GPU of a build, and estimates the times of the layers of a built engine."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from qdqtool.util.notes import Note
 
 _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
 _MEMORY = re.compile(r"\b(\d{1,4})GB\b")
-# In GB, as boards are sold.
+# Memory sizes of boards in GB. Devices report slightly less.
 _MEMORY_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
-# If the log's bandwidth differs from the table's by more than this factor, the table's is used.
+# If the bandwidths of log and table differ by more than this factor, that of the table is used.
 _MAX_BANDWIDTH_FACTOR = 2.0
 _TRANSFERS_PER_CLOCK = 2  # the memory transfers twice per printed clock
 _CLOCK_TOLERANCE = 0.97
@@ -98,7 +98,7 @@ def find_device_gpu(device: DeviceFacts, clock: float | None = None) -> Gpu:
     boards = [gpu for gpu in gpus.match_gpus(device.name) if device.cc in (None, gpu.cc)]
     if device.sms is None and len(boards) != 1:
         if not boards:
-            gpus.find_gpu(device.name)  # raises, with the nearest names
+            gpus.find_gpu(device.name)  # raises an error that suggests similar names
         message = gpus.describe_ambiguity(device.name, [board.name for board in boards])
         raise QdqtoolError(message, code="ambiguous", parameter="gpu")
     if boards:
@@ -112,7 +112,7 @@ def find_device_gpu(device: DeviceFacts, clock: float | None = None) -> Gpu:
 def _board_distance(board: Gpu, device: DeviceFacts) -> tuple[bool, bool, int, float]:
     """Return a key for sorting boards by how well they fit the log, the best first.
 
-    A device may have fewer SMs than the board in the table (some are switched off), not more.
+    A device may have fewer SMs than the board in the table (disabled SMs), but not more.
     """
     size = _MEMORY.search(board.name)
     sms, clock = device.sms or board.sms, device.clock or board.clock
@@ -137,7 +137,7 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
         )
     log_clock = device.clock
     if board.is_jetson and log_clock and device.memory_clock:
-        # A Jetson's driver prints a GPU clock as memory clock: 1.275 GHz for both on an AGX Orin.
+        # The driver of a Jetson prints the GPU clock as memory clock (1.275 GHz on an AGX Orin).
         if device.memory_clock < _CLOCK_TOLERANCE * log_clock:
             notes.append(
                 Note(
@@ -168,7 +168,8 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
 def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
     """Return a GPU that is not in the table.
 
-    It has the rates of its compute capability, and the L2 of the board nearest in size.
+    The GPU has the rates of its compute capability, and the L2 of the board with the most similar
+    number of SMs.
     """
     rates, notes = gpus.find_rates(device.cc or "")
     actual_clock, bandwidth = clock or device.clock, device.bandwidth
@@ -339,7 +340,7 @@ def _first_shape(tensors: list[BuiltTensor]) -> list[int] | None:
 
 # Bytes from L2 to one SM per clock (Volta, Ampere and Ada tuning guides).
 _L2_PEAK = 64.0
-_MIN_KERNEL_MS = 1e-3  # about a microsecond, as the shortest kernels take
+_MIN_KERNEL_MS = 1e-3  # about a microsecond, the time of the shortest kernels
 
 
 def find_build_gpu(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
@@ -352,7 +353,7 @@ def find_build_gpu(build: Build, name: str | None = None, clock: float | None = 
         clock: SM clock in MHz, instead of the log's.
 
     Raises:
-        QdqtoolError: No GPU has that name, or there is a clock for an unknown GPU.
+        QdqtoolError: No GPU has this name, or ``clock`` is set for an unknown GPU.
     """
     if name is not None:
         device = parse_device(name, build.gpu)
@@ -380,7 +381,7 @@ def _can_be(device: DeviceFacts, board: Gpu) -> bool:
 
 
 def explain_unknown_gpu(build: Build) -> str:
-    """Return why a build's GPU is unknown; empty if it is known or not named."""
+    """Describe the problem if a build names an unknown GPU; empty if there is no problem."""
     try:
         if build.device is not None:
             find_device_gpu(parse_device(build.device, build.gpu))
@@ -409,7 +410,7 @@ def check_build_gpu(build: Build, gpu: Gpu) -> list[Note]:
 
 
 def add_expected_times(report: EngineReport, gpu: Gpu) -> None:
-    """Set expected and best milliseconds of layers of known work, and `report.gpu`.
+    """Set the expected and best milliseconds of layers with known work, and ``report.gpu``.
 
     Expected milliseconds include the time that profiling adds to each layer.
     """
@@ -430,8 +431,8 @@ def add_expected_times(report: EngineReport, gpu: Gpu) -> None:
 def _profile_overhead_ms(report: EngineReport) -> float:
     """Return the milliseconds that a profile added to each layer.
 
-    It follows from the total time without profiling if the log has it. Otherwise it is the usual
-    overhead.
+    The overhead follows from the total time without profiling, if the log has this time. Otherwise
+    the usual overhead is assumed.
     """
     usual = load_constants().overhead_us * 1e-3
     total = report.build.gpu_ms

@@ -1,4 +1,4 @@
-"""Milliseconds of a predicted engine on a GPU, and of the same network in float."""
+"""Estimated time of a predicted engine on a GPU, and of the same network without Q/DQ."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ _TIME_FIELDS = (*_TOTALS, "layers_ms", "float", "gain", "best", "best_fp8", "fas
 # Assumed factor that widens the range if no GPU of the architecture was measured.
 UNMEASURED_SPREAD = 1.15
 UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-VERSION")  # findings that no engine can be built for a GPU
-_NOTE_SPREAD = 1.15  # factor that widens the range if the GPU's figures rest on assumptions
-_REPEATED_SPREAD = 1.05  # range if the same network was measured: the variation between runs
+_NOTE_SPREAD = 1.15  # factor that widens the range if figures of the GPU are assumed
+_REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured: variation of runs
 # Newest weakly typed target whose simulation names layers.
 _WEAKLY_TYPED = max(
     (t for t in TARGETS.values() if not (t.strongly_typed or t.is_rtx)), key=lambda t: t.version
@@ -84,16 +84,17 @@ class TimeEstimate:
         layers: Milliseconds of each predicted layer as a profile would show them, in the
             prediction's order.
         kernels: Every kernel, the slowest first.
-        float_time: The network without Q/DQ, in the faster float type. None if not simulated.
-        best: The network with INT8 Q/DQ where ``insert`` would put them. None if unknown.
-        best_fp8: The same with FP8, only for a float network on a GPU with FP8. None otherwise.
-        batch: Requested batch size over the model's own.
-        calibration: Correction by a measurement that the times include. None without one.
+        float_time: Time of the network without Q/DQ, in the faster float type. None if unknown.
+        best: Time of the network with the INT8 Q/DQ that ``insert`` would write. None if unknown.
+        best_fp8: Time with the FP8 Q/DQ that ``insert`` would write. None unless the network is
+            float and the GPU has FP8.
+        batch: Requested batch size divided by the batch size of the model.
+        calibration: Measurement by which the times are corrected. None if they are not.
         unknown: Names of layers whose shapes are unknown.
         notes: Notes about the figures.
         float_type: Type of floats: FP16 or FP32.
         is_float: Whether the network has no Q/DQ.
-        requested_batch: Batch size that the caller requested. None: the model's own.
+        requested_batch: Batch size that the caller requested. None for the model's batch size.
         fixes: Savings of automatic fixes by kind, the largest first.
         workload: Work of all layers and kernels. Layers are in the prediction's order, unless the
             target does not name layers.
@@ -103,7 +104,7 @@ class TimeEstimate:
         launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
-        obstacle: Code of the finding that says why no engine can be built for the GPU, if none can.
+        obstacle: Code of the finding that no engine can be built for the GPU; None without one.
     """
 
     gpu: Gpu
@@ -160,12 +161,12 @@ class TimeEstimate:
 
     @property
     def best_range(self) -> SpeedGain | None:
-        """Gain with the INT8 pairs of ``insert``, with its range; None if unknown."""
+        """Gain with the INT8 Q/DQ of ``insert``, with its uncertainty; None if unknown."""
         return None if self.best is None else self._add_range(self.best.gain, Precision.INT8)
 
     @property
     def best_fp8_range(self) -> SpeedGain | None:
-        """Gain with the FP8 pairs of ``insert``, with its range; None if unknown."""
+        """Gain with the FP8 Q/DQ of ``insert``, with its uncertainty; None if unknown."""
         if self.best_fp8 is None:
             return None
         return self._add_range(self.best_fp8.gain, Precision.FP8)
@@ -244,7 +245,7 @@ class TimeEstimate:
 
 
 def _best_json(best: BestTime | None, gain: SpeedGain | None) -> Json | None:
-    """Return the JSON fields of a time with the pairs of ``insert``, and the range of its gain."""
+    """Return the JSON fields of a time with the Q/DQ of ``insert``, and of the gain's range."""
     if best is None:
         return None
     bounds = (None, None) if gain is None else (round(gain.low, 3), round(gain.high, 3))
@@ -278,12 +279,12 @@ class _TimedEngine:
     ) -> Array:
         """Return milliseconds in a running engine, of shape [all work].
 
-        No gaps are added with a correction from a profile, which consists of kernel times.
+        Gaps between kernels are not added with a correction from a profile, which has kernel times.
 
         Args:
             correction: Correction of the times.
             has_gaps: Whether to add the gaps between kernels of an engine without a CUDA graph.
-            kernel_ms: Milliseconds instead of the engine's own.
+            kernel_ms: Milliseconds to use in place of ``self.kernel_ms``.
         """
         ms = self.kernel_ms if kernel_ms is None else kernel_ms
         if has_gaps and not (correction and correction.profiled):
@@ -347,7 +348,7 @@ def estimate(
         gpu: GPU that runs the engine.
         target: TensorRT version.
         float_type: Type of floats: FP16 (``--fp16`` given to the builder) or FP32.
-        batch: Batch to estimate for; the model's own by default.
+        batch: Batch size to estimate for. None for the batch size of the model.
         calibrate: A measured time (``5.3ms``), a profile of this engine, or a calibration file.
         compare: Whether to simulate the network without Q/DQ (or, for a float model, with it).
         cuda_graph: Whether the engine runs as a CUDA graph, which has no gaps between kernels.
@@ -407,7 +408,7 @@ def _main_precision(model: Model, simulated: Prediction) -> Precision:
 
 
 def _slow_int8_note(gpu: Gpu) -> Note:
-    """Return the note about a GPU that computes INT8 no faster than its float type."""
+    """Return the note about a GPU on which INT8 is not faster than FP16 or FP32."""
     types = (Precision.INT8, gpu.float_type, Precision.FP8)
     int8, half, fp8 = (2e-12 * gpu.mac_rate(p) for p in types)
     if gpu.int8_rate_over_fp16 < 1:
@@ -427,7 +428,7 @@ def _slow_int8_note(gpu: Gpu) -> Note:
 
 
 def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
-    """Return the requested batch over the model's own; add a note if they differ.
+    """Return the requested batch size divided by the model's; add a note if they differ.
 
     Raises:
         QdqtoolError: The inputs have no common batch dimension.
@@ -457,7 +458,7 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
 def _summarize(
     engine: _TimedEngine, gpu: Gpu, correction: TimeCalibration | None, ms: Array
 ) -> TimeEstimate:
-    """Return an estimate with the totals of `ms`, the milliseconds of shape [all work]."""
+    """Return an estimate whose totals are sums of ``ms``, milliseconds of shape [all work]."""
     workload, layers = engine.workload, engine.prediction.layers
     conversions = [i for i, layer in enumerate(layers) if layer.type == "Conversion" and ms[i] > 0]
     changes = [
@@ -508,7 +509,7 @@ def _write_layer_times(prediction: Prediction, workload: EngineWorkload, profile
 def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Prediction:
     """Return a prediction with engine layers.
 
-    TensorRT-RTX does not name layers; it is estimated as an engine of classic TensorRT.
+    TensorRT-RTX does not name layers. Its time is estimated as for an engine of classic TensorRT.
     """
     if prediction.layers or not prediction.convolutions:
         return prediction
@@ -524,7 +525,7 @@ def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Pred
 
 
 def _target_with_layers(target: Target) -> Target:
-    """Return the target, or in place of TensorRT-RTX a strongly typed classic TensorRT."""
+    """Return the target, or a strongly typed classic TensorRT for TensorRT-RTX."""
     if not target.is_rtx:
         return target
     return replace_fields(strongly_typed(_WEAKLY_TYPED), largest_fp8_head=target.largest_fp8_head)
@@ -552,8 +553,8 @@ def _time_engine(
 def _float_choices(model: Model, target: Target, float_type: Precision) -> tuple[Precision, ...]:
     """Return the float types to try for an engine.
 
-    A strongly typed network has the float type of the file. A builder that may use FP16 may still
-    choose FP32: INT8 convolutions that write FP32 need no change of layout.
+    A strongly typed network has the float type of the file. A builder that may use FP16 can still
+    choose FP32, because INT8 convolutions that write FP32 need no layout change.
     """
     if target.strongly_typed:
         return (_file_float_type(model),)
@@ -622,9 +623,9 @@ def _calibrate_by_profile(path: str, gpu: Gpu, engine: _TimedEngine) -> TimeCali
 def match_profile_rows(
     layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]
 ) -> list[ProfileRow | None]:
-    """Return the profile's row of each layer by name; None for layers without a row.
+    """Return the row of a profile for each layer by name; None for layers without a row.
 
-    Layers with equal names get the rows with that name in order.
+    Several layers with the same name get the rows with this name in order.
     """
     pending: dict[str, deque[ProfileRow]] = {}
     for row in rows:
@@ -633,7 +634,7 @@ def match_profile_rows(
 
 
 def _set_range(result: TimeEstimate, kernels: float) -> None:
-    """Set the range that holds 80 % of measured times, and add notes about it."""
+    """Set the range that contains 80 % of measured times, and add notes about the range."""
     gpu, correction = result.gpu, result.calibration
     spread, slowdown = _REPEATED_SPREAD, 1.0
     if correction is None:
@@ -655,12 +656,12 @@ def _set_range(result: TimeEstimate, kernels: float) -> None:
             text += ", so the time is unreliable: export the model with fixed shapes"
             result.notes.append(Note(text, code="most-shapes-unknown"))
     result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread * slowdown
-    if correction is not None:  # the overhead taken from the profile may really be kernel time
+    if correction is not None:  # part of the assumed profiling overhead may be kernel time
         result.high_ms += kernels * correction.overhead_us * 1e-3
 
 
 def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
-    """Return the factor of the range without calibration, and the slowdown by the power limit.
+    """Return the factor of the uncalibrated range, and the slowdown by the power limit.
 
     Adds notes about both.
     """
@@ -725,13 +726,13 @@ def _float_time(
 ) -> FloatTime:
     """Return the time of a float network, in FP16 where the GPU prefers FP16.
 
-    If FP16 with its casts takes longer than the file's own float type, that type remains.
+    If FP16 with its casts is slower than the float type of the file, the time is for that type.
 
     Args:
         result: Estimate of the network with Q/DQ, or of the float network itself.
         resolved_model: The float network with fixed input shapes.
-        model: The same network with weights, from which the FP16 file of a strongly typed network
-            is made. If it is None or cannot be converted, the builder chooses the floats.
+        model: The same network with weights, to write the FP16 file of a strongly typed network. If
+            it is None or cannot be converted, the builder is assumed to choose the float types.
         target: TensorRT version.
     """
     typed = target.strongly_typed
@@ -754,7 +755,7 @@ def _float_time(
 def _best_time(
     result: TimeEstimate, model: Model, target: Target, precision: Precision = Precision.INT8
 ) -> BestTime | None:
-    """Return the time of the network with Q/DQ where ``insert`` would put them.
+    """Return the time of the network with the Q/DQ that ``insert`` would write.
 
     None if quantizing or simulating fails. If `result` is of a float network, a note says why.
     """
@@ -782,14 +783,17 @@ def _best_time(
 def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:
     """Return the milliseconds of another model under the conditions of an estimate.
 
-    GPU, batch, float type and calibration are those of `time`.
+    GPU, batch, float type and calibration are taken from ``time``.
     """
     resolved_model, _ = model_variants.resolve_inputs(model, time.requested_batch or 1)
     return estimate_like(time, resolved_model, target)
 
 
 def estimate_like(time: TimeEstimate, resolved_model: Model, target: Target) -> float:
-    """Return milliseconds like :func:`estimate_variant`, for fixed input shapes."""
+    """Return the milliseconds of another model as :func:`estimate_variant` does.
+
+    The input shapes of the model must be fixed.
+    """
     return _simulate_like(time, resolved_model, target)[1]
 
 
@@ -824,7 +828,7 @@ def predict_on_gpu(
         options: GPU, batch and calibration.
         assume: As for :func:`qdqtool.predict`.
         way: As for :func:`qdqtool.predict`.
-        extend: Called with the estimate before it is written into the prediction.
+        extend: Function that is called with the estimate before the prediction receives it.
 
     Raises:
         QdqtoolError: The GPU is unknown, the target does not build for it, or the calibration

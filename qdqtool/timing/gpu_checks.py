@@ -15,14 +15,14 @@ from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import ConvOutcome, Evidence, Finding, Prediction
 
 FIRST_BF16 = 8.0
-_OPEN_CAPABILITIES = 10.0  # from here on, more compute capabilities may come; all others are known
+_OPEN_CAPABILITIES = 10.0  # from here on, unknown compute capabilities may be future GPUs
 
 
 def gpu_from_capability(sm: str) -> Gpu:
     """Return a GPU for findings from a compute capability such as ``8.6``.
 
     A GPU's name (``GTX 1660``) is accepted as well. An unknown capability from 10.0 on has
-    the rates of the next lower one, with a note.
+    the rates of the next lower known capability, with a note.
 
     Raises:
         QdqtoolError: The text is not a compute capability, or no GPU has it.
@@ -55,13 +55,13 @@ def gpu_from_capability(sm: str) -> Gpu:
 def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -> list[Finding]:
     """Return findings about running a predicted engine on a GPU.
 
-    Their ids continue those of the prediction. A prediction for TensorRT-RTX gets none, because
-    its own rules refer to the GPUs that it supports.
+    The ids continue those of the prediction's findings. Empty for TensorRT-RTX, whose prediction
+    already considers its GPUs.
 
     Args:
         prediction: The prediction.
         gpu: The GPU.
-        model: The model, which shows the depthwise convolutions. Default: no findings about them.
+        model: The model, to find depthwise convolutions. None: no findings about these.
     """
     if target_named(prediction.target).is_rtx:
         return []
@@ -86,7 +86,7 @@ _SUPPORT_FACTS = {
     GpuSupport.PARTIAL: GpuFact.PARTLY,
 }
 
-# Fact, names of the convolutions concerned, evidence for the rule, and values of the message.
+# Fact, names of the affected convolutions, evidence of the rule, and values of the message.
 _Fact = tuple[GpuFact, list[str], Evidence, tuple[str, ...]]
 
 
@@ -130,7 +130,7 @@ def _other_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]:
     support, versions = find_gpu_support(gpu.cc, target)
     fact = _SUPPORT_FACTS.get(support)
     if fact is not None:
-        # Nobody saw a TensorRT without Xavier; that no JetPack has one is inferred.
+        # The end of support for Xavier is inferred from JetPack, and was not seen in a build.
         evidence = Evidence.ASSUMED if gpu.cc == "7.2" else Evidence.DOCUMENTED
         yield fact, [], evidence, (target.title, versions)
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as data: their rates and sizes, looked up by any usual name.
+"""Table of NVIDIA GPUs with their rates and sizes, and the search by any usual name.
 
 ``gpus.tsv`` has one line for each GPU, ``rates.tsv`` the rates of one SM for each compute
 capability, both with evidence and source.
@@ -161,8 +161,8 @@ _CLOCK_OF_POWER = 0.4
 # to 1.4 times the published FP32 times of six networks in this mode, and a quarter with MAXN.
 _POWER_MODES = {("Jetson AGX Orin 64GB", 30.0): (8, 612.0)}
 _FEW_WATTS = 0.5
-_LAPTOP_CLOCK = 0.75  # typical ratio of a laptop GPU's clock to the desktop GPU's
-MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; other numbers are mistakes (GHz, kHz)
+_LAPTOP_CLOCK = 0.75  # typical ratio of the clock of a laptop GPU to that of the desktop GPU
+MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; other numbers are probably in another unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +174,12 @@ class SmRates:
         architecture: Name such as ``Ampere``.
         fp32_pipe: FP32 MACs of the CUDA cores.
         tf32: TF32 MACs of the tensor cores; 0 without TF32.
-        fp16: FP16 MACs, of the tensor cores if there are any.
+        fp16: FP16 MACs; of the tensor cores if the SM has tensor cores.
         int8: INT8 MACs; 0 without INT8.
         fp8: FP8 MACs with FP32 accumulation on professional GPUs; 0 without FP8.
         int8_path: ``tensor``, ``dp4a`` or ``none``.
         evidence: How well the figures are known.
-        source: Where they are from.
+        source: Source of the figures.
     """
 
     cc: str
@@ -236,17 +236,17 @@ class Gpu:
 
     @property
     def is_jetson(self) -> bool:
-        """Whether it is a Jetson module."""
+        """Whether the GPU is part of a Jetson module."""
         return self.name.startswith("Jetson")
 
     @property
     def is_laptop(self) -> bool:
-        """Whether it is a laptop part."""
+        """Whether the GPU is a laptop GPU."""
         return "Laptop" in self.name
 
     @property
     def has_tensor_cores(self) -> bool:
-        """Whether it has tensor cores: from Volta on, except for the GTX 16 series."""
+        """Whether the GPU has tensor cores: from Volta on, except for the GTX 16 series."""
         return float(self.rates.cc) >= 7.0 and self.rates.fp16 > 2 * self.rates.fp32_pipe
 
     @property
@@ -261,12 +261,12 @@ class Gpu:
 
     @property
     def has_int8(self) -> bool:
-        """Whether it has INT8."""
+        """Whether the GPU computes INT8, on tensor cores or by dp4a."""
         return self.rates.int8 > 0
 
     @property
     def int8_rate_over_fp16(self) -> float:
-        """Rate of INT8 over that of FP16, or of FP32 without fast FP16.
+        """Rate of INT8 divided by the rate of FP16, or of FP32 if FP16 is not faster.
 
         At most 1 if INT8 computes no faster.
         """
@@ -274,12 +274,12 @@ class Gpu:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether it has FP8: from compute capability 8.9 on."""
+        """Whether the GPU has FP8: from compute capability 8.9 on."""
         return self.rates.fp8 > 0
 
     @property
     def is_geforce(self) -> bool:
-        """Whether it has the cores of a GeForce of Ada or Blackwell; this includes the GB10."""
+        """Whether the GPU has the cores of a GeForce of Ada or Blackwell, as the GB10 has."""
         return _GEFORCE.match(self.name) is not None
 
     @property
@@ -311,9 +311,9 @@ class Gpu:
     def clock_share_under_load(self) -> float:
         """Share of the boost clock that the board's power limit allows under load, at most 1.
 
-        It is below 1 on boards with less than half the usual watts per SM and clock of their
-        compute capability (T4, L4, A10). The clock is about proportional to the power limit to the
-        0.4 (MLPerf ResNet-50 on A100: 175 W against 300 W).
+        The share is below 1 on boards with less than half the usual watts per SM and clock of their
+        compute capability (T4, L4, A10). The clock is about proportional to the power limit raised
+        to the power of 0.4 (MLPerf ResNet-50 on A100: 175 W against 300 W).
         """
         if not self.power or self.is_jetson or self.is_laptop:
             return 1.0
@@ -322,7 +322,7 @@ class Gpu:
 
     @property
     def clocks_per_second(self) -> float:
-        """SM clocks per second: SMs x clock."""
+        """Clocks per second, summed over all SMs."""
         return self.sms * self.clock * 1e6
 
     def as_json(self) -> Json:
@@ -372,13 +372,13 @@ def load_rates() -> dict[str, SmRates]:
 
 @functools.cache
 def all_gpus() -> tuple[Gpu, ...]:
-    """Return every GPU of the table, in its order."""
+    """Return all GPUs in the order of the table."""
     return tuple(_parse_row(row) for row in read_rows(_HERE / "gpus.tsv"))
 
 
 @functools.cache
 def _median_watts(cc: str) -> float:
-    """Return the median power limit per SM and clock over boards of a compute capability."""
+    """Return the median of watts per SM and clock over the boards of a compute capability."""
     shares = [
         gpu.power / gpu.clocks_per_second
         for gpu in all_gpus()
@@ -389,7 +389,7 @@ def _median_watts(cc: str) -> float:
 
 def _parse_row(row: dict[str, str]) -> Gpu:
     rates = load_rates()[row["cc"]]
-    if row["tensor"] == "no":  # GTX 16: Turing without tensor cores
+    if row["tensor"] == "no":  # the GTX 16 series is Turing without tensor cores
         rates = replace(
             rates,
             tf32=0,
@@ -417,11 +417,11 @@ def _parse_row(row: dict[str, str]) -> Gpu:
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of a name, in any case and with or without NVIDIA's brand words.
 
-    Memory sizes and form factors may be left out (``A100``), and unknown ones are ignored
-    (``RTX 2060 6GB``).
+    The name need not contain the memory size and form factor (``A100``). A memory size or form
+    factor that the table lacks is ignored (``RTX 2060 6GB``).
 
     Raises:
-        QdqtoolError: No GPU has that name, or several have.
+        QdqtoolError: No GPU has this name, or several GPUs share it.
     """
     if len(name) > 200 or not name.strip():
         raise QdqtoolError(
@@ -449,7 +449,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def suggest_names(name: str) -> list[str]:
-    """Return the names that an unknown name could mean."""
+    """Return names of GPUs that an unknown name could mean, the most likely first."""
     normalized = normalize_name(name)
     longer = [gpu.name for gpu in _find_longer_names(name, normalized)[:_MAX_SUGGESTIONS]]
     names = {key: gpus[0].name for key, gpus in _gpus_by_name().items()}
@@ -457,7 +457,7 @@ def suggest_names(name: str) -> list[str]:
 
 
 def match_gpus(name: str) -> list[Gpu]:
-    """Return the GPUs that a name stands for: none, one, or several that share it (``Orin``)."""
+    """Return the GPUs that share a name, such as ``Orin``; empty if the name is unknown."""
     normalized, table = normalize_name(name), _gpus_by_name()
     for text in expand_name(normalized):
         if text in table:

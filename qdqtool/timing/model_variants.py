@@ -97,9 +97,9 @@ def fill_weights(model: Model) -> Model | None:
 
 
 def quantized_variant(model: Model, target: Target, precision: str = "int8") -> Model:
-    """Return a copy of a float network with Q/DQ where ``insert`` would put them.
+    """Return a copy of a float network with the Q/DQ that ``insert`` would write.
 
-    The scales are invented, one for each scale group.
+    The scales are placeholders, one for each group of tensors that must share a scale.
 
     Raises:
         ModelError: Nothing can be quantized.
@@ -124,6 +124,13 @@ def quantized_variant(model: Model, target: Target, precision: str = "int8") -> 
             if not has_data(tensor):
                 tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
         convert_to_fp16(variant)
+    return _with_metadata(variant, model)
+
+
+def _with_metadata(variant: Model, model: Model) -> Model:
+    """Give a variant the metadata of its model, which may name the image size."""
+    if not variant.metadata:
+        variant.proto.metadata_props.extend(model.proto.metadata_props)
     return variant
 
 
@@ -137,15 +144,16 @@ def fp16_variant(model: Model, target: Target) -> Model | None:
 
     try:
         network = prepare_network(model, target, "float", None, model)
-        return network.model if network.fp16 and convert_to_fp16(network.model) else None
+        is_converted = network.fp16 and convert_to_fp16(network.model)
     except QdqtoolError:
         return None
+    return _with_metadata(network.model, model) if is_converted else None
 
 
 def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
-    """Return the model with fixed input shapes, and a note for each input that had none.
+    """Return the model with fixed input shapes, and a note for each input with an open shape.
 
-    The shapes are those of :func:`complete_shapes`.
+    Open shapes are completed by :func:`complete_shapes`.
     """
     shapes = complete_shapes(model, batch)
     notes = [
@@ -167,7 +175,7 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-_SMALL = 4096  # elements; larger tensors are not treated as shapes
+_SMALL = 4096  # maximum elements of a tensor that is treated as a shape
 
 
 class TensorShapes:
@@ -195,7 +203,7 @@ class TensorShapes:
         return self._model_shape(tensor) or self._computed.get(tensor)
 
     def _evaluate(self) -> None:
-        """Visit each node once; infer again the shapes of outputs that are unknown."""
+        """Infer unknown shapes in one walk over the graph, evaluating shape computations."""
         for node in self._model.ordered:
             for output in node.outputs:
                 if output and node.domain in STANDARD and self._model_shape(output) is None:

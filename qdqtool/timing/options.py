@@ -12,7 +12,7 @@ class GpuOptions:
     Attributes:
         gpu: Name as in ``qdqtool gpus``. None: no times, or the GPU that a build names.
         clock: SM clock in MHz under load. None: the boost clock.
-        power: Power mode of a Jetson, from which the clock is guessed.
+        power: Power mode of a Jetson, or a power limit, from which the clock is estimated.
     """
 
     gpu: str | None = None
@@ -30,10 +30,10 @@ class TimingOptions(GpuOptions):
 
     Attributes:
         sm: Compute capability such as ``7.5``, for findings without times.
-        batch: Batch to estimate for. None: the model's own.
+        batch: Batch size to estimate for. None: the model's batch size.
         no_fp16: Whether floats are FP32.
         calibrate: A measured time, a profile or a calibration file.
-        save_calibration: File for the correction.
+        save_calibration: File to which the correction is written.
     """
 
     sm: str | None = None

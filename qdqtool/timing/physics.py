@@ -1,7 +1,6 @@
-"""Time of a layer from its work: a roofline with a minimum, padding and an L2.
+"""Time of a layer from its work: a roofline model with a minimum, padding and an L2 cache.
 
-For a layer on a GPU, all in seconds, for the kernel itself (a profile adds its own overhead to
-each):
+The model gives the seconds of a kernel on a GPU, without the overhead that a profile adds:
 
     t        = minimum + latency + (compute^p + memory^p)^(1/p)   compute and memory overlap
     latency  = clocks for a step x steps of one tile                 no number of SMs shortens it
@@ -121,12 +120,12 @@ class TimeConstants:
 
 
 def architecture_factor(cc: str, factors: Mapping[str, float]) -> float:
-    """Return the factor on computing rates of an architecture, measured or nearest.
+    """Return the factor on computing rates of an architecture, or of the nearest measured one.
 
-    Nearest is the closest number from 7.2 on; without tensor cores (before 7.0) it is that of 7.0
-    or 1. For Hopper that holds: against the ResNet-50 throughput that NVIDIA's MLPerf v3.0
-    configurations expect, the model is as far off on an H100 (x0.69 of the speed) as on an A100
-    (x0.77).
+    From 7.2 on, the nearest architecture has the closest number. GPUs without tensor cores (before
+    7.0) have the factor of 7.0, or 1. Evidence for Hopper: compared with the ResNet-50 throughput
+    that NVIDIA's MLPerf v3.0 configurations expect, the model's error on an H100 (0.69 of the
+    speed) is similar to that on an A100 (0.77).
     """
     number = float(cc)
     nearest = "7.0"
@@ -158,12 +157,12 @@ def load_constants() -> TimeConstants:
 def kernel_features(
     works: Sequence[LayerWork], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None
 ) -> SimpleNamespace:
-    """Return arrays of shape [layers], named as in :func:`_feature_row`; ``cc`` is a list.
+    """Return the features of layers: arrays of shape [layers], by name; ``cc`` is a list.
 
     Args:
         works: Layers.
         gpus: GPU of each layer.
-        cold: Whether the weights of each layer come from memory in each run.
+        cold: For each layer, whether its weights are read from memory in each run.
     """
     colds = cold or [False] * len(works)
     rows = [_feature_row(*layer) for layer in zip(works, gpus, colds, strict=True)]
@@ -177,7 +176,7 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
     path, rate = _compute_path(w.precision, gpu)
     is_old = float(gpu.cc) < 8.0
     is_fp8 = w.precision == Precision.FP8
-    # Bytes without a fused pooling. If the layer writes far less, it has one.
+    # If a layer writes far fewer bytes than its convolution computes, a pooling is fused.
     convolution_bytes = w.rows * w.columns * w.groups * width(w.written_as)
     return {
         "kind": w.kind,
@@ -200,7 +199,7 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
         "moved": float(_count_padded_bytes(w)),
         "cold": w.weights if cold else 0.0,  # bytes of weights read from memory in each run
         "is_myelin": gpu.fuses_conversions,
-        # Measured only on 12.0. On 10.x a different instruction computes INT8.
+        # This was measured only on 12.0. On 10.x, another instruction computes INT8.
         "is_slow_int8": float(gpu.cc) >= 12.0 and w.precision in BYTES,
         "is_fp8": is_fp8,
         "is_fp8_convolution": is_fp8 and not w.is_matrix_product and gpu.cc in _MMA_SYNC,
@@ -237,7 +236,7 @@ _INTEGERS = (*BYTES, Precision.FP8, Precision.INT4)
 
 
 def _compute_path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
-    """Return the unit that multiplies (:data:`PATHS`) and its MACs per clock and SM."""
+    """Return the unit that multiplies (of :data:`PATHS`), and its MACs per clock and SM."""
     r = gpu.rates
     if precision == Precision.FP8 and gpu.has_fp8:
         return "int8", gpu.fp8_rate
@@ -265,7 +264,7 @@ def kernel_seconds(
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
     is_integer = f.path == PATHS.index("int8")
     rate = np.where(f.is_slow_int8, rate * c["int8_myelin"], rate)
-    # An FP8 convolution is slower than the same one in INT8.
+    # An FP8 convolution is slower than the same convolution in INT8.
     int8_rate = f.int8_rate * c["int8"] * factor * np.where(f.is_myelin, c["int8_myelin"], 1.0)
     fp8_rate = np.minimum(rate, int8_rate) * FP8_CONVOLUTION
     rate = np.where(f.is_fp8_convolution, fp8_rate, rate)
@@ -323,5 +322,5 @@ def estimate_seconds(works: Sequence[LayerWork], gpu: Gpu) -> Array:
 
 
 def has_cold_weights(works: Sequence[LayerWork], gpu: Gpu) -> bool:
-    """Return whether all weights together exceed the L2: each run reads them from memory."""
+    """Return whether all weights together exceed the L2, so that each run reads them again."""
     return sum(w.weights for w in works) > gpu.l2 * 1e6

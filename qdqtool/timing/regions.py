@@ -55,8 +55,8 @@ class RegionNodes:
 
     Attributes:
         model: The model.
-        lookup_shape: Shape of a tensor.
-        float_type: Type of floats.
+        lookup_shape: Function that returns the shape of a tensor; None if unknown.
+        float_type: Type of float tensors.
     """
 
     model: Model
@@ -80,7 +80,7 @@ class RegionNodes:
         if node.op == "Softmax" and not self._is_fused_softmax(node):
             return self._moving_work(POINTWISE, sum(sizes), written)
         if node.op == "Add" and len(sizes) > 1 and min(sizes) == written:
-            # A skip connection is read and written again.
+            # The kernel also reads and writes the tensor of a residual connection.
             return self._moving_work(POINTWISE, written, written, steps=0.0)
         return nothing
 

@@ -13,7 +13,7 @@ class FloatTime:
     """Time of the same network without Q/DQ.
 
     Attributes:
-        precision: Type of its floats.
+        precision: Float type of the network.
         total_ms: Milliseconds.
         fp32_ms: Milliseconds in FP32, if the file or the options ask for FP32 but FP16 is faster.
             None otherwise.
@@ -34,15 +34,15 @@ class FloatTime:
 
 @dataclass(frozen=True, slots=True)
 class SpeedGain:
-    """Time of the float network over the time of the network with Q/DQ.
+    """Time of the float network divided by the time of the network with Q/DQ.
 
     Attributes:
         low: Lower end of the range that contains 80 % of measured gains.
         value: The gain.
         high: Upper end of that range.
         precision: Type of the float network.
-        right: Number of measured pairs whose faster type the model named correctly, without being
-            fitted to the pair's network and GPU.
+        right: Number of measured pairs whose faster type the time model predicted correctly,
+            without a fit to the network and GPU of the pair.
         pairs: Number of measured pairs of INT8 and FP16 times that differ by more than 5 %.
         quantized: Type of the network with Q/DQ: INT8 or FP8.
     """
@@ -77,9 +77,9 @@ class KernelTime:
     """Time of one kernel of the engine.
 
     Attributes:
-        name: Name of its layer.
-        kind: Kind of its work (see :mod:`qdqtool.timing.work`).
-        ms: Milliseconds as a profile would show them.
+        name: Name of the layer.
+        kind: Kind of the work (see :mod:`qdqtool.timing.work`).
+        ms: Milliseconds as in a profile.
         title: ONNX node of the layer, or the layer's name.
     """
 
@@ -118,11 +118,11 @@ class FixTime:
 
 @dataclass(slots=True)
 class BestTime:
-    """Time of a float network with Q/DQ wherever ``insert`` would put them.
+    """Time of a float network with the Q/DQ that ``insert`` would write.
 
     Attributes:
         total_ms: Milliseconds.
-        gain: Time of the float network over this time.
+        gain: Time of the float network divided by this time.
         int8: Number of convolutions and products in INT8.
         fp8: Number of convolutions and products in FP8.
         convolutions: Number of convolutions and products.

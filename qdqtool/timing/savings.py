@@ -33,16 +33,17 @@ def add_savings(
 ) -> None:
     """Set ``saves_ms`` of each finding: the milliseconds that its fix saves at most.
 
-    A fix for accuracy, or a fix that keeps a layer in float, saves no time. With other fixes the
-    convolutions read and write INT8 and absorb the poolings after them. Conversions and reformats
-    after them are not needed.
+    A fix for accuracy, or a fix that keeps a layer in float, saves no time. After other fixes, the
+    convolutions read and write INT8 and absorb the poolings after them, and conversions and
+    reformats after them disappear.
 
     Args:
         prediction: Prediction with the findings.
         simulated: Prediction with engine layers: the same object, or one of a similar target.
         workload: Work of these layers.
         ms: Milliseconds of each kernel in a running engine, of shape [all work].
-        profile_ms: The same with the overhead of a profile. Used for findings about a conversion.
+        profile_ms: Milliseconds of each kernel with the overhead of a profile, of shape [all work].
+            Used for findings about a conversion.
         gpu: The GPU.
         correction: Correction of the times.
     """
@@ -87,7 +88,7 @@ class _SavingFinder:
             for i, extra in enumerate(workload.extras, len(workload.layers))
             if (extra.work.precision, extra.work.written_as) == (Precision.FP32, Precision.FP16)
         }
-        # Cache, because findings often share layers.
+        # Cached, because findings often share layers.
         self._savings: dict[tuple[int, ...], float] = {}
 
     def find(self, names: Iterable[str | None]) -> float:
@@ -123,7 +124,7 @@ class _SavingFinder:
                 if self.layers[j].type == "Conversion":
                     kernels.add(j)
                 elif self._is_float_pooling(j):
-                    kernels.add(j)  # fuses into the convolution's layer
+                    kernels.add(j)  # the convolution's layer then fuses the pooling
                     pending += [edge.tensor for edge in self.layers[j].outputs]
         return kernels
 

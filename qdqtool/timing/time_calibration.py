@@ -1,4 +1,4 @@
-"""Correction of time estimates by one measured time, or by a profile.
+"""Correction of time estimates by a measured time or by a profile of layers.
 
 A file keeps the correction for later calls.
 """
@@ -25,7 +25,7 @@ Array = npt.NDArray[np.float64]
 CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-_FACTORS = (0.1, 20.0)  # accepted factors; any other means that something else was measured
+_FACTORS = (0.1, 20.0)  # range of accepted factors; others mean that another model was measured
 # Largest overhead per layer in microseconds of eleven profiles (docs/timing.md).
 _MAX_OVERHEAD = 7.5
 _MIN_LAYERS = 5  # with fewer layers, only the sum of a profile is used
@@ -37,7 +37,7 @@ class TimeCalibration:
 
     Attributes:
         gpu: GPU of the measurement.
-        factor: Measured time over estimated time of a kernel's work.
+        factor: Measured time of a kernel's work divided by its estimated time.
         kernel_us: Microseconds added to each kernel; may be negative.
         source: Name of the measurement.
         overhead_us: Microseconds that profiling added to each kernel; not part of corrected times.
@@ -108,9 +108,9 @@ def calibrate_by_layers(
 ) -> TimeCalibration:
     """Return the correction from the layers that both a profile and an estimate contain.
 
-    A constant time per layer beyond the estimate counts as overhead of profiling, at most as much
-    as was ever seen. With this rule, the estimates of four engines are within 4 % of their time
-    without a profiler. If the constant counted as kernel time, they would be 10 to 20 % off.
+    A constant time per layer beyond the estimate counts as overhead of profiling, up to the largest
+    overhead of known profiles. With this rule, the estimates of four engines are within 4 % of
+    their time without a profiler. Without it, they would differ by 10 to 20 %.
 
     Args:
         gpu: GPU of the profile.

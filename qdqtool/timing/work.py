@@ -1,6 +1,6 @@
-"""Work of one engine layer, the input of the time model: products and bytes.
+"""Work of an engine layer (products and bytes), which is the input of the time model.
 
-Also the memory layouts of an engine's tensors.
+The module also determines the memory layouts of an engine's tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LayerWork:
     Attributes:
         kind: One of the constants of this module, such as :data:`CONV`.
         precision: Type that the layer computes in; FP16 or FP32 for a float layer.
-        written_as: Type of its output.
+        written_as: Type of the output.
         rows: Output positions of a convolution (batch x height x width, before a fused
             pooling); 0 for other layers.
         columns: Output channels of one group.
@@ -43,7 +43,7 @@ class LayerWork:
         weights: Bytes of the weights.
         written: Bytes written.
         steps: Number of kernels: 1, except in a region of many operators.
-        is_matrix_product: Whether it is a MatMul or Gemm instead of a convolution.
+        is_matrix_product: Whether the layer is a MatMul or Gemm instead of a convolution.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class LayerWork:
 
 
 def count_read_elements(source: float, rows: float, depth: float, groups: float) -> float:
-    """Return how many elements of its input a convolution reads.
+    """Return the number of elements of its input that a convolution reads.
 
     A 1x1 kernel of stride 2 skips three of four positions.
     """
@@ -234,7 +234,7 @@ def find_layout_changes(
 
     Args:
         engine: Layers with their work, in topological order.
-        lookup_shape: Shape of a tensor.
+        lookup_shape: Function that returns the shape of a tensor; None if unknown.
         inputs: Names of the network's inputs.
         outputs: Names of the network's outputs.
     """
@@ -242,7 +242,7 @@ def find_layout_changes(
 
 
 class _LayoutTracker:
-    """Tracker of the layout of each tensor, layer by layer in topological order."""
+    """Tracker of the layouts of tensors, which visits the layers in topological order."""
 
     def __init__(
         self, engine: Sequence[tuple[EngineLayer, LayerWork]], lookup_shape: ShapeLookup
@@ -281,7 +281,7 @@ class _LayoutTracker:
     def _convert_inputs(self, i: int) -> None:
         (layer, work), accepted = self.engine[i], self.accepted[i]
         if len(accepted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
-            # All inputs get the same layout: that of the first input if accepted.
+            # All inputs get the same layout: the layout of the first input if it is accepted.
             current = [self.layouts.get(edge.tensor) for edge in layer.inputs]
             accepted = (next((c for c in current if c in accepted), accepted[0]),)
         for position, edge in enumerate(layer.inputs):
@@ -360,7 +360,7 @@ class _LayoutTracker:
         return next((c for c in current if c is not None and c in accepted), accepted[0])
 
     def _conversion_layout(self, layer: EngineLayer, work: LayerWork) -> Layout:
-        """Return the layout that a Q or DQ writes: what its first particular consumer prefers."""
+        """Return the layout that a Q or DQ writes: the one its first selective consumer prefers."""
         for edge in layer.outputs:
             for consumer in self.consumers.get(edge.tensor, ()):
                 if self.accepted[consumer]:

@@ -34,14 +34,14 @@ from qdqtool.types import EngineLayer, Precision, Prediction
 
 @dataclass(slots=True)
 class ExtraKernel:
-    """A kernel that the simulation does not list.
+    """A kernel of the engine that the simulated passes do not list.
 
     Examples: a change of layout, a reformat at an input or output of the network, a Myelin region.
 
     Attributes:
         name: Name of the kernel.
-        work: Its work.
-        layout_change: The change of layout that the kernel makes. None for other kernels.
+        work: Work of the kernel.
+        layout_change: Layout change that the kernel performs. None for other kernels.
         activation_of: Layer whose activation the kernel computes. Empty for other kernels.
     """
 
@@ -87,11 +87,10 @@ def predict_workload(
 
     Args:
         model: The model, without symbolic dimensions.
-        prediction: Its prediction.
+        prediction: Prediction for the model.
         float_type: Type of float layers if the builder chooses: FP16 (``--fp16``) or FP32.
-        batch: Batch to estimate for, over the model's own batch.
-        gpu: GPU, which decides about layout changes. None: assume a GPU with TF32 before
-            Blackwell.
+        batch: Batch size to estimate for, divided by the model's batch size.
+        gpu: GPU, on which layout changes depend. None: a GPU with TF32 before Blackwell.
     """
     return _WorkloadBuilder(model, prediction, float_type, batch, gpu).run()
 
@@ -191,7 +190,7 @@ class _WorkloadBuilder:
         return concat is not None and concat.name in self.regions
 
     def _merge_product(self, tensor: str, name: str, product: LayerWork) -> LayerWork:
-        """Return the work of a product; no kernel and no input if it joins an earlier kernel.
+        """Return the work of a product, without kernel and input if an earlier kernel computes it.
 
         In a region, one kernel of Myelin computes all products that read the same input: query, key
         and value, or the experts of a mixture (seen on 11.3: 324 to 348 layers of a ViTPose with 24
@@ -208,12 +207,12 @@ class _WorkloadBuilder:
     def _separate_activations(self) -> tuple[list[tuple[EngineLayer, LayerWork]], set[str]]:
         """Add kernels for activations that their convolution's kernel does not fuse.
 
-        An INT8 convolution that writes a float leaves SiLU to a separate kernel: YOLOv8n has 93
-        layers that compute on 8.6.1 and on 10.14.1, of which 44 and 49 write floats and only 25
-        are convolutions that do; users saw the same on 8.4 and 8.5 (NVIDIA/TensorRT#2204, #3861).
-        If the builder chooses the width of floats, the convolution writes FP32. FP32 has the linear
-        layout, so that the layout need not change. This is inferred from counts on 8.6.1: 12 layers
-        write FP32, and 25 reformats do not change the type.
+        An INT8 convolution that writes float does not fuse SiLU. Evidence: YOLOv8n has 93 computing
+        layers on 8.6.1 and on 10.14.1. 44 and 49 of them write float, but only 25 convolutions do.
+        Users saw the same on 8.4 and 8.5 (NVIDIA/TensorRT#2204, #3861).
+        If the builder chooses between FP16 and FP32, the convolution writes FP32. FP32 has the
+        linear layout, so that no layout change is needed. This is inferred from counts on 8.6.1: 12
+        layers write FP32, and 25 reformats do not change the type.
 
         Returns:
             The engine's layers with their work, and the tensors of kernels that map values.
@@ -313,9 +312,9 @@ class _WorkloadBuilder:
                     self.result.extras.append(ExtraKernel(f"copy of {edge.tensor}", copy))
 
     def _has_open_output(self, layer: EngineLayer) -> bool:
-        """Return whether the builder chooses between FP16 and FP32 for a layer's float output.
+        """Return whether the builder can choose FP16 or FP32 for a layer's float output.
 
-        True for 8.x with FP16 allowed. For later versions, only typed builds were seen.
+        True for TensorRT 8.x if FP16 is allowed. Later versions were seen only strongly typed.
         """
         stored = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
         return (
@@ -332,7 +331,7 @@ class _WorkloadBuilder:
         )
 
     def _fuse_conversions(self, mapped: set[str]) -> None:
-        """Set the work of conversions next to kernels that map or copy values to nothing.
+        """Remove the work of conversions next to kernels that map or copy values, on Blackwell.
 
         On Blackwell, Myelin compiles the whole network and fuses such conversions. For example, one
         kernel contains DQ, DQ, Add, ReLU and Q, without layout changes (bev-blackwell-trt10).

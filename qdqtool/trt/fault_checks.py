@@ -119,7 +119,7 @@ def scale_not_positive(
         by: Name of the calling pass or check.
         model: The model.
         node: The quantizer.
-        scales: Its scales; None if unknown.
+        scales: Scales of the quantizer; None if unknown.
         allow_infinite: Whether the target accepts an infinite scale.
     """
     if scales is None or scales.is_positive:
@@ -178,7 +178,7 @@ def scale_implausible(
         by: Name of the calling pass or check.
         model: The model.
         node: The quantizer.
-        scales: Its scales; None if unknown.
+        scales: Scales of the quantizer; None if unknown.
         includes_infinity: Whether to report an infinite scale. Set this if the target accepts
             infinite scales, because :func:`scale_not_positive` then does not report them.
         limit: Largest scale of an activation that is too small, as of

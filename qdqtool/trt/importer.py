@@ -194,8 +194,8 @@ class Importer:
             return
         operator = operators.operator_of(node)
         if operator.kind is _SHAPE or self._computes_on_shapes(node):
-            # Shape arithmetic is folded while parsing, or runs on the host. It is not a consumer that
-            # a Q or DQ must take into account.
+            # Shape arithmetic is folded while parsing, or runs on the host. It is a consumer that
+            # a Q or DQ does not take into account.
             self._shape_tensors.update(name for name in node.outputs if name)
             return
         _HANDLERS.get(operator.kind, Importer._import_other)(self, node)

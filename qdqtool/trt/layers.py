@@ -44,7 +44,8 @@ class Tensor:
         elem_type: Element type of the ONNX tensor (``onnx.TensorProto``); 0 if unknown. A
             quantized tensor has the type of its float tensor.
         shape: Dimensions; None if unknown.
-        view_of: Tensor whose memory this one shares, after a Slice or Concat was eliminated.
+        view_of: Tensor that contains this tensor's memory after a Slice or Concat was eliminated;
+            None if the tensor has separate memory.
     """
 
     __slots__ = (
@@ -78,7 +79,7 @@ class Tensor:
         """Tensor that the engine lists: this tensor, or the tensor whose memory it uses.
 
         Valid after all passes have run. The first access shortens chains of views, so that later
-        ones are fast.
+        accesses are fast.
         """
         tensor, views = self, []
         while tensor.view_of is not None:
@@ -315,7 +316,7 @@ class Layer:
         in_myelin: Whether TensorRT hands the layer to its compiler Myelin.
         region: Region of Myelin that contains the layer, on targets whose regions absorb Q and DQ.
         becomes_copy: Whether a Slice is a copy in the engine.
-        is_eliminated: Whether a Slice or Concat is not an engine layer, because its input and output
+        is_eliminated: Whether a Slice or Concat is not in the engine, because its input and output
             tensors share memory.
         copies: Copies that an eliminated Concat needs: the name and the copied tensor of each.
     """

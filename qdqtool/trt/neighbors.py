@@ -42,10 +42,10 @@ from qdqtool.types import BYTES, Precision, Reason
 from qdqtool.util.records import SharedTuple
 
 # Limits of the search for the consumers of one tensor.
-MAX_CONSUMERS = 100  # consumers that are listed; a network has a dozen
-MAX_TENSORS = 100  # tensors that are visited; a block of DenseNet-201 has 48
-MAX_PATH_STEPS = 1200  # sum of the steps on all paths; the DenseNet block has 1176
-MAX_Q_STEPS = 400  # sum of the steps on the paths of all Qs
+MAX_CONSUMERS = 100  # maximum consumers that are listed; networks have at most about a dozen
+MAX_TENSORS = 100  # maximum tensors that are visited; a block of DenseNet-201 has 48
+MAX_PATH_STEPS = 1200  # maximum sum of the steps on all paths; the DenseNet block has 1176
+MAX_Q_STEPS = 400  # maximum sum of the steps on the paths of all Qs
 MIN_Q_STEPS = 4  # steps that each Q keeps even when MAX_Q_STEPS is used up
 # Maximum layers that are visited downstream of a layer, to find a convolution or a Q.
 MAX_LAYERS_AFTER = 100
@@ -136,7 +136,8 @@ class _ConsumerSearch:
         if len(self.consumers) > MAX_CONSUMERS:
             self.note_more(self.tensor, ())
         if not self.consumers and self.last_operator is not None:
-            # The list is not empty in this way: the operator stands for the consumers after it.
+            # Without this entry the list would be empty. The operator stands for the consumers
+            # after it.
             self.consumers.append(_describe_consumer(*self.last_operator))
         return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
 
@@ -518,7 +519,7 @@ def _type_obstacles(
 
 
 def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
-    """Return why a layer of FP8 data and weights runs in float; None if it computes in FP8."""
+    """Return the reason why a layer of FP8 data and weights runs in float; None if it does not."""
     node, size = node_name(layer), tensor_size(layer.out)
     if not target.has_fp8:
         return None  # the whole build fails, which a check of the model reports
@@ -562,7 +563,7 @@ def _quantizer_obstacles(
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
-    """Return the nearest DQ upstream of a layer's data, and the operator that the DQ cannot pass.
+    """Return the nearest DQ upstream of a layer's data, and the operator that stops the DQ.
 
     The search ends at constants and at layers with weights. ``("", None)`` if it finds no DQ within
     :data:`MAX_TENSORS_BEFORE` tensors.

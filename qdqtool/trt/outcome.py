@@ -156,7 +156,7 @@ def _counts(prediction: Prediction) -> AssumptionCounts:
 
 
 def _user_visible(prediction: Prediction) -> object:
-    """Return what users see of a choice: conversions, types and fusions of convolutions."""
+    """Return the user-visible result of a choice: conversions, types and fused nodes."""
     return prediction.conversion_nodes, [
         (c.precision, tuple(c.inputs), c.output, tuple(c.fused)) for c in prediction.convolutions
     ]

@@ -540,7 +540,7 @@ class _TuningRun:
         """Return a planner with ranges from all images; in two cases, the search's planner.
 
         The ranges of the search do not use the images on which placements are compared and
-        evaluated. The search's planner is returned if there is no time to collect ranges again, or
+        evaluated. The search's planner is returned if no time is left to collect ranges again, or
         if the placement reaches the goal only with the ranges of the search.
         """
         images = len(self.sets.complete)
@@ -611,11 +611,11 @@ def _run_search(search: PlacementSearch, estimate: bool) -> None:
         # A time limit may have reduced the samples, so the metric is checked again.
         _require_agreement(search, evaluator.sets.chosen_on)
         _require_agreement(search, evaluator.sets.judged_on)
-        search.measure([("everything INT8", search.start)])
+        search.measure([(search.start_name, search.start)])
     except OutOfTime:
         raise QdqtoolError(
-            "`time_limit` ended before the model with every layer in INT8 was measured; give more "
-            "time or fewer images",
+            f"`time_limit` ended before the model with every layer in {search.format_title} was "
+            "measured; give more time or fewer images",
             code="timeout",
             parameter="time_limit",
         ) from None

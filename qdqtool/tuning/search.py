@@ -119,6 +119,16 @@ class PlacementSearch:
     stopped: str = ""
     notes: list[Note] = field(default_factory=list)
 
+    @property
+    def format_title(self) -> str:
+        """Display name of the format of the Q/DQ pairs: INT8 or FP8."""
+        return self.planner.methods.number_format.title
+
+    @property
+    def start_name(self) -> str:
+        """Name of the start configuration."""
+        return f"everything {self.format_title}"
+
     # Before the first measurement -----------------------------------------------------
 
     def prepare(self) -> None:
@@ -187,21 +197,26 @@ class PlacementSearch:
                 break
 
     def _measure_everything_int8(self) -> None:
-        self.measure([("everything INT8", self.start)])
+        self.measure([(self.start_name, self.start)])
         if self.budget is not None or self._is_int8_enough():
             more = []
             for decision in self.list_measured_decisions():
                 site = decision.candidate.site
                 if decision.candidate.choice == INT8:
                     name = site.name if len(site.nodes) == 1 else "the whole head"
-                    more.append((f"INT8 too: {name}", self.sensitivity.apply(decision.candidate)))
+                    more.append(
+                        (
+                            f"{self.format_title} too: {name}",
+                            self.sensitivity.apply(decision.candidate),
+                        )
+                    )
             self.measure(more)
 
     def _report_everything_int8(self) -> None:
         value = self.evaluator.value(self.recipe(self.start), self.evaluator.sets.chosen_on)
         if not self.pool:
             return
-        line = f"everything INT8: {value:.4g} on the selection images"
+        line = f"{self.start_name}: {value:.4g} on the selection images"
         if self.evaluator.store.path is not None and self.evaluator.deadline is None:
             line += (
                 ". After Ctrl-C, the same command continues; with `time_limit`, the best "
@@ -348,7 +363,8 @@ class PlacementSearch:
             if chain.first_sufficient is None and self.keep is not None:
                 self.notes.append(
                     Note(
-                        "none of the tried combinations with INT8 layers reaches the goal",
+                        f"none of the tried combinations with {self.format_title} layers reaches "
+                        "the goal",
                         code="goal-not-reached",
                     )
                 )

@@ -272,7 +272,7 @@ def test_log_to_onnx_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     log.write_text(samples.trtexec_log())
     assert run(["log", str(log), "--to-onnx", str(output)]) == 0
     text = capsys.readouterr().out
-    assert "6 nodes" in text.replace("\n ", "") and "Not in the log, and filled in:" in text
+    assert "6 nodes" in text.replace("\n ", "") and "Filled in, because the log" in text
     assert "scales of 4 Q and DQ: not in the log" in text
     assert len(onnx.load(output).graph.node) == 6
 

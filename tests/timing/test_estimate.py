@@ -252,6 +252,19 @@ def test_best_time_of_a_dynamic_model() -> None:
     assert eight.best.total_ms > one.best.total_ms
 
 
+@pytest.mark.parametrize("key", ["imgsz", "qdqtool.size"])
+def test_best_time_is_that_of_the_image_size_in_the_metadata(key: str) -> None:
+    network = convolution_chain(quantized=False, size=64)
+    for dim, name in zip(network.graph.input[0].type.tensor_type.shape.dim[2:], "hw", strict=True):
+        dim.dim_param = name
+    network.metadata_props.add(key=key, value="[64, 64]")
+    (_, opened), (_, fixed) = (
+        estimate_model(network),
+        estimate_model(convolution_chain(quantized=False, size=64)),
+    )
+    assert opened.best.total_ms == pytest.approx(fixed.best.total_ms)
+
+
 @pytest.mark.parametrize(
     ("case", "measured"), [("qat", 0.98), ("qat-residual", 1.58), ("qat-residual-qgap", 1.73)]
 )

@@ -32,6 +32,7 @@ def test_tuned_model_is_that_of_insert() -> None:
     counts = tuning.prediction.summary()
     assert tuning.reached
     assert (counts["int8"], counts["fp8"]) == (0, 3)
+    assert tuning.chosen.name == "everything FP8"
     assert {q.method for q in tuning.quantized} == {"max", "weights-max"}
     largest = float(np.abs(samples()).max())
     (first,) = [q for q in tuning.quantized if q.tensor == "x"]

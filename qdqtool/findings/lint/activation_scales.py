@@ -1,6 +1,6 @@
-"""Check the scales of activations against calibration data.
+"""Checks of activation scales, mostly against calibration data.
 
-Each Q is measured: values that it clips, steps that it uses, outliers that its scale covers.
+For each Q, the checks measure clipped values, used integer steps, and outliers within the range.
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ _INT8_MAX = 127.0
 # Entropy calibration clips on purpose: up to a twelfth of the values, half of the power.
 _MAX_CLIPPED_SHARE = 0.1  # share of the values that exceed the scale's range
 _MAX_LOST_POWER = 0.6  # share of the power beyond the scale's range
-_MIN_USED_STEPS = 0.25  # share of the steps; with fewer, two bits are lost
-# Range over largest value of the median quantizer. Entropy calibration has a median of about half.
+_MIN_USED_STEPS = 0.25  # share of the integer steps in use; below it, two bits are lost
+# Maximum factor between largest value and range, in either direction, for the median quantizer.
+# Entropy calibration has a median range of about half the largest value.
 _MAX_MEDIAN_FACTOR = 3.0
 _MIN_VALUES = 1000  # fewer values (global pooling of a few images) do not show a tensor's range
 # Maximum share of quantizers with the same scale. A Concat explains smaller shares; a larger share
-# is a mistake.
+# indicates a mistake.
 _MAX_EQUAL_SCALES = 1 / 3
 _MAX_LISTED = 5
-_MAX_FACTOR_SPREAD = 1.4  # other images change ranges by this factor
+_MAX_FACTOR_SPREAD = 1.4  # ranges of other images may differ by this factor
 _MIN_AGREEING_SHARE = 0.8  # share of the quantizers that agree on the common factor
 _MIN_QUANTIZERS = 3
-_MIN_UNIFORM = 4  # quantizers of activations, and of weights, that show a placeholder
+_MIN_UNIFORM = 4  # minimum quantizers of activations, and of weights, to call a scale a placeholder
 _MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales-results.md has measured ratios
 # Standard deviations from the mean to each end of a channel's range, for some thousand values.
 _CHANNEL_DEVIATIONS = 4.0
 _MIN_CHANNEL_VALUES = 100  # fewer values do not show the range of a channel
-_MAX_GAIN_RATIO = 25.0  # limit as above, for gains alone; trained networks have at most 17
+# Maximum ratio if only the gains of normalizations are known; trained networks have at most 17.
+_MAX_GAIN_RATIO = 25.0
 # A sixth of a normal distribution is at least 0.967 standard deviations below its median.
 _LOWER_QUANTILE = 1 / 6
 _LOWER_DEVIATIONS = 0.967
-_TYPICAL_QUANTILE = 2 / 3  # share of the magnitudes that are below the typical one
+_TYPICAL_QUANTILE = 2 / 3  # the typical magnitude is this quantile of the magnitudes above zero
 
 
 def find_int8_quantizers(view: View) -> list[Node]:
@@ -68,7 +70,7 @@ def find_int8_quantizers(view: View) -> list[Node]:
 
 
 def check_uniform(view: View, report: FindingReport) -> None:
-    """Add a finding if activations and weights all have one scale, as placeholders have."""
+    """Add a finding if all activations and weights have the same scale (placeholders)."""
     quantizers = find_int8_quantizers(view)
     if len(quantizers) < _MIN_UNIFORM:
         return
@@ -87,7 +89,9 @@ def _scale_of(view: View, quantizer: Node) -> float:
 
 
 def run(view: View, report: FindingReport, statistics: Statistics) -> None:
-    """Report scales that do not fit and scales that cover outliers, one finding each.
+    """Report scales that do not fit the data, and scales that cover outliers.
+
+    Each fault is one finding for the whole network.
 
     Args:
         view: The Q/DQ model.
@@ -129,8 +133,8 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
         )
 
 
-def check_gains(view: View, report: FindingReport, judged: Collection[str] = ()) -> None:
-    """Report scales after normalizations that cover outliers, without data.
+def check_gains(view: View, report: FindingReport, checked: Collection[str] = ()) -> None:
+    """Report scales that cover outliers after normalizations, without calibration data.
 
     Gains (scale factors) of the normalization show the outliers. Before the gains, the mean square
     over the channels is 1, so that a typical value of a channel is at most its gain. The scale is
@@ -141,13 +145,13 @@ def check_gains(view: View, report: FindingReport, judged: Collection[str] = ())
     Args:
         view: The Q/DQ model.
         report: Receives the finding of :func:`check_outliers`.
-        judged: Names of Qs that were already checked with data.
+        checked: Names of Qs that were already checked with data.
     """
     gains, smoothed = last_axis_gains(view.model), read_smoothed_tensors(view.model)
     spreads = []
     for q in find_int8_quantizers(view) if gains else ():
         scale, tensor = view.params(q).scale, q.input(0)
-        if q.name in judged or tensor in smoothed:
+        if q.name in checked or tensor in smoothed:
             continue
         gain = view.model.constant(
             skip_identities(
@@ -171,7 +175,7 @@ def check_gains(view: View, report: FindingReport, judged: Collection[str] = ())
 
 
 def _find_normalization_output(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
-    """Return the output of a normalization from which a tensor is moved or quantized only.
+    """Return the normalization output that a tensor equals apart from moves, Q, DQ and Casts.
 
     The normalization is over the last axis. Empty if the tensor has another origin.
     """
@@ -196,8 +200,8 @@ def check_outliers(
     Args:
         report: Receives the finding.
         model: The Q/DQ model.
-        candidates: Name of a Q, its input, its scale, and the statistics of that input or of all
-            tensors joined in it. Of several tensors, the one that the scale fits best counts.
+        candidates: For each Q: name, input, scale, and the statistics of the input, or of all
+            tensors that a Concat joins in the input. The smallest outlier ratio of these counts.
         samples: Number of samples that the statistics cover.
     """
     gains, smoothed = last_axis_gains(model), read_smoothed_tensors(model)
@@ -221,7 +225,11 @@ def check_outliers(
 def _report_outliers(
     report: FindingReport, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int
 ) -> None:
-    """Report Qs, given as name, scale, and outlier ratio, whose ratio is too large."""
+    """Report Qs whose outlier ratio is too large.
+
+    ``spreads`` has the name, scale and outlier ratio of each Q. ``samples`` is 0 if the ratios come
+    from gains.
+    """
     misfits = sorted(
         (s for s in spreads if s[2] > (_MAX_OUTLIER_RATIO if samples else _MAX_GAIN_RATIO)),
         key=lambda s: -s[2],
@@ -253,13 +261,13 @@ def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
 def _measure_outlier_ratio(
     tensor_statistics: TensorStatistics, scale: float, by_channel: bool
 ) -> float:
-    """Return the ratio of the largest magnitude in range to the typical one.
+    """Return the ratio of the largest magnitude in range to the typical magnitude.
 
-    Two thirds of the magnitudes above zero are below the typical one, so up to a third may be
-    outliers. With ``by_channel``, the typical magnitude is at most a quarter of half the range of
-    the median channel: outliers of one sign after a LayerNormalization move the other channels away
-    from zero and leave them a small range. In other tensors, and after smoothed normalizations,
-    channels away from zero do no harm.
+    Two thirds of the magnitudes above zero are below the typical magnitude, so that up to a third
+    may be outliers. With ``by_channel``, the typical magnitude is at most an eighth of the range of
+    the median channel. The reason: after a LayerNormalization, outliers of one sign move the other
+    channels away from zero, and these channels have a small range. Set ``by_channel`` only for
+    normalizations without smoothing.
     """
     held = min(tensor_statistics.absmax, _INT8_MAX * scale)
     histogram = tensor_statistics.histogram
@@ -276,9 +284,10 @@ def _measure_outlier_ratio(
 
 
 def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
-    """Return the quantizers whose scale does not fit.
+    """Return the quantizers whose scale does not fit the data.
 
-    Quantizers with equal scales, such as the inputs of a Concat, may use the steps together.
+    Of several quantizers with an equal scale, such as the inputs of a Concat, only one must use
+    enough integer steps.
     """
     shares_by_scale: dict[float, list[float]] = defaultdict(list)
     for fit in fits:
@@ -311,11 +320,11 @@ def find_common_factor(fits: list[ActivationFit]) -> float:
     A factor below 1 means that the scales are too large.
     """
     median = float(np.median([f.used for f in fits]))
-    alike = sum(1 / _MAX_FACTOR_SPREAD <= f.used / median <= _MAX_FACTOR_SPREAD for f in fits)
-    off = not 1 / _MAX_FACTOR_SPREAD <= median <= _MAX_FACTOR_SPREAD
+    agreeing = sum(1 / _MAX_FACTOR_SPREAD <= f.used / median <= _MAX_FACTOR_SPREAD for f in fits)
+    is_wrong = not 1 / _MAX_FACTOR_SPREAD <= median <= _MAX_FACTOR_SPREAD
     return (
         median
-        if off and len(fits) >= _MIN_QUANTIZERS and alike >= _MIN_AGREEING_SHARE * len(fits)
+        if is_wrong and len(fits) >= _MIN_QUANTIZERS and agreeing >= _MIN_AGREEING_SHARE * len(fits)
         else 0.0
     )
 
@@ -323,7 +332,7 @@ def find_common_factor(fits: list[ActivationFit]) -> float:
 def _measure_fit(name: str, tensor_statistics: TensorStatistics, scale: float) -> ActivationFit:
     """Measure the shares of clipped values, lost power and used steps.
 
-    The bins of the histogram are finer than a step.
+    The centers of the histogram's bins stand for their values, because bins are finer than a step.
     """
     histogram = tensor_statistics.histogram
     held = (_INT8_MAX + 0.5) * scale

@@ -1,4 +1,4 @@
-"""Run all checks of a model that need no simulation."""
+"""Runs all checks of a Q/DQ model that do not need the simulated passes."""
 
 from collections.abc import Iterable
 
@@ -22,13 +22,13 @@ from qdqtool.types import ConvOutcome
 
 
 def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) -> None:
-    """Add the findings of every check.
+    """Add the findings of all checks to a report.
 
     Args:
         view: The model.
-        report: Receives the findings. For TensorRT-RTX, codes that its own simulation reports are
-            ignored.
-        convolutions: Simulated outcomes, with the nodes fused into each convolution.
+        report: Receives the findings. For TensorRT-RTX, codes are skipped that the prediction for
+            TensorRT-RTX reports.
+        convolutions: Predicted outcomes, with the nodes fused into each convolution.
     """
     outcomes = {c.name: c for c in convolutions}
     report.ignored_codes = CODES if target_named(report.target).is_rtx else frozenset()

@@ -8,7 +8,7 @@ from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.scales import DeadPart, ScaleDead
 from qdqtool.types import Severity
 
-MAX_PARTS = 8  # parts of one quantizer listed in a finding
+MAX_PARTS = 8  # maximum parts of a quantizer's input that a finding lists
 
 
 def run(view: View, report: FindingReport) -> None:

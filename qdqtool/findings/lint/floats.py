@@ -1,4 +1,4 @@
-"""Check the float remainder of a Q/DQ model: values outside FP16, and FP32 layers."""
+"""Checks of the unquantized part of a Q/DQ model: values outside FP16, and FP32 layers."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ _MAX_LISTED = 3
 def check_half(view: View, report: FindingReport) -> None:
     """Add findings about values of a Q/DQ model that FP16 cannot hold.
 
-    On strongly typed targets, only nodes that are FP16 in the file are checked.
+    On strongly typed targets, only nodes with FP16 types in the file are checked.
     """
     if not qdq.is_quantized(view.model):
         return
@@ -48,7 +48,7 @@ def check_half(view: View, report: FindingReport) -> None:
 
 
 def check_norms(view: View, report: FindingReport) -> None:
-    """Add a finding for each decomposed LayerNorm or other sum of squares that may be FP16."""
+    """Add a finding for each decomposed LayerNorm or sum of squares that may run in FP16."""
     target, model = target_named(report.target), view.model
     whole = find_decomposed_layer_norms(model)
     for pieces in whole:
@@ -127,11 +127,11 @@ def check_bfloat16(view: View, report: FindingReport) -> None:
 
 
 def check_float_types(view: View, report: FindingReport) -> None:
-    """Add a finding about the float type of the remainder: a build flag, or FP32 in the file."""
+    """Add a finding about unquantized layers: a missing FP16 flag, or FP32 types in the file."""
     if not view.fully_quantized_nodes:
         return
     if not target_named(report.target).strongly_typed:
-        if not report.has_code("FP8-WEAK"):  # whose builds have no flags
+        if not report.has_code("FP8-WEAK"):  # such a model is built without precision flags
             report.add(FloatFlag(MODEL_CHECK, "", bool(find_bfloat16(view.model))))
         return
     _check_remaining_float(view, report)

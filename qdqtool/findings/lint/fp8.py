@@ -1,4 +1,4 @@
-"""Check quantizers of FP8, and convolutions that are slow in FP8."""
+"""Checks of FP8 quantizers, and of convolutions that are slow in FP8."""
 
 from collections.abc import Collection
 

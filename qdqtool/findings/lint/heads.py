@@ -1,4 +1,4 @@
-"""Check detector heads and residual streams, which are better left float."""
+"""Checks for quantized detector heads and residual streams, which are better left float."""
 
 from collections.abc import Callable, Iterable
 
@@ -22,14 +22,14 @@ from qdqtool.types import Precision
 def find_last_convolutions(view: View) -> list[Node]:
     """Return the last convolutions of a head: those without another convolution downstream.
 
-    YOLO's DFL does not count as convolution. Empty for fewer than two, because a detector has at
-    least two. Insertion treats the same convolutions as a head.
+    The DFL of YOLO does not count as a convolution. Empty for fewer than two convolutions, because
+    a detector has at least two. Insertion treats the same convolutions as a head.
     """
     if (
         sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.nodes_with_weights)
         < 2
     ):
-        return []  # at most one: the float network is not needed
+        return []  # not a detector; this saves building the float network
     finals = _float_network(view)[0].finals
     last = [n for n in view.nodes_with_weights if n.op == "Conv" and n.index in finals]
     return last if len(last) >= 2 else []
@@ -45,7 +45,7 @@ def find_coordinate_nodes(view: View) -> set[int]:
 def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     """Return the head of the float network, and a function that finds coordinate layers.
 
-    The indices of both are those of nodes in the Q/DQ model.
+    Both use the node indices of the Q/DQ model.
     """
     cache: dict[str, tuple[Head, Callable[[], set[int]]]] = view.cache.setdefault("head", {})
     if not cache:
@@ -65,7 +65,7 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
 
 
 def _find_sums_after(model: Model, start: Node) -> tuple[str, ...]:
-    """Return the names of all Adds downstream of a node, in order."""
+    """Return the names of all Adds downstream of a node, in graph order."""
     seen = {start.index}
     pending = [start]
     while pending:
@@ -77,7 +77,7 @@ def _find_sums_after(model: Model, start: Node) -> tuple[str, ...]:
     return tuple(model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == "Add")
 
 
-_MAX_NODES_TO_CONCAT = 12  # maximum nodes from a Q up to the Concat of a head; YOLOv8 has five
+_MAX_NODES_TO_CONCAT = 12  # maximum nodes between the Concat of a head and a Q; YOLOv8 has five
 
 
 def run(view: View, report: FindingReport) -> None:
@@ -96,7 +96,7 @@ def run(view: View, report: FindingReport) -> None:
     head, _ = _float_network(view)
     for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
         add(conv, "dfl", _find_sums_after(view.model, conv))
-    for conv in last:  # a warning for box branches, a note for class branches
+    for conv in last:  # "box" becomes a warning, "class" a note
         if head.dfl and conv.index not in head.boxes:
             add(conv, "class")
         else:
@@ -104,9 +104,9 @@ def run(view: View, report: FindingReport) -> None:
     _check_concats(view, report)
 
 
-# Detectors report objects with a score above a threshold. Ultralytics' default is the usual one.
+# Score from which a detector reports an object; the default of Ultralytics.
 CONFIDENCE = 0.25
-COARSE_LOGITS = 2.0  # a step of logits: scores of 0.5 and 0.88 are one step apart
+COARSE_LOGITS = 2.0  # scale of logits that is too coarse: one step changes a score of 0.5 to 0.88
 
 
 def _check_concats(view: View, report: FindingReport) -> None:
@@ -120,7 +120,7 @@ def _check_concats(view: View, report: FindingReport) -> None:
 
 
 def _build_concat_fault(view: View, q: Node, concat: Node) -> ConcatAfterHead:
-    """Return the fault of a Q that gives all inputs of a Concat one scale."""
+    """Return the fault of a Q after a Concat, which gives all inputs of the Concat one scale."""
     scale, bounds = _single_scale(view, q), find_bounds(view.model)
     parts = find_concat_parts(view.model, q.input(0))
     scores = [t for t in parts if t in bounds and 0.0 <= bounds[t].low < bounds[t].high <= 1.0]
@@ -145,7 +145,7 @@ def _is_fatal(fault: ConcatAfterHead) -> bool:
 
 
 def _find_head_concat(view: View, q: Node) -> Node | None:
-    """Return the Concat upstream of a Q, or None.
+    """Return the Concat upstream of a Q, else None.
 
     The Sigmoid of the scores and reshapes may be in between.
     """

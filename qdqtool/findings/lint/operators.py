@@ -1,4 +1,4 @@
-"""Check operators: unsupported or unquantized ones, and convolutions unfavorable for INT8."""
+"""Checks for unsupported or unquantized operators, and convolutions that are slow in INT8."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,13 +48,13 @@ from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Precision
 
 _MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; detectors have 7
-# Types in the names of quantizers that are operators of their own (ModelOpt, domain trt)
 _RUNTIME = ("com.microsoft", "com.ms.")  # domains of onnxruntime
 _FLOAT_ONLY = ("LSTM", "GRU", "RNN", "DeformConv", "GridSample")  # no INT8 in the support matrix
 # Operators with importers in TensorRT-RTX 1.7.1, which requires FP16 data for MatMulNBits.
 _IMPORTED_BY_RTX = ("GroupQueryAttention", "MatMulNBits", "RotaryEmbedding")
-_REPORTED = (ATEN, *_RUNTIME)  # domains with findings of their own
+_REPORTED = (ATEN, *_RUNTIME)  # domains that have a special finding
 _WEIGHT_ONLY = ("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE")
+# Types in the names of special quantizer operators (ModelOpt, domain trt).
 _TYPES_IN_NAMES = ("FP4", "INT4")
 
 
@@ -87,7 +87,7 @@ def run(view: View, report: FindingReport) -> None:
 def _report_unknown(
     view: View, report: FindingReport, unknown: Mapping[str, Sequence[Node]]
 ) -> None:
-    """Report unknown operators by type: those of ATen as a fallback of the exporter."""
+    """Report unknown operators by type, and operators of ATen and onnxruntime separately."""
     fakes = {n.index for fake in find_fake_quantizers(view.model) for n in fake.nodes}
     aten = find_aten_nodes(view.model)
     if aten:
@@ -101,7 +101,7 @@ def _report_unknown(
 
 
 def _report_runtime_operators(view: View, report: FindingReport) -> None:
-    """Report fused and weight-only operators of onnxruntime, apart from its integer formats."""
+    """Report fused and weight-only operators of onnxruntime, but not its integer operators."""
     nodes = [
         node
         for node in view.model.nodes
@@ -117,7 +117,7 @@ def _report_runtime_operators(view: View, report: FindingReport) -> None:
 
 
 def report_fake_quantizers(model: Model, report: FindingReport) -> None:
-    """Report simulated quantizers by form.
+    """Report simulated quantizers, one finding for each form.
 
     Args:
         model: The model before its constants are folded, because they may be quantized as well.
@@ -226,7 +226,7 @@ def _is_unknown(node: Node) -> bool:
 
 
 def _needs_no_check(node: Node) -> bool:
-    """Return whether a node needs no check except that of a convolution's form."""
+    """Return whether a node needs no check, except that of the form of a convolution."""
     return (
         operator_of(node).name != ""
         and node.op not in (qdq.Q, qdq.DQ, "Einsum")
@@ -235,7 +235,7 @@ def _needs_no_check(node: Node) -> bool:
 
 
 def _check_einsum(view: View, report: FindingReport, node: Node) -> None:
-    """Report an Einsum that would be INT8 as a MatMul: after a DQ, or of weights."""
+    """Report an Einsum that could be INT8 if it were written as a MatMul."""
     quantized = [qdq.find_pair(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
     if any(quantized) or (weights and qdq.is_quantized(view.model)):
@@ -284,11 +284,14 @@ def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
         report.add(large, convolutions=[conv.name])
 
 
-# Forms that placement leaves float where builds failed on them ------------------------------------
+# Forms that insertion leaves float because builds failed ------------------------------------------
 
 
 def find_large_kernel(pass_name: str, conv: Node, kernel: Sequence[int]) -> LargeKernel | None:
-    """Return the fault of a patch embedding by its kernel shape, recorded by a pass."""
+    """Return the fault of a convolution with a very large kernel, else None.
+
+    ``pass_name`` is the name of the calling check or pass.
+    """
     return (
         LargeKernel(pass_name, conv.name, tuple(kernel))
         if min(kernel, default=0) >= _MIN_LARGE_KERNEL
@@ -302,10 +305,10 @@ def find_depthwise_faults(
     """Yield faults of a depthwise convolution.
 
     Args:
-        pass_name: Pass that records the faults.
+        pass_name: Name of the calling check or pass.
         conv: The convolution.
-        activation: Activation fused into its layer.
-        consumers: Consumers of its output before that activation.
+        activation: Activation that is fused into the convolution's layer.
+        consumers: Consumers of the convolution's output (before the activation).
         last: Whether no layer with weights follows.
     """
     if activation == SILU:
@@ -326,7 +329,7 @@ def check_shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvO
 
 def _check_depthwise(view: View, report: FindingReport, conv: Node, outcome: ConvOutcome) -> None:
     consumers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
-    # Builds failed on SiLU only, not on other gates.
+    # Only builds with SiLU are known to fail, not builds with other gated activations.
     has_sigmoid = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
     activation = outcome.activation if has_sigmoid else ""
     for form in find_depthwise_faults(MODEL_CHECK, conv, activation, consumers, last):
@@ -364,7 +367,7 @@ def _reads_network_input(view: View, conv: Node) -> bool:
     if pair is None:
         return False
     tensor = (pair[1] or pair[0]).input(0)
-    cast = view.model.producer(tensor)  # a model in FP16 whose input is FP32
+    cast = view.model.producer(tensor)  # an FP16 model with an FP32 input begins with a Cast
     return (
         cast.input(0) if cast is not None and cast.op == "Cast" else tensor
     ) in view.model.inputs

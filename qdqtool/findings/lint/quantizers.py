@@ -34,7 +34,9 @@ _UNSUPPORTED_FP8: dict[int, str] = {
 }
 _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32
-_SCALE_TOLERANCE = 1e-3  # relative, between scales of a pair; float16 rounds to half of that
+# Maximum relative difference of the scales of a Q and its DQ. Rounding to float16 causes half of
+# this difference.
+_SCALE_TOLERANCE = 1e-3
 
 
 def run(view: View, report: FindingReport) -> None:
@@ -92,7 +94,7 @@ def _are_close(first: ParameterValues, second: ParameterValues) -> bool:
 
 
 def check_parameters(model: Model, view: View, report: FindingReport) -> None:
-    """Add findings about scales and zero points that constants compute.
+    """Add findings about scales and zero points that nodes compute from constants.
 
     Args:
         model: The model.
@@ -108,7 +110,10 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
 
 
 def _depends_on_parameters(node: Node, params: QuantParams) -> bool:
-    """Return whether a Q, with one scale and no attributes, has faults of its parameters only."""
+    """Return whether all faults of a node follow from its scale and zero point alone.
+
+    This holds for a Q with one scale, a zero point and no attributes.
+    """
     is_plain = not (params.is_per_channel or node.attributes)
     return qdq.is_q(node) and is_plain and params.has_zero_point
 
@@ -139,7 +144,7 @@ def _consumers_of(view: View, quantizer: str) -> list[str]:
 
 
 def _repeats_its_quantizer(view: View, node: Node) -> bool:
-    """Return whether a DQ has the parameters of the Q before it."""
+    """Return whether a DQ has the same scale and zero point as the Q before it."""
     q = view.model.producer(node.input(0))
     if q is None or not qdq.is_q(q):
         return False
@@ -154,7 +159,7 @@ def _repeats_its_quantizer(view: View, node: Node) -> bool:
 
 
 def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | None) -> bool:
-    """Return whether two scales have equal bytes, so that NaN equals NaN."""
+    """Return whether two scales have equal bytes; unlike for numbers, NaN then equals NaN."""
     return first is not None and other is not None and first.digest == other.digest
 
 

@@ -1,7 +1,8 @@
 """Check for weights with one scale for all output channels.
 
-One scale costs channels with a small range bits. A channel whose largest weight is a quarter of
-the tensor's loses two bits. A scale for each output channel loses none and takes no more time.
+With one scale, channels with a small range lose precision. A channel whose largest weight is a
+quarter of the tensor's largest weight loses two bits. With a scale for each output channel, no
+channel loses bits, and the engine is as fast.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 from qdqtool.util.records import record
 
-MAX_VALUES = 64_000_000  # weights read in a network
-MAX_LAYER_VALUES = 8_000_000  # weights read of one layer
-MAX_LOSSY_RANGE = 0.25  # share of the tensor's range; a channel with less loses two bits
-MIN_LOSSY_SHARE = 0.25  # share of the channels that lose two bits in a lossy layer
-MIN_SPREAD = 1.05  # widest over narrowest channel; below, a scale for each channel has no effect
-MAX_COMPARED = 100_000  # weights of a layer compared with multiples of the scale
+MAX_VALUES = 64_000_000  # maximum weights that are read in a network
+MAX_LAYER_VALUES = 8_000_000  # maximum weights of a layer that is read
+MAX_LOSSY_RANGE = 0.25  # a channel with at most this share of the tensor's range loses two bits
+MIN_LOSSY_SHARE = 0.25  # minimum share of channels that lose two bits in a lossy layer
+MIN_SPREAD = 1.05  # widest over narrowest channel; below it, a scale for each channel has no effect
+MAX_COMPARED = 100_000  # maximum weights of a layer that are compared with multiples of the scale
 _MAX_STEP_ERROR = 1e-3  # maximum distance from a multiple, in steps
 
 
@@ -37,8 +38,8 @@ class ChannelRanges:
 
     Attributes:
         node: The layer.
-        ratios: Range of each channel over that of the tensor, channels of zeros left out.
-        rounded: Whether the file holds the rounded weights only.
+        ratios: Range of each channel divided by the range of the tensor, without channels of zeros.
+        rounded: Whether the file has only rounded weights.
     """
 
     node: Node
@@ -81,7 +82,7 @@ def run(view: View, report: FindingReport) -> None:
 
 
 def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges], int]:
-    """Return the layers with one scale for different channels, and the number checked."""
+    """Return the layers with one scale for different channels, and the number of checked layers."""
     transposed = target_named(target).transposed_per_channel
     layers: list[ChannelRanges] = []
     count = values = 0

@@ -1,11 +1,11 @@
 """Compare the largest weight of each channel with 127 times its scale.
 
-A scale that is too small clips weights, one that is too large wastes steps. Training changes
-weights after their scales were set, and some calibrations clip the few largest weights of every
-channel. Therefore a finding needs a share of all channels, and in each of them a share of its
-weights. If nearly all scales are exact, as quantizers write them, a single channel that is not
-exact is a finding, too. The same applies to a single layer that differs much if the other layers
-agree.
+A scale that is too small clips weights, and a scale that is too large wastes integer steps. Small
+deviations are normal: training changes weights after their scales were set, and some calibrations
+clip the few largest weights of each channel. Therefore, a finding requires that many channels do
+not fit, and that many weights of a channel are clipped. If nearly all scales are exact, a single
+channel that does not fit is a finding too, and so is a single layer that differs much from all
+others.
 """
 
 import functools
@@ -33,23 +33,27 @@ from qdqtool.trt.fault_checks import (
 from qdqtool.util.records import record
 
 _INT8_MAX = 127.0
-_MAX_VALUES = 64_000_000  # weights read in a network; of a larger one, layers are sampled
-_MAX_LAYER_VALUES = 8_000_000  # weights read of one layer
-# Largest weight over the largest representable one. A channel above is clipped if more than a share
-# of its weights exceeds the range. Intended clipping affects at most a hundredth of the weights.
+_MAX_VALUES = 64_000_000  # maximum weights that are read; layers of larger networks are sampled
+_MAX_LAYER_VALUES = 8_000_000  # maximum weights of a layer that is read
+# Maximum ratio of the largest weight to the largest representable weight. A channel above it is
+# clipped if more than _MAX_CLIPPED_SHARE of its weights exceed the range. Intended clipping affects
+# at most a hundredth of the weights.
 _MAX_RATIO = 1.5
 _MAX_CLIPPED_SHARE = 0.02
 _MIN_RATIO = 0.25  # channels below this ratio lose two bits
-_MAX_BAD_SHARE = 0.1  # share of the channels, or of the layers with one scale each
+_MAX_BAD_SHARE = 0.1  # maximum share of the channels that are clipped, or that lose two bits
 _MAX_SATURATED_WEIGHTS = 0.5  # share of the weights of a channel that exceed its range
 _MAX_SATURATED_SHARE = 0.5  # share of the channels of a layer in which most weights are clipped
 _FACTOR_TOLERANCE = 0.01  # relative difference of equal factors
-_ROUNDING_TOLERANCE = 0.006  # exporters divide by 127, 127.5 (.004 more) or similar
+_ROUNDING_TOLERANCE = 0.006  # logarithmic; exporters divide by 127, 127.5 (0.004 more) or similar
+_MAX_LEARNED_RATIO = 1.5  # of a learned scale to the initial one of LSQ
+_MIN_LEARNED_SHARE = 0.9  # share of the channels with such a scale
 _MIN_LAYERS = 3  # fewer layers do not show a share
 _MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance
-_MIN_EXACT_SHARE = 0.8  # mean share of exact channels from which an exception is an error
-_MAX_EXACT_RATIO = 1.25  # exceptions are farther off; tools leave at most 1.001
-_MAX_DEAD_RANGE = 0.02  # over the layer's median; quantizers have minimum scales for dead channels
+_MIN_EXACT_SHARE = 0.8  # minimum mean share of exact channels to report exceptions
+_MAX_EXACT_RATIO = 1.25  # exceptions differ more; deviations by tools are at most 1.001
+# Maximum range of a dead channel over the layer's median. Quantizers have minimum scales for these.
+_MAX_DEAD_RANGE = 0.02
 _MIN_LAYERS_FOR_MEDIAN = 8  # fewer layers do not show the usual median
 _MAX_LAYER_RATIO = 1.5  # median of a layer over that of all layers
 # Distance of a layer from the median, as a multiple of the distance that three quarters of the
@@ -59,10 +63,10 @@ _MAX_LAYER_SPREAD = 8.0
 
 @record
 class _ChannelRatios:
-    """Ratios of weights to their scales. Layers with the same weights share them.
+    """Ratios of weights to their scales. Layers that share weights share this object.
 
     Attributes:
-        ratios: Largest over largest representable weight of each channel, or of the tensor.
+        ratios: Largest weight over the largest representable weight, of each channel or the tensor.
         clipped: Whether each channel is clipped.
         dead: Whether the weights of each channel are nearly zero compared with other channels.
         saturated: Whether most weights of each channel are clipped.
@@ -92,9 +96,9 @@ class _LayerFit:
         quantizer: First quantizer of its weights.
         is_float: Whether the weights are stored as floats.
         channels: Ratios of its weights.
-        other_axis_ratios: Ratios under the assumption that the scales belong to the other axis;
-            empty unless this axis has as many channels.
-        is_uniform: Whether each channel has a scale and all of them are equal.
+        other_axis_ratios: Ratios if the scales belonged to the other axis of the weights; empty
+            unless the other axis has as many channels.
+        is_uniform: Whether each channel has a scale and all scales are equal.
     """
 
     node: Node
@@ -110,7 +114,7 @@ class _LayerFit:
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add a finding for each layer with extreme scales, and one for all others of the network."""
+    """Add a finding for each layer with extreme scales, and one finding for all other faults."""
     fits = _measure_layers(view)
     for fit in fits:
         if fit.channels.extremes.size:
@@ -130,6 +134,8 @@ def run(view: View, report: FindingReport) -> None:
         if len(fits) >= _MIN_LAYERS
         else _check_equal_factor(fits)
     )
+    if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
+        misfit = None if _are_learned(view, fits) else misfit
     misfit = misfit or _check_exceptions(fits) or _check_layers(fits) or _check_saturated(fits)
     if misfit is not None:
         layers = set(misfit.layers)
@@ -151,7 +157,7 @@ def _select_layers(
 
 
 def _check_axis(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of scales that fit along the other axis, but not along their own."""
+    """Return the fault of scales that fit along the other axis, but not along their own axis."""
     bad = [
         f
         for f in fits
@@ -162,7 +168,7 @@ def _check_axis(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _median(values: npt.NDArray[np.float64]) -> float:
-    """Return the median without numpy's, which imports masked arrays."""
+    """Return the median. numpy's median is slower at first, because it imports masked arrays."""
     ordered = np.sort(values)
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
@@ -223,8 +229,33 @@ def _check_channels(fits: list[_LayerFit]) -> WeightScales | None:
     return _build_fault(WeightScalesCause.TOO_LARGE, bad, fits)
 
 
+def _are_learned(view: View, fits: list[_LayerFit]) -> bool:
+    """Return whether training learned the scales.
+
+    LSQ begins with 2 mean|w| / sqrt(127), and training of 8 bits hardly changes this scale. It is
+    several times larger than necessary for the largest weight.
+    """
+    distances = []
+    for fit in fits:
+        loaded = read_int8_weights(view, fit.node)
+        scale, axis = view.params(fit.quantizer).scale, view.axis(fit.quantizer)
+        if loaded is None or scale is None:
+            return False
+        magnitudes = np.abs(loaded[0].astype(np.float32))
+        kept = None if axis is None or scale.size == 1 else axis % magnitudes.ndim
+        others = tuple(i for i in range(magnitudes.ndim) if i != kept)
+        scale = scale.reshape(-1)
+        initial = 2 * magnitudes.mean(axis=others).reshape(-1) / math.sqrt(_INT8_MAX)
+        initial = initial * (1.0 if fit.is_float else scale)
+        alive = initial > 0
+        ratios = np.broadcast_to(scale, alive.shape)[alive] / initial[alive]
+        distances.append(np.abs(np.log(ratios)))
+    near = np.concatenate(distances) < math.log(_MAX_LEARNED_RATIO)
+    return bool(np.mean(near) > _MIN_LEARNED_SHARE)
+
+
 def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of equal scales for different channels, too small for the largest."""
+    """Return the fault of equal scales for all channels that are too small for the largest."""
     bad = [
         f
         for f in fits
@@ -350,9 +381,9 @@ def _measure_layer(
     shape: tuple[int, ...],
     measurements: dict[tuple[str, int, int], _ChannelRatios],
 ) -> _LayerFit | None:
-    """Measure the scales of a layer; None if they cannot be compared with its weights.
+    """Measure the fit of a layer's scales; None if they cannot be compared with the weights.
 
-    Ratios that layers share are kept in ``measurements`` by weights, scales and axis.
+    ``measurements`` caches the ratios by weights, scales and axis for layers that share weights.
     """
     loaded = read_int8_weights(view, node)
     if loaded is None:
@@ -375,7 +406,7 @@ def _measure_layer(
 
     axis = view.axis(first)
     if axis is None and scale.size > 1:
-        return None  # the file contradicts itself
+        return None  # several scales without an axis are invalid
     if axis is None or scale.size == 1:
         return _LayerFit(node, first, weights.q is not None, measure_along(None), np.empty(0))
     axis %= len(shape)
@@ -403,7 +434,10 @@ def _measure_layer(
 def _measure_channels(
     values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
 ) -> _ChannelRatios:
-    """Measure the channels that have a weight other than 0."""
+    """Measure the channels with a finite weight other than 0.
+
+    ``stored`` means that the weights are stored as integers.
+    """
     # Reduce in the type of the weights. Only the results become float64, which can hold 128.
     values = values.reshape(len(values), -1) if axis == 0 else values
     other_axes = tuple(i for i in range(values.ndim) if i != axis)
@@ -420,7 +454,8 @@ def _measure_channels(
     largest = largest[alive] * (scale if stored else 1.0)
     largest_representable = _INT8_MAX * scale
     extreme = find_extreme_scales(scale, largest)
-    is_reported = (scale <= SMALLEST_SCALE) | (scale > LARGEST_SCALE)  # the quantizer's check
+    # The check of quantizers already reports these scales.
+    is_reported = (scale <= SMALLEST_SCALE) | (scale > LARGEST_SCALE)
     extremes = np.stack([scale, largest])[:, extreme & ~is_reported]
     ratios: npt.NDArray[np.float64] = largest / largest_representable
     clipped, saturated = ratios > _MAX_RATIO, np.zeros(ratios.shape, np.bool_)

@@ -1,4 +1,4 @@
-"""Check the weights and bias of every convolution."""
+"""Checks of the weights and biases of convolutions and matrix products."""
 
 import itertools
 from collections import defaultdict
@@ -96,7 +96,7 @@ def _float_type(view: View, tensor: str) -> Precision:
 
 
 def _multiplies_int8_activations(view: View, conv: Node, weights: WeightSource) -> bool:
-    """Return whether both inputs are computed and quantized; False for FP8, which is fused."""
+    """Return whether both inputs are computed and quantized to INT8, as in INT8 attention."""
     if weights.dq is None or view.params(weights.dq).precision == Precision.FP8:
         return False
     return qdq.find_pair(view.model, conv.input(0)) is not None
@@ -141,7 +141,7 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
     channel_axis = (output_axis(conv, len(shape)) or 0) if shape else 0
     transposed = operator_of(conv).kind == LayerKind.DECONVOLUTION
     if transposed and len(shape) == 5 and report.tensorrt.deconvolution_3d_float:
-        return  # no scales change a layer that runs in float
+        return  # the layer runs in float for any scales
     proven = not transposed or target_named(report.target).transposed_per_channel
     for node in (weights.q, weights.dq):
         if node is None:

@@ -101,7 +101,7 @@ class Pass(ABC):
         *,
         by: str | None = None,
     ) -> None:
-        """Emit one line of TensorRT's log, and record in the layer the case that explains the line.
+        """Emit one line of TensorRT's log, and record the explaining case in the layer.
 
         Args:
             case: One of the pass's cases.

@@ -222,9 +222,9 @@ def _multiplies_activations_in_fp8(layer: Layer) -> bool:
 
 
 def _fuse_activations(network: Network, members: Iterable[Layer]) -> None:
-    """Fuse each product of constant weights with a pointwise layer that alone reads its result.
+    """Fuse each product of constant weights with the pointwise layer after it.
 
-    Reshapes may be between the product and the pointwise layer.
+    Reshapes may be between both. No other layer may read the product's result.
     """
     for product in filter(_has_constant_weights, members):
         pointwise = product.out.single_consumer()

@@ -207,7 +207,7 @@ class PointWiseFusion(Pass):
 
 
 def _remove_unused(network: Network, tensor: Tensor) -> None:
-    """Remove the producer of an unread tensor, and further producers upstream that become unused.
+    """Remove the producer of an unread tensor, and producers upstream that become unused.
 
     Only the first input of each removed layer is followed.
     """

@@ -76,7 +76,7 @@ def _unsqueeze(network: Network, consumer: Layer, position: int, constant: Layer
 
 
 def _exchange(network: Network, squeeze: Layer, consumer: Layer) -> Layer:
-    """Replace the reshape before a layer with a new reshape after the layer; return the new one."""
+    """Replace the reshape before a layer with a new reshape after it; return the new reshape."""
     network.set_input(consumer, consumer.inputs.index(squeeze.out), squeeze.data)
     out = consumer.out
     result = Tensor(f"{consumer.name}_out_tensor", out.source, out.elem_type)

@@ -29,7 +29,7 @@ _SM12 = 120  # the first compute capability of 12.x
 def find_fp8_obstacle(
     model: Model, node: Node, dq: Node, has_one_scale: bool, capabilities: tuple[int, ...]
 ) -> Reason | None:
-    """Return the reason why a Conv of FP8 data and weights runs in float; None if it runs in FP8.
+    """Return the reason why an FP8 Conv runs in float; None if it runs in FP8.
 
     Args:
         model: The model.

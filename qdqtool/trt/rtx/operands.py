@@ -27,7 +27,7 @@ from qdqtool.util.records import record
 # Bits of each ONNX float type.
 WIDTH: dict[int, int] = {
     onnx.TensorProto.FLOAT: 32,
-    onnx.TensorProto.DOUBLE: 32,  # TensorRT-RTX computes doubles as floats
+    onnx.TensorProto.DOUBLE: 32,  # TensorRT-RTX computes float64 as float32
     onnx.TensorProto.FLOAT16: 16,
     onnx.TensorProto.BFLOAT16: 16,
 }
@@ -98,7 +98,7 @@ NEVER_QUANTIZED = FloatState()
 def resolve_precision(
     model: Model, node: Node, left: State, right: State, capabilities: tuple[int, ...]
 ) -> Precision | Reason:
-    """Return the type, INT8 or FP8, in which a node multiplies, or the reason why in float.
+    """Return the type (INT8 or FP8) in which a node multiplies, or the reason for float.
 
     Args:
         model: The model.
@@ -175,7 +175,7 @@ def _convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Re
 def _product_loss(
     model: Model, node: Node, left: IntegerState, right: IntegerState
 ) -> Reason | None:
-    """Return a reason if scales or a Pad keep a Gemm, MatMul or Einsum from multiplying integers.
+    """Return a reason if scales or a Pad keep a matrix product from multiplying integers.
 
     A scale may vary along the rows or columns of the result, but not along the summed axis or the
     batch.

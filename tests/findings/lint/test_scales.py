@@ -481,6 +481,34 @@ def test_factor_of_all_weight_scales_is_reported(placed: onnx.ModelProto, factor
     assert reason.factor == pytest.approx(1 / factor, rel=1e-3)
 
 
+def test_learned_scales_are_not_reported(placed: onnx.ModelProto) -> None:
+    """LSQ begins at 2 mean|w| / sqrt(127), which uses a fifth of the steps, and hardly moves."""
+    rng = np.random.default_rng(0)
+
+    def learn(scale: Array, weights: Array, number: int) -> Array:
+        mean = np.abs(weights).reshape(len(weights), -1).mean(axis=1)
+        drift = np.exp(rng.normal(0, 0.1, scale.shape)).astype(scale.dtype)
+        return 2 * mean.astype(scale.dtype) / np.sqrt(np.float32(127)) * drift
+
+    learned = rescaled(placed, learn)
+    assert weight_scales_of(learned) is None
+    coarse = weight_scales_of(rescaled(placed, lambda s, w, n: learn(s, w, n) * 3))
+    assert coarse is not None and coarse.cause == WeightScalesCause.TOO_LARGE
+    assert "W-SCALE" not in {a.code for a in qdqtool.fix(learned).applied}
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_scale_for_the_tensor_is_compared_with_learned_scales(shape: tuple[int, ...]) -> None:
+    g = Graph()
+    x = g.input(1, 16, 8, 8)
+    for number in range(4):
+        weights = np.random.default_rng(number).normal(0, 0.1, (16, 16, 1, 1)).astype(np.float32)
+        scale = np.full(shape, 2 * np.abs(weights).mean() / np.sqrt(127), np.float32)
+        w = g.pair(g.const(f"w{number}", weights), f"q{number}", scale)
+        x = g.op("Conv", [g.pair(x, f"x{number}", 0.05), w], f"c{number}", kernel_shape=[1, 1])
+    assert weight_scales_of(g.model(x)) is None
+
+
 def test_scales_of_other_tensors_are_reported(placed: onnx.ModelProto) -> None:
     scales: list[Array] = []
 
