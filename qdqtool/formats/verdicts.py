@@ -99,13 +99,14 @@ def describe_subgraphs(counts: Mapping[str, int]) -> str:
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
-    Predicted float outputs of convolutions decide. If the builder chooses the type, the result is
-    FP16, or FP32 without `half`.
+    The types in which float convolutions compute decide, else the float outputs of quantized ones.
+    If the builder chooses the type, the result is FP16, or FP32 without `half`.
     """
-    outputs = Counter(c.output for c in prediction.convolutions if c.output.is_float)
-    del outputs[Precision.FLOAT]
-    if outputs:
-        return outputs.most_common(1)[0][0]
+    convolutions = prediction.convolutions
+    for types in ([c.precision for c in convolutions], [c.output for c in convolutions]):
+        counts = Counter(t for t in types if t.is_float and t != Precision.FLOAT)
+        if counts:
+            return counts.most_common(1)[0][0]
     if prediction.model.has_bfloat16:
         return Precision.BF16
     return Precision.FP16 if half else Precision.FP32

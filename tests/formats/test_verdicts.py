@@ -90,3 +90,15 @@ def test_confidence_counts_every_convolution() -> None:
     assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
     text = describe_confidence(prediction)
     assert str(len(prediction.convolutions)) in text and ("assumed" in text) == bool(assumed)
+
+
+def test_float_type_is_that_of_float_layers_and_not_of_outputs() -> None:
+    """On TensorRT-RTX, convolutions with a scale per channel write FP32 in FP16 models."""
+    g = Graph(opset=19, half=True)
+    x = g.input(1, 16, 8, 8)
+    for name in ("a", "b"):
+        x = g.conv(x, name, 16)
+    prediction = predict(g.model(g.conv(x, "c", 16, scale=None, weights="float")), "rtx1.7")
+    first, _, last = prediction.convolutions
+    assert (first.output, last.precision) == (Precision.FP32, Precision.FP16)
+    assert name_float_type(prediction) == Precision.FP16
