@@ -53,7 +53,7 @@ def collect_statistics(
 
     Raises:
         ModelError: onnxruntime cannot run the model.
-        DataError: There is no data, or it cannot be used.
+        DataError: The data is empty, or cannot be used.
     """
     from calibration import Focus, collect
     from calibration.options import YOLO_PREPROCESS

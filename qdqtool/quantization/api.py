@@ -186,9 +186,9 @@ def insert(
         losses: Number of samples for measuring the output error, the activations that cause most
             of it (:mod:`qdqtool.insertion.losses`), and the difference of an FP16 model from the
             float model. The network runs up to ten times for each sample. 0 measures nothing.
-            None, the default of the command, measures the error on 8 samples. If the error is 10 %
-            or more, it also leaves single activations float on 2 of the samples, and confirms the
-            largest gains on the other 6.
+            None: 8 samples for the error. If the error is 10 % or more, single activations are also
+            left float on 2 of the samples, and the largest gains are confirmed on the other 6. None
+            is the default of the command.
         predict: Whether to predict the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. FP8
             is refused on a GPU without it.

@@ -56,8 +56,8 @@ class PresetPart(StrEnum):
 
 
 _PRESET_REASONS = {
-    PresetPart.BOX: "last convolutions of the box branches, which need more precision than INT8 "
-    "has (`head='none'` quantizes them)",
+    PresetPart.BOX: "last convolutions of the box branches, for which INT8 is too imprecise "
+    "(`head='none'` quantizes them)",
     PresetPart.DFL: f"DFL, the convolution that computes the box sides {_HEAD_OPTION}",
     PresetPart.PLACES: f"produces boxes or sampling points {_HEAD_OPTION}",
     PresetPart.MLP: f"MLP of a box output {_HEAD_OPTION}",
