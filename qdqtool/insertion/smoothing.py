@@ -510,7 +510,15 @@ class _ScaleRegion:
         )
 
     def _join(self, tensor: str, places: Places) -> bool:
-        """Add a tensor with any divided entries; False if it already has other channels."""
+        """Add a tensor to the region, unless none of its entries belongs to a channel of s.
+
+        Args:
+            tensor: Name of the tensor.
+            places: Channel of s for each entry; -1 for an entry without a channel.
+
+        Returns:
+            False if the region has the tensor with different channels.
+        """
         if (places < 0).all():
             return True
         return np.array_equal(self.tensors.setdefault(tensor, places), places)

@@ -19,7 +19,12 @@ _HEAD_OPTION = "(`head='none'` quantizes it)"
 
 
 class ExcludedNode(Reason):
-    """A node that an option names; ``value`` is the pattern or the operator."""
+    """A node that remains float because the user excluded it.
+
+    Attributes:
+        option: Name of the option.
+        value: Pattern or operator type that the option names.
+    """
 
     option: str
     value: str

@@ -204,7 +204,10 @@ class ConsumerIndex:
         return any(self.has_equal_values(constant, other) for other in others)
 
     def reaches_quantizer(self, tensor: str) -> bool:
-        """Return whether a Q downstream of a tensor moves up to the tensor, past operators."""
+        """Return whether a downstream Q moves up to a tensor.
+
+        It moves up only if it can pass every operator between the tensor and the Q.
+        """
         return tensor in self._quantized_downstream
 
     @functools.cached_property
