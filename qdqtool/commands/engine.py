@@ -63,21 +63,35 @@ def command(
     if dot or svg:
         _draw_engine(report, dot, svg)
         if not other and answer.form == "text" and not answer.output:
-            names = ", ".join(name for name in (dot, svg) if name)
+            names = ", ".join(filter(None, (dot, svg)))
             click.echo(f"{len(report.rows)} layers drawn: {names}")
             return 0
-    from qdqtool.formats.build_text import render, render_comparison
-
     if other:
-        from qdqtool.comparison.api import compare
+        _compare_engines(report, _analyze_engine(list(other), gpu, clock), everything, answer)
+    else:
+        _describe_engine(report, sort, everything, answer)
+    return 0
 
-        comparison = compare(report, _analyze_engine(list(other), gpu, clock))
-        assert comparison.engines is not None
-        answer.write(
-            comparison.engines.as_json,
-            lambda width: render_comparison(comparison, width, everything=everything),
-        )
-        return 0
+
+def _compare_engines(
+    report: EngineReport, other: EngineReport, everything: bool, answer: options.AnswerWriter
+) -> None:
+    from qdqtool.comparison.api import compare
+    from qdqtool.formats.build_text import render_comparison
+
+    comparison = compare(report, other)
+    assert comparison.engines is not None
+    answer.write(
+        comparison.engines.as_json,
+        lambda width: render_comparison(comparison, width, everything=everything),
+    )
+
+
+def _describe_engine(
+    report: EngineReport, sort: str | None, everything: bool, answer: options.AnswerWriter
+) -> None:
+    from qdqtool.formats.build_text import render
+
     key = sort or ("ms" if report.has_times else "order")
     answer.write(
         lambda: {
@@ -86,7 +100,6 @@ def command(
         },
         lambda width: render(report, key, width, everything=everything),
     )
-    return 0
 
 
 def _analyze_engine(paths: list[str], gpu: str | None, clock: float | None) -> EngineReport:
