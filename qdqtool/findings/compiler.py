@@ -64,13 +64,9 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
     convolutions = {c.name for c in prediction.convolutions}
     for reason in prediction.refusals:
         code = finding_code(reason)
-        loss = reason if isinstance(reason, IntegersLost) else None
         is_pair_fault = code in _PAIR_CODES
-        name = loss.dq if loss is not None and is_pair_fault else reason.node
+        name = reason.dq if is_pair_fault and isinstance(reason, IntegersLost) else reason.node
         quantizer = _find_quantizer(view, name)
-        node = reason.node if quantizer is None else quantizer.name
-        if loss is not None and loss.step is not None and loss.why in _NODE_CAUSES:
-            node = loss.step.node
         affected = [reason.node]
         if quantizer is not None and reason.node not in convolutions:
             affected = view.consuming_convolutions(quantizer)
@@ -79,11 +75,18 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
         is_joined = is_pair_fault or (is_fatal and code != "QTYPE")
         report.add(
             reason,
-            node,
+            _locate_fault(reason, quantizer),
             [c for c in affected if c in convolutions],
             joined=is_joined,
             fatal=None if is_wrong_result else is_fatal,
         )
+
+
+def _locate_fault(reason: Reason, quantizer: Node | None) -> str:
+    """Return the node that loses the integers, else the quantizer, else the reason's node."""
+    if isinstance(reason, IntegersLost) and reason.step is not None and reason.why in _NODE_CAUSES:
+        return reason.step.node
+    return reason.node if quantizer is None else quantizer.name
 
 
 def _find_quantizer(view: View, name: str) -> Node | None:
