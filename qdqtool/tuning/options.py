@@ -68,7 +68,7 @@ class TuningGoal:
         """Fraction of the float model's metric to keep; None with a budget."""
         return KEEP if self.keep is None and self.budget_ms is None else self.keep
 
-    def check_timeout(self, seconds: float | None) -> float:
+    def choose_metric_timeout(self, seconds: float | None) -> float:
         """Return the time limit for one call of the user's metric, in seconds.
 
         Args:
