@@ -53,8 +53,8 @@ class TuningGoal:
             )
         if self.keep is not None and not 0.0 < self.keep <= 1.0:
             raise QdqtoolError(
-                f"`keep` {self.keep:g}: give a fraction of the float model's metric, above 0 and "
-                "at most 1",
+                f"`keep` {self.keep:g} is out of range. Give a fraction of the float model's "
+                "metric, above 0 and at most 1",
                 code="out-of-range",
                 parameter="keep",
             )
