@@ -68,7 +68,7 @@ class CountingPayload:
 
 @dataclass
 class SamplePortion:
-    """Samples that one worker counts in one task.
+    """Samples whose activation values one worker counts in histograms in one task.
 
     Attributes:
         numbers: Numbers of the samples.
@@ -260,7 +260,7 @@ class ClusterPass:
         self.tensors = {name: TensorStatistics(bins) for name in names}
         self.images = 0
         self.done: set[int] = set()
-        # Ctrl-C interrupts only the main thread. A merge in another thread is always complete.
+        # Ctrl-C interrupts only the main thread, so it cannot interrupt a merge in this one.
         self._merger = ThreadPoolExecutor(1, "merging")
 
     def results(self) -> Generator[int, None, None]:

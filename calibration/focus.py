@@ -136,10 +136,12 @@ class Focus:
         return FocusMap([self._mask([level[row] for level in maps]) for row in range(len(maps[0]))])
 
     def _mask(self, levels: list[npt.NDArray[np.float32]]) -> _Mask:
-        """Return the positions in focus of one image, [h, w] on the grid of the finest level.
+        """Return the mask [h, w] of one image, on the grid of the finest level.
+
+        The mask is True at the positions in focus.
 
         Args:
-            levels: Highest class output at each position, [h, w] for each level.
+            levels: Highest class output (logit) at each position, [h, w] for each level.
         """
         scores = np.concatenate([level.ravel() for level in levels])
         count = max(1, round(self.share * scores.size))

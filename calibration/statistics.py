@@ -321,7 +321,7 @@ def sampling_step(shape: Sequence[int], samples: int | None) -> int:
 
 Spots = npt.NDArray[np.float32]
 
-IMAGES = 16  # number of images with spots
+IMAGES = 16  # number of samples whose spots (values at a few positions) are recorded
 POSITIONS = 48  # maximum number of positions in a map
 CHANNELS = 48  # maximum number of channels of a map
 _STACKED_VALUES = 1 << 16  # maximum number of values whose errors are computed in one step
@@ -329,9 +329,10 @@ _GOLDEN = 0.6180339887498949  # multiples of the golden ratio modulo 1 are evenl
 
 
 def spot_sample_numbers(samples: int | None) -> frozenset[int]:
-    """Return the numbers of the 16 samples with spots, evenly spread over the samples.
+    """Return the numbers of the 16 samples whose spots are recorded, evenly spread.
 
-    If the number of samples is unknown, the first 16 samples have spots.
+    Spots are the values of an activation at a few positions (see :func:`find_spots`). If the number
+    of samples is unknown, the spots of the first 16 samples are recorded.
     """
     if samples is None or samples <= IMAGES:
         return frozenset(range(IMAGES))
@@ -493,7 +494,8 @@ class TensorStatistics:
         """Return the histogram in bins of equal width from 0 to the largest magnitude.
 
         The values of a bin that has to be split are assumed to be evenly spread, so the counts are
-        float64. The last bin contains all values of the bin of the largest magnitude.
+        float64. The values that share a logarithmic bin with the largest magnitude never
+        exceed it, so the part of that bin above the largest magnitude is added to the last bin.
 
         Raises:
             DataError: `bins` is not from 1 to a million.

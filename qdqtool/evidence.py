@@ -40,6 +40,13 @@ class Case:
 def seen(name: str, says: str, *builds: str, source: str = "", about: tuple[str, ...] = ()) -> Case:
     """Return a case that real builds show.
 
+    Args:
+        name: Short name, unique within its pass or operator.
+        says: The behavior of TensorRT in one sentence.
+        builds: Builds that show it, ``<build>:<line>`` or ``<build>``.
+        source: Document that states the behavior too; empty if there is none.
+        about: Words that select the case for a line of the log.
+
     Raises:
         ValueError: ``builds`` is empty.
     """
@@ -54,8 +61,12 @@ def documented(name: str, says: str, source: str, about: tuple[str, ...] = ()) -
 
 
 def assumed(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> Case:
-    """Return a case that no build shows.
+    """Return a case that is inferred, neither seen in a build nor documented.
 
-    ``source`` is the reason for the assumption, and the log that would refute it.
+    Args:
+        name: Short name, unique within its pass or operator.
+        says: The behavior of TensorRT in one sentence.
+        source: The reason for the assumption, and the log that would refute it.
+        about: Words that select the case for a line of the log.
     """
     return Case(name, Evidence.ASSUMED, says, (), source, about)

@@ -181,8 +181,13 @@ def advise(
 ) -> list[Finding]:
     """Return the findings of a model and its prediction, sorted and numbered.
 
-    ``findings`` of each convolution of the prediction is set to the ids of its findings. ``target``
-    is needed for the version that the user requested; the default is the prediction's target.
+    Args:
+        model: The predicted model.
+        prediction: The prediction. ``findings`` of each of its convolutions is set, in place, to
+            the ids of the convolution's findings.
+        way: Build method, such as ``trtexec``, whose flags the findings name; None if unknown.
+        target: Target with the version that the user requested. Default: the target of the
+            prediction.
     """
     chosen = target or target_named(prediction.target)
     findings = _sort_findings(_find_findings(model, prediction, way, chosen))

@@ -534,8 +534,8 @@ class ConvOutcome:
         inputs: Precision of the data input, then of the residual input if there is one.
         output: Precision of the layer's output.
         layer: The engine layer's name; None if the target has no named layers.
-        fused: ONNX nodes without Q and DQ that are fused into its layer (BatchNormalization,
-            activation, Add, MaxPool).
+        fused: ONNX nodes that are fused into the convolution's layer, such as
+            BatchNormalization, activation, Add or MaxPool; Q and DQ are not listed.
         findings: Ids of the findings about the convolution.
         evidence: Evidence of the outcome on the target.
         cases: Cases (``<pass>/<case>``) of all passes that changed the layer.

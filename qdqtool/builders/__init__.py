@@ -1,4 +1,4 @@
-"""Builds of models with a TensorRT on this machine; call :func:`build`.
+"""Builds of models with a local TensorRT installation; call :func:`build`.
 
 The builder ``tensorrt-rtx`` needs no GPU. The builders ``tensorrt`` and ``trtexec`` need a GPU.
 """

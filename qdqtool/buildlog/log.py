@@ -195,7 +195,7 @@ def _prefix_pattern(head: bytes) -> bytes:
 
 
 def is_marked(line: bytes) -> bool:
-    """Return whether the beginning of a line names TensorRT, or a tool that logs for it."""
+    """Return whether a line names TensorRT or onnxruntime in its first 160 bytes."""
     head = line[:160]
     return b"[TRT" in head or b"TensorRT" in head or b":onnxruntime" in head
 

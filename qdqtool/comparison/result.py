@@ -55,9 +55,9 @@ class ChangeKind(StrEnum):
 class LossReason(StrEnum):
     """Reason why a convolution lost INT8."""
 
-    PAIRS = "pairs"  # the convolution has no Q/DQ pairs any more
-    WEIGHTS = "weights"  # the weights have no Q/DQ pair any more
-    DATA = "data"  # the data input has no Q/DQ pair any more
+    PAIRS = "pairs"  # the convolution no longer has Q/DQ pairs
+    WEIGHTS = "weights"  # the weights no longer have a Q/DQ pair
+    DATA = "data"  # the data input no longer has a Q/DQ pair
     FINDING = "finding"  # Q/DQ pairs remain, and a finding explains why TensorRT does not use them
     FLOAT_BUILD = "float-build"  # the model has Q/DQ, but the build is of a float model
     UNEXPLAINED = "unexplained"  # INT8 is predicted, and the build does not show why it is absent

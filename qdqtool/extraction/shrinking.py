@@ -162,7 +162,7 @@ class ModelShrinker:
         try:
             holds = self._holds(complete)
         except BuilderError:
-            raise  # the compiler does not run any more, so further checks are meaningless
+            raise  # the compiler no longer runs, so further checks are meaningless
         except Exception:
             return False
         if holds:

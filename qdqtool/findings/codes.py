@@ -13,8 +13,8 @@ from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 ALL_TARGETS = tuple(TARGETS)
-# Codes of the first TensorRT that is always strongly typed also apply to strongly typed networks
-# of earlier versions.
+# Name of the first TensorRT that is always strongly typed. Its codes also apply to strongly typed
+# networks of earlier versions.
 _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
 

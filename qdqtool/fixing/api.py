@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon
 
 FIX_SCHEMA = "qdqtool/fix/1"
-_MAX_SITES = 512  # savings of a kind of fix with more places are not estimated
+_MAX_SITES = 512  # no saving is estimated for a kind of fix that applies at more sites
 
 
 @dataclass(slots=True)

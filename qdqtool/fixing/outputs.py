@@ -224,9 +224,9 @@ def _nodes_between(model: Model, output: str, parts: list[str]) -> list[Node]:
 
 
 def _find_channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
-    """Return first and last index, and the axis, of the range that a mask covers.
+    """Return the first and the last index of a masked range, and the axis of the range.
 
-    The result is None and 0 if the mask is not a range along one axis.
+    Return None and 0 if the true elements are not all elements of one range along one axis.
     """
     for axis in range(mask.ndim):
         others = tuple(i for i in range(mask.ndim) if i != axis)

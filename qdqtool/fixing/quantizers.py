@@ -318,7 +318,7 @@ def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> N
 
 
 def find_computed_constants(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that replace weights, scales and zero points computed from constants."""
+    """Return sites that store computed weights, scales and zero points as constants."""
     names = collect_names(reasons)
     evaluator = constants.ConstantEvaluator(view.model)
     sites = find_computed_weights(view, target, reasons)

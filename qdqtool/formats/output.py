@@ -18,6 +18,7 @@ from qdqtool.util.process import silence_stdout, terminal_columns
 from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
+_OPTION = re.compile(r"--?[a-z][a-z-]*")  # without its argument
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 _Row = TypeVar("_Row")
 
@@ -108,9 +109,18 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
 
 
 def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[str]:
-    """Wrap a shell command between words, with backslashes, so that it can be pasted."""
-    lines, line = [], first
+    """Wrap a shell command with backslashes, so that it can be pasted.
+
+    Lines end between words, but not between an option and its argument.
+    """
+    words: list[str] = []
     for word in _SHELL_WORD.findall(as_line(command)):
+        if words and _OPTION.fullmatch(words[-1]) and not word.startswith(("-", ">", "2>")):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    lines, line = [], first
+    for word in words:
         if len(line) + len(word) + 2 > width and line.strip() and line != first:
             lines.append(f"{line}\\")
             line = " " * indent

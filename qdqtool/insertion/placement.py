@@ -368,7 +368,7 @@ class _Placer:
                     self.placement.skip(EinsumProduct(PLACEMENT, node.name, form))
 
     def skip_subgraph_layers(self) -> None:
-        """Record layers with weights inside the bodies of If, Loop and Scan."""
+        """Record that layers with weights inside If, Loop and Scan remain float."""
         for node in self._model.ordered:
             bodies = nested_graphs([node.proto])
             count = sum(n.op_type in WEIGHTED for body in bodies for n in body.node)
@@ -594,7 +594,7 @@ class _Placer:
         return side
 
     def _has_no_activation(self, tensor: str) -> bool:
-        """Return whether no activation lies between a convolution and an Add's input."""
+        """Return whether a convolution produces an Add's input without an activation between."""
         return tensor in find_float_fusions(self._model).add_inputs_without_activation
 
     def _choose_pool_input(self, node: Node) -> _InputChoice:

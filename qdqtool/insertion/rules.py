@@ -167,7 +167,11 @@ def choose_residual_inputs(
 def _rate_worst_case(
     model: Model, placement: Placement, target: Target, best: Rating | None
 ) -> Rating | None:
-    """Return the rating of a placement in its worst case; None if it cannot beat `best`."""
+    """Return the lower of two ratings of a placement; None if it cannot beat `best`.
+
+    One rating assumes that a convolution and its SiLU fuse the residual Add after them, the other
+    that they do not.
+    """
     ratings: list[Rating] = []
     # An Add with two dequantized inputs is never fused into a convolution.
     is_decided = all(len(positions) > 1 for positions in _residual_positions(placement).values())

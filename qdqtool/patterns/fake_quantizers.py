@@ -209,7 +209,10 @@ class _QuantizerFinder:
         return None
 
     def _read_clip(self, clip: Node) -> FakeQuantizer | None:
-        """Read the Clip between a Q and a DQ, or between stored integers and a DQ."""
+        """Return the quantizer of a Clip between a Q or stored integers and a DQ.
+
+        None if the Clip is not between them, or if a bound, scale or zero point is not constant.
+        """
         source = clip.input(0)
         consumers, producer = self.model.consumers(clip.output), self.model.producer(source)
         if len(consumers) != 1 or not qdq.is_dq(consumers[0]):
@@ -423,7 +426,10 @@ class _QuantizerFinder:
         return scale.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
     def _read_pt2e(self, node: Node) -> FakeQuantizer | None:
-        """Read quantize_per_tensor or quantize_per_channel with the dequantize after it."""
+        """Return the quantizer of a quantize node of PyTorch's PT2E and its dequantize node.
+
+        The result has a `problem` if other nodes read the integers, or for torchao's affine nodes.
+        """
         consumers = self.model.consumers(node.output)
         form, source = QuantizerForm.PT2E, node.input(0)
         if "affine" in node.op:
@@ -506,7 +512,10 @@ class _RoundChain:
         return replace_fields(fake, is_inexact=is_inexact)
 
     def read_dequantizer(self) -> FakeQuantizer | None:
-        """Return a dequantizer of stored integers or of a Q: Cast, Sub and Mul."""
+        """Return a dequantizer (Cast, Sub and Mul) of stored integers or of a Q.
+
+        None if the nodes are not a dequantizer.
+        """
         (cast,) = self.nodes
         source, model = cast.input(0), self._model
         is_integer = model.elem_type(source) in _BYTES
@@ -576,7 +585,8 @@ class _RoundChain:
     def _split_operands(self, node: Node) -> tuple[str, _FloatArray | None]:
         """Return the computed input of a node, and the constant operand.
 
-        The constant is None if no operand is constant or the operator is not arithmetic of two.
+        The constant is None if no operand is constant, or if the node is not an arithmetic
+        operator with two operands.
         """
         if node.op not in ("Add", "Sub", "Mul", "Div", "Min", "Max") or len(node.inputs) != 2:
             return node.input(0), None
@@ -653,7 +663,10 @@ def rewrite_fake_quantizers(model: Model) -> int:
 
 
 def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
-    """Make the last node of a quantizer a DQ, with a Q before it."""
+    """Replace a fake quantizer by Q and DQ, or by a DQ alone if its integers are stored.
+
+    The last node of the fake quantizer becomes the DQ.
+    """
     assert fake.scale is not None and fake.zero_point is not None
     shape = () if fake.axis is None else fake.scale.shape
     scale = fake.scale.reshape(shape)
@@ -688,7 +701,7 @@ def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
 
 
 def _remove_unused_domains(proto: onnx.ModelProto) -> None:
-    """Remove the operator sets of domains that no node uses any more, in place."""
+    """Remove the operator sets of domains that no node uses, in place."""
     used = {node.domain for node in with_subgraph_nodes(proto.graph.node)}
     opsets = [o for o in proto.opset_import if o.domain in DOMAINS or o.domain in used]
     kept = [onnx.helper.make_opsetid(o.domain, o.version) for o in opsets]

@@ -72,7 +72,7 @@ class Head:
 
     @property
     def last_convolutions(self) -> set[int]:
-        """Convolutions before any decoding, including those of boxes with an activation."""
+        """Indices of the convolutions before any decoding, also of boxes with an activation."""
         return self.finals | self.boxes
 
 
@@ -420,7 +420,10 @@ def _find_score_product(model: Model, softmax: Node) -> Node | None:
 
 
 def _find_value_product(model: Model, softmax: Node) -> tuple[Node, str] | None:
-    """Return the matrix product of a Softmax's result, and its input with the result."""
+    """Return the matrix product that consumes a Softmax's result, and that input's name.
+
+    None if no such product is found.
+    """
     queue = [softmax.output]
     for tensor in queue:
         if len(queue) > _MAX_HOPS:
@@ -500,7 +503,7 @@ def find_coordinates(model: Model, finals: Iterable[int]) -> CoordinateLayers:
 
 
 def _find_sampling_layers(model: Model) -> set[int]:
-    """Return the layers that produce the grid of a GridSample."""
+    """Return the node indices of the layers that produce the grid of a GridSample."""
     indices: set[int] = set()
     for node in model.ordered:
         if node.op == "GridSample" and node.domain in DOMAINS:
@@ -564,7 +567,7 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
 def _find_combined_producers(
     model: Model, operands: tuple[str, ...], coordinates: set[str]
 ) -> set[int]:
-    """Return the layers that produce the other operands of a node that reads coordinates.
+    """Return indices of producers of the other operands of a node that reads coordinates.
 
     An operand that also depends on other computed tensors is left out.
     """
@@ -657,7 +660,7 @@ def _distribution_logits(model: Model, node: Node) -> str:
 
 
 def _column_count(model: Model, node: Node) -> int | None:
-    """Return the number of outputs per position of a layer with constant weights."""
+    """Return the number of outputs per position of a layer; None if it is unknown."""
     shape = model.constant_shape(node.input(1))
     if not shape:
         return None
@@ -685,7 +688,7 @@ def _mlp_upstream(model: Model, node: Node) -> set[int]:
 
 
 def _layer_before_activation(model: Model, node: Node) -> Node | None:
-    """Return the layer with weights before a node if an activation lies in between."""
+    """Return the layer with weights before a node and an activation; None if there is none."""
     is_activated = False
     producer = model.producer(node.input(0))
     while producer is not None and not _has_constant_weights(model, producer):

@@ -192,7 +192,7 @@ class NoiseInjector:
 def measure_noise(
     network: nn.Module, call: NetworkCall, outputs: Sequence[Tensor], noise: NoiseInjector
 ) -> float:
-    """Return the largest change of a network's outputs by noise or by double precision.
+    """Return the largest change of the outputs that noise or double precision causes.
 
     Args:
         network: Network whose quantizers pass their inputs through ``noise``.

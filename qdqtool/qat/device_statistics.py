@@ -59,7 +59,7 @@ class DeviceStatistics:
         size = values.numel()
         if not size:
             return
-        # Few calls of torch are made: for a small image, one call takes as long as a layer.
+        # Avoid calls of torch: for a small image, one call takes as long as a layer of the network.
         if values.requires_grad:
             values = values.detach()
         if values.dtype is not torch.float32:

@@ -143,11 +143,12 @@ def insert(
             more nodes remain float (:mod:`qdqtool.insertion.fp8_rules`). ``auto`` measures the
             output error of both on 8 samples, and chooses by error and estimated time
             (:func:`qdqtool.insertion.format_choice.choose_number_format`). If neither suits, the
-            result is the float model: unchanged, or in FP16 if the target computes in the types of
-            the file.
+            result is the float model: unchanged, or in FP16 if the target is strongly typed, that
+            is, computes in the types of the ONNX file.
         head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, and the layers of a
-            DETR that compute boxes, reference points and sampling offsets. ``float`` leaves every
-            last convolution and such scores float. ``none`` leaves nothing float.
+            DETR that compute boxes, reference points and sampling offsets. ``float`` also leaves
+            every last convolution float, and the scores by which a DETR selects queries.
+            ``none`` leaves nothing float.
         residual: ``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are
             quantized.
         attention: ``auto`` is ``float`` for INT8, and quantizes attentions that TensorRT fuses for
@@ -185,9 +186,9 @@ def insert(
         losses: Number of samples for measuring the output error, the activations that cause most
             of it (:mod:`qdqtool.insertion.losses`), and the difference of an FP16 model from the
             float model. The network runs up to ten times for each sample. 0 measures nothing.
-            None: 8 samples, and only if the error is 10 % or more, single activations are left
-            float on 2 of the samples, and the largest gains are confirmed on the other 6. None is
-            the default of the command.
+            None: 8 samples for the error. If the error is 10 % or more, single activations are also
+            left float on 2 of the samples, and the largest gains are confirmed on the other 6. None
+            is the default of the command.
         predict: Whether to predict the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. FP8
             is refused on a GPU without it.

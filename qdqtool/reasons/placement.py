@@ -19,7 +19,12 @@ _HEAD_OPTION = "(`head='none'` quantizes it)"
 
 
 class ExcludedNode(Reason):
-    """A node that an option names; ``value`` is the pattern or the operator."""
+    """A node that remains float because the user excluded it.
+
+    Attributes:
+        option: Name of the option.
+        value: Pattern or operator type that the option names.
+    """
 
     option: str
     value: str
@@ -51,8 +56,8 @@ class PresetPart(StrEnum):
 
 
 _PRESET_REASONS = {
-    PresetPart.BOX: "last convolutions of the box branches, which need more precision than INT8 "
-    "has (`head='none'` quantizes them)",
+    PresetPart.BOX: "last convolutions of the box branches, for which INT8 is too imprecise "
+    "(`head='none'` quantizes them)",
     PresetPart.DFL: f"DFL, the convolution that computes the box sides {_HEAD_OPTION}",
     PresetPart.PLACES: f"produces boxes or sampling points {_HEAD_OPTION}",
     PresetPart.MLP: f"MLP of a box output {_HEAD_OPTION}",

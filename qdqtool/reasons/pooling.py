@@ -1,4 +1,4 @@
-"""Reasons about averages and poolings that run in float."""
+"""Reasons why average poolings and ReduceMeans run in float."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ from qdqtool.verification.result import Verification
 from qdqtool.verification.times import float_precision, is_cuda_graph
 
 MAX_NODE_LINES = 60  # maximum number of optimizer log lines per node
-MAX_CONSUMERS = 400  # maximum number of consumers listed for one Q or DQ; networks have a dozen
+MAX_CONSUMERS = 400  # maximum number of consumers listed for one Q or DQ; a dozen is usual
 MAX_QUANTIZERS_PASSED = 64  # maximum number of Q and DQ between a quantizer and these consumers
 MAX_ATTRIBUTES = 12  # maximum number of attributes per node
 _ATTRIBUTE_LABELS = {

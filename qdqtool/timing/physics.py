@@ -48,11 +48,12 @@ DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
 INT8_BLOCK = 32.0  # channels of the layout NC/32HW32 that INT8 convolutions read and write
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
 
-# Speed of FP8 convolutions over that of INT8 on GPUs whose tensor cores run ``mma.sync``: a FAR3D
-# with a quantized CNN on an RTX 6000 Ada takes 24.6 ms in INT8 and 31.5 ms in FP8, at equal rates
-# (TensorRT 10.11; NVIDIA/Model-Optimizer, examples/onnx_ptq/far3d/README.md). A ResNet-18 on an RTX
-# 4090D was slower in FP8 than in FP16 (Model-Optimizer issue 512). It is assumed for 12.x, whose SM
-# is that of Ada. Hopper, B200 and Thor have other instructions and no published times.
+# Ratio of the speed of FP8 convolutions to that of INT8 convolutions, on GPUs whose tensor cores
+# run ``mma.sync``. A FAR3D with a quantized CNN on an RTX 6000 Ada takes 24.6 ms in INT8 and
+# 31.5 ms in FP8, although the peak rates are equal (TensorRT 10.11; NVIDIA/Model-Optimizer,
+# examples/onnx_ptq/far3d/README.md). A ResNet-18 on an RTX 4090D was slower in FP8 than in FP16
+# (Model-Optimizer issue 512). The ratio is assumed for compute capability 12.x, whose SM is that of
+# Ada. Hopper, B200 and Thor have other instructions and no published times.
 FP8_CONVOLUTION = 24.6 / 31.5
 _MMA_SYNC = ("8.9", "12.0", "12.1")
 

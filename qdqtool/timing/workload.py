@@ -363,7 +363,9 @@ class _WorkloadBuilder:
     # Types and sizes --------------------------------------------------------------------------
 
     def _widen(self, layer: EngineLayer, layer_work: LayerWork | None) -> LayerWork | None:
-        """Return the work with an output in FP32 if the builder has no kernel that writes FP16.
+        """Return the work, with an FP32 output if the layer writes FP32 in an FP16 build.
+
+        None if the work is unknown.
 
         Kernels for INT8 in groups of four channels, which compute a convolution of few channels,
         write INT8 or FP32 and never FP16 (every combination that is autotuned in the logs of
@@ -454,7 +456,10 @@ class _WorkloadBuilder:
     def _count_moved(
         self, layer: EngineLayer, nodes: list[Node], kind: str
     ) -> tuple[float | None, float | None]:
-        """Return the elements read and written by a layer that only moves or maps values."""
+        """Return the numbers of elements that a layer without products reads and writes.
+
+        A number is None if a shape that it depends on is unknown.
+        """
         if nodes:
             outside = dict.fromkeys(self._outside_inputs(nodes))
             read = self._sum_elements(outside)

@@ -369,7 +369,7 @@ def explain_float_output(
 def check_output_scales(
     by: str, node: str, tensor: str, consumers: tuple[TensorConsumer, ...], size: TensorSize | None
 ) -> OutputDifferentScales | None:
-    """Return a reason if Qs with different scales are the only consumers of a result."""
+    """Return a reason if all consumers are Qs and their scales differ; None otherwise."""
     if not have_different_scales(consumers):
         return None
     if any(consumer.kind != ConsumerKind.Q for consumer in consumers):
@@ -380,7 +380,7 @@ def check_output_scales(
 def check_equal_scales(
     by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
 ) -> ScalesDiffer | None:
-    """Return a reason if quantizers may differ in scale, zero point or type.
+    """Return a reason if quantizers may differ in scale, zero point or type; else None.
 
     Args:
         by: Name of the calling pass.
@@ -617,9 +617,10 @@ def _quantized_precision(dq: Layer) -> Precision:
 
 
 def _product_type(dq: Layer) -> str | None:
-    """Return the type, ``INT8`` or ``FP8``, in which a layer with this DQ multiplies.
+    """Return the type, ``INT8`` or ``FP8``, in which a consumer of the DQ can multiply.
 
-    None if no convolution computes in the DQ's type, or if the type is unknown.
+    None if no convolution computes in the type of the DQ's input. A DQ of unknown type counts as
+    INT8 if it has no zero point.
     """
     if dq.quant is None:
         return None

@@ -401,7 +401,9 @@ class PartitionedNetwork:
         finals = [self._producer[t] for t in dict.fromkeys(names) if t in self._producer]
         numbers = self._list_upstream(finals)
         runs = {recipe: self._list_runs(recipe) for recipe in candidates}
-        turns: dict[PartRun | Recipe, Sequence[PartRun]] = {}  # runs whose outputs each turn uses
+        # Steps in order, each with the runs whose outputs it uses. A step runs a part, or yields
+        # the final outputs of a recipe.
+        turns: dict[PartRun | Recipe, Sequence[PartRun]] = {}
         for recipe in _order_by_sharing(runs, numbers):
             for number in numbers:
                 run = runs[recipe][number]

@@ -287,9 +287,14 @@ def _is_float(precision: Precision | None) -> bool:
 def _read_layer(
     node: Node, conv: ConvOutcome, mapper: NodeMapper, layer: BuiltLayer, position: int
 ) -> BuiltConvolution:
-    """Read a convolution from its layer.
+    """Return the precisions and fused nodes of a convolution in the built engine.
 
-    ``position`` is the index of the convolution among the layers that TensorRT merged with ``||``.
+    Args:
+        node: ONNX node of the convolution.
+        conv: Predicted outcome of the convolution.
+        mapper: Mapping from engine layers to ONNX nodes.
+        layer: Engine layer that computes the convolution.
+        position: Index of the convolution among the layers that TensorRT merged with ``||``.
     """
     nodes = mapper.nodes(layer)
     built = BuiltConvolution(layer=layer.name, line=layer.line)

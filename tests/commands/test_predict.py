@@ -165,5 +165,7 @@ def test_predict_names_the_requested_version(model: str, cli: Cli, target: str, 
     """The rules may be those of another version, which is a row of its own."""
     text = cli("predict", model, "--target", target)
     assert text.splitlines()[0].endswith(title)
-    assert ("nearest" in text) == (target != "trt10")
+    rules = [line for line in text.splitlines() if line.split()[:1] == ["Rules"]]
+    assert len(rules) == (target != "trt10")
+    assert all(re.search(r"\bTensorRT \d", row) and target in row for row in rules)
     assert cli.json("predict", model, "--target", target)["requested_target"] == target

@@ -21,7 +21,7 @@ def test_only_findings_that_advise_a_command_name_the_program() -> None:
     """The Python interface shows the same words."""
     listed = [f for _, listed in findings() for f in listed]
     codes = {f.code for f in listed if "qdqtool" in f.message + f.fix}
-    assert codes == {"NO-QDQ", "ACT-SCALE", "NORM-PIECES"}
+    assert codes == {"NO-QDQ", "ACT-SCALE", "NORM-PIECES", "FLAG-FP16"}
 
 
 def test_wording_covers_each_reason_of_a_skipped_node() -> None:
