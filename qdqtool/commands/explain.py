@@ -1,11 +1,18 @@
 """``qdqtool explain``: explanation of a finding code, an error or a line of a log."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
 from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.records import to_json_fields
+
+if TYPE_CHECKING:
+    from qdqtool.findings.errors import KnownError
 
 
 @click.command("explain", cls=options.HelpCommand)
@@ -37,14 +44,8 @@ def command(
     from qdqtool.formats.output import TextPage
 
     build_method = find_build_method(way) if way is not None else None
-    if listing and (what or way is not None):
-        raise UsageError(
-            ("--list prints all finding codes; leave out ")
-            + (f"'{' '.join(what)[:60]}'" if what else "--for"),
-            code="option-without-effect",
-            parameter="what" if what else "way",
-        )
     if listing:
+        _forbid_with_list(what, way)
         rows = list(codes.CODES.values())
         answer.write(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))
         return 0
@@ -79,18 +80,34 @@ def command(
     if line is not None:
         answer.write(line.as_json, lambda width: line_text(line, width))
         return 0
+    error = _find_error(text)
+    answer.write(
+        lambda: to_json_fields(error) | extra,
+        lambda width: with_method(error_text(error, width)),
+    )
+    return 0
+
+
+def _forbid_with_list(what: tuple[str, ...], way: str | None) -> None:
+    if what or way is not None:
+        raise UsageError(
+            ("--list prints all finding codes; leave out ")
+            + (f"'{' '.join(what)[:60]}'" if what else "--for"),
+            code="option-without-effect",
+            parameter="what" if what else "way",
+        )
+
+
+def _find_error(text: str) -> KnownError:
+    from qdqtool.findings.codes import suggest_code
     from qdqtool.findings.errors import lookup
 
     error = lookup(text)
     if error is None:
         raise QdqtoolError(
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its "
-            f"optimizer; {codes.suggest_code(text)}",
+            f"optimizer; {suggest_code(text)}",
             code="unknown-choice",
             parameter="what",
         )
-    answer.write(
-        lambda: to_json_fields(error) | extra,
-        lambda width: with_method(error_text(error, width)),
-    )
-    return 0
+    return error

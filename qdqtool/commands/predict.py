@@ -19,6 +19,7 @@ from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
+    from qdqtool.findings.ways import BuildMethod
     from qdqtool.formats.annotations import ModelReview
     from qdqtool.formats.output import TextPage
     from qdqtool.timing.estimate import TimeEstimate
@@ -118,8 +119,8 @@ def command(
     """  # noqa: E501  (the summary is the help text)
     started = perf_counter()
     paths = list(dict.fromkeys(model))
-    patterns = [_compile_pattern(text) for text in required]
-    codes = [_find_code(text) for text in fail_on]
+    patterns = list(map(_compile_pattern, required))
+    codes = list(map(_find_code, fail_on))
     from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.output import emit, to_json
     from qdqtool.timing.options import TimingOptions
@@ -141,19 +142,17 @@ def command(
         return annotations.ModelReview(path, release.name, prediction, unmet, times)
 
     results = _review_models(paths, review, release)
-    predictions = [result.prediction for result in results if result.prediction is not None]
+    predictions = _list_predictions(results)
     if len(predictions) == len(results):
         _require_matches(patterns, predictions)
-    if assume and predictions and not any(prediction.assumptions for prediction in predictions):
-        _print_note(f"--assume: nothing in this model depends on {', '.join(assume)}")
+    _note_unused_assumptions(assume, predictions)
     if answer.form == "sarif":
         emit(to_json(annotations.to_sarif(results)), answer.output)
     elif answer.form == "markdown":
         emit(annotations.to_markdown(results), answer.output)
     elif predictions:
-        extra: Json = {} if build_method is None else {"for": build_method.as_json(release.name)}
-        if len(requests) > 1:
-            extra |= {"times": [time.as_json() for time in results[0].times]}
+        times = results[0].times if len(requests) > 1 else []
+        extra = _make_extra_fields(build_method, release, times)
         answer.write(
             lambda: predictions[0].as_json() | extra,
             lambda width: _render_text(
@@ -431,6 +430,25 @@ def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> 
                 f"convolutions are not INT8 ({format_list(missed, 3)})"
             )
     return lines
+
+
+def _list_predictions(results: Iterable[ModelReview]) -> list[Prediction]:
+    return [result.prediction for result in results if result.prediction is not None]
+
+
+def _make_extra_fields(
+    build_method: BuildMethod | None, release: Target, times: Sequence[TimeEstimate]
+) -> Json:
+    """Return the JSON fields of the build method, and of the times if there are several."""
+    extra: Json = {} if build_method is None else {"for": build_method.as_json(release.name)}
+    if times:
+        extra["times"] = [time.as_json() for time in times]
+    return extra
+
+
+def _note_unused_assumptions(assume: dict[str, str] | None, predictions: list[Prediction]) -> None:
+    if assume and predictions and not any(prediction.assumptions for prediction in predictions):
+        _print_note(f"--assume: nothing in this model depends on {', '.join(assume)}")
 
 
 def _require_matches(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from qdqtool.buildlog.build_status import find_listing_hole, is_float_build
 from qdqtool.buildlog.costs import EngineReport, analyze
@@ -50,7 +50,7 @@ from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.gpu_support import require_gpu_support
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Finding, Precision, Prediction, Severity
+from qdqtool.types import ConvOutcome, Finding, Precision, Prediction, Severity
 from qdqtool.util import compression
 from qdqtool.util.files import open_input, record_inputs
 from qdqtool.util.notes import Note
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
 
 _MIN_SAME_NETWORK = 0.9  # a lower likeness of two graphs adds a note to the result
+_Side = TypeVar("_Side", NodeSide, SideSummary)
 _IR_VERSION = b"\x08"  # first byte of most ONNX files: the key of the field ir_version
 CompareInput: TypeAlias = (
     ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
@@ -480,42 +481,63 @@ def _compare_with_build(
     side = ModelSide(View(model), None, titles[0])
     requested = side.nodes
     realized, matched_by = map_nodes(side.view, prediction, build)
-    if not realized and prediction.convolutions:
-        raise BuildLogError(
-            "lists no data type for any convolution of the model; build again with "
-            "--profilingVerbosity=detailed",
-            titles[1],
-            code="no-precisions",
-        )
+    if prediction.convolutions:
+        _require_types(realized, titles[1])
     file, engine = summarize_model(side), _summarize_engine(report, titles[1], model)
     prediction, assumptions = _choose_assumptions(
         model, prediction, resolved, realized, engine.conversions
     )
     weighted = [c for c in prediction.convolutions if c.index in requested]
-    for conv in weighted:
-        if requested[conv.index].is_quantized and conv.is_quantized:
-            requested[conv.index].output = conv.output
+    _set_predicted_outputs(requested, weighted)
     file.count_int8([requested[c.index] for c in weighted])
     engine.count_int8(realized.values())
-    for summary in (file, engine):
-        summary.count_layers(prediction)
+    file.count_layers(prediction)
+    engine.count_layers(prediction)
     file.conversions = _predicted_conversions(prediction, engine.conversions)
     file.obstacle = describe_obstacles(prediction.findings)
-    sides = (engine, file) if build_first else (file, engine)
+    sides = _order_sides(file, engine, build_first)
     result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized
-    if build_first:
-        explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
-        result.notes += [Note(FLOAT_BUILD, code="of-float-model")] if is_float else []
-    else:
-        fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
-        explainer = _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
+    if build_first and is_float:
+        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
+    explainer = _make_build_explainer(prediction, is_float, build_first)
     for conv in weighted:
         unknown = NodeSide(conv.name, conv.op, Precision.UNKNOWN)
-        pair = (requested[conv.index], realized.get(conv.index, unknown))
-        change = compare_sides(*(pair[::-1] if build_first else pair), scales=False)
-        result.nodes.append(explainer.explain(change))
+        built = realized.get(conv.index, unknown)
+        nodes = _order_sides(requested[conv.index], built, build_first)
+        result.nodes.append(explainer.explain(compare_sides(*nodes, scales=False)))
     return result
+
+
+def _require_types(realized: Mapping[int, NodeSide], title: str) -> None:
+    if not realized:
+        raise BuildLogError(
+            "lists no data type for any convolution of the model; build again with "
+            "--profilingVerbosity=detailed",
+            title,
+            code="no-precisions",
+        )
+
+
+def _set_predicted_outputs(
+    requested: Mapping[int, NodeSide], convolutions: Sequence[ConvOutcome]
+) -> None:
+    for conv in convolutions:
+        if requested[conv.index].is_quantized and conv.is_quantized:
+            requested[conv.index].output = conv.output
+
+
+def _order_sides(model_side: _Side, build_side: _Side, build_first: bool) -> tuple[_Side, _Side]:
+    return (build_side, model_side) if build_first else (model_side, build_side)
+
+
+def _make_build_explainer(
+    prediction: Prediction, is_float: bool, build_first: bool
+) -> _ChangeExplainer:
+    if build_first:
+        return _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
+    fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
+    return _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
 
 
 def _summarize_engine(report: EngineReport, title: str, model: Model) -> SideSummary:

@@ -334,21 +334,31 @@ def _describe_change(
         return _CHANGES[kind]
     assert a is not None and b is not None
     if kind == ChangeKind.LOST_INT8:
-        reason = _loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
-        lost = f"lost {_name_format(a)}"
-        return f"{lost}: {reason}" if reason else lost
+        return _append_reason(f"lost {_name_format(a)}", _explain_lost_int8(node, finding))
     if kind == ChangeKind.FORMAT:
         return f"{b.precision} instead of {a.precision}"
     if kind in (ChangeKind.SCALE, ChangeKind.WEIGHTS_SCALE):
         return _describe_scale_change(node, kind)
     if kind == ChangeKind.LOST_INT8_OUTPUT:
         text = f"{verbs[0]} {_name_format(a)}, {verbs[1]} {_name_type(b.output)}"
-        return f"{text}: {finding}" if finding else text
+        return _append_reason(text, finding)
     if kind == ChangeKind.GAINED_INT8_OUTPUT:
         return f"{verbs[0]} {_name_type(a.output)}, {verbs[1]} {_name_format(b)}"
     if kind == ChangeKind.RESIDUAL:
         types = _name_type(b.inputs[1]), _name_type(a.inputs[1])
         return f"reads the residual as {types[0]} instead of {types[1]}"
+    return _describe_fusions(a, b)
+
+
+def _explain_lost_int8(node: NodeChange, finding: str) -> str:
+    return _loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
+
+
+def _append_reason(text: str, reason: str) -> str:
+    return f"{text}: {reason}" if reason else text
+
+
+def _describe_fusions(a: NodeSide, b: NodeSide) -> str:
     if not (a.fused and b.fused):
         return f"fused with {', '.join(a.fused or b.fused)} only in {'A' if a.fused else 'B'}"
     return f"fused with {', '.join(a.fused)} in A, with {', '.join(b.fused)} in B"

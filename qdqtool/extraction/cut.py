@@ -1,6 +1,6 @@
 """Models of parts of a model, with the constants, types, opsets and metadata of the part."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -307,14 +307,7 @@ class ModelCutter:
         """
         ends = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
         for tensor in part.inputs:
-            if not _has_type(ends[tensor]):
-                raise ModelError(
-                    f"tensor '{tensor}' has an unknown type, so it cannot become a network input; "
-                    "run onnx's shape inference on the model, or cut elsewhere",
-                    self.model.path or "model",
-                    code="unknown-type",
-                    node=tensor,
-                )
+            self._require_type(ends[tensor])
         # The order of nodes is kept, because TensorRT keeps the first of two equal Qs.
         nodes = self._sort(part.nodes)
         consumed = {t for n in nodes for t in n.consumed_tensors}
@@ -328,15 +321,36 @@ class ModelCutter:
             part.inputs,
         )
         graph = proto.graph
-        for node in graph.node:
-            # Model gives other names to nodes that share a name. Nodes without a name remain
-            # unnamed, because TensorRT names them.
+        self._name_nodes(graph.node)
+        graph.input.extend(ends[t] for t in part.inputs)
+        graph.value_info.extend(self._list_inner_types(nodes, ends.keys()))
+        return proto
+
+    def _require_type(self, tensor: onnx.ValueInfoProto) -> None:
+        if not _has_type(tensor):
+            raise ModelError(
+                f"tensor '{tensor.name}' has an unknown type, so it cannot become a network input; "
+                "run onnx's shape inference on the model, or cut elsewhere",
+                self.model.path or "model",
+                code="unknown-type",
+                node=tensor.name,
+            )
+
+    def _list_inner_types(
+        self, nodes: Iterable[Node], ends: Collection[str]
+    ) -> Iterator[onnx.ValueInfoProto]:
+        """Return the known types of the tensors between the inputs and outputs of a part."""
+        produced = {t for n in nodes for t in n.outputs if t}.difference(ends)
+        return filter(_has_type, map(self.value_info, sorted(produced)))
+
+    def _name_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Set the names that the model gives to nodes that share a name.
+
+        Nodes without a name remain unnamed, because TensorRT names them.
+        """
+        for node in nodes:
             if node.name:
                 node.name = self.model.producers[next(filter(None, node.output))].name
-        graph.input.extend(ends[t] for t in part.inputs)
-        produced = {t for n in nodes for t in n.outputs if t} - ends.keys()
-        graph.value_info.extend(filter(_has_type, map(self.value_info, sorted(produced))))
-        return proto
 
 
 def _has_type(info: onnx.ValueInfoProto) -> bool:

@@ -641,25 +641,41 @@ def _replace_text(
     attributes: frozenset[str] | None,
 ) -> Any:
     if isinstance(value, bytes):
-        text = value.decode("utf-8", "replace")
-        if isinstance(message, onnx.AttributeProto) and attributes is not None:
-            if is_public_value(message.name, text):
-                names.keep(text)
-                return value
-        return names.rename(text, "text").encode()
+        return _replace_bytes(message, value, names, attributes)
     if field == "domain":
-        if isinstance(message, onnx.ModelProto):
-            return ""
-        return value if value in PUBLIC_DOMAINS else names.rename(value, "domain")
+        return _replace_domain(message, value, names)
     if field == "op_type":
         return names.rename(value, "op") if attributes is None else names.keep(value)
     if isinstance(message, onnx.FunctionProto) and field == "name":
         call = onnx.NodeProto(op_type=value, domain=message.domain)
         return names.rename(value, "op") if public_attributes(call) is None else value
     if isinstance(message, onnx.AttributeProto) and field == "name":
-        is_known = attributes is not None and value in attributes
-        return names.keep(value) if is_known else names.rename(value, "attribute")
+        return _replace_attribute_name(value, names, attributes)
     return names.rename(value, _KINDS.get((message.DESCRIPTOR.name, field), "tensor"))
+
+
+def _replace_bytes(
+    message: Message, value: bytes, names: PrivateNames, attributes: frozenset[str] | None
+) -> bytes:
+    text = value.decode("utf-8", "replace")
+    if isinstance(message, onnx.AttributeProto) and attributes is not None:
+        if is_public_value(message.name, text):
+            names.keep(text)
+            return value
+    return names.rename(text, "text").encode()
+
+
+def _replace_attribute_name(
+    name: str, names: PrivateNames, attributes: frozenset[str] | None
+) -> str:
+    is_public = attributes is not None and name in attributes
+    return names.keep(name) if is_public else names.rename(name, "attribute")
+
+
+def _replace_domain(message: Message, value: str, names: PrivateNames) -> str:
+    if isinstance(message, onnx.ModelProto):
+        return ""
+    return value if value in PUBLIC_DOMAINS else names.rename(value, "domain")
 
 
 _KINDS = {

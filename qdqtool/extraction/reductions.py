@@ -163,8 +163,7 @@ def _remove_range(
         None if a network output is lost, or if a tensor cannot become a network input.
     """
     nodes = proto.graph.node
-    outputs = dict.fromkeys(o for i in indices for o in nodes[i].output)
-    produced = [t for t in outputs if t and t not in constants]
+    produced = _list_produced([nodes[i] for i in indices], constants)
     if not {o.name for o in proto.graph.output}.isdisjoint(produced):
         return None
     consumed = _find_consumed([n for i, n in enumerate(nodes) if i not in indices])
@@ -172,11 +171,21 @@ def _remove_range(
     if not types.keys() >= set(inputs):
         return None
     candidate = copy_message(proto)
-    for index in reversed(indices):
-        if nodes[index].op_type != "Constant":
-            del candidate.graph.node[index]
+    _delete_nodes(candidate.graph, indices)
     candidate.graph.input.extend(helper.make_value_info(t, types[t]) for t in inputs)
     return candidate
+
+
+def _delete_nodes(graph: onnx.GraphProto, indices: range) -> None:
+    """Delete the nodes with these indices, in place; Constant nodes remain."""
+    for index in reversed(indices):
+        if graph.node[index].op_type != "Constant":
+            del graph.node[index]
+
+
+def _list_produced(nodes: Iterable[onnx.NodeProto], constants: Container[str]) -> list[str]:
+    outputs = dict.fromkeys(tensor for node in nodes for tensor in node.output)
+    return [tensor for tensor in outputs if tensor and tensor not in constants]
 
 
 def _find_consumed(nodes: Iterable[onnx.NodeProto]) -> set[str]:

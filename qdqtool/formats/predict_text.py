@@ -83,36 +83,51 @@ def render(
     """
     page = TextPage(width, everything)
     target = target or _requested_target(prediction)
-    built = [time for time in times if time.is_supported] or times
-    half = half and all(time.float_type == Precision.FP16 for time in built)
-    float_type = verdicts.name_float_type(prediction, half=half)
-    rejection = verdicts.describe_rejection(prediction)
+    float_type = verdicts.name_float_type(prediction, half=half and _can_use_fp16(times))
+    is_rejected = bool(verdicts.describe_rejection(prediction))
+    has_details = everything or not is_rejected
+    engine_times = [] if is_rejected else times
     page.fill(_describe_subject(prediction, times, target), style=Style.BOLD)
     page.add_gap()
     _add_verdict(page, prediction, times, float_type)
-    if not rejection or everything:
+    if has_details:
         page.add_gap()
         _add_facts(page, prediction, times, float_type, target)
     if way is not None:
         _add_build_method(page, way, prediction.target)
-    _add_findings(page, prediction, [] if rejection else times)
-    if not rejection or everything:
+    _add_findings(page, prediction, engine_times)
+    if has_details:
         _add_conversions(page, prediction)
     _add_convolution_tables(page, prediction, float_type)
-    if times and (everything or layers) and not rejection:
-        add_kernels(page, times[0])
+    if engine_times and (everything or layers):
+        add_kernels(page, engine_times[0])
     if layers:
         _add_layers(page, prediction, float_type)
     if trace:
-        from qdqtool.trt.trace import render as render_event
-
-        page.add_heading(f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
-        page.add_lines(*map(render_event, prediction.trace))
+        _add_trace(page, prediction)
     options = options or NextOptions(target_option(target.display_name))
-    if any(time.fastest not in (None, Precision.INT8) for time in times):
-        options = options._replace(precision=" --precision auto")
-    _add_closing(page, prediction, options)
+    _add_closing(page, prediction, _choose_precision(options, times))
     return page
+
+
+def _choose_precision(options: NextOptions, times: Sequence[TimeEstimate]) -> NextOptions:
+    """Add ``--precision auto`` to the next commands if a type other than INT8 is the fastest."""
+    if any(time.fastest not in (None, Precision.INT8) for time in times):
+        return options._replace(precision=" --precision auto")
+    return options
+
+
+def _can_use_fp16(times: Sequence[TimeEstimate]) -> bool:
+    """Return whether all estimates assume FP16, of supported GPUs if there are any."""
+    built = [time for time in times if time.is_supported] or times
+    return all(time.float_type == Precision.FP16 for time in built)
+
+
+def _add_trace(page: TextPage, prediction: Prediction) -> None:
+    from qdqtool.trt.trace import render as render_event
+
+    page.add_heading(f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
+    page.add_lines(*map(render_event, prediction.trace))
 
 
 def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], target: Target) -> str:

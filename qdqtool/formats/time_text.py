@@ -120,25 +120,39 @@ def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
 
 def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     """Add a row for each GPU: its times, and the ratio in the color of its verdict."""
-    built = [time for time in times if time.is_supported] or times
-    labels = list(dict.fromkeys(label for time in built for label in list_times(time)))
-    labels = labels[: _MAX_TYPES if any(time.is_float for time in times) else 2]
+    labels = _list_columns(times)
     column = max(len(time.gpu.name) for time in times) + 2
     heads = "".join(f"{label.split()[0]:>11}" for label in labels)
     page.add_lines(f"  {'':<{column}}{heads}  speed (80 % range)")
     for time in times:
-        listed = list_times(time) if time.is_supported else {}
-        cells = [format_ms(listed[x]) if x in listed else "-" for x in labels]
-        gain = time.faster_range if time.is_float else time.gain_range
-        ratio, style = "no INT8" if not time.gpu.has_int8 else "unknown", Style.PLAIN
-        if not time.is_supported:
-            ratio = f"no engine: {time.obstacle}"
-        elif gain is not None and time.gpu.has_int8:
-            ratio, style = _format_ratio(gain), ratio_style(gain)
-            if time.is_float:
-                ratio = f"{gain.quantized} {ratio}"
-        row = f"  {time.gpu.name:<{column}}{''.join(f'{cell:>11}' for cell in cells)}  "
+        ratio, style = _format_speed(time)
+        row = f"  {time.gpu.name:<{column}}{_format_cells(time, labels)}  "
         page.fill(ratio, len(row), row, style)
+
+
+def _list_columns(times: Sequence[TimeEstimate]) -> list[str]:
+    built = [time for time in times if time.is_supported] or times
+    labels = list(dict.fromkeys(label for time in built for label in list_times(time)))
+    return labels[: _MAX_TYPES if any(time.is_float for time in times) else 2]
+
+
+def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:
+    listed = list_times(time) if time.is_supported else {}
+    cells = (format_ms(listed[label]) if label in listed else "-" for label in labels)
+    return "".join(f"{cell:>11}" for cell in cells)
+
+
+def _format_speed(time: TimeEstimate) -> tuple[str, Style]:
+    """Return the ratio of the times, or why it is missing, and its style."""
+    if not time.is_supported:
+        return f"no engine: {time.obstacle}", Style.PLAIN
+    if not time.gpu.has_int8:
+        return "no INT8", Style.PLAIN
+    gain = time.faster_range if time.is_float else time.gain_range
+    if gain is None:
+        return "unknown", Style.PLAIN
+    ratio = _format_ratio(gain)
+    return f"{gain.quantized} {ratio}" if time.is_float else ratio, ratio_style(gain)
 
 
 def _format_ratio(gain: SpeedGain) -> str:

@@ -36,6 +36,13 @@ def compact_places(places: Places) -> Places:
     return places
 
 
+def _is_movement(node: Node) -> bool:
+    """Return whether a node only joins, cuts or moves the values of its inputs."""
+    operator = operator_of(node)
+    is_known = operator.joins or operator.cuts or node.op in MOVES
+    return node.domain in STANDARD and is_known
+
+
 class NetworkShapes:
     """Shapes of a network's tensors, and the values of shape tensors.
 
@@ -121,12 +128,9 @@ class NetworkShapes:
         A source is the index of an input entry in the concatenation of all flattened data inputs.
         None if the node does more than move values, or if shapes are unknown.
         """
-        from onnx.reference import ReferenceEvaluator
-
-        operator = operator_of(node)
-        if node.domain not in STANDARD or not (operator.joins or operator.cuts or node.op in MOVES):
+        if not _is_movement(node):
             return None
-        data_inputs = len(node.inputs) if operator.joins else 1
+        data_inputs = len(node.inputs) if operator_of(node).joins else 1
         shapes: list[tuple[int, ...]] = []
         feeds: dict[str, npt.NDArray[Any]] = {}
         start = 0
@@ -144,13 +148,20 @@ class NetworkShapes:
                 if value is None:
                     return None
                 feeds[f"{position}"] = value
+        outputs = self._run_node(node, feeds)
+        return (shapes, outputs) if outputs else None
+
+    def _run_node(self, node: Node, feeds: dict[str, npt.NDArray[Any]]) -> list[Places]:
+        """Return a node's outputs for inputs by position; empty if the node cannot run."""
+        from onnx.reference import ReferenceEvaluator
+
         names = [f"{p}" if t else "" for p, t in enumerate(node.inputs)]
         alone = copy_node(node.proto, names, node.outputs)
         try:
             outputs = ReferenceEvaluator(alone, opsets={"": self.model.opset}).run(None, feeds)
         except Exception:  # the operator is unsupported, or a damaged model has impossible values
-            return None
-        return (shapes, [np.asarray(o) for o in outputs]) if outputs else None
+            return []
+        return [np.asarray(output) for output in outputs or ()]
 
     def _complete_shape(self, tensor: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor; None if a size is dynamic or the tensor is too large."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.errors import DataError, brief
@@ -121,27 +121,14 @@ def read_table_scales(
         if group.largest is not None:
             result.append(constant_scale(group, group.largest, number_format))
             continue
-        scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
-        for tensor, scale in scales.items():
-            _check_table_scale(tensor, scale, limit, path)
+        scales = _select_scales(group, table, limit, path)
         if not scales:
             missing.append(group.quantized[0])
-            continue
-        members = tuple(
-            GroupMember(t, scale * LEVELS, 0.0) for t, scale in scales.items() if t in group.sources
-        )
-        scale = clamp_scale(max(scales.values()) * LEVELS / number_format.largest)
-        result.append(GroupScale(group, scale, "table", members))
+        else:
+            result.append(_make_table_scale(group, scales, number_format))
     tensors = {*model.producers, *model.inputs, *model.initializers}
-    if missing and table and tensors.isdisjoint(table):
-        raise DataError(
-            f"none of its {format_count(len(table), 'tensor')} (such as "
-            f"'{brief(next(iter(table)))}') is in the model, so the table belongs to another model "
-            "or export. Give the table of this export, or images",
-            os.fspath(path),
-            code="other-model",
-            parameter="calib_table",
-        )
+    if missing:
+        _require_common_tensor(table, tensors, path)
     if missing and missing[0] in source.skipped:
         raise DataError(
             f"the entry of tensor '{brief(missing[0])}' has no single 8-bit INT8 scale: it is for "
@@ -174,6 +161,44 @@ def read_table_scales(
         "notes": _note_table(source, unknown),
     }
     return result, report
+
+
+def _select_scales(
+    group: ScaleGroup, table: Mapping[str, float], limit: float, path: str | os.PathLike[str]
+) -> dict[str, float]:
+    """Return the scales of a group's tensors in the table; empty if it has none.
+
+    Raises:
+        DataError: A scale is implausible.
+    """
+    scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
+    for tensor, scale in scales.items():
+        _check_table_scale(tensor, scale, limit, path)
+    return scales
+
+
+def _make_table_scale(
+    group: ScaleGroup, scales: Mapping[str, float], number_format: NumberFormat
+) -> GroupScale:
+    members = tuple(
+        GroupMember(t, scale * LEVELS, 0.0) for t, scale in scales.items() if t in group.sources
+    )
+    scale = clamp_scale(max(scales.values()) * LEVELS / number_format.largest)
+    return GroupScale(group, scale, "table", members)
+
+
+def _require_common_tensor(
+    table: Mapping[str, float], tensors: set[str], path: str | os.PathLike[str]
+) -> None:
+    if table and tensors.isdisjoint(table):
+        raise DataError(
+            f"none of its {format_count(len(table), 'tensor')} (such as "
+            f"'{brief(next(iter(table)))}') is in the model, so the table belongs to another model "
+            "or export. Give the table of this export, or images",
+            os.fspath(path),
+            code="other-model",
+            parameter="calib_table",
+        )
 
 
 def _check_table_scale(

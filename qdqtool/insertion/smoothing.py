@@ -418,26 +418,36 @@ class _ScaleRegion:
         """Compensate for a node's divided input, or divide its outputs too; False if impossible."""
         positions = [p for p, t in enumerate(node.inputs) if t == tensor]
         if is_linear(self.model, node):
-            if positions != [0] or places.ndim > 1:
-                return False
-            self.linears.append(node)
-            self._fold(node, 1, places if _input_channel_axis(node) else places[:, None], 1)
-            return True
+            return self._divide_linear_input(node, positions, places)
         if node.domain not in DOMAINS:
             return False
         factor = _find_factor(self.model, node)
         if factor is not None:
-            self._fold(node, factor, places, 1 if node.op == "Mul" else -1)
-            return self._can_fold(node, [factor], places)
+            return self._divide_factor(node, factor, places)
         if _is_sum(node):
             return self._divide_summands(node, places) and self._join(node.output, places)
         if node.op == "MatMul":
-            return (
-                node.input(1 - positions[0]) not in self.tensors
-                and _keeps_product_axis(places, positions[0])
-                and self._join(node.output, places)
-            )
+            return self._divide_product_input(node, positions[0], places)
         return all(self._divide_moved(node, position, places) for position in positions)
+
+    def _divide_linear_input(self, node: Node, positions: list[int], places: Places) -> bool:
+        if positions != [0] or places.ndim > 1:
+            return False
+        self.linears.append(node)
+        self._fold(node, 1, places if _input_channel_axis(node) else places[:, None], 1)
+        return True
+
+    def _divide_factor(self, node: Node, position: int, places: Places) -> bool:
+        """Divide the constant of a Mul or Div instead of its other input."""
+        self._fold(node, position, places, 1 if node.op == "Mul" else -1)
+        return self._can_fold(node, [position], places)
+
+    def _divide_product_input(self, node: Node, position: int, places: Places) -> bool:
+        return (
+            node.input(1 - position) not in self.tensors
+            and _keeps_product_axis(places, position)
+            and self._join(node.output, places)
+        )
 
     def _divide_moved(self, node: Node, position: int, places: Places) -> bool:
         """Divide the outputs of a node that only moves values; False if impossible."""

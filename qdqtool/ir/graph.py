@@ -237,7 +237,23 @@ class Model:
 
     def _read(self) -> None:
         graph = self.proto.graph
-        protos = list(graph.node)
+        self._read_nodes()
+        self._read_initializers()
+        self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
+        self.outputs = [v.name for v in graph.output]
+        self._output_names = frozenset(self.outputs)
+        self.opset = next((o.version for o in self.proto.opset_import if o.domain in STANDARD), 0)
+        self.producers: dict[str, Node] = {}
+        self.consumers_by_tensor: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            self._add_to_index(node)
+        self.ordered = self._sort_nodes()
+        self._arrays: dict[str, npt.NDArray[Any] | None] = {}
+        self._initializer_types: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.cache: dict[str, dict[Any, Any]] = {}
+
+    def _read_nodes(self) -> None:
+        protos = list(self.proto.graph.node)
         proto_names = [proto.name for proto in protos]
         counts = Counter(proto_names)
         self.nodes = [
@@ -252,19 +268,6 @@ class Model:
             *(node.outputs for node in self.nodes),
         )
         require_utf8(list(texts), self.path or "model in memory")
-        self._read_initializers()
-        self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
-        self.outputs = [v.name for v in graph.output]
-        self._output_names = frozenset(self.outputs)
-        self.opset = next((o.version for o in self.proto.opset_import if o.domain in STANDARD), 0)
-        self.producers: dict[str, Node] = {}
-        self.consumers_by_tensor: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            self._add_to_index(node)
-        self.ordered = self._sort_nodes()
-        self._arrays: dict[str, npt.NDArray[Any] | None] = {}
-        self._initializer_types: dict[str, tuple[int, tuple[int, ...]]] = {}
-        self.cache: dict[str, dict[Any, Any]] = {}
 
     def _read_initializers(self) -> None:
         stored = {} if self._constants is None else self._constants.initializers

@@ -290,17 +290,25 @@ _KINDS = (
 )
 
 
+def _read_groups(layer: BuiltLayer) -> int:
+    groups = layer.extras.get("Groups", 1)
+    return groups if isinstance(groups, int) and groups > 0 else 1
+
+
+def _count_output_channels(layer: BuiltLayer, default: int) -> int:
+    """Return the channels of all outputs together; `default` if there are none."""
+    shapes = (_first_shape([tensor]) for tensor in layer.outputs)
+    return sum(shape[1] for shape in shapes if shape is not None and len(shape) > 1) or default
+
+
 def _convolution_work(cost: LayerCost, base: LayerWork) -> LayerWork | None:
     """Return the work of a convolution or matrix product; None if its shapes are unknown."""
     layer = cost.layer
     source, target = _first_shape(layer.inputs), _first_shape(layer.outputs)
     if source is None or target is None or len(target) < 2 or not cost.macs:
         return None
-    groups = layer.extras.get("Groups", 1)
-    groups = groups if isinstance(groups, int) and groups > 0 else 1
-    shapes = (_first_shape([tensor]) for tensor in layer.outputs)
-    channels_out = sum(shape[1] for shape in shapes if shape is not None and len(shape) > 1)
-    columns = max(1, (channels_out or target[1]) // groups)
+    groups = _read_groups(layer)
+    columns = max(1, _count_output_channels(layer, target[1]) // groups)
     if len(target) == 2:
         rows: float = target[0]
         depth: float = cost.macs / (rows * columns)

@@ -45,7 +45,7 @@ from qdqtool.timing.work import LayerWork
 from qdqtool.timing.workload import EngineWorkload, predict_workload
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
-from qdqtool.types import EngineLayer, Json, Precision, Prediction, Severity
+from qdqtool.types import EngineLayer, Finding, Json, Precision, Prediction, Severity
 from qdqtool.util.json_text import json_text
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import write_text
@@ -861,17 +861,30 @@ def predict_on_gpu(
             )
             if extend is not None:
                 extend(index, prediction, time, assumed_target)
-        if options.save_calibration and time.calibration is not None:
-            write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
+        _save_calibration(time, options)
     findings = gpu_findings(prediction, gpu, index)
     prediction.findings += findings
-    for finding in prediction.findings:
-        finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
+    _set_int8_speed(prediction.findings, gpu)
     if time is not None:
-        obstacles = [f.code for f in findings if f.severity == Severity.ERROR]
-        time.obstacle = next((code for code in obstacles if code in UNSUPPORTED_GPU), None)
+        time.obstacle = _find_obstacle(findings)
         prediction.time = time.as_json()
     return prediction, time
+
+
+def _save_calibration(time: TimeEstimate, options: TimingOptions) -> None:
+    if options.save_calibration and time.calibration is not None:
+        write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
+
+
+def _set_int8_speed(findings: Iterable[Finding], gpu: Gpu) -> None:
+    for finding in findings:
+        finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
+
+
+def _find_obstacle(findings: Iterable[Finding]) -> str | None:
+    """Return the code of the first error that prevents an engine for the GPU."""
+    errors = (finding.code for finding in findings if finding.severity == Severity.ERROR)
+    return next((code for code in errors if code in UNSUPPORTED_GPU), None)
 
 
 def _check_options(options: TimingOptions, gpu: Gpu | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from qdqtool.ir.graph import Model, Node
@@ -37,16 +39,26 @@ def find_region_nodes(model: Model) -> frozenset[str]:
     if not seeds:
         return frozenset()
     candidates = [node for node in model.ordered if node.op not in _OUTSIDE]
-    downstream, upstream = set(seeds), set(seeds)
-    for node in candidates:
-        producers = (model.producer(tensor) for tensor in node.inputs if tensor)
-        if any(p.name in downstream for p in producers if p is not None):
-            downstream.add(node.name)
-    for node in reversed(candidates):
-        consumers = (c for tensor in node.outputs for c in model.consumers(tensor))
-        if any(c.name in upstream for c in consumers):
-            upstream.add(node.name)
+    downstream = _extend_region(
+        seeds, candidates, lambda node: filter(None, map(model.producer, filter(None, node.inputs)))
+    )
+    upstream = _extend_region(
+        seeds,
+        reversed(candidates),
+        lambda node: itertools.chain.from_iterable(map(model.consumers, node.outputs)),
+    )
     return frozenset(downstream & upstream)
+
+
+def _extend_region(
+    seeds: set[str], nodes: Iterable[Node], neighbors: Callable[[Node], Iterable[Node]]
+) -> set[str]:
+    """Return the seeds and, in the order of `nodes`, each node with a neighbor in the region."""
+    region = set(seeds)
+    for node in nodes:
+        if any(neighbor.name in region for neighbor in neighbors(node)):
+            region.add(node.name)
+    return region
 
 
 @dataclass(frozen=True, slots=True)

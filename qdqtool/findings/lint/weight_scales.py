@@ -116,27 +116,9 @@ class _LayerFit:
 def run(view: View, report: FindingReport) -> None:
     """Add a finding for each layer with extreme scales, and one finding for all other faults."""
     fits = _measure_layers(view)
-    for fit in fits:
-        if fit.channels.extremes.size:
-            scales, largest = fit.channels.extremes
-            fault = weight_scale_implausible(
-                MODEL_CHECK, fit.quantizer.name, scales, largest, fit.channels.count
-            )
-            report.add(fault, convolutions=[fit.node.name])
+    _report_extremes(fits, report)
     fits = [fit for fit in fits if fit.ratios.size]
-    misfit = (
-        (
-            _check_axis(fits)
-            or _check_common_factor(fits)
-            or _check_uniform_scales(fits)
-            or _check_channels(fits)
-        )
-        if len(fits) >= _MIN_LAYERS
-        else _check_equal_factor(fits)
-    )
-    if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
-        misfit = None if _are_learned(view, fits) else misfit
-    misfit = misfit or _check_exceptions(fits) or _check_layers(fits) or _check_saturated(fits)
+    misfit = _find_misfit(view, fits)
     if misfit is not None:
         layers = set(misfit.layers)
         bad = [f for f in fits if f.node.name in layers]
@@ -145,6 +127,32 @@ def run(view: View, report: FindingReport) -> None:
             convolutions=[f.node.name for f in bad],
             automatic=misfit.cause != WeightScalesCause.AXIS and any(f.is_float for f in bad),
         )
+
+
+def _report_extremes(fits: list[_LayerFit], report: FindingReport) -> None:
+    for fit in fits:
+        if fit.channels.extremes.size:
+            scales, largest = fit.channels.extremes
+            fault = weight_scale_implausible(
+                MODEL_CHECK, fit.quantizer.name, scales, largest, fit.channels.count
+            )
+            report.add(fault, convolutions=[fit.node.name])
+
+
+def _find_misfit(view: View, fits: list[_LayerFit]) -> WeightScales | None:
+    """Return the most general fault of the scales; a fault of all layers precedes single ones."""
+    if len(fits) < _MIN_LAYERS:
+        misfit = _check_equal_factor(fits)
+    else:
+        misfit = (
+            _check_axis(fits)
+            or _check_common_factor(fits)
+            or _check_uniform_scales(fits)
+            or _check_channels(fits)
+        )
+    if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
+        misfit = None if _are_learned(view, fits) else misfit
+    return misfit or _check_exceptions(fits) or _check_layers(fits) or _check_saturated(fits)
 
 
 def _select_layers(

@@ -369,21 +369,31 @@ class IntegerMotion:
             return _lose(LossCause.OPERATOR, node, state)
         if not self.consumers.can_join_scale(node, data, constant, _find_transparent(state)):
             return _lose(LossCause.SHARED, node, state)
+        is_reciprocal = node.op == "Div" and is_reversed
+        factor, inverted = np.float32(state.factor), state.inverted != is_reciprocal
+        with np.errstate(all="ignore"):
+            if is_reciprocal:
+                factor = np.float32(1) / factor
+            if math.prod(dims) == 1:
+                step = np.float32(self._read_number(constant))
+                factor = factor * step if node.op == "Mul" or is_reversed else factor / step
+        axes = self._find_scale_axes(node, data, dims, state)
+        return replace_fields(state, axes=axes, factor=float(factor), inverted=inverted)
+
+    def _read_number(self, constant: str) -> float:
+        """Return the number of a constant; NaN if unknown."""
+        value = self.constants.scalar(constant)
+        return math.nan if value is None else value
+
+    def _find_scale_axes(
+        self, node: Node, data: str, dims: tuple[int, ...], state: IntegerState
+    ) -> frozenset[int]:
+        """Return the output axes along which the scale varies after a constant of shape `dims`."""
         rank = len(self.model.shape(node.output) or dims)
         offset = max(rank - len(self.model.shape(data) or dims), 0)
         axes = {axis + offset for axis in state.axes}
         axes.update(rank - len(dims) + i for i, d in enumerate(dims) if d != 1)
-        inverted, factor = state.inverted, np.float32(state.factor)
-        with np.errstate(all="ignore"):
-            if node.op == "Div" and is_reversed:
-                inverted = not inverted
-                factor = np.float32(1) / factor
-            value = self.constants.scalar(constant)
-            step = np.float32(math.nan if value is None else value)
-            if math.prod(dims) == 1:
-                is_divided = node.op == "Div" and not is_reversed
-                factor = factor / step if is_divided else factor * step
-        return replace_fields(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
+        return frozenset(axes)
 
     def _read_pads(self, node: Node) -> list[int] | None:
         pads = node.attributes.get("pads")
