@@ -311,7 +311,10 @@ def is_part_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> 
 
 
 def relative_error(difference: float, level: float) -> float:
-    """Return the root of the ratio of two sums of squares; without a level, of `difference`."""
+    """Return the root of `difference` divided by `level`; both are sums of squares.
+
+    If `level` is 0, return the root of `difference`.
+    """
     return float(np.sqrt(difference / level)) if level > 0 else float(np.sqrt(difference))
 
 
