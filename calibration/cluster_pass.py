@@ -46,7 +46,7 @@ class CountingPayload:
     Attributes:
         model: Serialized model that computes the tensors; empty if all tensors are model inputs.
         path: Path of the original model for messages.
-        names: Tensors to count.
+        names: Tensors whose values are counted.
         bins: See :class:`calibration.statistics.TensorStatistics`.
         focus: See :func:`calibration.runner.collect`.
         inputs: Inputs of the model.
@@ -175,7 +175,7 @@ def share_dataset(dataset: Dataset) -> Dataset:
 def count_portion(
     engine: CountingEngine, portion: SamplePortion, stopped: threading.Event
 ) -> dict[str, Any]:
-    """Count the samples of a portion on a worker.
+    """Count the activation values of a portion's samples on a worker.
 
     Args:
         engine: Session and counters of this process.
@@ -223,7 +223,7 @@ class ClusterPass:
         model: Model that computes the tensors.
         dataset: Samples. The pass adds the workers' quality counts and skipped images to it.
         done: Numbers of the samples to skip.
-        names: Tensors to count.
+        names: Tensors whose values are counted.
         computed: Tensors that the model has to compute, without its inputs.
         bins: See :class:`CountingPayload`.
         focus: See :class:`CountingPayload`.

@@ -97,7 +97,8 @@ class DataQuality:
             )
         if self.constant:
             yield Note(
-                f"{self.constant} of {total} images are constant (every value the same)",
+                f"{self.constant} of {total} images are constant (every value the same); "
+                "check these files",
                 code="constant-images",
                 constant=self.constant,
                 total=total,

@@ -80,7 +80,7 @@ def mantissa_bits(bins: int) -> int:
     """
     if bins < 4 or bins > 65536 or bins & (bins - 1):
         raise DataError(
-            f"bins is {brief_repr(bins)}; it must be a power of two from 4 to 65536",
+            f"`bins` is {brief_repr(bins)}; it must be a power of two from 4 to 65536",
             code="out-of-range",
             parameter="bins",
         )

@@ -79,7 +79,7 @@ def _match_convolutions(
         if not hits:
             example = f"; names look like '{convolutions[0].name}'" if convolutions else ""
             raise QdqtoolError(
-                f"{option} '{pattern}': matches none of the convolutions{example}",
+                f"{option} '{pattern}' matches none of the convolutions{example}",
                 code="no-match",
                 parameter=option,
             )

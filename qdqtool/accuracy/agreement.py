@@ -260,7 +260,7 @@ class _SampleFeeder:
             # The second network reads integers, because it scales the pixels itself.
             if not isinstance(preprocess, Preprocess):
                 raise DataError(
-                    f"`preprocess`: {model.path or 'the second model'} has an input of pixels, "
+                    f"`preprocess`: {model.path or 'the second model'} takes integer pixels, "
                     "which a preprocessing function cannot produce. Give a Preprocess or its "
                     "name.",
                     code="option-conflict",

@@ -356,7 +356,8 @@ def import_function(name: str) -> MetricFunction:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise QdqtoolError(
-            f"`metric` {name}: has another form; give a name such as package.module:function",
+            f"`metric` {name} is not the name of a function; give a name such as "
+            "package.module:function",
             code="wrong-format",
             parameter="metric",
         )
@@ -366,14 +367,13 @@ def import_function(name: str) -> MetricFunction:
             function = getattr(function, part)
     except (Exception, SystemExit) as error:  # importing runs the user's module
         raise QdqtoolError(
-            f"`metric` {name}: cannot be imported: {type(error).__name__}: "
-            f"{_shorten_reason(error)}",
+            f"`metric` {name} cannot be imported: {type(error).__name__}: {_shorten_reason(error)}",
             code="import-failed",
             parameter="metric",
         ) from error
     if not callable(function):
         raise QdqtoolError(
-            f"`metric` {name}: is not a function; name a function of the module",
+            f"`metric` {name} is not a function; give the name of a function",
             code="wrong-type",
             parameter="metric",
         )

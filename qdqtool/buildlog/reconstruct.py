@@ -317,7 +317,8 @@ class _GraphRebuilder:
         if alphas := ops["LeakyRelu"]:
             notes.append(
                 Note(
-                    f"alpha of {alphas} LeakyRelu: not in the log; ONNX's default was used",
+                    f"alpha of {format_count(alphas, 'LeakyRelu node')}: not in the log; ONNX's "
+                    "default of 0.01 was used",
                     code="alphas-lack",
                 )
             )

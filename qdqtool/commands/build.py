@@ -70,7 +70,8 @@ def command(
     forbid_dash(output or "", "-o")
     if sm and builder != "tensorrt-rtx":
         raise BuilderError(
-            f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine",
+            f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine. Leave "
+            "--sm out",
             code="option-conflict",
             parameter="sm",
         )

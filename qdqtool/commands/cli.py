@@ -77,7 +77,8 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except EOFError as error:
             raise QdqtoolError(
-                f"a file is truncated ({error or 'no more data'}); copy the file again",
+                f"an input file is truncated ({error or 'no more data'}); copy the input "
+                "files again",
                 code="file-damaged",
             ) from error
         except KeyboardInterrupt as stop:

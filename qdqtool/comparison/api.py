@@ -13,8 +13,8 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.comparison.build_side import (
     add_profile_layers,
+    list_layer_changes,
     map_nodes,
-    pair_layers,
     summarize_build,
 )
 from qdqtool.comparison.matching import NodeMatching, is_same_network, match
@@ -442,7 +442,7 @@ def _note_missing_parts(untyped: Sequence[str], alike_timed: bool) -> list[Note]
 
 def _compare_layers(engines: EngineComparison) -> list[NodeChange]:
     changes = []
-    for node in pair_layers(engines):
+    for node in list_layer_changes(engines):
         if node.a is not None and node.b is not None:
             node = compare_sides(node.a, node.b, scales=False)
         node.why = describe_changes(node)

@@ -238,7 +238,7 @@ def _different_network_error(view: View, build: Build) -> BuildLogError:
     )
 
 
-def pair_layers(engines: EngineComparison) -> list[NodeChange]:
+def list_layer_changes(engines: EngineComparison) -> list[NodeChange]:
     """Return a change for each pair of convolutions or matrix products of two engines."""
     changes = []
     for pair in engines.pairs:

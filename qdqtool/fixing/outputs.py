@@ -187,7 +187,9 @@ def _label_elements(
     proto = helper.make_model(graph, opset_imports=list(model.proto.opset_import))
     labels = run(proto, feeds).get(output)
     if labels is None:
-        raise RunError(f"output '{output}' has no value", code="no-value", node=output)
+        raise RunError(
+            f"onnxruntime returned no value of output '{output}'", code="no-value", node=output
+        )
     return labels
 
 
@@ -202,7 +204,9 @@ def _compute_tensors(model: Model, tensors: list[str], inputs: Arrays, run: Run)
             values[tensor] = constant
     for tensor in tensors:
         if tensor not in values:
-            raise RunError(f"tensor '{tensor}' has no value", code="no-value", node=tensor)
+            raise RunError(
+                f"onnxruntime returned no value of tensor '{tensor}'", code="no-value", node=tensor
+            )
     return {t: values[t] for t in tensors}
 
 
@@ -307,7 +311,10 @@ def is_part_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> 
 
 
 def relative_error(difference: float, level: float) -> float:
-    """Return the root of the ratio of two sums of squares; without a level, of `difference`."""
+    """Return the root of `difference` divided by `level`; both are sums of squares.
+
+    If `level` is 0, return the root of `difference`.
+    """
     return float(np.sqrt(difference / level)) if level > 0 else float(np.sqrt(difference))
 
 

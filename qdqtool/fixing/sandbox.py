@@ -120,7 +120,10 @@ class Sandbox:
                     parameter="effort",
                 ) from None
             raise RunCrashError(
-                "onnxruntime crashed during the run, or ran out of memory", code="crashed"
+                "onnxruntime crashed during the run, or ran out of memory; increase `effort` to "
+                "permit more memory",
+                code="crashed",
+                parameter="effort",
             ) from error
         except RunError:
             raise
@@ -154,7 +157,9 @@ class Sandbox:
             with _kill_after(process, limits.SESSION_STUCK):
                 if not process.stdout.readline():
                     raise RunError(
-                        "the process for onnxruntime did not start", code="worker-not-started"
+                        "the process that runs onnxruntime did not start; check that 'import "
+                        "onnxruntime' works in this Python",
+                        code="worker-not-started",
                     )
         except BaseException:
             self.close()
@@ -184,7 +189,8 @@ def _exchange(
         # The worker has only numpy's own types, without 4-bit integers, 8-bit floats and bfloat16.
         if array.dtype.isbuiltin != 1:
             raise RunError(
-                f"input '{name}' has type {array.dtype}, which onnxruntime does not accept",
+                f"input '{name}' has type {array.dtype}, which cannot be passed to onnxruntime; "
+                "export the model in float16 or float32",
                 code="input-type-not-supported",
                 node=name,
             )

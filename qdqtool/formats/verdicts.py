@@ -45,10 +45,10 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
     if not is_analyzed(prediction):
         return f"Not analyzed: {nested}"
     if has_no_qdq(prediction):
-        return f"Nothing is quantized: {count_layers(prediction)} in {float_type}"
+        return f"Nothing is quantized: {describe_layer_counts(prediction)} in {float_type}"
     rows = layer_rows(prediction, float_type, nouns=True)
     if not rows:
-        return f"{describe_outside(prediction, float_type)}{count_layers(prediction)}"
+        return f"{describe_outside(prediction, float_type)}{describe_layer_counts(prediction)}"
     if prediction.conversions is not None:
         number, dependence = count_conversions(prediction)
         verb = "remains" if number == 1 else "remain"
@@ -112,7 +112,7 @@ def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     return Precision.FP16 if half else Precision.FP32
 
 
-def count_layers(prediction: Prediction) -> str:
+def describe_layer_counts(prediction: Prediction) -> str:
     """Return a text with the numbers of convolutions and matrix products."""
     counts = prediction.summary()
     convolutions = sum(not c.is_product for c in prediction.convolutions)
@@ -346,7 +346,7 @@ def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
         subject = "Nothing is quantized" if has_no_qdq(prediction) else "Nothing is INT8"
         if nested:
             subject += " outside of the subgraphs"
-        layers = count_layers(prediction)
+        layers = describe_layer_counts(prediction)
         return Verdict(f"{subject}: {layers} in {float_type}.", Style.UNCLEAR)
     if all(f.severity != Severity.WARNING for f in prediction.findings):
         types = " and ".join(t for t in ("INT8", "FP8") if counts[t.lower()])

@@ -314,7 +314,7 @@ def _describe_normalizations(model: Model) -> list[Note]:
         notes.append(
             Note(
                 f"{count} decomposed normalizations remain FP32 ({first} first): FP16 cannot hold "
-                "their squares, and a LayerNormalization does not compute the same values",
+                "their squares, and a LayerNormalization in their place would compute other values",
                 code="norms-stay-fp32",
                 count=count,
                 first=first,
@@ -326,8 +326,8 @@ def _describe_normalizations(model: Model) -> list[Note]:
         count, first = len(float_sums), float_sums[0][0].name
         notes.append(
             Note(
-                f"{count} other sums of squares remain FP32 ({first} first), because FP16 may not "
-                "hold them",
+                f"{count} other sums of squares remain FP32 ({first} first), because they may be "
+                "outside the range of FP16",
                 code="squares-stay-fp32",
                 count=count,
                 first=first,

@@ -44,7 +44,7 @@ class RangeOptions:
         methods = {self.method, *(method for _, method in self.method_for)}
         if self.percentile != RangeOptions.percentile and "percentile" not in methods:
             raise QdqtoolError(
-                f"`percentile={self.percentile:g}`: has no effect with the method {self.method}. "
+                f"`percentile={self.percentile:g}` has no effect with the method {self.method}. "
                 "Give `method='percentile'` as well",
                 code="option-without-effect",
                 parameter="percentile",

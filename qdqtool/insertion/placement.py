@@ -359,7 +359,7 @@ class _Placer:
                     self._quantize(node, range(len(node.inputs)), "input")
                 else:
                     self._quantize(node, [0], "input")
-                    self._quantize_weights(node)
+                    self._add_weight_site(node)
                 continue
             product = contraction(self._model, node)
             if product is not None and node.output in self._varying:
@@ -429,7 +429,7 @@ class _Placer:
             self.placement.add(node.input(position), node, position, role)
         self._quantized.add(node.index)
 
-    def _quantize_weights(self, node: Node) -> None:
+    def _add_weight_site(self, node: Node) -> None:
         model, name = self._model, node.input(1)
         weights = model.constant(name)
         assert weights is not None

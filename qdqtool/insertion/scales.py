@@ -190,7 +190,7 @@ class MethodChoice:
                 )
         if not 50.0 <= self.percentile <= 100.0:
             raise QdqtoolError(
-                f"percentile {self.percentile:g} is outside 50 to 100",
+                f"`percentile={self.percentile:g}` is outside 50 to 100",
                 code="out-of-range",
                 parameter="percentile",
             )
@@ -200,7 +200,7 @@ class MethodChoice:
             if not any(compiled.search(t) for t in tensors):
                 example = f"; names look like '{tensors[0]}'" if tensors else ""
                 raise QdqtoolError(
-                    f"{option}: matches no quantized tensor{example}",
+                    f"{option} matches no quantized tensor{example}",
                     code="no-match",
                     parameter="method_for",
                 )

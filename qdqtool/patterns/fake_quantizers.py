@@ -419,7 +419,10 @@ class _QuantizerFinder:
     def _broadcast_scales(
         self, source: str, scale: _FloatArray | None, axis: int
     ) -> _FloatArray | None:
-        """Return the scales along an axis in a shape that broadcasts with the tensor."""
+        """Return the scales along an axis in a shape that broadcasts with the tensor.
+
+        None if `scale` is None.
+        """
         shape = self.model.shape(source)
         if scale is None or scale.size == 1 or shape is None or not 0 <= axis < len(shape):
             return scale if scale is None or scale.size > 1 else scale.reshape(())

@@ -152,7 +152,7 @@ def find_sums_of_squares(
             continue
         sums = _sums_of_square(model, node)
         if (sums or _squares_and_sums(model, node)) and not _fits_fp16(model, node, sums):
-            groups.append((node, *sums, *_downstream_roots(model, [node, *sums])))
+            groups.append((node, *sums, *_downstream_sqrt_nodes(model, [node, *sums])))
     return groups
 
 
@@ -205,7 +205,7 @@ def _skip_moves(model: Model, tensor: str) -> str:
     return tensor
 
 
-def _downstream_roots(model: Model, sums: Iterable[Node]) -> list[Node]:
+def _downstream_sqrt_nodes(model: Model, sums: Iterable[Node]) -> list[Node]:
     """Return the Sqrt nodes after sums, with the nodes between that only move values."""
     nodes: list[Node] = []
     for node in sums:
@@ -213,7 +213,7 @@ def _downstream_roots(model: Model, sums: Iterable[Node]) -> list[Node]:
             if _has_op(consumer, "Sqrt"):
                 nodes.append(consumer)
             elif rearranges(consumer):
-                roots = _downstream_roots(model, [consumer])
+                roots = _downstream_sqrt_nodes(model, [consumer])
                 if roots:
                     nodes += [consumer, *roots]
     return nodes
@@ -233,7 +233,7 @@ def _fits_fp16(model: Model, square: Node, sums: list[Node]) -> bool:
         return False
     count = _axes_size(shape, axes)
     is_last = axes <= {-1, len(shape) - 1}
-    gains = _gain_range(model, model.producer(tensor)) if is_last else None
+    gains = _affine_magnitudes(model, model.producer(tensor)) if is_last else None
     magnitudes = gains or magnitude_range(model, tensor)
     if magnitudes is None or not count:
         return False
@@ -281,7 +281,7 @@ def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
         return 1.0, 1.0
     if node.op == "Clip":
         return _clip_magnitudes(model, node)
-    gains, last_size = _gain_range(model, node), (model.shape(tensor) or (None,))[-1]
+    gains, last_size = _affine_magnitudes(model, node), (model.shape(tensor) or (None,))[-1]
     if gains is None or last_size is None:
         return None
     return gains[0], math.sqrt(last_size) * gains[1]
@@ -311,7 +311,7 @@ def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
     return (largest, largest) if math.isfinite(largest) else None
 
 
-def _gain_range(model: Model, node: Node | None) -> tuple[float, float] | None:
+def _affine_magnitudes(model: Model, node: Node | None) -> tuple[float, float] | None:
     """Return a LayerNormalization's smallest gain, and its largest gain plus its largest bias.
 
     Magnitudes are compared. None for any other node, for axes other than the last, and if a

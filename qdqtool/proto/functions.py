@@ -59,7 +59,7 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
     deepest = max(size.levels for size in sizes.values())
     if deepest > limits.FUNCTION_LEVELS:
         raise ModelError(
-            f"the model's own functions are nested {deepest} levels deep, more than the limit of "
+            f"the model-local functions are nested {deepest} levels deep, more than the limit of "
             f"{limits.FUNCTION_LEVELS}; export the model without functions",
             path,
             code="nested-too-deeply",

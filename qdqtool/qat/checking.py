@@ -410,7 +410,8 @@ def _run_model(
         return [np.asarray(r) for r in session.run(names, used)]
     except Exception as error:  # onnxruntime's exceptions share no narrower base class
         raise ModelError(
-            f"onnxruntime cannot run the exported model: {str(error).splitlines()[0]}",
+            f"onnxruntime cannot run the exported model ({str(error).splitlines()[0]}); export the "
+            "network again",
             code="onnxruntime-failed",
         ) from error
 

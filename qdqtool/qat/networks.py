@@ -73,7 +73,7 @@ def check_not_wrapped(model: Any) -> None:
             )
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise QdqtoolError(
-            "prepare the network before torch.compile, and compile it afterwards",
+            "the network is compiled; prepare the original network, and compile it afterwards",
             code="wrapped-network",
             parameter="model",
         )

@@ -585,7 +585,7 @@ class _Inserter:
         preprocess = self._options.images.preprocess
         if not isinstance(preprocess, Preprocess):
             raise QdqtoolError(
-                f"`input_type={self._options.network.input_type!r}`: needs a Preprocess or its "
+                f"`input_type={self._options.network.input_type!r}` needs a Preprocess or its "
                 "name, because the steps of a preprocessing function are unknown",
                 code="option-conflict",
                 parameter="input_type",

@@ -34,8 +34,8 @@ class FloatFp8Column(Reason, key="fp8-column"):
     channels: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        channels = format_count(self.channels, "channel")
-        return f"{self.node} is a 1x1 convolution of one column of {channels}, and runs in float."
+        shape = f"[1, {self.channels}, H, 1]"
+        return f"{self.node} is a 1x1 convolution of an input {shape} and runs in float."
 
 
 class FloatFp8Deconvolution(Reason, key="fp8-deconvolution"):

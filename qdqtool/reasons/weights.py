@@ -101,12 +101,12 @@ class WeightsNotConstant(Reason, key="weights-not-constant"):
     def message(self, finding: Finding, cause: Cause) -> str:
         state = "computed at run time"
         if self.sparse:
-            state = "stored as a sparse tensor (store them in full)"
+            state = "stored as a sparse tensor (store them as a dense tensor)"
         return f"{self.node}: its weights '{self.weight}' are {state}, so it runs in float."
 
     def skip_reason(self) -> str:
         if self.sparse:
-            return "its weights are stored as a sparse tensor: store them in full"
+            return "its weights are stored as a sparse tensor: store them as a dense tensor"
         return "its weights are computed, not constant"
 
 

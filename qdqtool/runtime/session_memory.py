@@ -15,7 +15,7 @@ CONTAINER_FILES = (
 )
 
 
-def session_memory() -> int:
+def session_memory_limit() -> int:
     """Return the memory in bytes that all sessions of this process may use; 0 if unknown."""
     sizes = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf

@@ -24,7 +24,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.modelfile import write_external, write_model
 from qdqtool.proto import external_data as external
 from qdqtool.proto.subgraphs import find_captured_tensors
-from qdqtool.runtime.session_memory import session_memory
+from qdqtool.runtime.session_memory import session_memory_limit
 from qdqtool.util import limits
 from qdqtool.util.subprocesses import temporary_folder
 from qdqtool.util.text import reason_of
@@ -127,7 +127,7 @@ def _has_arena() -> bool:
             "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
         )
         # The arena grows by the requested size, not by powers of two.
-        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(session_memory(), 1, -1, -1))
+        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(session_memory_limit(), 1, -1, -1))
     except Exception:  # for example, another library has registered an arena
         return False
     return True
@@ -138,7 +138,7 @@ def describe_failure(error: BaseException) -> str:
     if OUT_OF_MEMORY in str(error):
         return (
             "the model needs more memory than is available, or more than the limit of "
-            f"{limits.format_bytes(session_memory())}"
+            f"{limits.format_bytes(session_memory_limit())}"
         )
     return reason_of(error, 300)
 

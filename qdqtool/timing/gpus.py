@@ -606,8 +606,8 @@ def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
         )
     nearest = max(below, key=lambda rates: float(rates.cc))
     note = Note(
-        f"compute capability {text} is unknown; the rates of {nearest.cc} "
-        f"({nearest.architecture}) were used",
+        f"compute capability {text} is unknown; times are estimated with the peak rates of "
+        f"{nearest.cc} ({nearest.architecture}), and are less certain",
         code="rates-of-nearest",
         nearest=nearest.cc,
     )
@@ -666,8 +666,8 @@ def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
         return replace(gpu, sms=sms, clock=clock), note
     slow = _estimate_clock(gpu, limit)
     note = Note(
-        f"a clock of {slow:.0f} MHz was estimated from the limit of {limit:g} W (of "
-        f"{gpu.power:g} W); set `clock` if you know the clock",
+        f"a clock of {slow:.0f} MHz was estimated from the power limit of {limit:g} W (the "
+        f"GPU's maximum is {gpu.power:g} W); set `clock` if you know the clock",
         code="clock-guessed",
     )
     return replace(gpu, clock=slow), note

@@ -236,7 +236,7 @@ class _TuningRun:
         self.options = options
         if options.cluster.cluster is not None:
             check_cluster(options.cluster.cluster)
-        timeout = options.goal.check_timeout(options.search.check_timeout)
+        timeout = options.goal.choose_metric_timeout(options.search.check_timeout)
         options.goal.check_budget(options.gpu.gpu)
         check_choice("precision", options.placement.precision, FORMATS)
         self.format = find_number_format(options.placement.precision)

@@ -199,35 +199,39 @@ def _share_of_block(total: int, blocks: int, k: int) -> int:
 
 
 def _split_in_three(
-    indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
+    indices: Sequence[int], batch: int, search_count: int, evaluation_count: int
 ) -> tuple[list[int], list[int], list[int]]:
     """Divide indices of images into sets for ranges, for the search, and for the evaluation."""
     quarter = len(indices) // _FEWEST // batch * batch
-    chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
+    search_count, evaluation_count = (
+        max(batch, min(n * batch, quarter)) for n in (search_count, evaluation_count)
+    )
     blocks = _split_blocks(indices)
-    rest, to_choose, to_judge = [], [], []
+    rest, search, evaluation = [], [], []
     for k, block in enumerate(blocks):
-        judging = _share_of_block(judged_on, len(blocks), k)
-        choosing = _share_of_block(chosen_on, len(blocks), k)
-        start = max(0, len(block) - choosing - judging)
+        evaluation_share = _share_of_block(evaluation_count, len(blocks), k)
+        search_share = _share_of_block(search_count, len(blocks), k)
+        start = max(0, len(block) - search_share - evaluation_share)
         rest += block[:start]
-        to_choose += block[start : start + choosing]
-        to_judge += block[start + choosing : start + choosing + judging]
-    return rest, to_choose, to_judge
+        search += block[start : start + search_share]
+        evaluation += block[start + search_share : start + search_share + evaluation_share]
+    return rest, search, evaluation
 
 
 def _split_in_halves(
-    indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
+    indices: Sequence[int], batch: int, search_count: int, evaluation_count: int
 ) -> tuple[list[int], list[int]]:
     """Divide indices of images: the first half of each block is for the search."""
-    to_choose: list[int] = []
-    to_judge: list[int] = []
+    search: list[int] = []
+    evaluation: list[int] = []
     blocks = _split_blocks(indices)
     for k, block in enumerate(blocks):
         middle = (len(block) + 1) // 2
-        to_choose += thin(block[:middle], _share_of_block(chosen_on * batch, len(blocks), k))
-        to_judge += thin(block[middle:], _share_of_block(judged_on * batch, len(blocks), k))
-    return to_choose, to_judge
+        search += thin(block[:middle], _share_of_block(search_count * batch, len(blocks), k))
+        evaluation += thin(
+            block[middle:], _share_of_block(evaluation_count * batch, len(blocks), k)
+        )
+    return search, evaluation
 
 
 def thin(numbers: Sequence[int], count: int) -> list[int]:

@@ -53,8 +53,8 @@ class TuningGoal:
             )
         if self.keep is not None and not 0.0 < self.keep <= 1.0:
             raise QdqtoolError(
-                f"`keep` {self.keep:g}: give a fraction of the float model's metric, above 0 and "
-                "at most 1",
+                f"`keep` {self.keep:g} is out of range. Give a fraction of the float model's "
+                "metric, above 0 and at most 1",
                 code="out-of-range",
                 parameter="keep",
             )
@@ -68,7 +68,7 @@ class TuningGoal:
         """Fraction of the float model's metric to keep; None with a budget."""
         return KEEP if self.keep is None and self.budget_ms is None else self.keep
 
-    def check_timeout(self, seconds: float | None) -> float:
+    def choose_metric_timeout(self, seconds: float | None) -> float:
         """Return the time limit for one call of the user's metric, in seconds.
 
         Args:

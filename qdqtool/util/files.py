@@ -284,7 +284,7 @@ def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = Qdqtool
 _DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 
 
-def descriptor_of(target: Path) -> int | None:
+def file_descriptor(target: Path) -> int | None:
     """Return the descriptor number of a path such as /dev/fd/63; None for other paths."""
     name = os.path.abspath(target)
     if name in _DESCRIPTORS:
@@ -298,7 +298,7 @@ def descriptor_of(target: Path) -> int | None:
 def is_stream(target: Path) -> bool:
     """Return whether a path is an open descriptor or a character device such as /dev/null."""
     try:
-        return descriptor_of(target) is not None or stat.S_ISCHR(os.stat(target).st_mode)
+        return file_descriptor(target) is not None or stat.S_ISCHR(os.stat(target).st_mode)
     except (OSError, ValueError):
         return False
 
@@ -339,7 +339,7 @@ def check_writable(target: Path, option: str = "") -> None:
 
 def _writing_problem(target: Path) -> tuple[str, str]:
     """Return an error code and the reason why a file cannot be written; both empty if it can."""
-    descriptor = descriptor_of(target)
+    descriptor = file_descriptor(target)
     try:
         mode = os.stat(target if descriptor is None else descriptor).st_mode
         if descriptor is not None:

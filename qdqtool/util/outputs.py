@@ -14,7 +14,7 @@ from qdqtool.util.files import (
     InputFiles,
     StrPath,
     check_output,
-    descriptor_of,
+    file_descriptor,
     forbid_overwrite,
     is_stream,
 )
@@ -58,7 +58,7 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
 
 def _open_stream(target: Path) -> IO[bytes]:
     """Open a device; for an open descriptor, open a duplicate at the same position."""
-    descriptor = descriptor_of(target)
+    descriptor = file_descriptor(target)
     if descriptor is None:
         return target.open("wb")
     if sys.stdout is not None:

@@ -217,7 +217,7 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if version is None:
         note = Note(
             f"the build does not state its TensorRT version; {DEFAULT_TARGET} was used for the "
-            "prediction",
+            "prediction. Give `target` if the version is another one",
             code="no-version",
             target=DEFAULT_TARGET,
         )

@@ -41,10 +41,10 @@ def test_session_memory(
         file.write_text(text + "\n")
     monkeypatch.setattr(session_memory, "CONTAINER_FILES", [str(f) for f in files])
     monkeypatch.setenv(PROCESSES, processes)
-    assert session_memory.session_memory() == expected
+    assert session_memory.session_memory_limit() == expected
 
 
 def test_session_memory_of_unknown_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sysconf", raising=False)
     monkeypatch.setattr(session_memory, "CONTAINER_FILES", ())
-    assert session_memory.session_memory() == 0
+    assert session_memory.session_memory_limit() == 0

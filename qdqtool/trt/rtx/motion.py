@@ -105,7 +105,10 @@ class ConsumerIndex:
         return numbers is not None and numbers == self._read_numbers(b)
 
     def _read_numbers(self, name: str) -> tuple[float, ...] | None:
-        """Return a constant's numbers, cached because scales of one tensor are compared often."""
+        """Return the numbers of a constant; None if they are unknown.
+
+        The result is cached, because the scales of one tensor are compared often.
+        """
         if name not in self._numbers:
             value = self.constants.value(name)
             self._numbers[name] = None if value is None else tuple(value.reshape(-1).tolist())
