@@ -120,7 +120,7 @@ def test_fix_sites_share_findings_up_to_a_limit(monkeypatch: pytest.MonkeyPatch)
     codes = {str(f.code) for f in predicted.findings}
     view, target = View(Model(model)), TARGETS["trt8.5"]
     sites = [s for step in STEPS for s in step.find_sites(view, target, predicted, codes)]
-    assert len(sites) >= 20 and max(len(s.answers) for s in sites) <= 5
+    assert len(sites) >= 20 and max(len(s.findings) for s in sites) <= 5
 
 
 @pytest.mark.parametrize("family", ["convolutions", "residual", "C2f"])

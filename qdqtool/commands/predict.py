@@ -151,7 +151,7 @@ def command(
     elif answer.form == "markdown":
         emit(annotations.to_markdown(results), answer.output)
     elif predictions:
-        times = results[0].times if len(requests) > 1 else []
+        times = results[0].times if len(requests) > 1 else None
         extra = _make_extra_fields(build_method, release, times)
         answer.write(
             lambda: predictions[0].as_json() | extra,
@@ -437,11 +437,11 @@ def _list_predictions(results: Iterable[ModelReview]) -> list[Prediction]:
 
 
 def _make_extra_fields(
-    build_method: BuildMethod | None, release: Target, times: Sequence[TimeEstimate]
+    build_method: BuildMethod | None, release: Target, times: Sequence[TimeEstimate] | None
 ) -> Json:
-    """Return the JSON fields of the build method, and of the times if there are several."""
+    """Return the JSON fields of the build method, and of the times on several GPUs, else None."""
     extra: Json = {} if build_method is None else {"for": build_method.as_json(release.name)}
-    if times:
+    if times is not None:
         extra["times"] = [time.as_json() for time in times]
     return extra
 
