@@ -439,7 +439,7 @@ def _list_predictions(results: Iterable[ModelReview]) -> list[Prediction]:
 def _make_extra_fields(
     build_method: BuildMethod | None, release: Target, times: Sequence[TimeEstimate] | None
 ) -> Json:
-    """Return the JSON fields of the build method, and of the times on several GPUs, else None."""
+    """Return the JSON fields of the build method and of the times; None for a single GPU."""
     extra: Json = {} if build_method is None else {"for": build_method.as_json(release.name)}
     if times is not None:
         extra["times"] = [time.as_json() for time in times]
