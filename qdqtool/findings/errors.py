@@ -231,6 +231,7 @@ def explain_form(text: str) -> KnownError | None:
     if error.part in ("", "the builder"):
         first = "The lines above name the node. "
     name = error.condition or error.quoted or error.status or error.function or error.file
+    name = name or _find_message(text)
     return KnownError(
         "unknown-error",
         f"An error of {error.part or 'TensorRT'} that is not in our table",
@@ -242,6 +243,12 @@ def explain_form(text: str) -> KnownError | None:
         unknown="The cause, because our table has no entry for this text. Search NVIDIA's issues "
         f"for '{name[:80]}'.",
     )
+
+
+def _find_message(text: str) -> str:
+    """Return the text after the last error code; the text itself if nothing follows."""
+    rest = text[max((match.end() for match in _CODE.finditer(text)), default=0) :]
+    return " ".join(rest.split()).lstrip(":.,- ") or text.strip()
 
 
 def _describe_form(error: ErrorLine) -> Iterator[str]:

@@ -293,7 +293,7 @@ CHANGES = {
 OTHER_CODES = {
     "another format": (field("format", cache.FORMAT + "0"), "wrong-version", "another version"),
     "other octaves": (field("octaves", cache.OCTAVES + 1), "wrong-version", "another version"),
-    "no bins": (field("bins", 0), "out-of-range", "bins is 0"),
+    "no bins": (field("bins", 0), "out-of-range", "`bins` is 0"),
     "no header": (lambda arrays, _: arrays.pop("header"), "wrong-format", "not a calibration"),
 }
 

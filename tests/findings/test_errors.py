@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqtool.findings.codes import CODES
 from qdqtool.findings.errors import (
     KNOWN_ERRORS,
     NODE_KINDS,
@@ -53,6 +54,28 @@ def test_known_errors_have_title_cause_fix_and_source() -> None:
 def test_lookup_finds_messages_that_users_reported(name: str, text: str) -> None:
     """An entry that matches too much would hide the entries after it."""
     assert explain(f"[11/21/2026-12:00:00] [E] [TRT] {text}").id == name
+
+
+@pytest.mark.parametrize("prefix", ["", "Error[3]: ITensor::setInput: "])
+def test_lookup_knows_the_errors_that_findings_quote(prefix: str) -> None:
+    quotes = {text for entry in CODES.values() for _, text in entry.error}
+    assert len(quotes) > 10
+    known = {error.id for error in KNOWN_ERRORS}
+    errors = {quote: lookup(prefix + quote) for quote in quotes}
+    assert [q for q, error in errors.items() if error is None or error.id not in known] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "search"),
+    [
+        ("Error[3]: ITensor::setInput: foo bar", "'ITensor::setInput: foo bar'"),
+        ("Error Code 3:\n  foo\n bar", "'foo bar'"),
+        ("[E] Error[3]: ", "'[E] Error[3]:'"),
+    ],
+)
+def test_unknown_error_proposes_its_words_as_search(text: str, search: str) -> None:
+    error = explain(text)
+    assert error.id == "unknown-error" and search in error.unknown
 
 
 def test_lookup_explains_unknown_parser_error_by_its_form() -> None:

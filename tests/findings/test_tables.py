@@ -48,10 +48,6 @@ TEXTS_OF_SEVERAL_CAUSES = {
     ("STEM-POOL", "trt10 trt11"),
     ("QTYPE", ""),
     ("QOPERATOR", ""),
-    ("QOPERATOR", "rtx"),
-    ("SCALE-RANK", "trt11"),
-    ("ZP-VOLUME", "trt8"),
-    ("BIAS-DQ", ""),
 }
 
 

@@ -447,7 +447,7 @@ def test_user_metric_that_fails_is_named_with_the_image(
 def test_user_metric_name_that_cannot_be_used_is_an_error(name: str, code: str, value: str) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter="metric")) as caught:
         choose_metric(Model(branchy()), name)
-    assert f"{name}: " in str(caught.value) and value in str(caught.value)
+    assert f"`metric` {name} " in str(caught.value) and value in str(caught.value)
 
 
 def model(batch: int = 1) -> Model:
