@@ -160,7 +160,7 @@ def command(
             page.add_heading(f"Estimated on {time.gpu.name}")
             add_speed(page, [time])
             if formats is not None:
-                page.fill(describe_fastest(formats, time.quantized), 4, "  ")
+                page.fill(describe_fastest(formats, time), 4, "  ")
         page.add_gap()
         written = "the float model unchanged to " if result.unchanged else ""
         page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)

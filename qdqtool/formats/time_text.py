@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.verdicts import describe_range, describe_ratio, ratio_style, speed_verdict
+from qdqtool.insertion.number_formats import is_worthwhile
 from qdqtool.timing.results import round_significant
 from qdqtool.util.text import format_count, keep_end
 
@@ -95,14 +96,34 @@ def describe_times(time: TimeEstimate) -> str:
     )
 
 
-def describe_fastest(formats: TimeEstimate, own: Precision) -> str:
-    """Describe the fastest type for a float network of type `own`, with its gain."""
-    gain, fastest = formats.faster_range, formats.fastest
-    if gain is None or fastest is None:
+def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
+    """Describe the fastest type: that of a written model, its float type, or another format.
+
+    Args:
+        formats: Times of the float model, with the Q/DQ that ``insert`` writes by default.
+        time: Time of the written model.
+    """
+    gain, rival = time.gain_range, formats.faster_range
+    if gain is None or rival is None:
         return "The fastest type is unknown."
-    if fastest in (own, gain.precision):
-        return f"{fastest} is the fastest type (estimated)."
-    return f"{fastest} would be the fastest type (estimated), {describe_ratio(gain)}."
+    own, base = gain.quantized, gain.precision
+    unsure = f"Whether {own} or {base} is faster is too close to call (estimated)."
+    lead = rival.value / max(gain.value, 1)
+    if is_worthwhile(lead):
+        text = _describe_rival(rival, own)
+        return text if gain.is_sure else f"{unsure} {text}"
+    if not gain.is_sure:
+        return unsure
+    if gain.value > 1 and lead > 1 and rival.quantized != own:
+        return f"{own} and {rival.quantized} are about equally fast (estimated)."
+    return f"{own if gain.value > 1 else base} is the fastest type (estimated)."
+
+
+def _describe_rival(rival: SpeedGain, own: Precision) -> str:
+    """Describe the gain of a faster model by ``insert`` than a written one of type `own`."""
+    default = " by qdqtool insert with its defaults" if rival.quantized == own else ""
+    fastest = "the fastest type (estimated), " if rival.is_sure else ""
+    return f"{rival.quantized}{default} would be {fastest}{describe_ratio(rival)}."
 
 
 def _add_time_table(page: TextPage, time: TimeEstimate) -> None:

@@ -1,0 +1,50 @@
+"""The sentence of ``insert --gpu`` on the fastest type rates the written model."""
+
+import re
+
+import pytest
+
+from qdqtool.formats.time_text import describe_fastest
+from qdqtool.timing.estimate import TimeEstimate
+from qdqtool.timing.gpus import choose_gpu
+from qdqtool.timing.results import BestTime, FloatTime
+from qdqtool.types import Precision
+
+GPU = choose_gpu("RTX 4090")
+
+
+def best_time(ms: float, float_ms: float) -> BestTime:
+    return BestTime(ms, float_ms / ms, int8=1, fp8=0, convolutions=1, conversions=1)
+
+
+@pytest.mark.parametrize(
+    ("written", "int8", "fp8", "pattern"),
+    [
+        pytest.param(5, 5, 9, "INT8 is the fastest", id="default"),
+        pytest.param(5, 9.5, 10, "INT8 is the fastest", id="faster than the default"),
+        pytest.param(20, 20, 20, "FP16 is the fastest", id="both formats are slower"),
+        pytest.param(9.5, 9.8, 10, "INT8 or FP16 .* too close to call", id="unsure"),
+        pytest.param(5, 5, 4, "FP8 would be the fastest .* 2.5x faster", id="FP8 is faster"),
+        pytest.param(5, 5, 4.8, "FP8 would be the fastest .* 2.1x faster", id="FP8 is better"),
+        pytest.param(5, 8, 4.95, "INT8 and FP8 .* equally fast", id="FP8 is as fast"),
+        pytest.param(10, 5, 9, "too close .* INT8 by qdqtool insert .* 2.0x", id="default faster"),
+        pytest.param(20, 5, 9, "INT8 by qdqtool insert .* 2.0x faster", id="slower than FP16"),
+    ],
+)
+def test_fastest_type_rates_the_written_model(
+    written: float, int8: float, fp8: float, pattern: str
+) -> None:
+    """Milliseconds of the written INT8 model, and of both formats by default; FP16 takes 10 ms."""
+    base = FloatTime(Precision.FP16, 10.0)
+    time = TimeEstimate(GPU, written, float_time=base)
+    formats = TimeEstimate(
+        GPU,
+        10.0,
+        float_time=base,
+        best=best_time(int8, 10.0),
+        best_fp8=best_time(fp8, 10.0),
+        is_float=True,
+    )
+    text = describe_fastest(formats, time)
+    assert re.search(pattern, text)
+    assert not ("is the fastest" in text and "too close" in text)
