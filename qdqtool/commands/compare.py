@@ -195,6 +195,9 @@ def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
 def _describe_undecided(name: str, result: Comparison) -> str:
     """Return why a check cannot be decided from the files; empty if it can."""
     kinds = {result.a.kind, result.b.kind}
+    rejected = [side for side, s in (("A", result.a), ("B", result.b)) if s.rejected]
+    if name == "slower" and rejected:
+        return f"TensorRT rejects {' and '.join(rejected)}, so that there is no time to compare"
     if name == "slower" and result.times_as_long is None:
         return (
             "times of A or B are missing; give --gpu for two models, or profiles for two builds "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqtool.comparison.result import NodeSide, QuantizerScales, SideSummary
-from qdqtool.findings.obstacles import describe_obstacles
+from qdqtool.findings.obstacles import describe_obstacles, is_rejected
 from qdqtool.ir import qdq
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Node
@@ -69,7 +69,8 @@ def _requested_precision(node: NodeSide) -> Precision:
 
 
 def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Prediction) -> None:
-    ms = {layer.name: layer.ms for layer in prediction.layers}
+    layers = () if is_rejected(prediction.findings) else prediction.layers
+    ms = {layer.name: layer.ms for layer in layers}
     operators = {n.name: n.op for n in view.model.nodes}
     for outcome in prediction.convolutions:
         node = nodes.get(outcome.index)
@@ -163,6 +164,7 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.conversions, summary.target = prediction.conversions, prediction.target
     summary.compute_capabilities = prediction.compute_capabilities
     summary.obstacle = describe_obstacles(prediction.findings)
-    if prediction.time is not None:
+    summary.rejected = is_rejected(prediction.findings)
+    if prediction.time is not None and not summary.rejected:
         summary.ms, summary.gpu = prediction.time["total_ms"], prediction.time["gpu"]
     return summary

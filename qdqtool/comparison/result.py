@@ -272,6 +272,7 @@ class SideSummary:
         gpu: GPU that the time is for, or empty.
         gaps: Missing parts of a truncated build.
         obstacle: Form of quantization in the model that TensorRT rejects, or empty.
+        rejected: Whether TensorRT builds no engine from the model; such a side has no times.
         subgraphs: Numbers of layers and quantizers in subgraphs of the model, which are not
             compared; see :attr:`qdqtool.types.ModelInfo.subgraphs`.
     """
@@ -291,6 +292,7 @@ class SideSummary:
     plain: int = 0
     gaps: list[Gap] = field(default_factory=list)
     obstacle: str = ""
+    rejected: bool = False
     compute_capabilities: list[str] = field(default_factory=list)
     fp8: int | None = None
     fp8_to_fp8: int | None = None
@@ -331,6 +333,7 @@ class SideSummary:
             "conversions",
             "ms",
             "measured",
+            "rejected",
         )
         return {
             **fields,

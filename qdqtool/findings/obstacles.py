@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from qdqtool.types import Finding, FindingCode, Reason
+from qdqtool.findings import codes
+from qdqtool.reasons.quantizers import FakeQuantizers
+from qdqtool.types import Finding, FindingCode, Reason, Severity
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
@@ -28,6 +30,18 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
         f"{excluded}extra_options={{'ActivationSymmetric': True, 'QuantizeBias': False, "
         "'OpTypesToExcludeOutputQuantization': ['Conv', 'Add']})"
     )
+
+
+def is_rejected(findings: Iterable[Finding]) -> bool:
+    """Return whether TensorRT builds no engine from a model with these findings."""
+    return any(f.severity == Severity.ERROR and not _is_built(f) for f in findings)
+
+
+def _is_built(finding: Finding) -> bool:
+    """Return whether TensorRT builds a model with an error."""
+    reason = finding.causes[0].reason if finding.causes else None
+    is_misread = isinstance(reason, FakeQuantizers) and reason.is_misread
+    return codes.get(finding.code).builds or is_misread
 
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:

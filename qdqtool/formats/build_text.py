@@ -230,6 +230,8 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
     nested = describe_subgraphs(side.subgraphs)
     if nested:
         parts.append(f"not compared: {nested}")
+    if side.rejected:
+        parts.append("rejected by TensorRT")
     if side.ms is not None:
         source = "" if side.measured else f" on {side.gpu} (estimated)"
         parts.append(f"{format_ms(side.ms)}{source}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style
 from qdqtool.reasons.gpus import GpuLacks
-from qdqtool.reasons.quantizers import FakeQuantizers, OutsideRules
-from qdqtool.types import Assumption, Finding, Precision, Prediction, Severity
+from qdqtool.reasons.quantizers import OutsideRules
+from qdqtool.types import Assumption, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts
 
 if TYPE_CHECKING:
@@ -307,9 +307,10 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     Empty without such errors.
     """
     from qdqtool.findings import codes
+    from qdqtool.findings.obstacles import is_rejected
 
     faults = [f for f in prediction.findings if f.severity == Severity.ERROR]
-    errors = Counter(f.code for f in faults if _is_built(f) == builds)
+    errors = Counter(f.code for f in faults if is_rejected([f]) != builds)
     chosen = list(errors)
     if not chosen:
         return ""
@@ -317,15 +318,6 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     places = f", {count} places" if count > 1 else ""
     others = f"; further errors: {', '.join(chosen[1:])}" if chosen[1:] else ""
     return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}{places}){others}"
-
-
-def _is_built(finding: Finding) -> bool:
-    """Return whether TensorRT builds a model with an error."""
-    from qdqtool.findings import codes
-
-    reason = finding.causes[0].reason if finding.causes else None
-    is_misread = isinstance(reason, FakeQuantizers) and reason.is_misread
-    return codes.get(finding.code).builds or is_misread
 
 
 def has_model_errors(prediction: Prediction) -> bool:

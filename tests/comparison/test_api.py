@@ -268,6 +268,15 @@ def test_compare_names_an_obstacle_first(
     assert result.b.int8 == result.count(ChangeKind.GAINED_INT8) == 0
 
 
+def test_rejected_model_has_no_times(float_path: Path) -> None:
+    path = quantize(float_path, "QDQ", "QInt8")
+    result = qdqtool.compare(path, float_path, target=TARGET, gpu="T4")
+    assert result.a.rejected and not result.b.rejected
+    assert result.a.ms is None and result.b.ms
+    assert result.times_as_long is None and "faster" not in summarize(result)
+    assert all(node.change_ms is None for node in result.nodes)
+
+
 def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
     ort = pytest.importorskip("onnxruntime.quantization")
     symmetric = {"ActivationSymmetric": True}
