@@ -38,6 +38,7 @@ from qdqtool.trt.targets import (
     Target,
     target_named,
     target_of_version,
+    version_numbers,
 )
 from qdqtool.types import Assumption, Event, Precision, Prediction
 from qdqtool.util.checks import check_choice
@@ -210,7 +211,8 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     target. The notes explain such a choice; otherwise they are empty.
     """
     if target is not None:
-        return target_named(target), []
+        resolved = target_named(target)
+        return resolved, _note_other_version(build, resolved)
     if build.is_rtx:
         return RTX, []
     version = build.tensorrt or build.version_hint
@@ -242,6 +244,28 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
         target=resolved.name,
     )
     return resolved, [note]
+
+
+def _note_other_version(build: Build, target: Target) -> list[Note]:
+    """Return a note if a build states another version than that of the requested target."""
+    if build.tensorrt is None or _is_same_version(build.tensorrt, build.is_rtx, target):
+        return []
+    note = Note(
+        f"the build is of {build.title}, but the prediction is for {target.title} (`target`): "
+        f"an agreement does not confirm predictions for {target.title}",
+        code="other-version",
+        version=build.tensorrt,
+        target=target.display_name,
+    )
+    return [note]
+
+
+def _is_same_version(version: str, is_rtx: bool, target: Target) -> bool:
+    """Return whether a build's version is that of a target, as precisely as the user named it."""
+    if is_rtx or target.is_rtx:
+        return is_rtx == target.is_rtx
+    numbers, named = version_numbers(version), target.version_name.split(".")[:2]
+    return numbers is None or [str(n) for n in numbers[: len(named)]] == named
 
 
 def reject_implicit_int8(build: Build, model: Model | None = None) -> None:

@@ -48,7 +48,7 @@ from qdqtool.verification.result import Verification, verification_from_pairs
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
-from tests.notes import note
+from tests.notes import note, note_codes
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
@@ -293,7 +293,20 @@ def model(count: int) -> Model:
     ("build", "target", "expected", "note"),
     [
         (Build(tensorrt="8.5.2"), None, "trt8.5", None),
-        (Build(tensorrt="8.5.2"), "trt10", "trt10", None),  # the argument comes first
+        (  # the argument comes first
+            Build(tensorrt="8.5.2"),
+            "trt10",
+            "trt10",
+            note("other-version", version="8.5.2", target="trt10"),
+        ),
+        (Build(tensorrt="8.5.2"), "trt8.5", "trt8.5", None),
+        (Build(tensorrt="10.3.0"), "10", "trt10", None),
+        (
+            Build(tensorrt="1.7.1", is_rtx=True),
+            "trt10",
+            "trt10",
+            note("other-version", version="1.7.1", target="trt10"),
+        ),
         (Build(tensorrt="10.3.0"), None, "trt10", None),
         (Build(tensorrt="8.4.1", version_hint="10.0"), None, "trt8.4", None),
         (
@@ -315,6 +328,25 @@ def model(count: int) -> Model:
 )
 def test_choose_target(build: Build, target: str | None, expected: str, note: Note | None) -> None:
     assert choose_target(build, target) == (TARGETS[expected], [note] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("version", "target", "differs"),
+    [
+        ("8.5.10", "8.5.2", False),  # versions of equal rules
+        ("8.6.1", "9", True),
+        ("9.3.0", "9", False),
+        ("10.3.0", "10.3", False),
+        ("10.3.0", "10.14", True),  # merges differ
+        ("10.3.0", "trt10-strongly-typed", False),
+        ("7.2.3", "8.5", True),
+    ],
+)
+def test_note_of_other_version_compares_what_the_target_names(
+    version: str, target: str, differs: bool
+) -> None:
+    _, notes = choose_target(Build(tensorrt=version), target)
+    assert note_codes(notes) == ["other-version"] * differs
 
 
 def named(count: int) -> Build:
