@@ -235,6 +235,11 @@ class Target:
         return numbers is not None and (is_range or numbers != self.version)
 
     @property
+    def rules_title(self) -> str:
+        """Product and version whose rules apply: ``TensorRT 8.6`` if the user named 9."""
+        return replace_fields(self, requested_version="").title
+
+    @property
     def title(self) -> str:
         """Product and version in words: ``TensorRT 10``, ``TensorRT-RTX 1.7``."""
         suffix = ", strongly typed" if self.name.endswith(STRONGLY_TYPED) else ""
