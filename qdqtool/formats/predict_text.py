@@ -189,7 +189,7 @@ def _add_facts(
         page.add_row("Open question", text)
     if prediction.convolutions and not verdicts.has_no_qdq(prediction):
         page.add_row("Confidence", verdicts.describe_confidence(prediction))
-    if target.requested_version:
+    if target.borrows_rules:
         page.add_row(
             "Rules",
             f"those of {target.name}, because TensorRT {target.requested_version} has none of its "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qdqtool.formats.output import Style
 from qdqtool.reasons.gpus import GpuLacks
 from qdqtool.reasons.quantizers import OutsideRules
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Assumption, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts
 
@@ -275,13 +276,14 @@ def describe_confidence(prediction: Prediction) -> str:
     total = len(prediction.convolutions)
     assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
     results = f"all {total} results" if total > 1 else "the result"
-    if not assumed:
-        return f"{results} seen in real builds or documented"
     if assumed == total:
         return f"{results} assumed: no build or document confirms the rules"
-    return (
-        f"{total - assumed} of {total} results seen in real builds or documented, {assumed} assumed"
-    )
+    target = target_named(prediction.requested_target or prediction.target)
+    origin = f", by the rules of {target.rules_title}" if target.borrows_rules else ""
+    if not assumed:
+        return f"{results} seen in real builds or documented{origin}"
+    confirmed = f"{total - assumed} of {total} results seen in real builds or documented"
+    return f"{confirmed}, {assumed} assumed{origin}"
 
 
 # Builds -------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class GpuFact(StrEnum):
     DP4A_FP32 = "INT8 by dp4a, FP16 no faster than FP32"
     FUSION = "INT8 without tensor cores, and pointwise activations"
     KERNELS = "INT8 without tensor cores, and depthwise convolutions"
-    JETSON = "a Jetson"
+    JETSON = "a Jetson with a DLA"
     NO_FP16 = "no fast FP16"
     SINCE = "an architecture that is newer than the target"
     DROPPED = "an architecture that the target dropped"
@@ -46,7 +46,7 @@ _TEXTS: dict[GpuFact, str] = {
     ),
     GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 "
     "kernel there.",
-    GpuFact.JETSON: ("{gpu}: the prediction is for its GPU. The DLA does not support Q/DQ."),
+    GpuFact.JETSON: "{gpu}: the prediction is for its GPU. The DLA does not support Q/DQ.",
     GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
     GpuFact.SINCE: "{gpu} needs TensorRT {1}; the target is {0}.",
     GpuFact.DROPPED: "{gpu} needs TensorRT {1}; the target is {0}.",

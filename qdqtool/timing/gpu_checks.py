@@ -103,7 +103,7 @@ def _int8_facts(prediction: Prediction, gpu: Gpu, model: Model | None) -> Iterat
         yield GpuFact.DP4A_TENSOR if gpu.has_tensor_cores else fact, names, rates.evidence, ()
     if rates.int8_path != "tensor":
         yield from _facts_without_tensor_cores(int8, model)
-    if gpu.is_jetson:
+    if gpu.has_dla:
         yield GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED, ()
 
 

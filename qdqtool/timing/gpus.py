@@ -53,6 +53,13 @@ _SPELLINGS = (
     (rf"\b({'|'.join(_BRAND_WORDS)})\b", " "),
     (r"\bada generation\b", "ada"),
 )
+# Begins of the names of Jetsons with a DLA, by the data sheets of the modules.
+_JETSONS_WITH_DLA = (
+    "Jetson Xavier NX",
+    "Jetson AGX Xavier",
+    "Jetson Orin NX",
+    "Jetson AGX Orin",
+)
 # A GPU name without its series, such as 3060 or 4070 ti super.
 _NUMBER = re.compile(r"\d{3,4}( (ti|super|laptop|d))*")
 _SERIES = ("rtx {}", "gtx {}")
@@ -238,6 +245,11 @@ class Gpu:
     def is_jetson(self) -> bool:
         """Whether the GPU is part of a Jetson module."""
         return self.name.startswith("Jetson")
+
+    @property
+    def has_dla(self) -> bool:
+        """Whether the Jetson has a DLA: NX and AGX of Xavier and Orin; not Nano, TX2 and Thor."""
+        return self.name.startswith(_JETSONS_WITH_DLA)
 
     @property
     def is_laptop(self) -> bool:

@@ -51,8 +51,8 @@ class Target:
         version: Major and minor version.
         evidence: How well the Q/DQ rules as a whole are proven for the version.
         proof: Sentence on this evidence, shown with every prediction.
-        requested_version: Version that the user named, if this target only has the nearest rules;
-            empty otherwise.
+        requested_version: Version that the user named, if it differs from the target's: a patch
+            version, or a version to which only the nearest rules apply. Empty otherwise.
         strongly_typed: Float tensors have their ONNX type, and the builder cannot choose another.
         merges_parallel: Convolutions of equal shape on one input become one layer (``A || B``).
         fuses_stem_pool: The first convolution of an image network fuses the MaxPool after it.
@@ -222,6 +222,22 @@ class Target:
             return self.name
         suffix = STRONGLY_TYPED if self.name.endswith(STRONGLY_TYPED) else ""
         return f"{self.requested_version}{suffix}"
+
+    @property
+    def borrows_rules(self) -> bool:
+        """Whether the version that the user named has no rules of its own, such as 9 or 8.2.
+
+        8.5.2 is a patch version of 8.5 and has its rules. 10.3 has only the rules of all TensorRT
+        10.
+        """
+        is_range = "." not in self.name  # trt10 covers 10.0 and later versions
+        numbers = version_numbers(self.requested_version)
+        return numbers is not None and (is_range or numbers != self.version)
+
+    @property
+    def rules_title(self) -> str:
+        """Product and version whose rules apply: ``TensorRT 8.6`` if the user named 9."""
+        return replace_fields(self, requested_version="").title
 
     @property
     def title(self) -> str:
@@ -510,8 +526,11 @@ def _find_by_version(text: str) -> Target | None:
     is_range = "." not in target.name and "." in version  # trt10 covers 10.0 and later versions
     if version_numbers(version) == target.version and version.count(".") < 2 and not is_range:
         return target
+    named = replace_fields(target, requested_version=version)
+    if not named.borrows_rules:  # a patch version
+        return named
     proof = f"{version} is predicted with the nearest rules, those of {target.name}; {target.proof}"
-    return replace_fields(target, requested_version=version, proof=proof)
+    return replace_fields(named, proof=proof)
 
 
 def strongly_typed(

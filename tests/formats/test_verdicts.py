@@ -92,6 +92,24 @@ def test_confidence_counts_every_convolution() -> None:
     assert str(len(prediction.convolutions)) in text and ("assumed" in text) == bool(assumed)
 
 
+@pytest.mark.parametrize(
+    ("target", "origin"),
+    [
+        ("9", "by the rules of TensorRT 8.6"),
+        ("8.2", "by the rules of TensorRT 8.0"),
+        ("10.3", "by the rules of TensorRT 10"),
+        ("8.5.2", None),
+        ("trt8.6", None),
+    ],
+)
+def test_confidence_names_the_version_whose_rules_apply(
+    g: Graph, target: str, origin: str | None
+) -> None:
+    prediction = predict(g.model(g.conv(g.conv(g.input(1, 16, 8, 8), "a", 16), "b", 16)), target)
+    text = describe_confidence(prediction)
+    assert text.endswith(origin) if origin else "by the rules" not in text
+
+
 def test_float_type_is_that_of_float_layers_and_not_of_outputs() -> None:
     """On TensorRT-RTX, convolutions with a scale per channel write FP32 in FP16 models."""
     g = Graph(opset=19, half=True)

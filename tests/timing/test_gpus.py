@@ -347,6 +347,9 @@ def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
         ("6.2", {"GPU-NO-INT8"}),
         ("5.3", {"GPU-NO-INT8"}),
         ("AGX Orin", {"GPU-JETSON"}),
+        ("Orin NX 16GB", {"GPU-JETSON"}),
+        ("Orin Nano 8GB", set()),
+        ("Jetson AGX Thor", {"GPU-VERSION"}),
         ("8.7", set()),
     ],
 )

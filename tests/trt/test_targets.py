@@ -328,7 +328,6 @@ def test_target_keeps_requested_name(name: str, expected: str) -> None:
         ("10.14.1", "trt10"),
         ("11.4", "trt11"),
         ("trt10.3", "trt10"),
-        ("8.5.2", "trt8.5"),
         ("9.3", "trt8.6"),
         ("8.2", "trt8.0"),
         ("11.19", CLASSIC[-1].name),
@@ -339,10 +338,17 @@ def test_target_keeps_requested_name(name: str, expected: str) -> None:
 def test_version_uses_nearest_rules(version: str, name: str) -> None:
     target = target_named(version)
     assert target.name == name
-    assert "nearest rules" in target.proof
+    assert target.borrows_rules and "nearest rules" in target.proof
     assert target.strongly_typed is (
         name.endswith("-strongly-typed") or TARGETS[name].strongly_typed
     )
+
+
+@pytest.mark.parametrize("version", ["8.0.1", "8.4.1", "8.5.2", "8.5.2.2", "8.6.2", "trt8.5"])
+def test_patch_version_has_the_rules_of_its_version(version: str) -> None:
+    target = target_named(version)
+    assert not target.borrows_rules and target.proof == TARGETS[target.name].proof
+    assert version.removeprefix("trt").startswith(target.name.removeprefix("trt"))
 
 
 @pytest.mark.parametrize("name", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])
