@@ -84,9 +84,11 @@ class Fixed:
     samples: int = 0
 
     def __repr__(self) -> str:
+        places = format_count(self.fixed_places().total(), "place")
+        changes = format_count(len(self.applied), "change")
         return (
             f"<Fixed {self.before.model.path or 'model in memory'} for {self.after.target}: "
-            f"{len(self.applied)} applied, {len(self.refused)} refused>"
+            f"{places} fixed by {changes}, {len(self.refused)} refused>"
         )
 
     @property

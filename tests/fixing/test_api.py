@@ -474,9 +474,10 @@ def test_fix_refuses_lossy_changes_and_wrong_inputs(g, tmp_path):
     fixed.save(tmp_path / "fixed.onnx")
     again = predict(tmp_path / "fixed.onnx", "trt8.5")
     assert codes(again) == codes(fixed.after) and "W-SHARED" in codes(predict(path, "trt8.5"))
-    assert fixed.ok is all(
-        f.severity != "error" for f in again.findings
-    ) and ": 1 applied, 0 refused>" in repr(fixed)
+    assert fixed.ok is all(f.severity != "error" for f in again.findings)
+    places = len(fixed.before.findings) - len(fixed.after.findings)
+    assert fixed.fixed_places().total() == places
+    assert f": {places} place" in repr(fixed) and "by 1 change, 0 refused>" in repr(fixed)
 
 
 @pytest.mark.parametrize(
