@@ -199,15 +199,22 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     losses = insertion.losses
     if losses is None:
         return
-    rating = next((text for limit, text in _ERROR_RATINGS if losses.error < limit), "large")
-    advice = "" if losses.error < SMALL_ERROR else ", so compare the results (below)"
+    # The choice of a format measured the written model, with its quantized weights.
+    choice = insertion.choice
+    measured = None if choice is None else choice.errors.get(choice.precision)
+    error = losses.error if measured is None else measured
+    samples = losses.samples if choice is None or measured is None else choice.samples
+    rating = next((text for limit, text in _ERROR_RATINGS if error < limit), "large")
+    advice = "" if error < SMALL_ERROR else ", so compare the results (below)"
     page.add_row(
         "Output error",
-        f"{losses.error:.1%} of the outputs' standard deviation on "
-        f"{format_count(losses.samples, 'image')} ({rating}){advice}",
+        f"{error:.1%} of the outputs' standard deviation on "
+        f"{format_count(samples, 'image')} ({rating}){advice}",
     )
-    if page.everything:
+    if page.everything and measured is None:
         page.add_row("", "(caused by quantized activations alone)")
+    elif page.everything:
+        page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")
     if not losses.tried:
         if page.everything:
             text = f"single activations were not tried (--losses {losses.samples} tries them)"

@@ -259,6 +259,13 @@ def test_insert_auto_writes_no_table_of_the_float_model(folder: Path, cli: Cli) 
     assert any("t.cache was not written" in warning for warning in data["warnings"])
 
 
+def test_insert_auto_prints_the_output_error_of_its_choice(folder: Path, cli: Cli) -> None:
+    arguments = ("insert", "m.onnx", "--calib", "images", "--precision", "auto", "-o", "q.onnx")
+    choice = cli.json(*arguments)["choice"]
+    (row,) = (line for line in cli(*arguments).splitlines() if line.startswith("  Output error "))
+    assert f" {choice['errors'][choice['precision']]:.1%} " in row
+
+
 @pytest.mark.parametrize("precision", ["int8", "fp8", "auto"])
 def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precision: str) -> None:
     arguments = ("--calib", "images", "--precision", precision, "--gpu", "L4", "--losses", "0")
