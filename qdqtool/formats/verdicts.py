@@ -187,6 +187,8 @@ def _describe_share(shares: Mapping[Precision, int | str], total: int, noun: str
     int8, fp8 = shares[Precision.INT8], shares[Precision.FP8]
     if int8 and fp8:
         return f"{int8} of {counted} in INT8 and {fp8} in FP8"
+    if not int8 and not fp8:
+        return f"none of {counted} in INT8 or FP8"
     part, precision = (fp8, Precision.FP8) if fp8 else (int8, Precision.INT8)
     share = "all" if part == total > 1 else f"{part} of"
     return f"{share} {counted} in {precision}"
@@ -337,7 +339,7 @@ def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
     if not is_analyzed(prediction):
         return Verdict(f"Not analyzed: {nested}.", Style.UNCLEAR)
     if not (counts["int8"] or counts["fp8"]):
-        subject = "Nothing is quantized" if has_no_qdq(prediction) else "Nothing is INT8"
+        subject = "Nothing is quantized" if has_no_qdq(prediction) else "No layer is INT8 or FP8"
         if nested:
             subject += " outside of the subgraphs"
         layers = describe_layer_counts(prediction)

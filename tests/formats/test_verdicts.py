@@ -110,6 +110,15 @@ def test_confidence_names_the_version_whose_rules_apply(
     assert text.endswith(origin) if origin else "by the rules" not in text
 
 
+def test_verdict_of_quantized_models_without_quantized_layers_names_both_types(g: Graph) -> None:
+    x = g.input(1, 16, 8, 8)
+    prediction = predict(
+        g.model(g.relu(g.pair(g.conv(x, "c", 16, scale=None, weights="float"), "p", 0.1), "r"))
+    )
+    text = overall_verdict(prediction, None).text
+    assert text == "No layer is INT8 or FP8: 1 convolution in FP16."
+
+
 def test_float_type_is_that_of_float_layers_and_not_of_outputs() -> None:
     """On TensorRT-RTX, convolutions with a scale per channel write FP32 in FP16 models."""
     g = Graph(opset=19, half=True)
