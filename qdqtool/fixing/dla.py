@@ -27,7 +27,7 @@ from qdqtool.insertion.number_formats import LEVELS
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
 from qdqtool.insertion.ranges import collect_statistics
-from qdqtool.insertion.scales import MethodChoice, ScaleGroup, choose_scale
+from qdqtool.insertion.scales import MethodChoice, choose_tensor_scales, group_separately
 from qdqtool.insertion.tensor_scales import (
     LayerPrecisions,
     TensorScales,
@@ -158,7 +158,7 @@ class _ScaleMeasurement:
 
         choice = choose_preprocess(model.metadata, self._images.preprocess)
         images = ImageOptions(choice.preprocess, self._images.size)
-        groups = [ScaleGroup((tensor,), (tensor,), (tensor,)) for tensor in tensors]
+        groups = group_separately(tensors)
         ranges = RangeOptions()
         statistics, _ = collect_statistics(
             model, self._data, groups, max_images=ranges.max_images, images=images
@@ -169,7 +169,7 @@ class _ScaleMeasurement:
             used["origin"] = choice.origin
             self.notes += [describe_use(used), *warn_preprocess(model, used)]
         methods = MethodChoice.from_options(ranges)
-        return {g.tensors[0]: choose_scale(g, statistics, methods)[0].scale for g in groups}
+        return choose_tensor_scales(groups, statistics, methods)
 
 
 def _require_quantizers(model: Model) -> None:

@@ -74,6 +74,11 @@ class UnionFind:
         self.parent[self.find(right)] = self.find(left)
 
 
+def group_separately(tensors: Iterable[str]) -> list[ScaleGroup]:
+    """Return one scale group for each tensor."""
+    return [ScaleGroup((tensor,), (tensor,), (tensor,)) for tensor in tensors]
+
+
 def find_scale_groups(
     model: Model, quantized: Iterable[str], unify: bool = PlacementOptions.unify
 ) -> list[ScaleGroup]:
@@ -268,6 +273,15 @@ def constant_scale(
     """Return the scale of a group whose largest value does not depend on the data."""
     members = tuple(GroupMember(t, largest, 0.0) for t in group.sources)
     return GroupScale(group, clamp_scale(largest / number_format.largest), "fixed", members)
+
+
+def choose_tensor_scales(
+    groups: Sequence[ScaleGroup],
+    statistics: Mapping[str, TensorStatistics],
+    choice: MethodChoice,
+) -> dict[str, float]:
+    """Choose the scales of groups of a single tensor each, by tensor, without warnings."""
+    return {g.tensors[0]: choose_scale(g, statistics, choice)[0].scale for g in groups}
 
 
 def choose_scale(

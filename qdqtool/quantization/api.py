@@ -55,7 +55,9 @@ from qdqtool.insertion.scales import (
     MethodChoice,
     ScaleGroup,
     choose_scale,
+    choose_tensor_scales,
     find_scale_groups,
+    group_separately,
 )
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
@@ -558,7 +560,7 @@ class _Inserter:
         """
         if self._data is None or isinstance(self._data, Iterator) or not tensors:
             return {}
-        groups = [ScaleGroup((tensor,), (tensor,), (tensor,)) for tensor in tensors]
+        groups = group_separately(tensors)
         methods = MethodChoice.from_options(self._options.ranges)
         try:
             statistics, _ = self._collect(model, groups, CacheOptions())
@@ -567,7 +569,7 @@ class _Inserter:
                 "others-not-measured", "tensors without a quantizer were not measured", error
             )
             return {}
-        return {g.tensors[0]: choose_scale(g, statistics, methods)[0].scale for g in groups}
+        return choose_tensor_scales(groups, statistics, methods)
 
     def _record_preprocess(self) -> None:
         """Report the preprocessing of images, and record it in the model's metadata."""

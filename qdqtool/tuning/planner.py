@@ -22,6 +22,7 @@ from qdqtool.insertion.scales import (
     ScaleGroup,
     choose_scale,
     find_scale_groups,
+    group_separately,
 )
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.operators import WEIGHTED
@@ -185,7 +186,7 @@ class Planner:
                 continue
             if rest:
                 groups.append(replace(group, quantized=rest))
-            groups.extend(ScaleGroup((t,), (t,), (t,)) for t in group.quantized if t in separate)
+            groups += group_separately(t for t in group.quantized if t in separate)
         return groups
 
     def possible_groups(self) -> list[ScaleGroup]:
