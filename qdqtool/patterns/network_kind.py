@@ -104,14 +104,18 @@ def _output_shapes(model: Model) -> list[_Shape] | None:
     return known if known and len(known) == len(shapes) else None
 
 
+def _is_channels_last(shape: _Shape) -> bool:
+    """Return whether the last of four axes has 1 or 3 channels, and the second axis does not."""
+    return shape[3] in (1, 3) and shape[1] not in (1, 3)
+
+
 def _channel_count(shape: _Shape) -> int | None:
-    return shape[3] if shape[3] in (1, 3) and shape[1] not in (1, 3) else shape[1]
+    return shape[3] if _is_channels_last(shape) else shape[1]
 
 
 def _image_sides(shape: _Shape) -> tuple[int, int] | None:
     """Return height and width of an image; None if either is unknown."""
-    is_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
-    height, width = shape[1:3] if is_last else shape[2:]
+    height, width = shape[1:3] if _is_channels_last(shape) else shape[2:]
     return (height, width) if height and width else None
 
 
