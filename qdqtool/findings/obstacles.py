@@ -34,14 +34,14 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
 
 def is_rejected(findings: Iterable[Finding]) -> bool:
     """Return whether TensorRT builds no engine from a model with these findings."""
-    return any(f.severity == Severity.ERROR and not _is_built(f) for f in findings)
+    return any(f.severity == Severity.ERROR and not is_built(f) for f in findings)
 
 
-def _is_built(finding: Finding) -> bool:
-    """Return whether TensorRT builds a model with an error."""
-    reason = finding.causes[0].reason if finding.causes else None
+def is_built(error: Finding) -> bool:
+    """Return whether TensorRT builds an engine in spite of an error, with wrong results."""
+    reason = error.causes[0].reason if error.causes else None
     is_misread = isinstance(reason, FakeQuantizers) and reason.is_misread
-    return codes.get(finding.code).builds or is_misread
+    return codes.get(error.code).builds or is_misread
 
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:

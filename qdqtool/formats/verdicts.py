@@ -311,10 +311,10 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     Empty without such errors.
     """
     from qdqtool.findings import codes
-    from qdqtool.findings.obstacles import is_rejected
+    from qdqtool.findings.obstacles import is_built
 
     faults = [f for f in prediction.findings if f.severity == Severity.ERROR]
-    errors = Counter(f.code for f in faults if is_rejected([f]) != builds)
+    errors = Counter(f.code for f in faults if is_built(f) == builds)
     chosen = list(errors)
     if not chosen:
         return ""
