@@ -199,11 +199,12 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     losses = insertion.losses
     if losses is None:
         return
-    # The choice of a format measured the written model, with its quantized weights.
+    error, samples = losses.error, losses.samples
     choice = insertion.choice
-    measured = None if choice is None else choice.errors.get(choice.precision)
-    error = losses.error if measured is None else measured
-    samples = losses.samples if choice is None or measured is None else choice.samples
+    is_measured = choice is not None and choice.precision in choice.errors
+    if choice is not None and is_measured:
+        # The choice of a format measured the written model, with its quantized weights.
+        error, samples = choice.errors[choice.precision], choice.samples
     rating = next((text for limit, text in _ERROR_RATINGS if error < limit), "large")
     advice = "" if error < SMALL_ERROR else ", so compare the results (below)"
     page.add_row(
@@ -211,7 +212,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         f"{error:.1%} of the outputs' standard deviation on "
         f"{format_count(samples, 'image')} ({rating}){advice}",
     )
-    if page.everything and measured is None:
+    if page.everything and not is_measured:
         page.add_row("", "(caused by quantized activations alone)")
     elif page.everything:
         page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")
