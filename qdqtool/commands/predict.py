@@ -439,7 +439,13 @@ def _list_predictions(results: Iterable[ModelReview]) -> list[Prediction]:
 def _make_extra_fields(
     build_method: BuildMethod | None, release: Target, times: Sequence[TimeEstimate] | None
 ) -> Json:
-    """Return the JSON fields of the build method and of the times; None for a single GPU."""
+    """Return further JSON fields of the output.
+
+    Args:
+        build_method: Build method that the user named, or None.
+        release: Requested TensorRT version.
+        times: Times on several GPUs; None for a single GPU, whose time is in the prediction.
+    """
     extra: Json = {} if build_method is None else {"for": build_method.as_json(release.name)}
     if times is not None:
         extra["times"] = [time.as_json() for time in times]

@@ -263,8 +263,8 @@ def _rewrite_quantizers(
 def _describe_inexact(count: int) -> Note:
     return Note(
         f"{format_count(count, 'quantizer')} of the original model did not round x / scale in "
-        "float32 as Q does (a multiplication by the reciprocal, or float16). A value in the middle "
-        "between two steps may become the other one: single values differ by one step",
+        "float32 as Q does (a multiplication by the reciprocal, or float16). Values halfway "
+        "between two steps may be rounded in the other direction: single values differ by a step",
         code="rounding-differs",
         count=count,
     )

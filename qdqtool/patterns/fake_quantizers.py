@@ -90,7 +90,7 @@ class FakeQuantizer:
         problem: Reason why Q and DQ cannot express the quantizer; empty if they can.
         is_narrow: Whether the quantizer clips values at -127 steps, where Q would clip at -128.
         is_stored: Whether ``source`` contains integers, so that a DQ alone expresses the quantizer.
-        is_inexact: Whether a value in the middle between two steps may become the other step,
+        is_inexact: Whether Q may round values halfway between two steps in the other direction,
             because the quantizer does not divide by the scale in float32.
         elem_types: Element types of the scales of Q and DQ: of the input, and of the output.
     """

@@ -62,7 +62,8 @@ _TOTALS = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
 _TIME_FIELDS = (*_TOTALS, "layers_ms", "float", "gain", "best", "best_fp8", "fastest")
 # Assumed factor that widens the range if no GPU of the architecture was measured.
 UNMEASURED_SPREAD = 1.15
-UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-VERSION")  # findings that no engine can be built for a GPU
+# Codes of the findings that no engine can be built for a GPU.
+UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-VERSION")
 _NOTE_SPREAD = 1.15  # factor that widens the range if figures of the GPU are assumed
 _REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured: variation of runs
 # Newest weakly typed target whose simulation names layers.
@@ -279,7 +280,8 @@ class _TimedEngine:
     ) -> Array:
         """Return milliseconds in a running engine, of shape [all work].
 
-        Gaps between kernels are not added with a correction from a profile, which has kernel times.
+        A correction from a profile adds no gaps between kernels, because a profile measures
+        kernels alone.
 
         Args:
             correction: Correction of the times.
