@@ -270,10 +270,9 @@ class _GraphRebuilder:
 
         Layers merged with ``||`` are left out, because their fields describe several nodes.
         """
-        known_names = self.build.parse.names
         table: dict[str, dict[str, Any]] = {}
         for layer in self.build.layers:
-            name = layer.parse_name(known_names)
+            name = layer.parse_name()
             is_merged = len(name.alternatives) != 1
             if "ParameterType" not in layer.extras or name.kind != "layer" or is_merged:
                 continue
