@@ -206,14 +206,6 @@ class _GraphRebuilder:
 
     def _check_size(self, name: str, shape: list[int]) -> None:
         path = ", ".join(self.build.files) or "the log"
-        if len(shape) > limits.RANK:
-            raise BuildLogError(
-                f"tensor '{name[:80]}' has {len(shape)} dimensions, but the limit is "
-                f"{limits.RANK}; the log is damaged, build again",
-                path,
-                code="too-many-dimensions",
-                node=name,
-            )
         limits.check_size(
             self._constant_bytes,
             limits.LOG_CONSTANTS,

@@ -55,13 +55,12 @@ class GapKind(StrEnum):
     UNWRITTEN = "{section} (a layer is missing: {name} reads {tensor}, which has no producer)"
     IDLE_BINDING = "{section} (a layer is missing: no layer reads or writes the binding {tensor})"
     CUT_FILE = "{section} (cut off: the end of {name})"
-    BEYOND_LINE = "{section} beyond line {count}"
     BEYOND_RECORDS = "{section} beyond the first {count:,} records"
 
     @property
     def is_unread(self) -> bool:
         """Whether the gap exists because the reader stopped, not because the file lacks content."""
-        return self in (GapKind.CUT_FILE, GapKind.BEYOND_LINE, GapKind.BEYOND_RECORDS)
+        return self in (GapKind.CUT_FILE, GapKind.BEYOND_RECORDS)
 
     @property
     def is_truncation(self) -> bool:
