@@ -5,6 +5,7 @@ from typing import ClassVar, Self
 
 from qdqtool.evidence import Case, assumed, documented, seen
 from qdqtool.ir.operators import CONVOLVE, LayerKind
+from qdqtool.reasons.finding import Reason
 from qdqtool.trt.layers import (
     QDQ,
     Layer,
@@ -17,8 +18,7 @@ from qdqtool.trt.layers import (
 )
 from qdqtool.trt.network import Network, weakest_evidence
 from qdqtool.trt.targets import Target
-from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, RUNNING, SWAP_TYPE, SWAPPING
-from qdqtool.types import Event, Reason
+from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, RUNNING, SWAP_TYPE, SWAPPING, Event
 
 __all__ = [
     "assumed",

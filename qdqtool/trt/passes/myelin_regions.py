@@ -6,6 +6,7 @@ A region contains matrix products, Softmax and normalizations, with the Q and DQ
 from collections.abc import Collection, Iterable
 
 from qdqtool.ir.operators import CONVOLVE
+from qdqtool.ir.precision import Precision
 from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import (
     QDQ,
@@ -17,7 +18,7 @@ from qdqtool.trt.layers import (
     node_name,
 )
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.types import MyelinRegion, Precision
+from qdqtool.trt.result import MyelinRegion
 
 PRODUCT = seen(
     "product",

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.tensors import TensorConsumer
 from qdqtool.trt.layers import quantized_type
@@ -27,7 +28,6 @@ from qdqtool.trt.passes._infra import (
     weakest_evidence,
 )
 from qdqtool.trt.trace import SWAP_TYPE
-from qdqtool.types import Precision
 
 QUANTIZE = seen(
     "quantize",

@@ -1,5 +1,6 @@
 """Pass QuantizeConvWithResidualAdd of TensorRT's optimizer."""
 
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind
@@ -34,7 +35,6 @@ from qdqtool.trt.passes._infra import (
     assumed,
     seen,
 )
-from qdqtool.types import Precision
 
 QUANTIZED = seen(
     "quantized-residual",

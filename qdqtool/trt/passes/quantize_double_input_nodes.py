@@ -1,8 +1,10 @@
 """Pass QuantizeDoubleInputNodes of TensorRT's optimizer."""
 
 from qdqtool.ir.operators import find_case
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons import fp8
 from qdqtool.reasons.convolutions import Deconvolution3D
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.float_types import FloatTypesDiffer
 from qdqtool.reasons.outputs import OutputDifferentScales, OutputScale
 from qdqtool.trt import fault_checks
@@ -19,7 +21,6 @@ from qdqtool.trt.layers import (
 from qdqtool.trt.neighbors import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
-from qdqtool.types import Precision, Reason
 
 CONVOLUTION = find_case("Conv")
 DECONVOLUTION_80 = find_case("ConvTranspose")

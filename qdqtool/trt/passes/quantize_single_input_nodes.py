@@ -1,6 +1,7 @@
 """Pass QuantizeSingleInputNodes of TensorRT's optimizer."""
 
 from qdqtool.ir.operators import AVERAGES
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.neighbors import find_consumers, find_origin, tensor_size
@@ -17,7 +18,6 @@ from qdqtool.trt.passes._infra import (
     seen,
 )
 from qdqtool.trt.trace import REMOVING
-from qdqtool.types import Precision
 
 GLOBAL = seen(
     "global-average",
