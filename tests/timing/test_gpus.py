@@ -175,6 +175,8 @@ def test_variants_of_a_short_name(text: str, name: str, others: set[str]) -> Non
         ("L4", 242, 121),
         ("Tesla P4", 22, None),
         ("V100", 62.7, 125),
+        ("B300", 150, 2250),
+        ("GB300", 165, 2500),
     ],
 )
 def test_rates_agree_with_data_sheets(name: str, int8: float, fp16: float | None) -> None:
