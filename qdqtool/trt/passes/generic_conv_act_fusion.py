@@ -1,11 +1,20 @@
-"""Pass GenericConvActFusion of TensorRT's optimizer."""
-
-from qdqtool.ir.operators import CONVOLVE, OPERATORS
 from qdqtool.reasons.fusions import ActivationBeforeAdd, ActivationJoined
 from qdqtool.reasons.tensors import PathStep
-from qdqtool.trt.layers import SILU, Layer, node_name
 from qdqtool.trt.neighbors import find_origin, tensor_size
-from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
+from qdqtool.trt.passes._infra import (
+    CONVOLVE,
+    OPERATORS,
+    SILU,
+    Case,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    documented,
+    node_name,
+    seen,
+)
 from qdqtool.types import Evidence
 
 POINTWISE = seen(

@@ -1,10 +1,8 @@
-"""Pass QuantizeSingleInputNodes of TensorRT's optimizer."""
-
 from qdqtool.ir.operators import AVERAGES
 from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
-from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.neighbors import find_consumers, find_origin, tensor_size
 from qdqtool.trt.passes._infra import (
+    REMOVING,
     Layer,
     LayerKind,
     Network,
@@ -14,9 +12,9 @@ from qdqtool.trt.passes._infra import (
     dq_before,
     node_name,
     q_after,
+    quantized_type,
     seen,
 )
-from qdqtool.trt.trace import REMOVING
 from qdqtool.types import Precision
 
 GLOBAL = seen(
