@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from qdqtool.ir.operators import OPERATORS, LayerKind
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import precision_of
 from qdqtool.reasons import fp8
 from qdqtool.reasons.different_scales import ScalesDiffer
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
 from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
 from qdqtool.reasons.quantizers import OutsideRules
@@ -38,7 +40,6 @@ from qdqtool.trt.layers import (
     weights_position,
 )
 from qdqtool.trt.targets import Target
-from qdqtool.types import BYTES, Precision, Reason
 from qdqtool.util.records import SharedTuple
 
 # Limits of the search for the consumers of one tensor.

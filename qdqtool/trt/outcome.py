@@ -7,13 +7,15 @@ have no findings yet; :mod:`qdqtool.prediction` adds them.
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.evidence import Case
+from qdqtool.evidence import Case, Evidence
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import describe_model
 from qdqtool.ir.operators import LayerKind
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import is_dq, is_qdq
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
@@ -23,22 +25,16 @@ from qdqtool.trt.importer import is_constant_upstream
 from qdqtool.trt.layers import QDQ, Layer, Tensor, float_precision
 from qdqtool.trt.network import Network, describe_rules, weakest_evidence
 from qdqtool.trt.pipeline import case_id
-from qdqtool.trt.targets import Target
-from qdqtool.types import (
-    BYTES,
-    CHOICES,
-    SILU_ADD,
+from qdqtool.trt.result import (
     Assumption,
     AssumptionCounts,
     ConvOutcome,
     EngineLayer,
-    Evidence,
     MyelinRegion,
-    Precision,
     Prediction,
-    SiluAdd,
     TensorPrecision,
 )
+from qdqtool.trt.targets import Target
 from qdqtool.util.records import replace_fields
 
 Assume = Mapping[str, str]
@@ -46,6 +42,20 @@ Assume = Mapping[str, str]
 
 
 # Simulation -----------------------------------------------------------------------------------
+
+
+SILU_ADD = "silu-add"
+
+
+class SiluAdd(StrEnum):
+    """Fusion of Conv + activation + Add with a quantized residual input: one layer or two."""
+
+    FUSED = "fused"
+    APART = "apart"
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {SILU_ADD: tuple(SiluAdd)}
+"""Values of every assumption that a user can choose, by the name of the assumption."""
 
 
 def simulate(model: Model, target: Target, assume: Assume | None = None) -> Prediction:

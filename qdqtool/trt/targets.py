@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool.errors import QdqtoolError, VersionError
-from qdqtool.types import Evidence
+from qdqtool.evidence import Evidence
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import read_rows
 

@@ -5,6 +5,8 @@ from typing import ClassVar, Self
 
 from qdqtool.evidence import Case, assumed, documented, seen
 from qdqtool.ir.operators import CONVOLVE, OPERATORS, LayerKind, find_case
+from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Reason
 from qdqtool.trt.layers import (
     QDQ,
     SILU,
@@ -48,8 +50,8 @@ from qdqtool.trt.trace import (
     SQUEEZE,
     SWAP_TYPE,
     SWAPPING,
+    Event,
 )
-from qdqtool.types import Event, Reason
 
 __all__ = [
     "assumed",
@@ -86,11 +88,13 @@ __all__ = [
     "OPERATORS",
     "Pass",
     "PoolingWindow",
+    "Precision",
     "q_after",
     "QDQ",
     "quantized_type",
     "rank_after",
     "rank_before",
+    "Reason",
     "ReluFusion",
     "REMOVING",
     "REPLACING_SLICE",

@@ -1,3 +1,4 @@
+from qdqtool.evidence import Evidence
 from qdqtool.reasons.fusions import ActivationBeforeAdd, ActivationJoined
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.trt.neighbors import find_origin, tensor_size
@@ -15,7 +16,6 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.types import Evidence
 
 POINTWISE = seen(
     "pointwise",

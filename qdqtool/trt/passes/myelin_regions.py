@@ -8,6 +8,7 @@ from qdqtool.trt.passes._infra import (
     LayerKind,
     Network,
     Pass,
+    Precision,
     Tensor,
     assumed,
     documented,
@@ -17,7 +18,7 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.types import MyelinRegion, Precision
+from qdqtool.trt.result import MyelinRegion
 
 PRODUCT = seen(
     "product",

@@ -18,6 +18,7 @@ from qdqtool.trt.passes._infra import (
     LayerKind,
     Network,
     Pass,
+    Precision,
     Tensor,
     assumed,
     node_name,
@@ -25,7 +26,6 @@ from qdqtool.trt.passes._infra import (
     seen,
     weakest_evidence,
 )
-from qdqtool.types import Precision
 
 QUANTIZE = seen(
     "quantize",

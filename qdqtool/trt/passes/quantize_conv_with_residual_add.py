@@ -20,6 +20,7 @@ from qdqtool.trt.passes._infra import (
     LayerKind,
     Network,
     Pass,
+    Precision,
     Tensor,
     assumed,
     constant_before,
@@ -30,7 +31,6 @@ from qdqtool.trt.passes._infra import (
     seen,
     weights_position,
 )
-from qdqtool.types import Precision
 
 QUANTIZED = seen(
     "quantized-residual",

@@ -13,6 +13,8 @@ from qdqtool.trt.passes._infra import (
     LayerKind,
     Network,
     Pass,
+    Precision,
+    Reason,
     Tensor,
     assumed,
     can_absorb,
@@ -24,7 +26,6 @@ from qdqtool.trt.passes._infra import (
     quantized_type,
     seen,
 )
-from qdqtool.types import Precision, Reason
 
 CONVOLUTION = find_case("Conv")
 DECONVOLUTION_80 = find_case("ConvTranspose")

@@ -7,6 +7,7 @@ from qdqtool.trt.passes._infra import (
     LayerKind,
     Network,
     Pass,
+    Precision,
     assumed,
     documented,
     dq_before,
@@ -15,7 +16,6 @@ from qdqtool.trt.passes._infra import (
     quantized_type,
     seen,
 )
-from qdqtool.types import Precision
 
 GLOBAL = seen(
     "global-average",

@@ -16,9 +16,9 @@ import onnx
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.reasons.compiler import COMPILER
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.trt.fault_checks import large_fp8_kernel
-from qdqtool.types import Reason
 
 _COLUMN_CHANNELS = 4
 _COLUMNS_IN_A_ROW = 8  # maximum nodes that are followed upstream of a column

@@ -18,6 +18,7 @@ import numpy as np
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.compiler import LossCause
 from qdqtool.trt.rtx.operands import (
     NEVER_QUANTIZED,
@@ -27,7 +28,6 @@ from qdqtool.trt.rtx.operands import (
     IntegerState,
     State,
 )
-from qdqtool.types import Precision
 from qdqtool.util.records import replace_fields
 
 # The compiler moves a Q up before these operators, even if they have other consumers.

@@ -14,14 +14,15 @@ import onnx
 
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.sizes import RANDOM, contraction
 from qdqtool.reasons.compiler import COMPILER, IntegersLost, LossCause, ScalesJoined
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.fault_checks import deconvolution_float
 from qdqtool.trt.rtx.fp8_kernels import find_fp8_obstacle
-from qdqtool.types import BYTES, Precision, Reason
 from qdqtool.util.records import record
 
 # Bits of each ONNX float type.
