@@ -370,7 +370,6 @@ def is_seen_on(case: Case, target: Target) -> bool:
 
 @functools.cache
 def _major_versions(case: Case) -> frozenset[int]:
-    """Return the major versions of the builds that show a case."""
     majors: set[str] = set()
     for name in case.build_names():
         if name in BUILDS:

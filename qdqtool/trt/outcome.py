@@ -166,7 +166,6 @@ def _counts(prediction: Prediction) -> AssumptionCounts:
 
 
 def _user_visible(prediction: Prediction) -> object:
-    """Return the user-visible result of a choice: conversions, types and fused nodes."""
     return prediction.conversion_nodes, [
         (c.precision, tuple(c.inputs), c.output, tuple(c.fused)) for c in prediction.convolutions
     ]
@@ -490,7 +489,6 @@ class Outcome:
         )
 
     def _fused_nodes(self, layer: Layer, node: Node) -> list[str]:
-        """Return the nodes of a layer other than its convolution (``node``), Q and DQ."""
         return [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
 
     def _find_evidence(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
@@ -522,7 +520,6 @@ class Outcome:
 
 
 def _is_kernel(layer: Layer, listed_type: str) -> bool:
-    """Return whether a layer is a kernel of Myelin that is listed with its node's name."""
     return layer.region is not None and bool(layer.nodes) and listed_type in (KERNEL, _PRODUCT)
 
 
@@ -565,7 +562,6 @@ def _quantized_type(layer: Layer) -> Precision:
 
 
 def _engine_type(layer: Layer) -> str:
-    """Return the type that the engine lists for a layer."""
     if layer.kind is _CONVOLUTION and layer.fusion.has_pooling:
         return "ConvActPool"
     if layer.region is not None and layer.kind in _TYPES_IN_REGIONS:

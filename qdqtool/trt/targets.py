@@ -212,7 +212,6 @@ class Target:
 
     @property
     def _parser_version(self) -> tuple[int, ...]:
-        """Version of the parser: the version that the user named, else the target's version."""
         return version_numbers(self.requested_version) or self.version
 
     @property

@@ -446,7 +446,6 @@ def find_mixed_types_fault(
 
 
 def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Reason]:
-    """Yield a fault for each quantizer whose type one of the compute capabilities lacks."""
     for node in qdq.quantizers(model):
         precision = qdq.read_params(model, node).precision
         if precision not in _FIRST_CAPABILITIES:
