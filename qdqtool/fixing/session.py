@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from qdqtool.errors import ModelError
 from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons, requires_request
 from qdqtool.fixing import gains, quantizers
-from qdqtool.fixing.compare import Arrays
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
+from qdqtool.fixing.runner import Arrays
 from qdqtool.fixing.site import FixCriteria, FixSite, FixStep
 from qdqtool.fixing.steps import HALVING_CODES, ModelStep
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.weights import WeightsPerTensor
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
-from qdqtool.types import Finding, Json, Prediction, Severity
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count_were
 

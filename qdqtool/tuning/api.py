@@ -62,9 +62,9 @@ from qdqtool.tuning.result import PlacementResult, Tuning
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import count_fitting_samples, estimate_duration, reserve_time
-from qdqtool.types import Json
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
