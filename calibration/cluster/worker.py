@@ -19,7 +19,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.runtime import sessions
-from qdqtool.types import TOOL_VERSION
+from qdqtool.version import TOOL_VERSION
 
 # Versions and computed numbers --------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from qdqtool.buildlog.types import (
     ListingSource,
     Section,
 )
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 _PRECISIONS = frozenset(("fp32", "fp16", "bf16", "int8", "fp8", "int4"))

@@ -18,7 +18,8 @@ from qdqtool.buildlog.build_status import is_implicit_int8
 from qdqtool.buildlog.layers import as_int_list, find_precision
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, static_shape
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.types import Json, Precision
+from qdqtool.ir.precision import Precision
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import keep_end
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qdqtool.buildlog.types import MAX_DIMENSION, BuiltLayer, BuiltTensor, Shape
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 from qdqtool.util.json_text import parse_json
 
 _TYPES = {p.lower(): p for p in Precision if p not in (Precision.FLOAT, Precision.UNKNOWN)} | {

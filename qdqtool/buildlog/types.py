@@ -15,7 +15,8 @@ from typing import Any
 
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.buildlog.names import NO_NAMES, FusedName, NameSet, is_copy, parse_layer_name
-from qdqtool.types import Event, Precision
+from qdqtool.ir.precision import Precision
+from qdqtool.trt.trace import Event
 from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
 

@@ -16,8 +16,9 @@ from qdqtool.comparison.result import ChangeKind, NodeChange, NodeSide, SideSumm
 from qdqtool.errors import BuildLogError
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import output_axis
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.patterns.view import View
-from qdqtool.types import BYTES, Precision, Prediction
+from qdqtool.trt.result import Prediction
 from qdqtool.verification.api import MIN_NAMED, is_all_myelin
 from qdqtool.verification.convolutions import PassLines, find_built_nodes, read_built_convolution
 from qdqtool.verification.kernels import (

@@ -26,7 +26,7 @@ from qdqtool.reasons import (
     scales,
     weights,
 )
-from qdqtool.types import Finding, FindingCode, FindingRule, Reason, Severity
+from qdqtool.reasons.finding import Finding, FindingCode, FindingRule, Reason, Severity
 
 REASON_MODULES = (
     attention,

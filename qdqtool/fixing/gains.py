@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from qdqtool.buildlog.names import base_name
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model, Node
-from qdqtool.types import Prediction, Severity
+from qdqtool.reasons.finding import Severity
+from qdqtool.trt.result import Prediction
 from qdqtool.util.notes import Note
 
 

@@ -28,6 +28,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.graph import Node as OnnxNode
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import is_dq, is_q, is_qdq
 from qdqtool.patterns.view import View
 from qdqtool.prediction import choose_typing, predict
@@ -51,8 +52,9 @@ from qdqtool.timing.workload import predict_workload
 from qdqtool.trt import trace
 from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.pipeline import cases
+from qdqtool.trt.result import EngineLayer, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import BYTES, EngineLayer, Event, Precision, Prediction
+from qdqtool.trt.trace import Event
 from qdqtool.verification.api import verify_model
 from qdqtool.verification.layer_mapping import trt_name
 from qdqtool.verification.result import Verification

@@ -69,9 +69,9 @@ from qdqtool.tuning.time_plan import (
     fit_samples,
     measure_run_seconds,
 )
-from qdqtool.types import Json
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, QuantizedInput, WeightSite
-from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
+from qdqtool.insertion.rewrite import ActivationScale, QuantizedTensor, insert_pairs
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.ir.graph import Model
-from qdqtool.types import QuantizedTensor
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Any
 from qdqtool.accuracy.metrics import LARGEST
 from qdqtool.errors import DataError
 from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements, TaskResult
-from qdqtool.types import TOOL_VERSION, Json
 from qdqtool.util import limits
 from qdqtool.util.compression import HEAD, find_magic, unpack
 from qdqtool.util.files import check_output, open_input
-from qdqtool.util.json_text import parse_json
+from qdqtool.util.json_text import Json, parse_json
 from qdqtool.util.outputs import atomic_write
+from qdqtool.version import TOOL_VERSION
 
 SCHEMA = "qdqtool/tuning-state/1"
 SAVE_SECONDS = 10.0

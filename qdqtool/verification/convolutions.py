@@ -18,10 +18,13 @@ from qdqtool.buildlog.agreement import (
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import is_qdq
 from qdqtool.ir.sizes import is_multiplication
+from qdqtool.reasons.finding import Reason
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.trace import FUSING_INTO
-from qdqtool.types import ConvOutcome, Json, Precision, Prediction, Reason
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
 from qdqtool.verification.kernels import (
     ABBREVIATED,

@@ -11,8 +11,8 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import describe_contents, summarize
 from qdqtool.buildlog.types import GapKind, Section
 from qdqtool.errors import BuildLogError
+from qdqtool.ir.precision import Precision
 from qdqtool.trt import trace
-from qdqtool.types import Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file, folder
 from tests.errors import has

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qdqtool.buildlog import layers
 from qdqtool.buildlog.names import NameSet, base_name, parse_layer_name
 from qdqtool.buildlog.types import MAX_DIMENSION, BuiltLayer
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 from tests.test_patterns import LINEAR, growth_factor
 
 

@@ -18,7 +18,7 @@ from qdqtool.buildlog.types import (
     ParseSection,
     TacticCounts,
 )
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 from tests.buildlog.samples import build_of, stamped
 
 

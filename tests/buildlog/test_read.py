@@ -22,8 +22,9 @@ from qdqtool.buildlog.log import LogReader, split_prefix
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, ParsedTensor, TunedLayer
 from qdqtool.errors import BuildLogError
+from qdqtool.ir.precision import Precision
 from qdqtool.trt import trace
-from qdqtool.types import Event, Precision
+from qdqtool.trt.trace import Event
 from qdqtool.util import compression, limits
 from tests.buildlog import samples
 from tests.buildlog.calls import count_calls

@@ -22,6 +22,7 @@ from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate, predict_on_gpu
 from qdqtool.timing.options import TimingOptions
@@ -43,7 +44,6 @@ from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import PlacementResult, Tuning
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.summary import warn_small_sets
-from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
 from tests.errors import has
 from tests.insertion.nets import check, images, run

@@ -19,10 +19,10 @@ from qdqtool.buildlog.types import (
     ParseSection,
 )
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Precision
 from qdqtool.verification.api import exit_code, verify
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.kernels import product_rank
