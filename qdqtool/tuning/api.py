@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import EncodeError
 
-from calibration.cluster.connection import Cluster, check_cluster
+from calibration.cluster.connection import check_cluster, connect
 from calibration.dataset import Dataset
 from calibration.options import ImageFunction, Preprocess
 from calibration.presets import describe_use, name_preprocess
@@ -216,11 +216,13 @@ def tune(
         if say is not None:
             for warning in run.small_sets:
                 say(f"warning: {warning}")
-        opened = stack.enter_context(Cluster(cluster, mixed_cpus)) if cluster is not None else None
+        opened = stack.enter_context(connect(cluster, mixed_cpus)) if cluster is not None else None
         run.collect_ranges(progress, None if opened is None else opened.client)
         if mapper is None and opened is not None:
             mapper = stack.enter_context(ClusterMapper(opened))
-        workers = workers or (count_default_workers() if opened is None else opened.threads())
+        workers = workers or (
+            count_default_workers() if opened is None else max(1, opened.threads())
+        )
         search = run.make_search(mapper or map_on_threads(workers), workers, progress, say)
         _run_search(search, time_limit, estimate=say is not None)
         tuning = run.make_result(search, progress)
