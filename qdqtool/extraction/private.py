@@ -106,7 +106,6 @@ def _mask_tensor(
 
 
 def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
-    """Replace lists of numbers in the attributes of a Constant or custom operator, in place."""
     if node.domain in STANDARD and node.op_type != "Constant":
         return
     for attribute in node.attribute:
@@ -155,7 +154,6 @@ def _make_tensor(value: Array, name: str) -> onnx.TensorProto:
 
 
 def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> _ScalePairs:
-    """Draw new values for constant scales; return old and new values by tensor name."""
     old = {}
     single, vectors = set[float](), set[float]()
     for name in sorted(names):
@@ -493,7 +491,6 @@ class PrivateNames:
         return None
 
     def _find_within(self, text: str, shortest: int) -> str | None:
-        """Return a secret of at least `shortest` characters in a text; None without a secret."""
         if len(text) > _LONG:
             return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
         for start in range(len(text) + 1):
@@ -562,7 +559,6 @@ def make_private(
 
 
 def _describe_difference(before: Prediction, after: Prediction, names: PrivateNames) -> str:
-    """Describe the first difference of two predictions besides names; empty if they are equal."""
     outcomes = [
         [(c.index, c.op, c.weights, c.precision, c.inputs, c.output) for c in p.convolutions]
         for p in (before, after)

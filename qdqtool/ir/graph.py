@@ -662,7 +662,6 @@ class Model:
         return self._constant_type(tensor)[1]
 
     def _constant_type(self, tensor: str) -> tuple[int, tuple[int, ...] | None]:
-        """Return type and dimensions of a constant; 0 and None for other tensors."""
         proto = self.initializers.get(tensor)
         if proto is not None:
             constant_type = self._initializer_types.get(tensor)
@@ -680,7 +679,6 @@ class Model:
         return 0, None if value is None else value.shape
 
     def _all_types(self) -> dict[str, TensorType]:
-        """Return the types that the file states, and inferred types of the other tensors."""
         if self._types is not None:
             return self._types
         if self._variant_of is not None:

@@ -150,7 +150,6 @@ def sort_topologically(
 def _index_consumers(
     nodes: list[_Node], inputs: Callable[[_Node], Iterable[str]], produced: set[str]
 ) -> dict[str, list[int]]:
-    """Return the positions of the nodes that consume each produced tensor, by tensor."""
     consumers: dict[str, list[int]] = {tensor: [] for tensor in produced}
     for position, node in enumerate(nodes):
         for tensor in dict.fromkeys(inputs(node)):
