@@ -32,7 +32,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.external_data import all_tensors, read_location, to_array
-from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
+from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, message_fields, nested_graphs
 from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS
@@ -585,8 +585,7 @@ def _list_findings(
 
 def _iterate_texts(message: Message) -> Iterator[str]:
     """Yield every text in a protobuf message, including bytes, but not raw tensor data."""
-    for field, value in message.ListFields():
-        values = value if _is_repeated(field) else [value]
+    for field, values in message_fields(message):
         if field.type == field.TYPE_MESSAGE:
             for inner in values:
                 yield from _iterate_texts(inner)
@@ -594,11 +593,6 @@ def _iterate_texts(message: Message) -> Iterator[str]:
             yield from values
         elif field.type == field.TYPE_BYTES and field.name != "raw_data":
             yield from (v.decode("utf-8", "replace") for v in values)
-
-
-def _is_repeated(field: Any) -> bool:
-    is_new = hasattr(field, "is_repeated")
-    return bool(field.is_repeated if is_new else field.label == field.LABEL_REPEATED)
 
 
 def _replace_texts(
@@ -614,20 +608,18 @@ def _replace_texts(
     """
     if isinstance(message, onnx.NodeProto):
         attributes = public_attributes(message)
-    for field, value in list(message.ListFields()):
+    for field, values in list(message_fields(message)):
         if field.name in _CLEARED:
             message.ClearField(field.name)
-            continue
-        values = value if _is_repeated(field) else [value]
-        if field.type == field.TYPE_MESSAGE:
+        elif field.type == field.TYPE_MESSAGE:
             for inner in values:
                 _replace_texts(inner, names, attributes)
         elif field.type in (field.TYPE_STRING, field.TYPE_BYTES) and field.name != "raw_data":
             new = [_replace_text(message, field.name, v, names, attributes) for v in values]
-            if _is_repeated(field):
-                value[:] = new
-            else:
+            if isinstance(values, list):
                 setattr(message, field.name, new[0])
+            else:
+                values[:] = new
 
 
 def _replace_text(
