@@ -98,7 +98,7 @@ def _outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
     return outside
 
 
-def message_fields(message: Message) -> Iterator[tuple[Any, Sequence[Any]]]:
+def message_fields(message: Message) -> Iterator[tuple[Any, Any]]:
     """Yield the descriptor and the values of each field of a message that is set."""
     for field, value in message.ListFields():
         is_new = hasattr(field, "is_repeated")
