@@ -63,7 +63,9 @@ def test_float_network_saves_what_insert_saves() -> None:
     assert min(savings["NO-QDQ"] or 0.0, time.total_ms) > 0
 
 
-@pytest.mark.parametrize("options", [{"exclude": ["/model.4/m.0/cv2/conv/Conv"]}, {"residual": "none"}])
+@pytest.mark.parametrize(
+    "options", [{"exclude": ["/model.4/m.0/cv2/conv/Conv"]}, {"residual": "none"}]
+)
 def test_fix_saves_at_most_what_is_estimated(options: dict[str, Any]) -> None:
     data = np.random.default_rng(0).random((2, 3, 64, 64)).astype(np.float32)
     best_ms = _predict_time(qdqtool.insert(detector(), data, predict=False).model)[1]
