@@ -10,6 +10,7 @@ not move it.
 """
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -18,11 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from timing_data import HERE, OVERHEAD, Data, layers, totals, with_overhead
+from timing_data import HERE, OVERHEAD, Data, clock_shares, layers, totals, with_overhead
 
 from qdqtool.timing import physics, work
 
@@ -87,11 +89,25 @@ class Model:
         self.launches = kernels * [m.label.startswith("python ") for m in data]
         self.calls = np.asarray([m.label.startswith("python yolo") for m in data], dtype=float)
         enqueued = kernels * [m.label.startswith(("trtexec ", "blind ", "gain ")) for m in data]
+        self.images = np.asarray([m.images for m in data])
         is_myelin = np.asarray([m.gpu.fuses_conversions for m in data])
         self.enqueued, self.enqueued_myelin = enqueued * ~is_myelin, enqueued * is_myelin
 
     def seconds(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
-        kernels = physics.kernel_seconds(self.features, constants, factors)
+        """Seconds of each measurement, at the clock that the load allows."""
+        seconds = self.seconds_at(np.ones(len(self.images)), constants, factors)
+        if not self.images.any():
+            return seconds
+        return self.seconds_at(clock_shares(seconds * 1e3, self.images), constants, factors)
+
+    def seconds_at(
+        self, shares: Array, constants: Mapping[str, float], factors: Mapping[str, float]
+    ) -> Array:
+        """Seconds of each measurement at a share of the clock of its GPU."""
+        counts = np.diff([*self.starts, len(self.features.cc)])
+        features = SimpleNamespace(**vars(self.features))
+        features.clocks = features.clocks * np.repeat(shares, counts)
+        kernels = physics.kernel_seconds(features, constants, factors)
         waiting = self.launches * constants[HOST] + self.enqueued * constants[GAP]
         waiting += self.calls * constants[CALL]
         waiting = (waiting + self.enqueued_myelin * constants[GAP_MYELIN]) * 1e-6
@@ -231,6 +247,24 @@ def wide_enough(errors: Array, data: Data) -> float:
     return max(spread(errors[used], weights[used]), spread(single, np.ones(len(single))))
 
 
+def fit_governor(
+    data: Data, constants: Mapping[str, float], factors: Mapping[str, float]
+) -> tuple[float, float, float]:
+    """The host time and the exponent of timing_data.py, by the FP32 times of calls that follow the load."""
+    model = Model([m for m in data if m.images and " float FP32" in m.label])
+    busy = model.seconds_at(np.ones(len(model.images)), constants, factors) * 1e3
+
+    def spread_of(host: tuple[float, float, float]) -> float:
+        shares = clock_shares(busy, model.images, host)
+        errors = np.log(model.seconds_at(shares, constants, factors) / model.measured)
+        return float(np.abs(errors - np.median(errors)).mean())
+
+    return min(
+        itertools.product((0.0, 5.0, 10.0, 20.0), (0.0, 0.1, 0.2, 0.4), (0.5, 1.0, 1.5, 2.0)),
+        key=spread_of,
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -248,6 +282,7 @@ def main() -> int:
     print("constants", {k: float(f"{v:.3g}") for k, v in constants.items()})
     print("factors  ", {k: float(f"{v:.3g}") for k, v in factors.items()})
     seen = Model(whole).errors(constants, factors)
+    print(f"host and exponent of the governor: {fit_governor(whole, constants, factors)}")
     print(f"layers of profiles, in the fit:  {summary(Model(single).errors(constants, factors))}")
     print(f"whole networks, in the fit:      {summary(seen[[m.weight > 0 for m in whole]])}")
     print(f"whole networks, judged only:     {summary(seen[[m.weight == 0 for m in whole]])}")

@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.prepare import prepare
@@ -78,9 +81,13 @@ OVERHEADS = {
 # For an engine of which only the profile is known: within the middle of those, least error on the worst engine.
 OVERHEAD = 2.4
 # Jetsons whose source measured in another power mode than MAXN. The same author published the same times in a file
-# named after the 30 W mode. The clock was not fixed: the governor lowers it under a light load, so that the published
-# 95 % intervals reach 45 % of a time. These rows are judged only.
+# named after the 30 W mode. The clock was not fixed: these calls follow the images of a data loader, and the governor
+# lowers the clock of a GPU that waits. These rows are judged only.
 MODES = {("Jetson AGX Orin 64GB", "Juanx65/ArtTRT"): "30W"}
+# The clock of such a GPU, as a share of that of the mode (306 to 612 MHz): (busy / (busy + host time)) ^ exponent.
+# Least median error for the FP32 times of that source, which are in no pair (``fit_timing.fit_governor``).
+LOWEST_CLOCK = 0.5
+HOST_MS, HOST_MS_PER_IMAGE, LOAD_EXPONENT = 5.0, 0.1, 1.5
 # INT8 builds from calibration tables without the flag of FP16: their float layers are FP32 or TF32.
 INT8_IN_FP32 = "qdq-fp32"
 TARGET = "trt8.6"
@@ -113,6 +120,7 @@ class Measurement:
         overhead: Seconds that the measurement added.
         weight: In the fit; 0 is judged only.
         cold: Whether the network's weights do not fit the L2.
+        images: Images of a call on a GPU whose clock follows the load; 0 if the clock is fixed.
     """
 
     works: Sequence[LayerWork]
@@ -122,9 +130,11 @@ class Measurement:
     overhead: float
     weight: float
     cold: bool
+    images: float = 0.0
 
 
 Data = Sequence[Measurement]
+Array = npt.NDArray[np.float64]
 Rows = list[list[object]]
 
 
@@ -178,6 +188,7 @@ def totals() -> list[Measurement]:
         weight: float,
         offset: float = 0.0,
         batch: str = "",
+        follows_load: bool = False,
     ) -> None:
         rows = networks[network, variant]
         if variant == "qdq" and plain == Precision.FP32:
@@ -186,7 +197,14 @@ def totals() -> list[Measurement]:
         label = f"{how} {network} {variant} {plain}" + (f" b{float(batch):.0f}" if batch else "")
         data.append(
             Measurement(
-                works, gpu, label, ms * 1e-3, offset * 1e-6, weight, has_cold_weights(works, gpu)
+                works,
+                gpu,
+                label,
+                ms * 1e-3,
+                offset * 1e-6,
+                weight,
+                has_cold_weights(works, gpu),
+                float(batch or 1) if follows_load else 0.0,
             )
         )
 
@@ -246,8 +264,26 @@ def totals() -> list[Measurement]:
             0.0 if doubtful else weight,
             0.0 if doubtful else offset,
             row["batch"],
+            follows_load=mode is not None,
         )
     return data
+
+
+def clock_shares(
+    busy_ms: Array,
+    images: Array,
+    host: tuple[float, float, float] = (HOST_MS, HOST_MS_PER_IMAGE, LOAD_EXPONENT),
+) -> Array:
+    """The share of the mode's clock at which each call ran; 1 for calls whose clock is fixed.
+
+    Args:
+        busy_ms: Milliseconds of a call at the clock of the mode.
+        images: Images of a call; 0 if the clock is fixed.
+        host: Milliseconds of the host for a call and for an image, and the exponent of the load.
+    """
+    for_call, for_image, exponent = host
+    load = busy_ms / (busy_ms + for_call + for_image * images)
+    return np.where(images > 0, np.clip(load**exponent, LOWEST_CLOCK, 1.0), 1.0)
 
 
 def network_work(
