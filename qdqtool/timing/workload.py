@@ -518,8 +518,12 @@ class _WorkloadBuilder:
         written = sum(pooled or product.written for product in products)
         read = main.read * width(input_type)
         if len(layer.inputs) > 1:
-            residual = layer.inputs[1]
-            read += main.written * width(self._resolve_type(residual.precision, residual.tensor))
+            # A residual. Or a bias that an Identity copies, as torch writes equal biases.
+            tensor, precision = layer.inputs[1].tensor, layer.inputs[1].precision
+            elements = self._count_elements(tensor)
+            if elements is None:
+                elements = main.written
+            read += min(elements, main.written) * width(self._resolve_type(precision, tensor))
         for edge in layer.outputs:
             if self.shapes.get(edge.tensor) is None:
                 self.engine_elements.setdefault(edge.tensor, written / len(layer.outputs))

@@ -383,6 +383,19 @@ def test_input_bytes_of_a_strided_convolution(kernel: int, read: int, g: Graph) 
     assert [w.read for w in layers if w.kind == work.CONV and w.rows == 16 * 16] == [read]
 
 
+def test_input_bytes_of_a_bias_and_of_a_residual(g: Graph) -> None:
+    """torch copies a bias that two convolutions share with an Identity."""
+    x = g.relu(g.input(1, 64, 32, 32), "start")
+    bias = g.op("Identity", g.const("b", np.zeros(64, np.float32)), "shared")
+    weights = [g.const(f"w{i}", np.full((64, 64, 1, 1), 0.1, np.float32)) for i in range(2)]
+    first = g.op("Conv", [x, weights[0], bias], "first")
+    second = g.op("Conv", [g.relu(first, "r"), weights[1]], "second")
+    layers = model_workload(g.model(g.relu(g.op("Add", [second, x], "sum"), "last"))).layers
+    elements = 64 * 32 * 32
+    reads = [w.read for w in layers if w.kind == work.CONV]
+    assert reads == [2 * (elements + 64), 2 * (2 * elements)]
+
+
 def test_stem_of_a_recorded_build_writes_fp32() -> None:
     """Convolution and pooling of resnet18-a100-qat write FP32. A reformat converts that to FP16."""
     engine = model_workload(evidence.graph("resnet18-a100-qat"))
