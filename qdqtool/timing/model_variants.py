@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes
@@ -185,6 +186,7 @@ class TensorShapes:
         self._model = model
         self._computed: dict[str, Shape] = {}
         self._values: dict[str, Array] = {}
+        self._evaluator = ConstantEvaluator(model)
         self._is_evaluated = False
 
     def get(self, tensor: str) -> Shape | None:
@@ -211,7 +213,7 @@ class TensorShapes:
                     if shape is not None:
                         self._computed[output] = shape
             value = self._compute(node)
-            if value is not None and value.size <= _SMALL:
+            if value is not None:
                 self._values[node.output] = value
                 self._computed.setdefault(node.output, value.shape)
 
@@ -245,60 +247,18 @@ class TensorShapes:
         return shapes
 
     def _compute(self, node: Node) -> Array | None:
+        """Return the value of a shape, or of a small tensor that small constants determine."""
         if node.op == "Shape" and not node.attributes:
             shape = self._current_shape(node.input(0))
             return None if shape is None else np.asarray(shape, np.int64)
-        function = _OPERATORS.get(node.op)
-        if function is None:
-            return None
-        inputs = [self._constant(tensor) for tensor in filter(None, node.inputs)]
-        if not inputs or any(value is None for value in inputs):
-            return None
-        try:
-            return np.asarray(function(node, *inputs))
-        except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError):
-            return None
-
-
-def _divide(_: Node, a: Array, b: Array) -> Array:
-    return a // b if np.issubdtype(a.dtype, np.integer) else a / b
-
-
-def _read_axes(node: Node, inputs: tuple[Array, ...]) -> tuple[int, ...]:
-    axes = inputs[0].reshape(-1).tolist() if inputs else node.attributes.get("axes", [])
-    return tuple(int(a) for a in axes)
-
-
-def _slice(
-    node: Node,
-    x: Array,
-    starts: Array,
-    ends: Array,
-    axes: Array | None = None,
-    steps: Array | None = None,
-) -> Array:
-    positions = range(len(starts)) if axes is None else axes.reshape(-1).tolist()
-    index: list[slice] = [slice(None)] * x.ndim
-    for i, axis in enumerate(positions):
-        step = int(steps[i]) if steps is not None else 1
-        index[int(axis)] = slice(int(starts[i]), int(ends[i]), step)
-    return x[tuple(index)]
-
-
-_OPERATORS: dict[str, Callable[..., Array]] = {
-    "Add": lambda _, a, b: a + b,
-    "Sub": lambda _, a, b: a - b,
-    "Mul": lambda _, a, b: a * b,
-    "Div": _divide,
-    "Floor": lambda _, a: np.floor(a),
-    "Cast": lambda node, a: a.astype(helper.tensor_dtype_to_np_dtype(node.integer("to", 7))),
-    "Identity": lambda _, a: a,
-    "Gather": lambda node, a, i: np.take(a, i.astype(np.int64), axis=node.integer("axis", 0)),
-    "Concat": lambda node, *a: np.concatenate(a, axis=node.integer("axis", 0)),
-    "Unsqueeze": lambda node, a, *axes: np.expand_dims(a, _read_axes(node, axes)),
-    "Squeeze": lambda node, a, *axes: np.squeeze(a, axis=_read_axes(node, axes) or None),
-    "Slice": _slice,
-}
+        values: dict[str, Array] = {}
+        for tensor in filter(None, node.inputs):
+            value = self._constant(tensor)
+            if value is None:
+                return None
+            values[tensor] = value
+        outputs = self._evaluator.evaluate_node(node, values, _SMALL) if values else None
+        return None if outputs is None else outputs[node.output]
 
 
 def _fixed_shape(kind: onnx.TypeProto) -> Shape | None:
