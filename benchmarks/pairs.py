@@ -27,8 +27,10 @@ from qdqtool.ir.modelfile import load
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.timing import model_variants, work
-from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
+from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find_gpu
+from qdqtool.timing.results import TimeEstimate
+from qdqtool.timing.time_calibration import match_profile_rows
 from qdqtool.timing.workload import predict_workload
 from qdqtool.trt.targets import target_named
 

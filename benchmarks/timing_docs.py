@@ -17,9 +17,9 @@ from common import publish, table
 from fit_timing import gain_figures
 from timing_data import HERE, MODES, NETWORKS, read
 
-from qdqtool.timing.estimate import UNMEASURED_SPREAD
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.timing.physics import load_constants
+from qdqtool.timing.results import UNMEASURED_SPREAD
 
 DOCS = Path(__file__).parent.parent / "docs"
 COLOURS = {  # Okabe and Ito's, told apart by the colour-blind too

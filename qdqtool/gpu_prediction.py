@@ -15,7 +15,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util.files import record_inputs
 
 if TYPE_CHECKING:
-    from qdqtool.timing.estimate import TimeEstimate
+    from qdqtool.timing.results import TimeEstimate
 
 _NEED_GPU = ("clock", "power", "batch", "no_fp16", "calibrate", "save_calibration")
 
@@ -110,12 +110,12 @@ def predict_with_time(
         model: The model.
         target: TensorRT version.
         options: GPU or compute capability, batch and calibration.
-        settings: Further arguments of :func:`qdqtool.timing.estimate.predict_on_gpu`.
+        settings: Further arguments of :func:`qdqtool.timing.on_gpu.predict_on_gpu`.
 
     Returns:
         The prediction, and the estimate; None without a GPU.
     """
-    from qdqtool.timing.estimate import predict_on_gpu
+    from qdqtool.timing.on_gpu import predict_on_gpu
 
     return predict_on_gpu(model, target, options, extend=_add_fixes, **settings)
 

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from tests.trt.builder import Graph
 

@@ -19,7 +19,7 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.reasons.conversions import RemainingConversion
-from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt import neighbors
 from qdqtool.trt.targets import TARGETS

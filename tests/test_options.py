@@ -41,7 +41,7 @@ from qdqtool.insertion.options import (
 )
 from qdqtool.prediction import check_activations
 from qdqtool.reporting.options import ReportInputs
-from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import GpuOptions, TimingOptions
 from qdqtool.trt.targets import DEFAULT_SM, DEFAULT_TARGET
 from qdqtool.tuning.options import KEEP, SearchBudget, TuningGoal

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qdqtool.formats.output import TextPage
     from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
-    from qdqtool.timing.estimate import TimeEstimate
+    from qdqtool.timing.results import TimeEstimate
     from qdqtool.trt.targets import Target
 
 
@@ -320,7 +320,7 @@ def _suggest_next(
 
 
 def _estimate_time(model: str | onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
-    from qdqtool.timing.estimate import predict_on_gpu
+    from qdqtool.timing.on_gpu import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 
     return predict_on_gpu(model, target, TimingOptions(gpu=gpu))[1]

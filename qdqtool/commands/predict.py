@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from qdqtool.findings.ways import BuildMethod
     from qdqtool.formats.annotations import ModelReview
     from qdqtool.formats.output import TextPage
-    from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.options import TimingOptions
+    from qdqtool.timing.results import TimeEstimate
     from qdqtool.trt.targets import Target
 
 _SEVERITIES = ("error", "warning")
@@ -327,7 +327,7 @@ def _identify(finding: Finding) -> tuple[str, ...]:
 
 def _demote_support_errors(predictions: list[Prediction]) -> None:
     """Turn errors about unsupported GPUs into warnings, in place."""
-    from qdqtool.timing.estimate import UNSUPPORTED_GPU
+    from qdqtool.timing.on_gpu import UNSUPPORTED_GPU
 
     for prediction in predictions:
         for finding in prediction.findings:

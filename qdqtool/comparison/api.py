@@ -290,7 +290,7 @@ def _compare_models(
 def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
     if gpu is None:
         return predict(model, target)
-    from qdqtool.timing.estimate import predict_on_gpu
+    from qdqtool.timing.on_gpu import predict_on_gpu
 
     return predict_on_gpu(model, target, TimingOptions(gpu=gpu))[0]
 

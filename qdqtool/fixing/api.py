@@ -35,8 +35,8 @@ from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
-from qdqtool.timing.estimate import TimeEstimate, estimate_variant
-from qdqtool.timing.results import FixTime
+from qdqtool.timing.alternatives import estimate_variant
+from qdqtool.timing.results import FixTime, TimeEstimate
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs

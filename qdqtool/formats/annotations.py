@@ -20,7 +20,7 @@ from qdqtool.util.text import one_line
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
-    from qdqtool.timing.estimate import TimeEstimate
+    from qdqtool.timing.results import TimeEstimate
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

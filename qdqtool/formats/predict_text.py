@@ -22,8 +22,8 @@ from qdqtool.util.text import drop_repeated_sentences, format_count, format_laye
 
 if TYPE_CHECKING:
     from qdqtool.findings.ways import BuildMethod
-    from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.gpus import Gpu
+    from qdqtool.timing.results import TimeEstimate
 
 # Maximum lengths of lists without --all.
 _MAX_NAMES = 3  # names in one line

@@ -16,8 +16,7 @@ from qdqtool.trt.targets import target_named
 from qdqtool.util.text import format_count, format_layer_counts
 
 if TYPE_CHECKING:
-    from qdqtool.timing.estimate import TimeEstimate
-    from qdqtool.timing.results import SpeedGain
+    from qdqtool.timing.results import SpeedGain, TimeEstimate
 
 
 class Verdict(NamedTuple):

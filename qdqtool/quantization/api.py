@@ -68,8 +68,9 @@ from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.placement import NothingToQuantize, nothing_to_quantize
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import TimeEstimate, predict_on_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
+from qdqtool.timing.results import TimeEstimate
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util.files import record_inputs

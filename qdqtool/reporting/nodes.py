@@ -42,10 +42,12 @@ from qdqtool.reporting.page import (
 )
 from qdqtool.timing import gpus, model_variants
 from qdqtool.timing.built_engine import find_build_gpu
-from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
+from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpu_checks import gpu_findings
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.options import GpuOptions
+from qdqtool.timing.results import TimeEstimate
+from qdqtool.timing.time_calibration import match_profile_rows
 from qdqtool.timing.work import LayerWork
 from qdqtool.timing.workload import predict_workload
 from qdqtool.trt import trace

@@ -23,7 +23,7 @@ from qdqtool.ir.qdq import is_qdq
 from qdqtool.reporting import data
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject, time_kind
 from qdqtool.reporting.page import display_message, display_name, round_digits
-from qdqtool.timing.estimate import match_profile_rows
+from qdqtool.timing.time_calibration import match_profile_rows
 from qdqtool.trt.result import EngineLayer
 from qdqtool.util import limits
 from qdqtool.util.files import read_input, record_input

@@ -1,12 +1,25 @@
-"""Parts of a time estimate: the float network, the gain, kernels, and savings of fixes."""
+"""Time estimates and their parts: the float network, the gain, kernels, and savings of fixes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from qdqtool.insertion.number_formats import is_worthwhile
 from qdqtool.ir.precision import Precision
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.physics import load_constants
+from qdqtool.timing.time_calibration import TimeCalibration
+from qdqtool.timing.workload import EngineWorkload
 from qdqtool.util.json_text import Json
+from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
+
+# The range is widened by 1 + this number x the share of layers whose shapes are unknown.
+UNKNOWN_SPREAD = 1.5
+# Assumed factor that widens the range if no GPU of the architecture was measured.
+UNMEASURED_SPREAD = 1.15
+_TOTALS = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
+_TIME_FIELDS = (*_TOTALS, "layers_ms", "float", "gain", "best", "best_fp8", "fastest")
 
 
 @dataclass(slots=True)
@@ -149,3 +162,184 @@ class BestTime:
 def round_significant(value: float) -> float:
     """Return the value with four significant digits."""
     return float(f"{value:.4g}")
+
+
+@dataclass(slots=True)
+class TimeEstimate:
+    """Time of an engine on a GPU.
+
+    Attributes:
+        gpu: The GPU, as the user runs it.
+        total_ms: Milliseconds of one run, end to end on the GPU (trtexec's GPU Compute Time).
+        low_ms: Lower end of the range that contains 80 % of measured times.
+        high_ms: Upper end of that range.
+        conversions_ms: Part of the total that converts data types (remaining Q and DQ).
+        layers: Milliseconds of each predicted layer as a profile would show them, in the
+            prediction's order.
+        kernels: Every kernel, the slowest first.
+        float_time: Time of the network without Q/DQ, in the faster float type. None if unknown.
+        best: Time of the network with the INT8 Q/DQ that ``insert`` would write. None if unknown.
+        best_fp8: Time with the FP8 Q/DQ that ``insert`` would write. None unless the network is
+            float and the GPU has FP8.
+        batch: Requested batch size divided by the batch size of the model.
+        calibration: Measurement by which the times are corrected. None if they are not.
+        unknown: Names of layers whose shapes are unknown.
+        notes: Notes about the figures.
+        float_type: Type of floats: FP16 or FP32.
+        is_float: Whether the network has no Q/DQ.
+        requested_batch: Batch size that the caller requested. None for the model's batch size.
+        fixes: Savings of automatic fixes by kind, the largest first.
+        workload: Work of all layers and kernels. Layers are in the prediction's order, unless the
+            target does not name layers.
+        layouts_ms: Part of the total that changes memory layouts, but no types.
+        layouts: Number of kernels that change memory layouts.
+        conversions: Number of kernels that convert data types.
+        launch_ms: Milliseconds that the kernels would take without computing or moving data.
+        is_cuda_graph: Whether the engine runs as a CUDA graph.
+        quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
+        obstacle: Code of the finding that no engine can be built for the GPU; None without one.
+    """
+
+    gpu: Gpu
+    total_ms: float
+    low_ms: float = 0.0
+    high_ms: float = 0.0
+    conversions_ms: float = 0.0
+    layers: list[float] = field(default_factory=list)
+    kernels: list[KernelTime] = field(default_factory=list)
+    float_time: FloatTime | None = None
+    best: BestTime | None = None
+    best_fp8: BestTime | None = None
+    batch: float = 1.0
+    calibration: TimeCalibration | None = None
+    unknown: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    float_type: Precision = Precision.FP16
+    is_float: bool = False
+    requested_batch: int | None = None
+    fixes: list[FixTime] = field(default_factory=list)
+    workload: EngineWorkload | None = field(default=None, repr=False)
+    layouts_ms: float = 0.0
+    layouts: int = 0
+    conversions: int = 0
+    launch_ms: float = 0.0
+    is_cuda_graph: bool = False
+    quantized: Precision = Precision.INT8
+    obstacle: str | None = None
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether an engine of the network can be built for the GPU."""
+        return self.obstacle is None
+
+    @property
+    def layer_count(self) -> int:
+        """Number of layers and extra kernels, at least 1."""
+        return max(1, len(self.workload.all_work) if self.workload else 1)
+
+    @property
+    def gain(self) -> float | None:
+        """Speed gain: time of the float network over this time.
+
+        None if this is a float network, or if the float network was not simulated.
+        """
+        if self.float_time is None or self.is_float or not self.total_ms:
+            return None
+        return self.float_time.total_ms / self.total_ms
+
+    @property
+    def gain_range(self) -> SpeedGain | None:
+        """Speed gain over the float network with its uncertainty; None if unknown."""
+        return None if self.gain is None else self._add_range(self.gain, self.quantized)
+
+    @property
+    def best_range(self) -> SpeedGain | None:
+        """Gain with the INT8 Q/DQ of ``insert``, with its uncertainty; None if unknown."""
+        return None if self.best is None else self._add_range(self.best.gain, Precision.INT8)
+
+    @property
+    def best_fp8_range(self) -> SpeedGain | None:
+        """Gain with the FP8 Q/DQ of ``insert``, with its uncertainty; None if unknown."""
+        if self.best_fp8 is None:
+            return None
+        return self._add_range(self.best_fp8.gain, Precision.FP8)
+
+    @property
+    def faster_range(self) -> SpeedGain | None:
+        """The larger of `best_range` (INT8) and `best_fp8_range`; None if both are unknown.
+
+        FP8 has to be faster by more than 2 percent, because it needs a strongly typed build.
+        """
+        int8, fp8 = self.best_range, self.best_fp8_range
+        if fp8 is not None and (int8 is None or is_worthwhile(fp8.value / int8.value)):
+            return fp8
+        return int8
+
+    @property
+    def fastest(self) -> Precision | None:
+        """The fastest type for a float network: INT8, FP8 or its float type.
+
+        None if unknown, or if the network has Q/DQ.
+        """
+        gain = self.faster_range
+        if gain is None or not self.is_float:
+            return None
+        return gain.quantized if is_worthwhile(gain.value) else gain.precision
+
+    def _add_range(self, gain: float, quantized: Precision) -> SpeedGain | None:
+        if self.float_time is None:
+            return None
+        constants = load_constants()
+        spread = constants.spreads["gain"]
+        if not constants.is_measured(self.gpu.cc):
+            spread *= UNMEASURED_SPREAD
+        spread *= 1 + UNKNOWN_SPREAD * len(self.unknown) / self.layer_count
+        return SpeedGain(
+            gain / spread,
+            gain,
+            gain * spread,
+            self.float_time.precision,
+            *constants.signs,
+            quantized,
+        )
+
+    def as_json(self) -> Json:
+        """Return the fields of the JSON output: without times if no engine can be built."""
+        fields = self._to_json()
+        if not self.is_supported:
+            fields |= dict.fromkeys(_TIME_FIELDS)
+            fields |= {name: [] for name in ("fixes", "slowest")}
+            if self.obstacle == "GPU-NO-INT8" and self.float_time is not None:
+                fields["float"] = self.float_time.as_json()
+        return fields | {"supported": self.is_supported}
+
+    def _to_json(self) -> Json:
+        parts = {
+            "float": self.float_time,
+            "gain": self.gain_range,
+        }
+        return {
+            "gpu": self.gpu.name,
+            "clock_mhz": round(self.gpu.clock),
+            **{name: round_significant(getattr(self, name)) for name in _TOTALS},
+            "layouts": self.layouts,
+            "layers_ms": round_significant(sum(self.layers)),
+            **{name: part.as_json() if part else None for name, part in parts.items()},
+            "best": _best_json(self.best, self.best_range),
+            "best_fp8": _best_json(self.best_fp8, self.best_fp8_range),
+            "fastest": None if self.fastest is None else str(self.fastest),
+            "fixes": [fix.as_json() for fix in self.fixes],
+            "slowest": [kernel.as_json() for kernel in self.kernels[:10]],
+            "batch": self.batch,
+            "calibration": self.calibration.as_json() if self.calibration else None,
+            "unknown_layers": len(self.unknown),
+            "notes": list(self.notes),
+        }
+
+
+def _best_json(best: BestTime | None, gain: SpeedGain | None) -> Json | None:
+    """Return the JSON fields of a time with the Q/DQ of ``insert``, and of the gain's range."""
+    if best is None:
+        return None
+    bounds = (None, None) if gain is None else (round(gain.low, 3), round(gain.high, 3))
+    return best.as_json() | dict(zip(("gain_low", "gain_high"), bounds, strict=True))

@@ -8,17 +8,24 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.trt.result import EngineLayer
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
 from qdqtool.util.json_text import Json, parse_json
 from qdqtool.util.records import to_json_fields
+
+if TYPE_CHECKING:
+    from qdqtool.buildlog.types import ProfileRow
 
 Array = npt.NDArray[np.float64]
 CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
@@ -202,3 +209,81 @@ def read_calibration(path: str | os.PathLike[str]) -> TimeCalibration | None:
         ) from None
     _check_plausible(factor, str(file))
     return TimeCalibration(gpu, factor, kernel_us, source)
+
+
+def make_calibration(
+    source: str, gpu: str, layers: Sequence[EngineLayer], kernel_ms: Array, total_ms: float
+) -> TimeCalibration:
+    """Return the correction from a measured time, a calibration file or a profile.
+
+    Args:
+        source: A measured time, or the path of a file.
+        gpu: Name of the GPU.
+        layers: Predicted layers.
+        kernel_ms: Estimated milliseconds of each layer and of any extra kernels after them.
+        total_ms: Estimated milliseconds of one execution.
+
+    Raises:
+        QdqtoolError: The calibration cannot be used.
+        BuildLogError: The profile cannot be read.
+    """
+    time = parse_time(source)
+    if time is not None:
+        return calibrate_by_time(gpu, time, total_ms)
+    calibration = read_calibration(source)
+    if calibration is None:
+        return _calibrate_by_profile(source, gpu, layers, kernel_ms)
+    if calibration.gpu != gpu:
+        raise QdqtoolError(
+            f"the time calibration is for '{calibration.gpu}', not for '{gpu}'; give a "
+            "calibration for this GPU",
+            source,
+            code="different-gpus",
+            parameter="calibrate",
+        )
+    return calibration
+
+
+def _calibrate_by_profile(
+    path: str, gpu: str, layers: Sequence[EngineLayer], kernel_ms: Array
+) -> TimeCalibration:
+    from qdqtool.buildlog.read import read_build
+
+    rows = read_build(path).profile_rows
+    if not rows:
+        raise QdqtoolError(
+            "contains no profile; give a file of trtexec --exportProfile, a measured time, or a "
+            "file of `save_calibration`",
+            path,
+            code="no-profile",
+            parameter="calibrate",
+        )
+    measured, estimated = [], []
+    matches = match_profile_rows(layers, rows)
+    for row, ms in zip(matches, kernel_ms.tolist(), strict=False):
+        if row is not None and row.ms > 0 and ms > 0:
+            measured.append(row.ms)
+            estimated.append(ms)
+    timed = sum(1 for row in rows if row.ms > 0)
+    if measured and 2 * len(measured) < min(timed, len(layers)):
+        raise QdqtoolError(
+            f"the profile is of another engine: only {len(measured)} of its {timed} layers are in "
+            f"the prediction ({len(layers)} layers). Give a profile of this model",
+            path,
+            code="different-models",
+            parameter="calibrate",
+        )
+    return calibrate_by_layers(gpu, measured, estimated, path)
+
+
+def match_profile_rows(
+    layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]
+) -> list[ProfileRow | None]:
+    """Return the row of a profile for each layer by name; None for layers without a row.
+
+    Several layers with the same name get the rows with this name in order.
+    """
+    pending: dict[str, deque[ProfileRow]] = {}
+    for row in rows:
+        pending.setdefault(row.name, deque()).append(row)
+    return [pending[layer.name].popleft() if pending.get(layer.name) else None for layer in layers]

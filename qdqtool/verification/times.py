@@ -10,9 +10,11 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.timing import time_calibration
 from qdqtool.timing.built_engine import check_build_gpu, explain_unknown_gpu, find_build_gpu
-from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
+from qdqtool.timing.estimate import estimate
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import load_constants
+from qdqtool.timing.results import TimeEstimate
+from qdqtool.timing.time_calibration import match_profile_rows
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
 from qdqtool.util.json_text import Json

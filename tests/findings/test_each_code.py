@@ -8,7 +8,7 @@ import pytest
 
 from qdqtool.findings.codes import CODES
 from qdqtool.prediction import check_activations, predict
-from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from tests.findings.graphs import GRAPHS, attention, ones, split, weighted

@@ -29,7 +29,7 @@ from qdqtool.reporting.api import Report
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import encode_contents, render_page
 from qdqtool.reporting.sections import read_tuning
-from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import GpuOptions, TimingOptions
 from qdqtool.trt.trace import render
 from tests.errors import has

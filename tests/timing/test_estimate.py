@@ -23,9 +23,10 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.timing import model_variants, work
-from qdqtool.timing.estimate import estimate, predict_on_gpu
+from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu, all_gpus, choose_gpu, find_gpu
 from qdqtool.timing.model_variants import TensorShapes
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import load_constants
 from qdqtool.trt.result import Prediction

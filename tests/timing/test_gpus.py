@@ -20,8 +20,8 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.timing import built_engine, gpus, time_calibration
 from qdqtool.timing.built_engine import find_device_gpu, parse_device
-from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.gpus import find_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import estimate_seconds
 from qdqtool.trt.rtx.predict import build_status

@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 import qdqtool
 from qdqtool.findings import codes
-from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from tests.insertion.nets import detector

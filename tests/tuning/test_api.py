@@ -24,7 +24,8 @@ from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choos
 from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import estimate, predict_on_gpu
+from qdqtool.timing.estimate import estimate
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, store

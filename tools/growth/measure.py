@@ -28,7 +28,7 @@ import onnx
 import qdqtool
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.runtime.run_cost import estimate_run_cost
-from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.util import limits
 from tools.growth.families import FAMILIES

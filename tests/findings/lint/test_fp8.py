@@ -16,8 +16,8 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from qdqtool.timing import work
-from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.gpus import all_gpus, find_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named

@@ -1,0 +1,130 @@
+"""Times of a network without its Q/DQ, and with the Q/DQ that ``insert`` would write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.ir.constants import fold_constants
+from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
+from qdqtool.timing import model_variants
+from qdqtool.timing.engine_time import (
+    WEAKLY_TYPED,
+    file_float_type,
+    float_choices,
+    target_with_layers,
+    time_engine,
+)
+from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
+from qdqtool.trt.outcome import simulate_without_alternatives
+from qdqtool.trt.result import Prediction
+from qdqtool.trt.targets import Target, strongly_typed
+from qdqtool.util.notes import Note
+
+
+def add_alternatives(
+    result: TimeEstimate, model: Model, resolved_model: Model, target: Target
+) -> None:
+    """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``."""
+    float_model: Model | None = model
+    resolved_float = resolved_model
+    if not result.is_float:
+        float_model = model_variants.fill_weights(model_variants.float_variant(model))
+        resolved_float = model_variants.float_variant(resolved_model)
+    result.float_time = _float_time(result, resolved_float, float_model, target)
+    if not result.gpu.has_int8:
+        if not model_variants.has_qdq(model):
+            result.notes.append(Note("no INT8 on this GPU: nothing to gain", code="no-int8"))
+    elif float_model is not None:
+        result.best = _best_time(result, float_model, target)
+        if result.is_float and result.gpu.has_fp8 and target.has_fp8:
+            typed = strongly_typed(target)
+            result.best_fp8 = _best_time(result, float_model, typed, Precision.FP8)
+
+
+def _float_time(
+    result: TimeEstimate, resolved_model: Model, model: Model | None, target: Target
+) -> FloatTime:
+    """Return the time of a float network, in FP16 where the GPU prefers FP16.
+
+    If FP16 with its casts is slower than the float type of the file, the time is for that type.
+
+    Args:
+        result: Estimate of the network with Q/DQ, or of the float network itself.
+        resolved_model: The float network with fixed input shapes.
+        model: The same network with weights, to write the FP16 file of a strongly typed network. If
+            it is None or cannot be converted, the builder is assumed to choose the float types.
+        target: TensorRT version.
+    """
+    typed = target.strongly_typed
+    stored = file_float_type(resolved_model) if typed else result.float_type
+    own_ms = result.total_ms if result.is_float else estimate_like(result, resolved_model, target)
+    if stored == result.gpu.float_type or result.gpu.float_type == Precision.FP32:
+        return FloatTime(stored, own_ms)
+    if typed:
+        fp16 = None if model is None else model_variants.fp16_variant(model, target)
+        if fp16 is None:
+            target = WEAKLY_TYPED
+        else:
+            resolved_model, _ = model_variants.resolve_inputs(fp16, result.requested_batch or 1)
+    fp16_ms = estimate_like(replace(result, float_type=Precision.FP16), resolved_model, target)
+    if fp16_ms <= own_ms:
+        return FloatTime(Precision.FP16, fp16_ms, own_ms)
+    return FloatTime(stored, own_ms)
+
+
+def _best_time(
+    result: TimeEstimate, model: Model, target: Target, precision: Precision = Precision.INT8
+) -> BestTime | None:
+    """Return the time of the network with the Q/DQ that ``insert`` would write.
+
+    None if quantizing or simulating fails. If `result` is of a float network, a note says why.
+    """
+    assert result.float_time is not None
+    try:
+        quantized = model_variants.quantized_variant(model, target, precision.lower())
+        resolved, _ = model_variants.resolve_inputs(quantized, result.requested_batch or 1)
+        simulated, ms = _simulate_like(result, resolved, target)
+    except QdqtoolError as error:
+        if result.is_float:
+            text = f"the possible gain of {precision} is unknown: {error.reason}"
+            result.notes.append(Note(text, code="gain-unknown", why=error.reason))
+        return None
+    summary = simulated.summary()
+    return BestTime(
+        ms,
+        result.float_time.total_ms / ms if ms else 1.0,
+        summary["int8"],
+        summary["fp8"],
+        summary["convolutions"],
+        summary["conversions"],
+    )
+
+
+def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:
+    """Return the milliseconds of another model under the conditions of an estimate.
+
+    GPU, batch, float type and calibration are taken from ``time``.
+    """
+    resolved_model, _ = model_variants.resolve_inputs(model, time.requested_batch or 1)
+    return estimate_like(time, resolved_model, target)
+
+
+def estimate_like(time: TimeEstimate, resolved_model: Model, target: Target) -> float:
+    """Return the milliseconds of another model as :func:`estimate_variant` does.
+
+    The input shapes of the model must be fixed.
+    """
+    return _simulate_like(time, resolved_model, target)[1]
+
+
+def _simulate_like(
+    time: TimeEstimate, resolved_model: Model, target: Target
+) -> tuple[Prediction, float]:
+    resolved_model = fold_constants(resolved_model)
+    simulated = simulate_without_alternatives(resolved_model, target_with_layers(target))
+    float_types = float_choices(resolved_model, target, time.float_type)
+    engine = time_engine(resolved_model, simulated, time.gpu, float_types, time.batch)
+    ms = engine.running_ms(time.calibration, has_gaps=not time.is_cuda_graph)
+    return simulated, float(ms.sum())

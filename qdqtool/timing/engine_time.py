@@ -1,0 +1,124 @@
+"""Simulated engines with the time of each kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.precision import Precision
+from qdqtool.timing import work
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.physics import estimate_seconds, load_constants
+from qdqtool.timing.time_calibration import TimeCalibration
+from qdqtool.timing.work import LayerWork
+from qdqtool.timing.workload import EngineWorkload, predict_workload
+from qdqtool.trt.result import Prediction
+from qdqtool.trt.targets import TARGETS, Target, strongly_typed
+from qdqtool.util.records import replace_fields
+
+Array = npt.NDArray[np.float64]
+# Newest weakly typed target whose simulation names layers.
+WEAKLY_TYPED = max(
+    (t for t in TARGETS.values() if not (t.strongly_typed or t.is_rtx)), key=lambda t: t.version
+)
+
+
+@dataclass(slots=True)
+class TimedEngine:
+    """A simulated engine on a GPU.
+
+    Attributes:
+        gpu: The GPU.
+        prediction: Prediction with engine layers.
+        workload: Work of the layers and extra kernels.
+        kernel_ms: Milliseconds of each work, without gaps; shape [all work].
+        counts: Number of kernels of each work, 0 if it takes no time; shape [all work].
+    """
+
+    gpu: Gpu
+    prediction: Prediction
+    workload: EngineWorkload
+    kernel_ms: Array
+    counts: Array
+
+    def running_ms(
+        self, correction: TimeCalibration | None = None, *, has_gaps: bool = True
+    ) -> Array:
+        """Return milliseconds in a running engine, of shape [all work].
+
+        A correction from a profile adds no gaps between kernels, because a profile measures
+        kernels alone.
+
+        Args:
+            correction: Correction of the times.
+            has_gaps: Whether to add the gaps between kernels of an engine without a CUDA graph.
+        """
+        ms = self.kernel_ms
+        if has_gaps and not (correction and correction.profiled):
+            ms = ms + self.counts * load_constants().gap_ms(self.gpu)
+        return correction.apply(ms, self.counts) if correction else ms
+
+    def without_work(self) -> TimedEngine:
+        """Return the engine with kernels that neither compute nor move data."""
+        idle = [
+            LayerWork(work.NOTHING if w.kind == work.NOTHING else work.POINTWISE, steps=w.steps)
+            for w in self.workload.all_work
+        ]
+        return replace(self, kernel_ms=estimate_seconds(idle, self.gpu) * 1e3)
+
+    def profile_ms(self, correction: TimeCalibration | None) -> Array:
+        """Return milliseconds with the overhead of profiling, of shape [all work]."""
+        overhead_us = load_constants().overhead_us
+        if correction and correction.overhead_us:
+            overhead_us = correction.overhead_us
+        return self.running_ms(correction, has_gaps=False) + self.counts * overhead_us * 1e-3
+
+
+def target_with_layers(target: Target) -> Target:
+    """Return the target, or a strongly typed classic TensorRT for TensorRT-RTX."""
+    if not target.is_rtx:
+        return target
+    return replace_fields(strongly_typed(WEAKLY_TYPED), largest_fp8_head=target.largest_fp8_head)
+
+
+def time_engine(
+    model: Model,
+    simulated: Prediction,
+    gpu: Gpu,
+    float_types: Sequence[Precision],
+    batch: float = 1.0,
+) -> TimedEngine:
+    """Return a simulated engine with the float type that makes it fastest."""
+    engines = []
+    for float_type in float_types:
+        workload = predict_workload(model, simulated, float_type, batch, gpu)
+        works = workload.all_work
+        counts = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in works])
+        engines.append(
+            TimedEngine(gpu, simulated, workload, estimate_seconds(works, gpu) * 1e3, counts)
+        )
+    return min(engines, key=lambda engine: float(engine.running_ms().sum()))
+
+
+def float_choices(model: Model, target: Target, float_type: Precision) -> tuple[Precision, ...]:
+    """Return the float types to try for an engine.
+
+    A strongly typed network has the float type of the file. A builder that may use FP16 can still
+    choose FP32, because INT8 convolutions that write FP32 need no layout change.
+    """
+    if target.strongly_typed:
+        return (file_float_type(model),)
+    return (float_type,) if float_type == Precision.FP32 else (float_type, Precision.FP32)
+
+
+def file_float_type(model: Model) -> Precision:
+    """Return the type that most operators with weights write in the file: FP16 or FP32."""
+    types = [model.elem_type(node.output) for node in model.nodes if node.op in WEIGHTED]
+    halves = sum(t in (TensorProto.FLOAT16, TensorProto.BFLOAT16) for t in types)
+    return Precision.FP16 if 2 * halves > len(types) else Precision.FP32

@@ -1,0 +1,119 @@
+"""Prediction on a GPU (options ``--gpu`` and ``--sm``): findings about the GPU, and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load
+from qdqtool.ir.precision import Precision
+from qdqtool.prediction import choose_typing, predict
+from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.timing import gpus
+from qdqtool.timing.estimate import estimate
+from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.options import TimingOptions
+from qdqtool.timing.results import TimeEstimate
+from qdqtool.trt.outcome import apply_assumptions
+from qdqtool.trt.result import Prediction
+from qdqtool.trt.targets import Target, target_named
+from qdqtool.util.json_text import json_text
+from qdqtool.util.outputs import write_text
+from qdqtool.util.process import pause_gc
+
+# Codes of the findings that no engine can be built for a GPU.
+UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-VERSION")
+
+
+def predict_on_gpu(
+    model: ModelSource | Model,
+    target: str | Target,
+    options: TimingOptions,
+    *,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
+    extend: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
+) -> tuple[Prediction, TimeEstimate | None]:
+    """Predict, add findings about the GPU, and estimate the time if a GPU is named.
+
+    Args:
+        model: The model.
+        target: TensorRT version.
+        options: GPU, batch and calibration.
+        assume: As for :func:`qdqtool.predict`.
+        way: As for :func:`qdqtool.predict`.
+        extend: Function that is called with the estimate before the prediction receives it.
+
+    Raises:
+        QdqtoolError: The GPU is unknown, the target does not build for it, or the calibration
+            cannot be used.
+        ModelError: The model cannot be read.
+    """
+    named = None
+    if options.gpu is not None:
+        named = gpus.choose_gpu(options.gpu, options.clock, options.power)
+    _check_options(options, named)
+    index, gpu = load(model), named or gpu_from_capability(options.sm or "")
+    gpu_target = target_named(target).with_capability(gpu.cc, named.name if named else "")
+    gpu_target, requested = choose_typing(index, gpu_target), gpu_target
+    prediction = predict(index, gpu_target, assume=assume, way=way)
+    prediction.requested_target = requested.display_name
+    prediction.compute_capabilities = gpu_target.capability_names or [gpu.cc]
+    time = None
+    if named is not None:
+        named = gpus.restrict_to_target(gpu_target, named)
+        assumed_target = apply_assumptions(gpu_target, assume)
+        with pause_gc():
+            time = estimate(
+                index,
+                prediction,
+                named,
+                assumed_target,
+                float_type=Precision.FP32 if options.no_fp16 else named.float_type,
+                batch=options.batch,
+                calibrate=options.calibrate,
+            )
+            if extend is not None:
+                extend(index, prediction, time, assumed_target)
+        _save_calibration(time, options)
+    findings = gpu_findings(prediction, gpu, index)
+    prediction.findings += findings
+    _set_int8_speed(prediction.findings, gpu)
+    if time is not None:
+        time.obstacle = _find_obstacle(findings)
+        prediction.time = time.as_json()
+    return prediction, time
+
+
+def _save_calibration(time: TimeEstimate, options: TimingOptions) -> None:
+    if options.save_calibration and time.calibration is not None:
+        write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
+
+
+def _set_int8_speed(findings: Iterable[Finding], gpu: Gpu) -> None:
+    for finding in findings:
+        finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
+
+
+def _find_obstacle(findings: Iterable[Finding]) -> str | None:
+    """Return the code of the first error that prevents an engine for the GPU."""
+    errors = (finding.code for finding in findings if finding.severity == Severity.ERROR)
+    return next((code for code in errors if code in UNSUPPORTED_GPU), None)
+
+
+def _check_options(options: TimingOptions, gpu: Gpu | None) -> None:
+    if options.save_calibration and not options.calibrate:
+        raise QdqtoolError(
+            "`save_calibration` stores the result of `calibrate`; give `calibrate` as well",
+            code="option-without-effect",
+            parameter="save_calibration",
+        )
+    if gpu is not None and options.sm and gpu_from_capability(options.sm).cc != gpu.cc:
+        raise QdqtoolError(
+            f"`sm` {options.sm}: '{gpu.name}' has compute capability {gpu.cc}; leave `sm` or "
+            "`gpu` out",
+            code="option-conflict",
+            parameter="sm",
+        )

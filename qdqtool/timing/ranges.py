@@ -1,0 +1,68 @@
+"""Ranges of time estimates, within which 80 % of measured times lie."""
+
+from __future__ import annotations
+
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.physics import load_constants
+from qdqtool.timing.results import UNKNOWN_SPREAD, UNMEASURED_SPREAD, TimeEstimate
+from qdqtool.util.notes import Note
+
+_NOTE_SPREAD = 1.15  # factor that widens the range if figures of the GPU are assumed
+_REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured: variation of runs
+
+
+def set_range(time: TimeEstimate, kernels: float) -> None:
+    """Set the range that contains 80 % of measured times, and add notes about the range."""
+    gpu, correction = time.gpu, time.calibration
+    spread, slowdown = _REPEATED_SPREAD, 1.0
+    if correction is None:
+        spread, slowdown = _gpu_spread(gpu, time.notes)
+    elif not correction.direct:
+        spread = load_constants().spreads["total_calibrated"]
+    if gpu.notes:
+        time.notes.append(Note("; ".join(gpu.notes), code="of-gpu"))
+    unknown, layers = len(time.unknown), time.layer_count
+    if unknown:
+        spread *= 1 + UNKNOWN_SPREAD * unknown / layers
+        text = (
+            f"{unknown} of {layers} layers have unknown shapes; each is counted as one minimal "
+            "kernel"
+        )
+        if 2 * unknown <= layers:
+            time.notes.append(Note(text, code="shapes-unknown"))
+        else:
+            text += ", so the time is unreliable: export the model with fixed shapes"
+            time.notes.append(Note(text, code="most-shapes-unknown"))
+    time.low_ms, time.high_ms = time.total_ms / spread, time.total_ms * spread * slowdown
+    if correction is not None:  # part of the assumed profiling overhead may be kernel time
+        time.high_ms += kernels * correction.overhead_us * 1e-3
+
+
+def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
+    """Return the factor of the uncalibrated range, and the slowdown by the power limit.
+
+    Adds notes about both.
+    """
+    constants, slowdown = load_constants(), 1.0
+    spread = constants.spreads["total"]
+    if not constants.is_measured(gpu.cc):
+        spread = constants.spreads["total_unknown"] * UNMEASURED_SPREAD
+        notes.append(
+            Note(
+                f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured, so "
+                "the range of the estimate is wider",
+                code="not-measured",
+            )
+        )
+    share = gpu.clock_share_under_load
+    if share < 1:
+        slowdown = 1 / share
+        notes.append(
+            Note(
+                f"the GPU may throttle below {gpu.clock:.0f} MHz ({gpu.power:g} W limit): the "
+                f"upper end of the range is for {gpu.clock * share:.0f} MHz. Set `clock` if you "
+                "know the GPU's clock.",
+                code="slowed",
+            )
+        )
+    return spread * (_NOTE_SPREAD if gpu.notes else 1.0), slowdown
