@@ -30,6 +30,7 @@ from qdqtool.timing import physics, work
 
 CONSTANTS = Path(physics.__file__).with_name("constants.json")
 Array = npt.NDArray[np.float64]
+Fitted = tuple[dict[str, float], dict[str, float]]
 
 # What a call from Python, without a CUDA graph, takes more for each kernel: of those measurements, not of the GPU.
 HOST = "host_us"
@@ -55,7 +56,8 @@ START = {
     "overlap": 2.0,
     "depthwise": 0.25,
     "copy": 0.5,
-    "few_copy": 0.3,
+    "few_copy": 0.5,
+    "few_copy_hbm": 0.2,
     "pool": 0.55,
     HOST: 1.0,
     CALL: 500.0,
@@ -120,7 +122,7 @@ class Model:
         return result
 
 
-def unpack(x: Array, architectures: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+def unpack(x: Array, architectures: Sequence[str]) -> Fitted:
     names = list(START)
     return (
         dict(zip(names, np.exp(x[: len(names)]).tolist(), strict=True)),
@@ -128,8 +130,11 @@ def unpack(x: Array, architectures: Sequence[str]) -> tuple[dict[str, float], di
     )
 
 
-def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float]]:
-    """Constants and factors of architectures: damped, robust least squares."""
+def fit(data: Data, rounds: int = 25, first: Fitted | None = None) -> Fitted:
+    """Constants and factors of architectures: damped, robust least squares.
+
+    ``first`` is where the search begins, by default at the priors. The fit of all measurements saves rounds.
+    """
     model = Model(data)
     architectures = sorted({m.gpu.cc for m in data})
     start = np.concatenate([np.log(list(START.values())), np.zeros(len(architectures))])
@@ -152,6 +157,9 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
         return np.concatenate([errors, errors[halves] - errors[integers]])
 
     x, damping = start.copy(), 1e-2
+    if first is not None:
+        values, factors = first
+        x = np.log([*(values[k] for k in START), *(factors.get(a, 1.0) for a in architectures)])
     errors = residuals(x)
 
     def cost(e: Array, at: Array) -> float:
@@ -203,12 +211,13 @@ def gpu_names(data: Data) -> list[str]:
     return ["A100" if m.gpu.name.startswith("A100") else m.gpu.name for m in data]
 
 
-def fitter(data: Data) -> Callable[[Iterable[bool]], tuple[dict[str, float], dict[str, float]]]:
+def fitter(data: Data) -> Callable[[Iterable[bool]], Fitted]:
     """Fits over measurements that are named, without those of weight 0; the same ones are fitted once."""
+    first = fit([m for m in data if m.weight > 0])
 
     @cache
-    def fitted(used: tuple[bool, ...]) -> tuple[dict[str, float], dict[str, float]]:
-        return fit([m for m, is_used in zip(data, used, strict=True) if is_used])
+    def fitted(used: tuple[bool, ...]) -> Fitted:
+        return fit([m for m, is_used in zip(data, used, strict=True) if is_used], first=first)
 
     return lambda named: fitted(tuple(n and m.weight > 0 for n, m in zip(named, data, strict=True)))
 
