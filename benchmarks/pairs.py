@@ -24,13 +24,13 @@ from benchmarks.timing_data import Rows, pair_name, read, store_networks, store_
 from qdqtool.buildlog.read import read_build
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.timing import model_variants, work
 from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.timing.workload import predict_workload
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision
 
 # The layer names of these builds show that torch shared a bias between two BatchNormalizations, with an Identity. The
 # parser decomposes the second one. The rebuilt graphs have two biases.

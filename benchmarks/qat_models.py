@@ -36,7 +36,7 @@ from qdqtool import qat
 from qdqtool.qat.networks import unwrap
 from qdqtool.qat.sites import WEIGHTED_MODULES
 from qdqtool.reasons.placement import InputFault
-from qdqtool.types import Prediction
+from qdqtool.trt.result import Prediction
 
 ULTRALYTICS = (
     "yolov8n",

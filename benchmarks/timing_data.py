@@ -23,6 +23,7 @@ from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.prepare import prepare
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.prediction import predict
 from qdqtool.timing import model_variants, work
@@ -31,7 +32,6 @@ from qdqtool.timing.physics import has_cold_weights
 from qdqtool.timing.work import LayerWork, width
 from qdqtool.timing.workload import predict_workload
 from qdqtool.trt.targets import strongly_typed, target_named
-from qdqtool.types import Precision
 
 HERE = Path(__file__).parent / "timing"
 NETWORKS = "networks.tsv.gz"

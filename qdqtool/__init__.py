@@ -24,6 +24,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from qdqtool.version import TOOL_VERSION as __version__
+
 if TYPE_CHECKING:
     from qdqtool.comparison.api import compare
     from qdqtool.comparison.result import Comparison
@@ -32,12 +34,13 @@ if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed, fix
     from qdqtool.gpu_prediction import predict
     from qdqtool.insertion.result import Insertion
+    from qdqtool.ir.precision import Precision
     from qdqtool.quantization.api import insert
+    from qdqtool.reasons.finding import Finding
     from qdqtool.reporting.api import Report, report
+    from qdqtool.trt.result import ConvOutcome, Prediction
     from qdqtool.tuning.api import tune
     from qdqtool.tuning.result import Tuning
-    from qdqtool.types import TOOL_VERSION as __version__
-    from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
     from qdqtool.verification.result import Verification
 
@@ -56,12 +59,11 @@ _MODULES = {
     "tune": "qdqtool.tuning.api",
     "Tuning": "qdqtool.tuning.result",
     "verify": "qdqtool.verification.api",
-    "ConvOutcome": "qdqtool.types",
-    "Finding": "qdqtool.types",
-    "Precision": "qdqtool.types",
-    "Prediction": "qdqtool.types",
+    "ConvOutcome": "qdqtool.trt.result",
+    "Finding": "qdqtool.reasons.finding",
+    "Precision": "qdqtool.ir.precision",
+    "Prediction": "qdqtool.trt.result",
     "Verification": "qdqtool.verification.result",
-    "__version__": "qdqtool.types",
 }
 
 __all__ = [
@@ -91,8 +93,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'qdqtool' has no attribute '{name}'")
-    module = importlib.import_module(_MODULES[name])
-    return getattr(module, "TOOL_VERSION" if name == "__version__" else name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

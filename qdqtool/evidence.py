@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from qdqtool.types import Evidence
+from enum import StrEnum
+
 from qdqtool.util.records import record
+
+
+class Evidence(StrEnum):
+    """Evidence of a rule: seen in a real build, documented by NVIDIA, or assumed."""
+
+    SEEN = "seen"
+    DOCUMENTED = "documented"
+    ASSUMED = "assumed"
+
+    def weaker(self, other: Evidence) -> Evidence:
+        """Return the weaker of two kinds of evidence, which a conclusion from both has."""
+        return max(self, other, key=_EVIDENCE.index)
+
+
+_EVIDENCE = tuple(Evidence)
 
 
 @record

@@ -10,8 +10,8 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.timing.options import TimingOptions
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Prediction
 from qdqtool.util.files import record_inputs
 
 if TYPE_CHECKING:

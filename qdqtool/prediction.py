@@ -11,9 +11,10 @@ from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load, load_full
 from qdqtool.ir.qdq import float_tensor, uses_fp8
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.outcome import apply_assumptions, simulate, simulate_without_alternatives
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 from qdqtool.util.files import record_inputs
 from qdqtool.util.process import pause_gc
 

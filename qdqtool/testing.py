@@ -14,8 +14,9 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
-from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 from qdqtool.util.checks import compile_pattern
 
 _MAX_FAILURES = 8  # failures that the message lists; a longer list would hide the first ones

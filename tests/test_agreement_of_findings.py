@@ -23,8 +23,11 @@ from qdqtool.buildlog.agreement import (
     MismatchKind,
     TraceCounts,
 )
+from qdqtool.evidence import Evidence
 from qdqtool.findings.messages import describe_finding
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.conversions import RemainingConversion
+from qdqtool.reasons.finding import Cause, Finding, Reason, Severity
 from qdqtool.reasons.fusions import (
     ActivationBeforeAdd,
     BatchNormNotConstant,
@@ -36,18 +39,8 @@ from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, TensorConsumer
 from qdqtool.reasons.weights import WeightsNotDequantized
+from qdqtool.trt.result import ConvOutcome, EngineLayer, Prediction
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import (
-    Cause,
-    ConvOutcome,
-    EngineLayer,
-    Evidence,
-    Finding,
-    Precision,
-    Prediction,
-    Reason,
-    Severity,
-)
 from qdqtool.verification.result import Verification
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models

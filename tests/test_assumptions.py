@@ -10,10 +10,11 @@ import qdqtool
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.trt import pipeline
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision, Prediction
 from tests.findings.test_causes import residual
 from tests.notes import note_codes
 from tests.verification.synthetic import log_of

@@ -23,6 +23,7 @@ from click.testing import CliRunner
 
 from qdqtool.commands import cli
 from qdqtool.commands.help_sections import SECTIONS
+from qdqtool.evidence import Evidence
 from qdqtool.findings.messages import describe_finding as worded_finding
 from qdqtool.formats.output import (
     Style,
@@ -37,7 +38,7 @@ from qdqtool.formats.predict_text import render
 from qdqtool.ir.modelfile import save
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import CompilerFault, FaultKind, UnsupportedForm
-from qdqtool.types import Cause, Evidence, Finding, Severity
+from qdqtool.reasons.finding import Cause, Finding, Severity
 from qdqtool.util import progress
 from qdqtool.util.tables import read_sections
 from tests.findings.test_causes import residual

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 import qdqtool
+from qdqtool.evidence import Evidence
 from qdqtool.findings import messages, obstacles
 from qdqtool.findings.rules import REASON_MODULES, finding_code
 from qdqtool.formats.build_text import render_comparison
@@ -17,10 +18,10 @@ from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.convolutions import DepthwiseAdd, LargeKernel
+from qdqtool.reasons.finding import Cause, Finding, Reason, Severity
 from qdqtool.reasons.gpus import GpuFact, GpuLacks
 from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales, UniformScales
 from qdqtool.reasons.weights import WeightsNotConstant
-from qdqtool.types import Cause, Evidence, Finding, Reason, Severity
 from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
 from tests.findings.graphs import GRAPHS, attention, ones, weighted

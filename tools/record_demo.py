@@ -16,8 +16,8 @@ from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
 from qdqtool.demo.recording import RECORDING, hash_structure
 from qdqtool.ir.modelfile import load, save
+from qdqtool.ir.precision import Precision
 from qdqtool.quantization.api import insert
-from qdqtool.types import Precision
 from qdqtool.verification.local_build import build_model
 
 SIZE = 320  # the demo's default

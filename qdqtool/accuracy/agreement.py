@@ -34,7 +34,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_dq, is_q
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.runtime.sessions import core_count
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
 from qdqtool.util.threads import SharedTasks, run_threads

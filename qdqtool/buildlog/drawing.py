@@ -12,7 +12,7 @@ from qdqtool.buildlog.costs import EngineReport, LayerCost, format_tensor, layer
 from qdqtool.buildlog.layout import LayoutBox, LayoutEdge, is_layout_available, lay_out
 from qdqtool.buildlog.types import BuiltTensor
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 from qdqtool.util.text import as_line, as_text, keep_end
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"

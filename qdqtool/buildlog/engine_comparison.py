@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, main_node
 from qdqtool.buildlog.types import BuiltTensor, LayerRole, Shape
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
 
 A = TypeVar("A")

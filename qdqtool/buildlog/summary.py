@@ -9,9 +9,10 @@ from qdqtool.buildlog.types import NOTE, Build, BuiltLayer, LogMessage
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.trt.targets import trtexec_of_version
-from qdqtool.types import TOOL_VERSION, Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import format_count
+from qdqtool.version import TOOL_VERSION
 
 _OUTPUT_FLAGS = (
     "--verbose",

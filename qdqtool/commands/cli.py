@@ -16,10 +16,10 @@ import click
 from qdqtool.commands import COMMANDS, overview, process
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import TOOL_VERSION
 from qdqtool.util import files
 from qdqtool.util.process import INTERRUPTED, silence_stdout
 from qdqtool.util.text import brief_repr, cut_middle, one_line
+from qdqtool.version import TOOL_VERSION
 
 _LONG_WORD = re.compile(r"\S{500,}")  # longer than usual names of files and nodes
 _MAX_WORD = 200  # maximum number of printed characters of a long word

@@ -15,7 +15,9 @@ import click
 from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import Finding, Json, Prediction, Severity
+from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.trt.result import Prediction
+from qdqtool.util.json_text import Json
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:

@@ -42,15 +42,17 @@ from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.operators import IntegerOperator
 from qdqtool.reasons.quantizers import UnsignedZeroPoint
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.gpu_support import require_gpu_support
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import ConvOutcome, Finding, Precision, Prediction, Severity
 from qdqtool.util import compression
 from qdqtool.util.files import open_input, record_inputs
 from qdqtool.util.notes import Note

@@ -13,8 +13,9 @@ from qdqtool.ir import qdq
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import POOLINGS_AND_RESIZES, LayerKind, operator_of, rearranges
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
-from qdqtool.types import Precision, Prediction
+from qdqtool.trt.result import Prediction
 
 # Maximum number of operators that only move values between a DQ and its consumer.
 _MAX_MOVES = 8

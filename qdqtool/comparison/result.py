@@ -13,11 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.buildlog.types import Gap, GapKind, Section
-from qdqtool.types import BYTES, EIGHT_BITS, TOOL_VERSION, Json, Precision, Prediction
+from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
+from qdqtool.trt.result import Prediction
 from qdqtool.util.files import InputFiles
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import SavableResult
 from qdqtool.util.records import to_json_fields
+from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
@@ -274,7 +277,7 @@ class SideSummary:
         obstacle: Form of quantization in the model that TensorRT rejects, or empty.
         rejected: Whether TensorRT builds no engine from the model; such a side has no times.
         subgraphs: Numbers of layers and quantizers in subgraphs of the model, which are not
-            compared; see :attr:`qdqtool.types.ModelInfo.subgraphs`.
+            compared; see :attr:`qdqtool.ir.input_shapes.ModelInfo.subgraphs`.
     """
 
     kind: str

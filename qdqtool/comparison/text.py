@@ -15,7 +15,7 @@ from qdqtool.comparison.result import (
     NodeSide,
     QuantizerScales,
 )
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_layer_counts
 

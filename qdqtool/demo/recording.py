@@ -9,9 +9,9 @@ from typing import Any
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
-from qdqtool.types import Precision
 from qdqtool.util.notes import Note
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.local_build import ConvolutionPair

@@ -28,8 +28,9 @@ from qdqtool.findings.identity import finding_key
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load, load_full
 from qdqtool.prediction import predict, predict_part
+from qdqtool.reasons.finding import Finding
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import ConvOutcome, Finding, Prediction
 from qdqtool.util import limits
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note

@@ -24,8 +24,8 @@ from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import write_model
 from qdqtool.prediction import predict
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import RTX
-from qdqtool.types import Prediction
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
 from qdqtool.util.subprocesses import run_command, temporary_folder

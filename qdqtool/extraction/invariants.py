@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
 from qdqtool.findings.identity import finding_key, iterate_consumer_names
-from qdqtool.types import ConvOutcome, Finding, Prediction
+from qdqtool.reasons.finding import Finding
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.util.text import format_list
 
 

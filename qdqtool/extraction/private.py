@@ -29,12 +29,13 @@ from qdqtool.extraction.invariants import Invariants
 from qdqtool.findings.codes import CODES
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.external_data import all_tensors, read_location, to_array
 from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
 from qdqtool.runtime.sessions import load_onnxruntime
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Precision, Prediction
 from qdqtool.util.records import record
 from qdqtool.util.tables import make_entry, read_sections
 

@@ -16,19 +16,15 @@ from qdqtool.extraction.invariants import Invariants
 from qdqtool.extraction.private import PrivateNames
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
-from qdqtool.types import (
-    TOOL_VERSION,
-    VERIFICATION_SCHEMA,
-    ConvOutcome,
-    Json,
-    Precision,
-    Prediction,
-)
+from qdqtool.ir.precision import Precision
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.util import limits
 from qdqtool.util.files import InputFiles, forbid_overwrite, read_input
-from qdqtool.util.json_text import parse_json
+from qdqtool.util.json_text import Json, parse_json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import as_line, as_text
+from qdqtool.verification.result import VERIFICATION_SCHEMA
+from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon

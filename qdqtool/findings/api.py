@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqtool.evidence import Evidence
 from qdqtool.findings.diagnosis import diagnose_inputs, diagnose_output, report_conversion
 from qdqtool.findings.report import Diagnosis, FindingReport, RecordedReasons
 from qdqtool.findings.rules import finding_codes
@@ -9,6 +10,7 @@ from qdqtool.reasons.attention import FusedByMyelin
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.convolutions import Deconvolution3D
 from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.finding import Cause, FindingCode, Reason
 from qdqtool.reasons.float_types import FloatTypesDiffer
 from qdqtool.reasons.fusions import InsideActivation, PadBeforeConvolution, StemBeforePool
 from qdqtool.reasons.inputs import TypesDiffer
@@ -16,15 +18,7 @@ from qdqtool.reasons.quantizers import NonzeroZeroPoint, OutsideRules
 from qdqtool.reasons.residuals import ResidualBothQuantized
 from qdqtool.reasons.scales import ActivationPerChannel, ScaleComputed
 from qdqtool.reasons.weights import WeightsAxis, WeightsNotConstant
-from qdqtool.types import (
-    Cause,
-    ConvOutcome,
-    Evidence,
-    FindingCode,
-    MyelinRegion,
-    Prediction,
-    Reason,
-)
+from qdqtool.trt.result import ConvOutcome, MyelinRegion, Prediction
 from qdqtool.util.records import nearest
 
 MODEL_FAULTS: dict[type[Reason], tuple[FindingCode, ...]] = {

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from qdqtool.evidence import Evidence
+from qdqtool.reasons.finding import Severity
 from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS, target_before
-from qdqtool.types import Evidence, Severity
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 

@@ -16,12 +16,13 @@ from qdqtool.reasons.compiler import (
     ends_build,
 )
 from qdqtool.reasons.convolutions import FloatDeconvolution
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.operators import IntegerOperator
 from qdqtool.reasons.quantizers import NonzeroZeroPoint, ZeroPointCount
 from qdqtool.reasons.scales import ScaleCount, ScaleNotPositive, ScaleRank
 from qdqtool.reasons.weights import BiasQuantized, MisreadConstant, WeightsNotDequantized
-from qdqtool.types import Prediction, Reason
+from qdqtool.trt.result import Prediction
 
 REASONS: tuple[type[Reason], ...] = (
     IntegersLost,

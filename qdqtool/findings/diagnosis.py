@@ -15,6 +15,7 @@ from qdqtool.reasons.conversions import (
     quantizers_with_own,
 )
 from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.finding import Cause, Reason
 from qdqtool.reasons.fusions import (
     ActivationBeforeAdd,
     ActivationJoined,
@@ -46,7 +47,6 @@ from qdqtool.reasons.tensors import (
 )
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.neighbors import have_different_scales
-from qdqtool.types import Cause, Reason
 from qdqtool.util.records import replace_fields
 
 _FLOAT_INPUT_REASONS = (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from qdqtool.buildlog import log
 from qdqtool.buildlog.names import parse_layer_name
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import make_entry, read_sections
 

@@ -19,6 +19,7 @@ from qdqtool.reasons.conversions import (
     quantizers_with_own,
 )
 from qdqtool.reasons.convolutions import ChannelNumbers
+from qdqtool.reasons.finding import Cause, Finding, Reason
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers
 from qdqtool.reasons.outputs import (
@@ -45,7 +46,6 @@ from qdqtool.reasons.tensors import (
     operator_between_quantizers,
     quantizer_consumers,
 )
-from qdqtool.types import Cause, Finding, Reason
 from qdqtool.util.records import field_values, nearest
 
 IdentityKey = tuple[Any, ...]

@@ -11,7 +11,8 @@ from qdqtool.evidence import Case
 from qdqtool.trt import trace
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import cases, passes
-from qdqtool.types import Event, Json
+from qdqtool.trt.trace import Event
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.tables import join_lines, read_sections

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qdqtool.findings import codes
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.text import NO_ACTION, Message
-from qdqtool.types import Finding, Severity
 
 
 def describe_finding(finding: Finding) -> Message:

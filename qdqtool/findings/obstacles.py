@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from qdqtool.findings import codes
+from qdqtool.reasons.finding import Finding, FindingCode, Reason, Severity
 from qdqtool.reasons.quantizers import FakeQuantizers
-from qdqtool.types import Finding, FindingCode, Reason, Severity
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")

@@ -6,21 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
+from qdqtool.evidence import Evidence
 from qdqtool.findings.rules import PROMISED_CODES, attempted_reasons, finding_code
 from qdqtool.reasons.conversions import RemainingConversion, ScalesAround
+from qdqtool.reasons.finding import Cause, Finding, FindingCode, Reason, Severity
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import TensorSize
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import (
-    Cause,
-    ConvOutcome,
-    Evidence,
-    Finding,
-    FindingCode,
-    Prediction,
-    Reason,
-    Severity,
-)
 from qdqtool.util.records import record
 
 if TYPE_CHECKING:

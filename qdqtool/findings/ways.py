@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.text import Message
 from qdqtool.trt.targets import Target, target_named, version_numbers
-from qdqtool.types import Cause, Finding, FindingRule, Json, Reason
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import record
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 

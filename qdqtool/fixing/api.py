@@ -34,14 +34,17 @@ from qdqtool.patterns.fake_quantizers import (
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Severity
 from qdqtool.timing.estimate import TimeEstimate, estimate_variant
 from qdqtool.timing.results import FixTime
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import TOOL_VERSION, Json, Prediction, Severity
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
 from qdqtool.util.text import format_count
+from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon

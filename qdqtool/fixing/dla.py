@@ -41,6 +41,7 @@ from qdqtool.ir.constants import ConstantEvaluator, find_computed_parameters
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load_full, save
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import DQ, Q, is_dq, is_qdq, is_quantized
 from qdqtool.patterns.fake_quantizers import find_fake_quantizers, rewrite_fake_quantizers
 from qdqtool.patterns.network_kind import warn_preprocess
@@ -49,7 +50,6 @@ from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import nested_graphs
 from qdqtool.trt.fault_checks import LARGEST_SCALE, channel_maxima
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Precision
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count

@@ -11,7 +11,8 @@ from qdqtool.buildlog.names import base_name
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.insertion.scales import UnionFind
 from qdqtool.ir.graph import Model, Node
-from qdqtool.types import Prediction, Severity
+from qdqtool.reasons.finding import Severity
+from qdqtool.trt.result import Prediction
 from qdqtool.util.notes import Note
 
 NO_GAIN = Note("the prediction would not improve", code="no-better")

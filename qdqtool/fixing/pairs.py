@@ -26,16 +26,17 @@ from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, commuting_inputs, operator_of, passage
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.view import View, adds_computed
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import InsideActivation
 from qdqtool.reasons.heads import ConcatAfterHead
 from qdqtool.reasons.residuals import ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.scales import ScaleDead
 from qdqtool.reasons.text import MIN_SCALE_RATIO, format_number, list_names
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision, Reason
 from qdqtool.util.notes import Note
 
 _NAMES_SHOWN = 4  # maximum number of quantizers of a group that a description names

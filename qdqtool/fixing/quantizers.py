@@ -24,16 +24,17 @@ from qdqtool.ir import constants, qdq
 from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.patterns.view import View
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.scales import ScaleDead, ScaleImplausible, ScaleNotPositive
 from qdqtool.reasons.text import format_number
 from qdqtool.reasons.weights import WeightScales, WeightScalesCause
 from qdqtool.trt.fault_checks import channel_maxima, find_extreme_scales
 from qdqtool.trt.targets import Target
-from qdqtool.types import BYTES, Precision, Reason
 
 _LEVELS = 127.0
 FloatArray = npt.NDArray[np.float64]

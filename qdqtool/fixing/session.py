@@ -17,9 +17,11 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.weights import WeightsPerTensor
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
-from qdqtool.types import Finding, Json, Prediction, Severity
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count_were
 

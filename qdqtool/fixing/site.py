@@ -16,8 +16,9 @@ from qdqtool.fixing.compare import ATOL
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
+from qdqtool.reasons.finding import Finding, FindingCode, Reason
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
-from qdqtool.types import Finding, FindingCode, Prediction, Reason
 
 R = TypeVar("R", bound=Reason)
 

@@ -30,14 +30,15 @@ from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import LayerKind, operator_of, weight_scale_axis
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.rewrites import copy_weights
 from qdqtool.patterns.view import View, WeightSource
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import BatchNormNotConstant
 from qdqtool.reasons.tensors import STEPS
 from qdqtool.reasons.text import list_names
 from qdqtool.reasons.weights import WeightsPerTensor, WeightsShared, WeightsStored
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision, Reason
 
 Array = npt.NDArray[Any]
 _MAX_STEPS = 127.5  # a larger multiple of the scale is clipped; tools divide by 127 or 127.5

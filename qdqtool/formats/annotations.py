@@ -13,8 +13,11 @@ from urllib.parse import quote
 from qdqtool.findings import codes
 from qdqtool.formats.time_text import describe_times
 from qdqtool.formats.verdicts import describe_rejection, remarks, speed_verdict, verdict
-from qdqtool.types import TOOL_VERSION, ConvOutcome, Finding, Json, Prediction
+from qdqtool.reasons.finding import Finding
+from qdqtool.trt.result import ConvOutcome, Prediction
+from qdqtool.util.json_text import Json
 from qdqtool.util.text import one_line
+from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
     from qdqtool.timing.estimate import TimeEstimate

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options, fixed_model_path
 from qdqtool.formats.verdicts import verdict
-from qdqtool.types import Severity
+from qdqtool.reasons.finding import Severity
 from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:

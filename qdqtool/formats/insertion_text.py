@@ -15,9 +15,10 @@ from qdqtool.formats.verdicts import name_float_type, verdict
 from qdqtool.insertion.format_choice import FP8_SPREAD
 from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
 from qdqtool.insertion.number_formats import find_number_format
+from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision, Severity
 from qdqtool.util.text import format_count, format_list
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qdqtool.findings.codes import ALL_TARGETS, FindingCodeEntry
 from qdqtool.findings.rules import PROMISED_CODES
 from qdqtool.formats.output import Style, TextPage
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import cut_middle, format_count
 

@@ -13,16 +13,11 @@ from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path
 from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
+from qdqtool.ir.input_shapes import ModelInfo
+from qdqtool.ir.precision import EIGHT_BITS, Precision
+from qdqtool.reasons.finding import Finding, Severity
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_named
-from qdqtool.types import (
-    EIGHT_BITS,
-    ConvOutcome,
-    Finding,
-    ModelInfo,
-    Precision,
-    Prediction,
-    Severity,
-)
 from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from qdqtool.timing.results import round_significant
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
+    from qdqtool.ir.precision import Precision
+    from qdqtool.reasons.finding import Finding
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.results import BestTime, SpeedGain
-    from qdqtool.types import Finding, Precision
 
 _MAX_LAYERS = 10
 _MAX_TYPES = 3  # columns of a table of GPUs: float, INT8 and FP8

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style
+from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.gpus import GpuLacks
 from qdqtool.reasons.quantizers import OutsideRules
+from qdqtool.trt.result import Assumption, Prediction
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Assumption, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def describe_subgraphs(counts: Mapping[str, int]) -> str:
     """Return a text on layers and Q/DQ in branches and bodies; empty without any.
 
     Args:
-        counts: Numbers by kind, as in :attr:`qdqtool.types.ModelInfo.subgraphs`.
+        counts: Numbers by kind, as in :attr:`qdqtool.ir.input_shapes.ModelInfo.subgraphs`.
     """
     nouns = {
         "convolutions": "convolution",

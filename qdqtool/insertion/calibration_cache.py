@@ -11,7 +11,7 @@ from pathlib import Path
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.tensor_scales import LayerPrecisions, TensorScales, format_precisions
 from qdqtool.trt.targets import Target
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.text import format_count
 
 _MAX_NAMES = 4

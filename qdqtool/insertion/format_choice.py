@@ -13,7 +13,7 @@ import numpy.typing as npt
 from qdqtool.insertion.losses import SMALL_ERROR
 from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat, is_worthwhile
 from qdqtool.insertion.scales import GroupScale
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:

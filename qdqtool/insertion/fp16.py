@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 from qdqtool.errors import ModelError
 from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.insertion.options import ImageOptions
-from qdqtool.insertion.rewrite import round_up_to_half
+from qdqtool.insertion.rewrite import QuantizedTensor, round_up_to_half
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, largest_values
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.ir import qdq
@@ -34,7 +34,6 @@ from qdqtool.patterns.layernorm import (
 from qdqtool.proto.external_data import to_array
 from qdqtool.proto.subgraphs import nested_graphs, rename_tensors
 from qdqtool.trt.targets import Target
-from qdqtool.types import QuantizedTensor
 from qdqtool.util.notes import Note
 
 _MIN_RAISE = 1.01  # scales that rounding to FP16 raises by a larger factor are reported

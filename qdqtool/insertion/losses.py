@@ -24,6 +24,7 @@ from qdqtool.errors import ModelError
 from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import find_class_outputs
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, run_samples
 from qdqtool.insertion.switchable_network import Feeds, SwitchableNetwork
 from qdqtool.ir.editor import Editor
@@ -33,7 +34,8 @@ from qdqtool.patterns.heads import find_head
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.runtime.run_cost import peak_activation_bytes, with_input_shapes
 from qdqtool.runtime.sessions import core_count
-from qdqtool.types import Json, Prediction, QuantizedTensor
+from qdqtool.trt.result import Prediction
+from qdqtool.util.json_text import Json
 from qdqtool.util.threads import SharedTasks, run_threads
 
 if TYPE_CHECKING:

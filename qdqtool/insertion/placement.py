@@ -58,6 +58,7 @@ from qdqtool.patterns.heads import (
 from qdqtool.patterns.pointwise import activation_outputs
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS, nested_graphs
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.placement import (
     PLACEMENT,
     CustomDomain,
@@ -82,7 +83,6 @@ from qdqtool.reasons.placement import (
 )
 from qdqtool.trt import fault_checks
 from qdqtool.trt.float_fusions import find_float_fusions
-from qdqtool.types import Reason
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.notes import Note
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import PREPROCESS
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 
 if TYPE_CHECKING:
     import onnx

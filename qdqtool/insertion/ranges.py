@@ -21,7 +21,7 @@ from qdqtool.insertion.scales import (
 from qdqtool.ir.graph import Model
 from qdqtool.trt.fault_checks import LARGEST_SCALE, SMALLEST_SCALE, find_implausible_limit
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
 

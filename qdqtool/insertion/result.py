@@ -12,20 +12,27 @@ import onnx
 
 from qdqtool.insertion.format_choice import FormatChoice, FormatFit
 from qdqtool.insertion.losses import ActivationLosses, Fp16Agreement
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import ScaleMigration
 from qdqtool.ir.graph import Model
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
+from qdqtool.reasons.finding import Finding
 from qdqtool.reasons.placement import SkippedNode
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
-from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
 from qdqtool.util.files import InputFiles, forbid_overwrite
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
+from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon
+
+
+INSERTION_SCHEMA = "qdqtool/insertion/1"
 
 
 @dataclass(repr=False)

@@ -20,10 +20,36 @@ from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import needs_own_dq
-from qdqtool.types import QuantizedTensor
+from qdqtool.util.json_text import Json
 
 _QUANTIZER_NAMES = {"residual": "_residual_quantizer", "input": "_input_quantizer"}
 _MAX_CHANNELS = 1 << 20  # a file with more output channels is damaged
+
+
+@dataclass(slots=True)
+class QuantizedTensor:
+    """A tensor with an inserted Q/DQ pair.
+
+    Attributes:
+        tensor: Name of the tensor in the input model.
+        scale: Float, in units of the tensor per integer step; a list for per-channel weights.
+        method: How the range was chosen (``mse``, ``max``, ``percentile``, ``entropy``,
+            ``weights-max``, ...).
+        group: Index of the scale group; None if no other tensor shares the scale.
+        node: Name of the inserted QuantizeLinear.
+    """
+
+    tensor: str
+    scale: float | list[float]
+    method: str
+    group: int | None
+    node: str
+
+    def as_json(self) -> Json:
+        """Return the JSON fields."""
+        return {
+            name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")
+        }
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from qdqtool.insertion.scales import ScaleGroup, find_scale_groups
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons.convolutions import DepthwiseAdd, DepthwiseSilu, LargeKernel
+from qdqtool.reasons.finding import Reason, Severity
 from qdqtool.trt.outcome import simulate_without_alternatives
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, strongly_typed
-from qdqtool.types import Prediction, Reason, Severity
 from qdqtool.util.notes import Note
 from qdqtool.util.records import replace_fields
 

@@ -36,7 +36,7 @@ from qdqtool.ir.qdq import QUANTIZABLE, SMOOTHED
 from qdqtool.ir.sizes import is_linear
 from qdqtool.patterns.layernorm import skip_identities
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
 SAMPLES = 32  # samples on which the largest value of each channel is measured

@@ -15,13 +15,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import is_dq
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import copy_node
 from qdqtool.runtime.sessions import describe_failure, open_proto
-from qdqtool.types import QuantizedTensor
 
 Feeds = dict[str, npt.NDArray[Any]]
 

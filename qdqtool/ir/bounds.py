@@ -15,9 +15,9 @@ import numpy as np
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import operator_of, rearranges
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.types import Precision
 from qdqtool.util.records import record
 
 MAX_CONSTANT = 1 << 20  # maximum values of a constant operand whose bounds are read

@@ -1,9 +1,10 @@
-"""Shapes of inputs whose dimensions a model leaves open."""
+"""Description of a model, and shapes of inputs whose dimensions a model leaves open."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import onnx
@@ -11,7 +12,7 @@ import onnx
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import find_bfloat16
-from qdqtool.types import ModelInfo
+from qdqtool.util.json_text import Json
 
 _DEFAULT_SIZE = (640, 640)
 _SIZE = "qdqtool.size"  # metadata key: height and width that the user gave to `insert` or `tune`
@@ -99,6 +100,42 @@ def set_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]
             )
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
+
+
+@dataclass(slots=True)
+class ModelInfo:
+    """The model that a result refers to.
+
+    Attributes:
+        path: Path of the file, empty for a model in memory.
+        sha256: Hash of the file.
+        opset: Version of the operators.
+        nodes: Number of nodes.
+        open_inputs: Shape of each input that leaves dimensions open: -1 for the batch, the size to
+            build for elsewhere.
+        has_bfloat16: Whether the model has bfloat16 tensors.
+        subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
+            of If and bodies of Loop and Scan, which are not analyzed; empty without any.
+    """
+
+    path: str
+    sha256: str
+    opset: int
+    nodes: int
+    open_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    has_bfloat16: bool = False
+    subgraphs: Mapping[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> Json:
+        """Return the JSON fields."""
+        return {
+            "path": self.path,
+            "sha256": self.sha256,
+            "opset": self.opset,
+            "nodes": self.nodes,
+            "open_inputs": {name: list(shape) for name, shape in self.open_inputs.items()},
+            "subgraphs": dict(self.subgraphs),
+        }
 
 
 def describe_model(model: Model) -> ModelInfo:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import Precision
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD, nested_graphs
-from qdqtool.types import Precision
 from qdqtool.util.records import record
 
 FLOATS = frozenset(

@@ -19,11 +19,11 @@ from qdqtool.ir import qdq
 from qdqtool.ir.float8 import E4M3_MAX
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, commuting_inputs
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.patterns.heads import find_dfl, tensors_upstream_of_weighted
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms, find_sums_of_squares
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD
-from qdqtool.types import Precision
 
 HALF_OPSET = 19  # first opset whose QuantizeLinear accepts float16
 # Last opset in which the result of a DequantizeLinear always has the scale's type. Later opsets

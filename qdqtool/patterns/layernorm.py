@@ -18,10 +18,10 @@ import onnx
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import is_run_time, operator_of, rearranges, reduction_axes
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import FLOATS, is_dq, is_q, read_params
 from qdqtool.ir.sizes import contraction
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.types import Precision
 from qdqtool.util.records import record
 
 NORM_OPSET = 17  # first opset with LayerNormalization

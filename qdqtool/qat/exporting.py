@@ -48,9 +48,10 @@ from qdqtool.qat.networks import (
 from qdqtool.qat.planning import Plan, choose_sample
 from qdqtool.qat.preparation import PLAN_ATTRIBUTE, read_plan
 from qdqtool.qat.trace import export_marked, mark
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import Json, Prediction
 from qdqtool.util.checks import check_choice
+from qdqtool.util.json_text import Json
 
 UNCHECKED_TOLERANCE = 1.0  # tolerance from which failed checks are only warnings
 

@@ -31,6 +31,7 @@ from qdqtool.qat.networks import (
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.sites import ADD, LINEAR, POOL, WEIGHTED_MODULES, QuantizerSite
 from qdqtool.qat.trace import NetworkTrace, trace
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.placement import (
     PLACEMENT,
     ExcludedNode,
@@ -41,7 +42,6 @@ from qdqtool.reasons.placement import (
 )
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Reason
 from qdqtool.util.checks import compile_pattern
 
 

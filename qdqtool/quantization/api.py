@@ -65,13 +65,15 @@ from qdqtool.ir.input_shapes import remember_size
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.view import View
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.placement import NothingToQuantize, nothing_to_quantize
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import TimeEstimate, predict_on_gpu
 from qdqtool.timing.options import TimingOptions
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.files import record_inputs
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from qdqtool.reasons.convolutions import FloatDeconvolution
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.fp8 import FloatFp8Column, LargeFp8Kernel, NonzeroFp8ZeroPoint
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message
 from qdqtool.reasons.weights import WeightsNotDequantized
-from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 
 COMPILER = "TensorRT-RTX"  # pass name in the reasons of TensorRT-RTX
 

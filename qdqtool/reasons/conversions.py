@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from qdqtool.evidence import Evidence
 from qdqtool.ir.operators import JOINS
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.different_scales import describe_different_scales, list_scale_rules
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, attempted, fixable
 from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommuting
 from qdqtool.reasons.outputs import OutputScale
 from qdqtool.reasons.tensors import (
@@ -30,16 +33,6 @@ from qdqtool.reasons.text import (
     format_node,
     format_scale,
     list_names,
-)
-from qdqtool.types import (
-    Cause,
-    Evidence,
-    Finding,
-    FindingRule,
-    Precision,
-    Reason,
-    attempted,
-    fixable,
 )
 from qdqtool.util.records import field_values
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.reasons.text import Message, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Reason
 
 _FAILED_BUILDS = (
     ": TensorRT builds with such a quantized layer failed (`include` quantizes it anyway)"

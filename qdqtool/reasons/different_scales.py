@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qdqtool.ir.operators import CUTS, JOINS
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.tensors import (
     PathStep,
     Scale,
@@ -23,7 +24,6 @@ from qdqtool.reasons.text import (
     format_scale,
     list_names,
 )
-from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 
 
 def list_scale_rules(steps: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:

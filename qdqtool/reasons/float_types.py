@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.text import format_number
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
 from qdqtool.util.text import format_layer_counts
 
 

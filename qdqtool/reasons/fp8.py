@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.reasons.text import Message
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason
 from qdqtool.util.text import format_count
 
 

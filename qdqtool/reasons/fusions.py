@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, attempted, fixable
 from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.reasons.text import Message, describe_origin, float_result, format_size, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Reason, attempted, fixable
 
 
 class ActivationBeforeAdd(Reason, key="activation-before-add"):

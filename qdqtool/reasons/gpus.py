@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from qdqtool.types import Cause, Finding, FindingRule, Reason
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 
 
 class GpuFact(StrEnum):

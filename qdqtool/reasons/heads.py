@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, Severity, fixable
 from qdqtool.reasons.text import format_number
-from qdqtool.types import Cause, Finding, FindingRule, Reason, Severity, fixable
 
 
 def describe_lost_scores(r: ConcatAfterHead) -> str:

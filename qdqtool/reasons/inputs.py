@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.motion import ManyConsumers
 from qdqtool.reasons.tensors import PathStep, TensorSize
 from qdqtool.reasons.text import Message, format_node
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason
 
 
 class InputNotDequantized(Reason, key="input-not-dequantized"):

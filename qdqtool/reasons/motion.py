@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.tensors import TensorConsumer
-from qdqtool.types import Reason
 
 
 class NotCommuting(Reason, key="not-commuting"):

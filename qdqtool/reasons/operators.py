@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.text import Message, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.util.text import format_count
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqtool.ir.operators import AVERAGES, OPERATORS, LayerKind
 from qdqtool.reasons.different_scales import describe_different_scales, list_scale_rules
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.pooling import (
     REDUCTION_ADVICE,
     PoolingOneSide,
@@ -31,7 +32,6 @@ from qdqtool.reasons.text import (
     format_step,
     list_names,
 )
-from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.util.records import replace_fields
 
 

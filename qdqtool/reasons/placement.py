@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from qdqtool.errors import ModelError
-from qdqtool.types import Json, Reason
+from qdqtool.reasons.finding import Reason
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.text import format_count
 

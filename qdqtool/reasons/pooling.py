@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize, quantizer_consumers
 from qdqtool.reasons.text import Message, consumer_names, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Reason
 
 REDUCTION_ADVICE = (
     "Replace the ReduceMean by GlobalAveragePool and Flatten (the same result) with Q/DQ before "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.tensors import Scale
 from qdqtool.reasons.text import Message, format_scale
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
 from qdqtool.util.text import format_count
 
 

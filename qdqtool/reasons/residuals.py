@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdqtool.reasons.finding import Cause, Finding, Reason, attempted, fixable
 from qdqtool.reasons.tensors import (
     ConsumerKind,
     Scale,
@@ -20,7 +21,6 @@ from qdqtool.reasons.text import (
     format_scale,
     format_size,
 )
-from qdqtool.types import Cause, Finding, Reason, attempted, fixable
 
 
 def advise_residual_pair(add: str, residual: str, quantizers: Sequence[TensorConsumer]) -> str:

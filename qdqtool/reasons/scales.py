@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from qdqtool.ir.qdq import PerChannel
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.tensors import Scale
 from qdqtool.reasons.text import Message, format_number, format_scale
-from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.util.records import record
 from qdqtool.util.text import format_count
 

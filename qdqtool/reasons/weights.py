@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.tensors import PathStep, TensorSize
 from qdqtool.reasons.text import Message, list_names
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
 
 
 class OperatorsOnWeights(Reason):

@@ -11,6 +11,7 @@ from qdqtool.comparison.matching import is_same_network, match
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource
+from qdqtool.reasons.finding import Severity
 from qdqtool.reporting import data, sections
 from qdqtool.reporting.graphs import draw
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject, analyze_model, choose_gpu
@@ -18,11 +19,12 @@ from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import render_page, require_packages
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import Target
-from qdqtool.types import TOOL_VERSION, Json, Severity
 from qdqtool.util import limits
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
+from qdqtool.util.json_text import Json
 from qdqtool.util.outputs import write_text
 from qdqtool.verification.api import load_build
+from qdqtool.version import TOOL_VERSION
 
 REPORT_SCHEMA = "qdqtool/report/1"
 

@@ -19,10 +19,11 @@ from qdqtool.buildlog import layout
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node as OnnxNode
 from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.precision import EIGHT_BITS, Precision
 from qdqtool.reporting import data
 from qdqtool.reporting.nodes import ModelCollector, choose_paint
 from qdqtool.reporting.page import display_name, shorten_name, strip_operator
-from qdqtool.types import EIGHT_BITS, EngineLayer, Precision
+from qdqtool.trt.result import EngineLayer
 from qdqtool.util import limits
 from qdqtool.util.text import format_count
 

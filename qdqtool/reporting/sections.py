@@ -18,12 +18,13 @@ from qdqtool.insertion.number_formats import LEVELS
 from qdqtool.insertion.scales import find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, output_axis
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import is_qdq
 from qdqtool.reporting import data
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject, time_kind
 from qdqtool.reporting.page import display_message, display_name, round_digits
 from qdqtool.timing.estimate import match_profile_rows
-from qdqtool.types import EngineLayer, Precision
+from qdqtool.trt.result import EngineLayer
 from qdqtool.util import limits
 from qdqtool.util.files import read_input, record_input
 from qdqtool.util.json_text import parse_json

@@ -14,11 +14,12 @@ from qdqtool.buildlog.costs import EngineReport, LayerCost
 from qdqtool.buildlog.layers import as_int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, static_shape
 from qdqtool.errors import QdqtoolError
+from qdqtool.evidence import Evidence
+from qdqtool.ir.precision import Precision
 from qdqtool.timing import gpus, work
 from qdqtool.timing.gpus import Gpu, SmRates
 from qdqtool.timing.physics import estimate_seconds, load_constants
 from qdqtool.timing.work import LayerWork, count_read_elements, width
-from qdqtool.types import Evidence, Precision
 from qdqtool.util.notes import Note
 
 _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z]*)")

@@ -18,8 +18,10 @@ from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import uses_fp8
 from qdqtool.prediction import choose_typing, predict
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.timing import gpus, model_variants, work
 from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
 from qdqtool.timing.gpus import Gpu
@@ -44,9 +46,9 @@ from qdqtool.timing.time_calibration import (
 from qdqtool.timing.work import LayerWork
 from qdqtool.timing.workload import EngineWorkload, predict_workload
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
+from qdqtool.trt.result import EngineLayer, Prediction
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
-from qdqtool.types import EngineLayer, Finding, Json, Precision, Prediction, Severity
-from qdqtool.util.json_text import json_text
+from qdqtool.util.json_text import Json, json_text
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import write_text
 from qdqtool.util.process import pause_gc

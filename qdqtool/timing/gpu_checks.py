@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.evidence import Evidence
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
+from qdqtool.reasons.finding import Finding
 from qdqtool.reasons.gpus import GpuFact, GpuLacks
 from qdqtool.timing.gpus import Gpu, find_gpu, find_rates, load_rates
 from qdqtool.trt.gpu_support import GpuSupport, find_gpu_support
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import ConvOutcome, Evidence, Finding, Prediction
 
 FIRST_BF16 = 8.0
 _OPEN_CAPABILITIES = 10.0  # from here on, unknown compute capabilities may be future GPUs

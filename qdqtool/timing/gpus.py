@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import BYTES, Evidence, Json, Precision
+from qdqtool.evidence import Evidence
+from qdqtool.ir.precision import BYTES, Precision
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.tables import read_rows
 

@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.work import LayerWork, width
-from qdqtool.types import BYTES, Precision
 
 Array = npt.NDArray[np.float64]
 TILE = 64.0  # output channels of the smallest efficient tile of tensor cores

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import is_dq, is_qdq, read_params
 from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
 from qdqtool.timing.work import CONV, NOTHING, POINTWISE, POOL, LayerWork, ShapeLookup, width
-from qdqtool.types import Precision
 
 _NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")
 # Operators that end a region.

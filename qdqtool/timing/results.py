@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqtool.types import Json, Precision
+from qdqtool.ir.precision import Precision
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
 
 

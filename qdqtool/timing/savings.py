@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.findings import codes
+from qdqtool.ir.precision import Precision
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import estimate_seconds
 from qdqtool.timing.time_calibration import TimeCalibration
 from qdqtool.timing.work import LayerWork, width
 from qdqtool.timing.workload import EngineWorkload
-from qdqtool.types import Precision, Prediction
+from qdqtool.trt.result import Prediction
 
 Array = npt.NDArray[np.float64]
 _MIN_SAVING = 5e-5  # milliseconds; smaller savings are not reported

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import Json
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
-from qdqtool.util.json_text import parse_json
+from qdqtool.util.json_text import Json, parse_json
 from qdqtool.util.records import to_json_fields
 
 Array = npt.NDArray[np.float64]

@@ -13,7 +13,8 @@ from enum import StrEnum
 
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import CONVOLUTIONS
-from qdqtool.types import EngineLayer, Precision
+from qdqtool.ir.precision import Precision
+from qdqtool.trt.result import EngineLayer
 
 CONV, DEPTHWISE, DECONV = "conv", "depthwise", "deconv"
 POOL, REDUCE, RESIZE, SOFTMAX, POINTWISE = "pool", "reduce", "resize", "softmax", "pointwise"

@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import is_qdq, precision_of
 from qdqtool.patterns.heads import is_computed_product
 from qdqtool.timing import work
@@ -28,8 +29,8 @@ from qdqtool.timing.work import (
     product_work,
     width,
 )
+from qdqtool.trt.result import EngineLayer, Prediction
 from qdqtool.trt.targets import target_named
-from qdqtool.types import EngineLayer, Precision, Prediction
 
 
 @dataclass(slots=True)

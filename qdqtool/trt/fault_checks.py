@@ -19,6 +19,7 @@ import onnx
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.proto.subgraphs import DOMAINS, INNER_DOMAINS
 from qdqtool.reasons import fp8
@@ -43,7 +44,6 @@ from qdqtool.reasons.weights import (
     WeightsNotConstant,
     WeightsShared,
 )
-from qdqtool.types import Precision
 
 MAX_CHANNELS = 5  # maximum number of channels that a reason lists
 # Maximum elements of a convolution kernel in FP8. Seen on TensorRT-RTX 1.7.1, SM89 and SM120, with

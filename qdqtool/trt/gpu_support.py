@@ -84,7 +84,6 @@ def require_gpu_support(target: Target, capability: str, name: str) -> None:
 
 
 def _version_range(target: Target) -> tuple[Version, Version]:
-    """Return the first and the last TensorRT version that a target covers."""
     requested = version_numbers(target.requested_version)
     if requested is not None:
         return requested, requested

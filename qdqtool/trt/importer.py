@@ -103,7 +103,6 @@ class Importer:
     # Layers -----------------------------------------------------------------------------------
 
     def _unique_name(self, node: Node) -> str:
-        """Return the parser's name for the layer of a node, and mark the name as used."""
         name = self.model.function_node_names.get(node.name) or node.proto.name
         if name == node.name:
             name = node.name  # saves memory: a protobuf message creates a new string at each access
@@ -201,7 +200,6 @@ class Importer:
         _HANDLERS.get(operator.kind, Importer._import_other)(self, node)
 
     def _computes_on_shapes(self, node: Node) -> bool:
-        """Return whether a node reads only shape tensors and constants, and a shape tensor."""
         return (
             not node.captured
             and not self._shape_tensors.isdisjoint(node.inputs)
@@ -274,7 +272,6 @@ class Importer:
         self._add_node(node, inputs, operation=operators.operator_of(node).operation)
 
     def _has_lower_rank(self, name: str, rank: int) -> bool:
-        """Return whether a tensor is a constant of fewer than ``rank`` dimensions."""
         if not self.model.is_constant(name):
             return False
         dims = self.model.constant_shape(name)
@@ -354,7 +351,6 @@ class Importer:
         self._add_node(node, [self._input(name) for name in node.inputs if name])
 
     def _import_slice(self, node: Node) -> None:
-        """Add a slice layer, or one slice layer for each output of a Split."""
         if len(node.outputs) > 1 or node.op == "Split":
             x = self._input(node.input(0))
             for output in node.outputs:
@@ -370,7 +366,6 @@ class Importer:
             layer.has_steps = steps is not None and bool((steps != 1).any())
 
     def _import_matrix_product(self, node: Node) -> None:
-        """Add a matrix product, and a sum after it if the node is a Gemm with a bias."""
         inputs = [self._input(node.input(0)), self._input(node.input(1))]
         bias = node.input(2) if node.op == "Gemm" else ""
         out = self._tensor(node.output)

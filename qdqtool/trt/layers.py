@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from qdqtool.evidence import Case
 from qdqtool.ir.operators import CONVOLVE, INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams, precision_of
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.tensors import EMPTY_PATH, OperatorPath, PathStep, Scale
-from qdqtool.types import MyelinRegion, Precision, Reason
+from qdqtool.trt.result import MyelinRegion
 
 Dims = tuple[int | None, ...]
 

@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from qdqtool.ir.operators import OPERATORS, LayerKind
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import precision_of
 from qdqtool.reasons import fp8
 from qdqtool.reasons.different_scales import ScalesDiffer
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
 from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
 from qdqtool.reasons.quantizers import OutsideRules
@@ -38,7 +40,6 @@ from qdqtool.trt.layers import (
     weights_position,
 )
 from qdqtool.trt.targets import Target
-from qdqtool.types import BYTES, Precision, Reason
 from qdqtool.util.records import SharedTuple
 
 # Limits of the search for the consumers of one tensor.
@@ -184,7 +185,6 @@ class _ConsumerSearch:
 
 
 def _q_can_pass(layer: Layer, tensor: Tensor) -> bool:
-    """Return whether a Q could move up past a layer to its input ``tensor``."""
     is_moved_input = layer.kind == LayerKind.CONCATENATION or layer.data is tensor
     return layer.passage is not None and is_moved_input
 
@@ -207,7 +207,6 @@ def _describe_consumer(layer: Layer, tensor: Tensor, path: _Path) -> TensorConsu
 
 
 def _has_scale(tensor: Tensor) -> bool:
-    """Return whether a DQ directly produces a tensor, or a Q with one scale directly reads it."""
     dq = dq_before(tensor)
     return (dq is not None and not dq.path.ops) or any(
         _quantizes_directly(consumer) for consumer in tensor.consumers
@@ -437,7 +436,6 @@ def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrig
 
 
 def _has_one_origin(layer: Layer) -> bool:
-    """Return whether a Q could pass a layer that has inputs and is not a Concat."""
     return (
         layer.passage is not None and layer.kind != LayerKind.CONCATENATION and bool(layer.inputs)
     )
@@ -496,7 +494,6 @@ def _explain_float_data(layer: Layer, by: str, weights_quantized: bool) -> Input
 def _type_obstacles(
     layer: Layer, by: str, target: Target, dqs: tuple[Layer, Layer]
 ) -> Iterator[Reason | None]:
-    """Yield reasons why data and weights cannot be multiplied; None for each passed check."""
     node = node_name(layer)
     for dq in dqs:
         yield fault_checks.scale_computed(by, node, node_name(dq), dq.has_computed_scale)
@@ -519,7 +516,6 @@ def _type_obstacles(
 
 
 def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
-    """Return the reason why a layer of FP8 data and weights runs in float; None if it does not."""
     node, size = node_name(layer), tensor_size(layer.out)
     if not target.has_fp8:
         return None  # the whole build fails, which a check of the model reports
@@ -536,7 +532,6 @@ def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
 def _quantizer_obstacles(
     layer: Layer, by: str, dqs: tuple[Layer, Layer]
 ) -> Iterator[Reason | None]:
-    """Yield faults of the DQs of data and weights; None for each passed check."""
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs
     yield fault_checks.activation_per_channel(by, node, node_name(data), data.quant)

@@ -10,11 +10,11 @@ import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 
-from qdqtool.evidence import Case
+from qdqtool.evidence import Case, Evidence
 from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
+from qdqtool.trt.result import MyelinRegion
 from qdqtool.trt.targets import BUILDS, Target
-from qdqtool.types import Evidence, MyelinRegion
 
 _RANK = operator.attrgetter("rank")
 _SCALE = LayerKind.SCALE  # looking up an enumeration member is slow
@@ -370,7 +370,6 @@ def is_seen_on(case: Case, target: Target) -> bool:
 
 @functools.cache
 def _major_versions(case: Case) -> frozenset[int]:
-    """Return the major versions of the builds that show a case."""
     majors: set[str] = set()
     for name in case.build_names():
         if name in BUILDS:

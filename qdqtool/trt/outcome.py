@@ -7,13 +7,15 @@ have no findings yet; :mod:`qdqtool.prediction` adds them.
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.evidence import Case
+from qdqtool.evidence import Case, Evidence
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import describe_model
 from qdqtool.ir.operators import LayerKind
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import is_dq, is_qdq
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
@@ -23,22 +25,16 @@ from qdqtool.trt.importer import is_constant_upstream
 from qdqtool.trt.layers import QDQ, Layer, Tensor, float_precision
 from qdqtool.trt.network import Network, describe_rules, weakest_evidence
 from qdqtool.trt.pipeline import case_id
-from qdqtool.trt.targets import Target
-from qdqtool.types import (
-    BYTES,
-    CHOICES,
-    SILU_ADD,
+from qdqtool.trt.result import (
     Assumption,
     AssumptionCounts,
     ConvOutcome,
     EngineLayer,
-    Evidence,
     MyelinRegion,
-    Precision,
     Prediction,
-    SiluAdd,
     TensorPrecision,
 )
+from qdqtool.trt.targets import Target
 from qdqtool.util.records import replace_fields
 
 Assume = Mapping[str, str]
@@ -46,6 +42,20 @@ Assume = Mapping[str, str]
 
 
 # Simulation -----------------------------------------------------------------------------------
+
+
+SILU_ADD = "silu-add"
+
+
+class SiluAdd(StrEnum):
+    """Fusion of Conv + activation + Add with a quantized residual input: one layer or two."""
+
+    FUSED = "fused"
+    APART = "apart"
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {SILU_ADD: tuple(SiluAdd)}
+"""Values of every assumption that a user can choose, by the name of the assumption."""
 
 
 def simulate(model: Model, target: Target, assume: Assume | None = None) -> Prediction:
@@ -156,7 +166,6 @@ def _counts(prediction: Prediction) -> AssumptionCounts:
 
 
 def _user_visible(prediction: Prediction) -> object:
-    """Return the user-visible result of a choice: conversions, types and fused nodes."""
     return prediction.conversion_nodes, [
         (c.precision, tuple(c.inputs), c.output, tuple(c.fused)) for c in prediction.convolutions
     ]
@@ -480,7 +489,6 @@ class Outcome:
         )
 
     def _fused_nodes(self, layer: Layer, node: Node) -> list[str]:
-        """Return the nodes of a layer other than its convolution (``node``), Q and DQ."""
         return [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
 
     def _find_evidence(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
@@ -512,7 +520,6 @@ class Outcome:
 
 
 def _is_kernel(layer: Layer, listed_type: str) -> bool:
-    """Return whether a layer is a kernel of Myelin that is listed with its node's name."""
     return layer.region is not None and bool(layer.nodes) and listed_type in (KERNEL, _PRODUCT)
 
 
@@ -555,7 +562,6 @@ def _quantized_type(layer: Layer) -> Precision:
 
 
 def _engine_type(layer: Layer) -> str:
-    """Return the type that the engine lists for a layer."""
     if layer.kind is _CONVOLUTION and layer.fusion.has_pooling:
         return "ConvActPool"
     if layer.region is not None and layer.kind in _TYPES_IN_REGIONS:

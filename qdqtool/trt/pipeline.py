@@ -7,6 +7,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.evidence import Case
 from qdqtool.ir import operators
 from qdqtool.ir.operators import OPERATORS
+from qdqtool.reasons.finding import Reason
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
@@ -51,7 +52,7 @@ from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from qdqtool.trt.targets import Target
-from qdqtool.types import Event, Reason
+from qdqtool.trt.trace import Event
 
 
 class RankLayers:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool.errors import QdqtoolError, VersionError
-from qdqtool.types import Evidence
+from qdqtool.evidence import Evidence
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import read_rows
 
@@ -212,7 +212,6 @@ class Target:
 
     @property
     def _parser_version(self) -> tuple[int, ...]:
-        """Version of the parser: the version that the user named, else the target's version."""
         return version_numbers(self.requested_version) or self.version
 
     @property

@@ -1,4 +1,4 @@
-"""Lines of TensorRT's optimizer log, and the :class:`~qdqtool.types.Event` of each.
+"""Lines of TensorRT's optimizer log, and the :class:`Event` of each.
 
 A line is the text after ``[V] [TRT] ``. Some lines name their pass (``ConstEltFusion: Fusing A with
 B``), some belong to the pass of the last ``Running: ...`` line (``Removing A``), some to none
@@ -12,9 +12,12 @@ joining word outside brackets is split wrongly. Line ends inside names are not s
 prints them as line ends.
 """
 
-import re
+from __future__ import annotations
 
-from qdqtool.types import Event
+import re
+from dataclasses import dataclass, field
+
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import record
 
 RUNNING = "Running"
@@ -37,6 +40,37 @@ COPY_STOMPING = "Generating copy because of stomping hazard"
 COPY_UNMOVABLE = "Generating copy because input is not movable"
 
 NO_PASS = ""
+
+
+# Not frozen: a frozen instance takes four times as long to create, and there are many.
+@dataclass(unsafe_hash=True, slots=True)
+class Event:
+    """One line of TensorRT's optimizer log.
+
+    Attributes:
+        pass_name: The pass, named as in TensorRT's log (``HorizontalMergeQNodes``).
+        kind: ``Running``, ``Removing``, ``Swapping``, ``Eliminating``, ``Fusing``, ...
+            (``qdqtool.trt.trace`` lists them with their text).
+        subject: First layer or tensor in the line.
+        object: Second layer or tensor, or an empty string.
+        case: Case of the pass that explains a simulated line, ``<pass>/<case>``.
+    """
+
+    pass_name: str
+    kind: str
+    subject: str
+    object: str = ""
+    case: str = field(default="", compare=False)
+
+    def as_json(self) -> Json:
+        """Return the JSON fields."""
+        return {
+            "pass": self.pass_name,
+            "event": self.kind,
+            "subject": self.subject,
+            "object": self.object,
+            "case": self.case,
+        }
 
 
 @record

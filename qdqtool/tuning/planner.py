@@ -16,6 +16,7 @@ from qdqtool.insertion.placement import (
     find_head_float_nodes,
     place,
 )
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import (
     GroupScale,
     MethodChoice,
@@ -30,9 +31,9 @@ from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.model_variants import strip_large_constants
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
 from qdqtool.tuning.recipe import Recipe
-from qdqtool.types import Prediction, QuantizedTensor
 from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:

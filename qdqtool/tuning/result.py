@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqtool.insertion.result import largest_json
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
+from qdqtool.trt.result import Prediction
 from qdqtool.tuning.planner import Configuration, PlacementCost
-from qdqtool.types import TOOL_VERSION, Json, Prediction, QuantizedTensor
 from qdqtool.util.files import InputFiles, forbid_overwrite
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import save_answer
+from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon

@@ -13,7 +13,7 @@ from qdqtool.tuning.planner import FLOAT
 from qdqtool.tuning.result import PlacementResult, SiteChoice, SiteResult
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.sites import FREE, INT8, TuningSite
-from qdqtool.types import Json
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
 

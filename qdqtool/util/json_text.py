@@ -9,6 +9,8 @@ from typing import Any
 from qdqtool.util import limits
 from qdqtool.util.process import pause_gc
 
+Json = dict[str, Any]
+
 _MAX_DIGITS = 20  # longer integers exceed 64 bits and become floats
 
 

@@ -26,10 +26,12 @@ from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
 from qdqtool.ir.file_types import is_model_name
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import quantizers
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.options import GpuOptions
+from qdqtool.trt.result import Assumption, Prediction
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import (
     DEFAULT_TARGET,
@@ -40,7 +42,7 @@ from qdqtool.trt.targets import (
     target_of_version,
     version_numbers,
 )
-from qdqtool.types import Assumption, Event, Precision, Prediction
+from qdqtool.trt.trace import Event
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note

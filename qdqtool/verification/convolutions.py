@@ -18,10 +18,13 @@ from qdqtool.buildlog.agreement import (
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import is_qdq
 from qdqtool.ir.sizes import is_multiplication
+from qdqtool.reasons.finding import Reason
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.trace import FUSING_INTO
-from qdqtool.types import ConvOutcome, Json, Precision, Prediction, Reason
+from qdqtool.util.json_text import Json
 from qdqtool.util.records import to_json_fields
 from qdqtool.verification.kernels import (
     ABBREVIATED,
@@ -162,7 +165,7 @@ class PassLines:
     """
 
     def __init__(self, build: Build, mapper: NodeMapper) -> None:
-        self._build, self._model_names = build, mapper.model_names
+        self._build = build
         self.inputs: dict[str, int] = {}
         self.outputs: dict[str, int] = {}
         self.complete = any("epilogue" in heading for heading, _ in build.headings)
@@ -176,7 +179,7 @@ class PassLines:
 
     @functools.cached_property
     def _names(self) -> set[str]:
-        return collect_printed_names(self._build, self._model_names)
+        return collect_printed_names(self._build)
 
     def shows_float(self, name: str) -> bool:
         """Return whether a node that no line mentions is certainly float.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from qdqtool.buildlog.types import BuiltLayer
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 
 # Layer types of Myelin that may multiply, the most certain first.
 _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")

@@ -11,11 +11,14 @@ from pathlib import Path
 from qdqtool import builders
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
+from qdqtool.ir.precision import Precision
+from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.rtx.predict import build_status
-from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Precision, Prediction
+from qdqtool.util.json_text import Json
 from qdqtool.util.outputs import write_text
 from qdqtool.util.records import to_json_fields
 from qdqtool.verification.convolutions import BuiltNode, find_built_nodes
+from qdqtool.version import TOOL_VERSION
 
 SCHEMA = "qdqtool/build/1"
 

@@ -21,16 +21,12 @@ from qdqtool.buildlog.agreement import (
 from qdqtool.buildlog.names import SCALE_NODE
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent, Section
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
-from qdqtool.types import (
-    EngineLayer,
-    Event,
-    Precision,
-    Prediction,
-    TensorPrecision,
-)
+from qdqtool.trt.result import EngineLayer, Prediction, TensorPrecision
+from qdqtool.trt.trace import Event
 from qdqtool.verification.kernels import is_myelin_kernel
 from qdqtool.verification.layer_mapping import NodeMapper
 

@@ -17,18 +17,17 @@ from qdqtool.buildlog.agreement import (
 )
 from qdqtool.buildlog.types import Build
 from qdqtool.ir.graph import Model
-from qdqtool.types import (
-    TOOL_VERSION,
-    VERIFICATION_SCHEMA,
-    Json,
-    Prediction,
-)
+from qdqtool.trt.result import Prediction
 from qdqtool.util.files import InputFiles
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import SavableResult
 from qdqtool.util.records import to_json_fields
 from qdqtool.verification.convolutions import find_built_nodes
 from qdqtool.verification.local_build import ConvolutionPair, pair_convolutions
+from qdqtool.version import TOOL_VERSION
+
+VERIFICATION_SCHEMA = "qdqtool/verification/1"
 
 
 @dataclass(slots=True, repr=False)

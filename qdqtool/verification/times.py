@@ -7,13 +7,15 @@ import statistics
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.timing import time_calibration
 from qdqtool.timing.built_engine import check_build_gpu, explain_unknown_gpu, find_build_gpu
 from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import load_constants
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
-from qdqtool.types import Json, Precision, Prediction
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
 _SLOW = 1.5  # ratio of measured to estimated time from which a layer counts as slow

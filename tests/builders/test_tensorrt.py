@@ -18,9 +18,9 @@ from qdqtool.builders.run import log_names, prepare_model_file
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
-from qdqtool.types import Precision
 from qdqtool.util.records import replace_fields
 from qdqtool.verification.local_build import build_model, is_status_as_predicted, pair_convolutions
 from tests.builders.models import NASTY, saved, two_convolutions

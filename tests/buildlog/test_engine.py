@@ -21,7 +21,7 @@ from qdqtool.buildlog.layout import LayoutBox, LayoutEdge, lay_out
 from qdqtool.buildlog.read import read_build
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.errors import has

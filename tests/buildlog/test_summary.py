@@ -27,7 +27,7 @@ from qdqtool.buildlog.types import (
     TunedLayer,
 )
 from qdqtool.errors import BuildLogError
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 from tests.errors import has
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32

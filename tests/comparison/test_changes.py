@@ -25,7 +25,7 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.comparison.text import describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 from tests.buildlog.evidence import build_file
 from tests.comparison.networks import network, numbered
 from tests.errors import has

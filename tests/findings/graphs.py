@@ -8,7 +8,8 @@ import onnx
 from ml_dtypes import int4
 
 from qdqtool.prediction import predict
-from qdqtool.types import Finding, Prediction
+from qdqtool.reasons.finding import Finding
+from qdqtool.trt.result import Prediction
 from tests.trt.builder import Graph
 
 

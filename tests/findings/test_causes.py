@@ -6,16 +6,17 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtool.evidence import Evidence
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import advise, predict
 from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.outputs import OutputScale
 from qdqtool.reasons.pooling import ReduceNotPooling
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind
 from qdqtool.reasons.text import advise_common_scale
-from qdqtool.types import Evidence, Finding, Severity
 from tests.findings.graphs import GRAPHS, concat, outcome, split, transposed_3d
 from tests.test_patterns import LINEAR, growth_factor
 from tests.trt.builder import Graph

@@ -9,6 +9,7 @@ import pytest
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
+from qdqtool.evidence import Evidence
 from qdqtool.findings import codes
 from qdqtool.findings.api import report_regions
 from qdqtool.findings.codes import ALL_TARGETS
@@ -16,11 +17,13 @@ from qdqtool.findings.lines import HEADINGS, LineAnswer, explain_line
 from qdqtool.findings.report import FindingReport
 from qdqtool.findings.ways import BUILD_METHODS, BuildMethod, find_build_method
 from qdqtool.formats.log_text import line_text
+from qdqtool.ir.input_shapes import ModelInfo
+from qdqtool.reasons.finding import Severity
 from qdqtool.trt.pipeline import cases as all_cases
 from qdqtool.trt.pipeline import passes
+from qdqtool.trt.result import MyelinRegion, Prediction
 from qdqtool.trt.targets import BUILDS, TARGETS, target_of_version
 from qdqtool.trt.trace import FORMATS
-from qdqtool.types import Evidence, ModelInfo, MyelinRegion, Prediction, Severity
 from tests.errors import has
 from tests.findings.test_causes import residual
 from tests.notes import note

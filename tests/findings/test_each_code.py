@@ -10,7 +10,7 @@ from qdqtool.findings.codes import CODES
 from qdqtool.prediction import check_activations, predict
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.types import Prediction
+from qdqtool.trt.result import Prediction
 from tests.findings.graphs import GRAPHS, attention, ones, split, weighted
 from tests.findings.lint.test_bfloat16 import quantized
 from tests.findings.test_producers import on_a_wrong_axis, predictions

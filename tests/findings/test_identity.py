@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from qdqtool.errors import ModelError
+from qdqtool.evidence import Evidence
 from qdqtool.extraction.cut import ModelCutter
 from qdqtool.findings.identity import finding_key
 from qdqtool.findings.messages import describe_finding
@@ -17,11 +18,12 @@ from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost, LossCause
 from qdqtool.reasons.conversions import COVERED_TYPES, RemainingConversion
+from qdqtool.reasons.finding import Cause, Finding, Severity
 from qdqtool.reasons.outputs import OutputNotQuantized
 from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
-from qdqtool.types import Cause, Evidence, Finding, Prediction, Severity
+from qdqtool.trt.result import Prediction
 from qdqtool.util.records import replace_fields
 from tests.findings.graphs import GRAPHS
 from tests.findings.test_producers import prediction

@@ -14,6 +14,7 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.evidence import Evidence
 from qdqtool.findings import codes, compiler
 from qdqtool.findings.api import MODEL_FAULTS
 from qdqtool.findings.lint import operators, quantizers, weights
@@ -24,6 +25,7 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons import fp8
 from qdqtool.reasons.compiler import IntegersLost
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
 from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommuting
@@ -33,8 +35,8 @@ from qdqtool.reasons.weights import WeightsAxis, WeightsNotDequantized
 from qdqtool.trt import fault_checks, neighbors
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.rtx import compiler_faults, fp8_kernels, operands
-from qdqtool.types import Evidence, Prediction, Reason
 from tests.findings.graphs import GRAPHS as OF_REASONS
 from tests.slow import slow_after
 from tests.sources import nodes_of, walked

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from qdqtool.findings.rules import REASON_MODULES
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.reasons import compiler
 from qdqtool.reasons.conversions import ScalesAround
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.reasons.quantizers import OtherTypes, TypeUnknown
 from qdqtool.reasons.tensors import PathStep
-from qdqtool.types import Precision, Reason
 from qdqtool.util.records import field_values
 from tests.findings.graphs import GRAPHS
 

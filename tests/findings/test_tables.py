@@ -17,6 +17,7 @@ import pytest
 
 import qdqtool
 from qdqtool.commands.cli import cli
+from qdqtool.evidence import Evidence
 from qdqtool.extraction.private import read_public_words
 from qdqtool.findings.codes import CODES, CodeScope, read_code
 from qdqtool.findings.errors import (
@@ -32,7 +33,6 @@ from qdqtool.findings.lines import HEADINGS, MEANINGS
 from qdqtool.findings.ways import BUILD_METHODS
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, PublishedBuild
-from qdqtool.types import Evidence
 from qdqtool.util.records import field_values
 from qdqtool.util.tables import join_lines, make_entry, read_rows, read_sections
 

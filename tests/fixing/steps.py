@@ -7,8 +7,8 @@ from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Reason
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import Reason
 
 Find = Callable[[View, Target, Sequence[Reason]], list[FixSite]]
 

@@ -19,7 +19,7 @@ from qdqtool.fixing.outputs import OutputPart
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.prediction import predict
-from qdqtool.types import Severity
+from qdqtool.reasons.finding import Severity
 from tests.errors import has
 from tests.insertion.nets import detector as small_detector
 from tests.trt.builder import Graph

@@ -17,10 +17,11 @@ from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import advise, predict
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import InsideActivation
 from qdqtool.reasons.outputs import OutputManyConsumers
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Prediction, Reason
 from qdqtool.util.records import field_values, replace_fields
 from tests.findings.lint.test_api import shared_model
 from tests.findings.test_producers import predictions, views

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from qdqtool.formats.time_text import describe_fastest
+from qdqtool.ir.precision import Precision
 from qdqtool.timing.estimate import TimeEstimate
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.results import BestTime, FloatTime
-from qdqtool.types import Precision
 
 GPU = choose_gpu("RTX 4090")
 

@@ -13,9 +13,10 @@ from qdqtool.formats.verdicts import (
     ratio_style,
     verdict,
 )
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Severity
 from qdqtool.timing.results import SpeedGain
-from qdqtool.types import Precision, Severity
 from tests.insertion.nets import detector
 from tests.trt.builder import Graph
 

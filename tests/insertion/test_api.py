@@ -17,11 +17,13 @@ from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes
 from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.result import Insertion
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.patterns.heads import find_head
 from qdqtool.reasons.placement import PLACEMENT, FloatForAccuracy, SkippedNode
-from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
+from qdqtool.trt.result import Prediction
 from tests.indexing import indexed
 from tests.insertion.nets import (
     Net,

@@ -19,9 +19,9 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import round_weights
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import save
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.placement import Fp8Obstacle, NoFastFp8
 from qdqtool.runtime.sessions import open_session
-from qdqtool.types import Precision
 from qdqtool.verification.local_build import build_model
 from tests.errors import has
 from tests.insertion.nets import Array, Net, check, nodes_of, run, value_of

@@ -26,9 +26,9 @@ from qdqtool.insertion.losses import (
     remove_pair,
 )
 from qdqtool.insertion.result import Insertion
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.switchable_network import SwitchableNetwork
 from qdqtool.ir.graph import Model
-from qdqtool.types import QuantizedTensor
 from tests.insertion.nets import (
     Net,
     chain,

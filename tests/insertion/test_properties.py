@@ -16,12 +16,12 @@ from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import METHODS
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_q, read_params
+from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.float_types import RemainingFloat
 from qdqtool.reasons.outputs import OutputDifferentScales
 from qdqtool.reasons.placement import NothingToQuantize
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Severity
 from tests.insertion.nets import (
     Net,
     check,

@@ -6,6 +6,7 @@ from onnx import TensorProto, helper
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.rewrite import (
     ActivationScale,
+    QuantizedTensor,
     insert_pairs,
     name_rounded_weights,
     quantize,
@@ -13,8 +14,8 @@ from qdqtool.insertion.rewrite import (
     round_weights,
 )
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import (
     Net,
     check,

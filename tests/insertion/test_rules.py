@@ -12,8 +12,8 @@ from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import find_scale_groups
 from qdqtool.ir.graph import Model
 from qdqtool.trt.outcome import simulate, simulate_without_alternatives
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, Target, target_named
-from qdqtool.types import Prediction
 from qdqtool.util.records import replace_fields
 from tests.insertion.nets import Net, copy_model, detector, nodes_of, prediction, value_of
 

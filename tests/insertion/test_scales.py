@@ -14,6 +14,7 @@ from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.options import CacheOptions
 from qdqtool.insertion.ranges import collect_statistics, read_table_scales, write_table
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import (
     METHODS,
     MethodChoice,
@@ -24,7 +25,6 @@ from qdqtool.insertion.scales import (
     weight_scale,
 )
 from qdqtool.ir.graph import Model
-from qdqtool.types import QuantizedTensor
 from tests.errors import has
 from tests.insertion.nets import Net, images, one_layer, require_prediction
 from tests.notes import note

@@ -11,9 +11,9 @@ import qdqtool
 from qdqtool.errors import ModelError
 from qdqtool.insertion.losses import remove_pair
 from qdqtool.insertion.result import Insertion
+from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.switchable_network import SwitchableNetwork
 from qdqtool.ir.graph import Model
-from qdqtool.types import QuantizedTensor
 from tests.insertion.nets import Array, Net, detector, images, run
 
 

@@ -20,13 +20,14 @@ from qdqtool.patterns.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
 from qdqtool.reasons.attention import FusedByMyelin
 from qdqtool.reasons.compiler import IntegersLost
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.placement import PresetPart
 from qdqtool.reasons.scales import ActivationPerChannel
 from qdqtool.timing.model_variants import quantized_variant
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.tuning.planner import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
-from qdqtool.types import Prediction, Reason
 from tests.insertion.nets import (
     Net,
     copy_model,

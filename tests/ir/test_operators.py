@@ -25,9 +25,9 @@ from qdqtool.trt import importer
 from qdqtool.trt.float_fusions import FloatFusions
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.pipeline import case_id
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import RUNNING, SWAPPING
-from qdqtool.types import Prediction
 from tests.fixing.steps import find_sites
 from tests.insertion.nets import run
 from tests.trt.builder import Graph

@@ -6,8 +6,8 @@ from onnx import helper
 
 from qdqtool.ir import qdq
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from qdqtool.types import Precision
 from tests.trt.rtx.experiments_fp8 import FP8
 
 

@@ -15,7 +15,7 @@ import onnx
 from qdqtool.commands import COMMANDS
 from qdqtool.findings.codes import CODES
 from qdqtool.prediction import predict
-from qdqtool.types import Finding
+from qdqtool.reasons.finding import Finding
 from tests import contract, wording
 from tests.findings import test_each_code
 from tests.insertion.nets import detector

@@ -12,8 +12,8 @@ from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu, find_gpu
 from qdqtool.timing.workload import EngineWorkload, predict_workload
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import Prediction
 from tests.trt.builder import Graph
 
 TARGET = target_named("trt8.5")

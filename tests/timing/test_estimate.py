@@ -19,6 +19,7 @@ from qdqtool.formats.verdicts import speed_verdict
 from qdqtool.insertion.number_formats import MIN_GAIN
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.timing import model_variants, work
@@ -27,8 +28,8 @@ from qdqtool.timing.gpus import Gpu, all_gpus, choose_gpu, find_gpu
 from qdqtool.timing.model_variants import TensorShapes
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import load_constants
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, strongly_typed
-from qdqtool.types import Precision, Prediction
 from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.timing.models import TARGET, convolution_chain, estimate_model, model_workload

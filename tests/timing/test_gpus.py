@@ -14,7 +14,9 @@ import qdqtool
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
+from qdqtool.evidence import Evidence
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.timing import built_engine, gpus, time_calibration
 from qdqtool.timing.built_engine import find_device_gpu, parse_device
@@ -24,7 +26,6 @@ from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import estimate_seconds
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import RTX, TARGETS
-from qdqtool.types import Evidence, Precision
 from tests.errors import has
 from tests.notes import note, note_codes
 from tests.timing.models import GPU, SHARED, TARGET, convolution_chain, estimate_model
@@ -174,6 +175,8 @@ def test_variants_of_a_short_name(text: str, name: str, others: set[str]) -> Non
         ("L4", 242, 121),
         ("Tesla P4", 22, None),
         ("V100", 62.7, 125),
+        ("B300", 150, 2250),
+        ("GB300", 165, 2500),
     ],
 )
 def test_rates_agree_with_data_sheets(name: str, int8: float, fp16: float | None) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.timing import model_variants, work
 from qdqtool.timing.gpus import Gpu, all_gpus, find_gpu
@@ -18,7 +19,7 @@ from qdqtool.timing.work import (
     Layout,
     find_layout_changes,
 )
-from qdqtool.types import EngineLayer, Precision, TensorPrecision
+from qdqtool.trt.result import EngineLayer, TensorPrecision
 from tests.slow import slow_after
 from tests.timing.models import GPU, model_workload
 from tests.trt import evidence

@@ -7,7 +7,7 @@ import qdqtool
 from qdqtool.findings import codes
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.types import Prediction
+from qdqtool.trt.result import Prediction
 from tests.insertion.nets import detector
 
 

@@ -12,9 +12,9 @@ from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.trt import importer, pipeline
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
-from qdqtool.trt.trace import FORMATS
-from qdqtool.types import Event, Prediction
+from qdqtool.trt.trace import FORMATS, Event
 
 HOME = Path(__file__).parents[1] / "data" / "evidence"
 CASES = sorted(p.parent.name for p in HOME.glob("*/truth.json"))

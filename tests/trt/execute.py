@@ -9,10 +9,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind
+from qdqtool.ir.precision import Precision
 from qdqtool.trt.importer import build
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
-from qdqtool.types import Precision
 from tests.insertion.nets import run
 
 _INTEGERS = {Precision.INT8: np.int8, Precision.UINT8: np.uint8}

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from qdqtool.evidence import Evidence
+from qdqtool.ir.precision import Precision
 from qdqtool.trt import pipeline
+from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import BUILDS
-from qdqtool.types import ConvOutcome, Event, Evidence, Precision
+from qdqtool.trt.trace import Event
 from qdqtool.verification.log_comparison import longest_common_subsequence
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 

@@ -16,12 +16,12 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.operators import LayerKind
 from qdqtool.prediction import predict
+from qdqtool.reasons.finding import Reason
 from qdqtool.trt import importer
 from qdqtool.trt.layers import WEIGHTED, Layer, LayerWeights, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.pipeline import PIPELINE, Pass, PassError, PipelineRun
 from qdqtool.trt.targets import TARGETS, target_named
-from qdqtool.types import Reason
 from tests.errors import has
 from tests.slow import slow_after
 from tests.trt.builder import Graph

@@ -20,8 +20,8 @@ from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrece
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from qdqtool.trt.pipeline import Pass
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, target_named
-from qdqtool.types import Prediction
 from tests.trt.builder import Graph
 from tests.trt.execute import Exporter, evaluate
 from tests.trt.random_graphs import models

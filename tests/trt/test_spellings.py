@@ -9,10 +9,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qdqtool.evidence import Evidence
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.quantization.api import insert
 from qdqtool.reasons.quantizers import NonzeroZeroPoint
-from qdqtool.types import Evidence, Precision, Prediction
+from qdqtool.trt.result import Prediction
 from tests.insertion.nets import detector
 from tests.slow import slow_after
 from tests.trt.builder import Graph

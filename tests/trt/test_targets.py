@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from qdqtool.errors import QdqtoolError, VersionError
+from qdqtool.evidence import Evidence
 from qdqtool.findings.ways import trtexec_advice, trtexec_command
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
+from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import (
     DEFAULT_TARGET,
     RTX,
@@ -20,7 +23,6 @@ from qdqtool.trt.targets import (
     target_of_version,
     trtexec_of_version,
 )
-from qdqtool.types import ConvOutcome, Evidence, Precision
 from qdqtool.util.records import replace_fields
 from tests.errors import has
 from tests.trt.builder import Graph

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.trt import trace
-from qdqtool.types import Event
+from qdqtool.trt.trace import Event
 from tests.tables import rows
 
 # Lines of real logs (8.2 to 8.5), with the event of each when it is the first line.

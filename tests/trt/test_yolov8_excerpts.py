@@ -13,8 +13,9 @@ import re
 import onnx
 
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from qdqtool.types import Precision, Prediction
+from qdqtool.trt.result import Prediction
 from tests.trt.evidence import HOME
 
 BUILD = HOME / "yolov8-orin-trt8412-excerpts"

@@ -16,11 +16,12 @@ from qdqtool import prediction
 from qdqtool.insertion import rules
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup
 from qdqtool.ir.graph import Model
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
 from qdqtool.tuning import api, evaluator, planner, search, store, time_plan
 from qdqtool.tuning.planner import PlacementCost, Planner
 from qdqtool.tuning.recipe import Recipe
-from qdqtool.types import Json, Prediction
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
 

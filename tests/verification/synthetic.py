@@ -1,7 +1,8 @@
 """Build log of TensorRT 8.5 that is generated from a prediction and agrees with it."""
 
+from qdqtool.ir.precision import Precision
+from qdqtool.trt.result import EngineLayer, Prediction
 from qdqtool.trt.trace import render
-from qdqtool.types import EngineLayer, Precision, Prediction
 
 _WORDS = {Precision.INT8: "Int8", Precision.FP16: "Half"}
 _TYPES = {"Convolution": "CaskConvolution", "Conversion": "Reformat", "ConvActPool": "ConvActPool"}

@@ -29,10 +29,10 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.timing.built_engine import find_build_gpu
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import RTX, TARGETS
-from qdqtool.types import Precision
 from qdqtool.util.notes import Note
 from qdqtool.verification.api import (
     check_same_model,

@@ -19,10 +19,10 @@ from qdqtool.buildlog.types import (
     ParseSection,
 )
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Precision
 from qdqtool.verification.api import exit_code, verify
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.kernels import product_rank
@@ -140,18 +140,6 @@ def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
     model = Model(g.model(g.conv(x, "a_b", 8, 1)))
     node = NodeMapper(model, []).find_node(name)
     assert node is not None and node.name == name
-
-
-@pytest.mark.parametrize("constant_nodes", [True, False])
-def test_mapper_known_names_include_constants(constant_nodes: bool) -> None:
-    """Weights are parts of fused names; other tensors are not."""
-    g = Graph(constant_nodes=constant_nodes)
-    model = Model(g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1)))
-    constants = {t for n in model.nodes if n.op == "Constant" for t in n.outputs}
-    names = NodeMapper(model, []).model_names
-    assert bool(constants) == constant_nodes
-    assert {*constants, *model.initializers} <= names
-    assert not {*model.inputs, *model.outputs} & names
 
 
 def test_mapper_splits_the_name_of_a_layer_once() -> None:

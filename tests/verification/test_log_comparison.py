@@ -31,10 +31,12 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
-from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision
+from qdqtool.trt.result import EngineLayer, Prediction, TensorPrecision
+from qdqtool.trt.trace import Event
 from qdqtool.verification.api import compare_with_build, exit_code, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConvolution
 from qdqtool.verification.layer_mapping import NodeMapper

@@ -19,13 +19,13 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats.build_text import render_verification, verdict
 from qdqtool.formats.output import as_options
 from qdqtool.ir.graph import Model
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Precision
 from qdqtool.verification.api import compare_under_assumptions, count_errors, exit_code, verify
 from qdqtool.verification.result import Verification
 from qdqtool.verification.times import (

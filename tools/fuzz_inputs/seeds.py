@@ -19,7 +19,7 @@ from calibration.cache import write_tensorrt_cache
 from qdqtool import insert, predict
 from qdqtool.commands.cli import run
 from qdqtool.timing.time_calibration import TimeCalibration
-from qdqtool.types import VERIFICATION_SCHEMA
+from qdqtool.verification.result import VERIFICATION_SCHEMA
 from tests.calibration.nets import conv_net
 from tests.contract import residual
 from tests.verification.synthetic import log_of

@@ -15,6 +15,7 @@ import numpy as np
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import SMOOTHED, is_qdq, read_smoothed_tensors
 from qdqtool.ir.sizes import last_axis_sources
 from qdqtool.patterns.heads import is_attention_probability
@@ -22,7 +23,6 @@ from qdqtool.patterns.layernorm import last_axis_gains, skip_identities
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales, UniformScales
-from qdqtool.types import Precision
 
 if TYPE_CHECKING:
     from calibration import Statistics

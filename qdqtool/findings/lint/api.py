@@ -17,8 +17,8 @@ from qdqtool.findings.lint import (
 )
 from qdqtool.findings.report import FindingReport
 from qdqtool.patterns.view import View
+from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import target_named
-from qdqtool.types import ConvOutcome
 
 
 def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) -> None:

@@ -5,8 +5,8 @@ from qdqtool.ir.bounds import find_bounds, find_concat_parts, find_constant_valu
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.scales import DeadPart, ScaleDead
-from qdqtool.types import Severity
 
 MAX_PARTS = 8  # maximum parts of a quantizer's input that a finding lists
 

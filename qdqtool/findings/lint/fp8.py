@@ -5,9 +5,9 @@ from collections.abc import Collection
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK, fp8
-from qdqtool.types import Precision
 
 # Fewer channels are slower in FP8 than in FP16 on some GPUs (ModelOpt pull request 1083).
 _SMALL = 16

@@ -8,6 +8,7 @@ from qdqtool.ir.bounds import find_bounds, find_concat_parts
 from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of, rearranges
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.heads import Head, find_attentions, find_coordinates, find_head
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.rewrites import remove_quantizers
@@ -16,7 +17,6 @@ from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import QuantizedStream
 from qdqtool.reasons.heads import ConcatAfterHead, HeadQuantized
-from qdqtool.types import Precision
 
 
 def find_last_convolutions(view: View) -> list[Node]:

@@ -11,6 +11,7 @@ from qdqtool.ir import qdq
 from qdqtool.ir.branches import has_nested_quantizers
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import is_dq
 from qdqtool.ir.sizes import contraction
 from qdqtool.patterns.fake_quantizers import (
@@ -44,8 +45,8 @@ from qdqtool.reasons.operators import (
 from qdqtool.reasons.quantizers import FakeQuantizers, NothingQuantized, OtherTypes
 from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import SILU
+from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import target_named
-from qdqtool.types import ConvOutcome, Precision
 
 _MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; detectors have 7
 _RUNTIME = ("com.microsoft", "com.ms.")  # domains of onnxruntime

@@ -10,10 +10,12 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.constants import find_computed_parameters
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.different_scales import PairScalesDiffer
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.quantizers import (
     AxisOpset,
     ParameterIndirect,
@@ -24,7 +26,6 @@ from qdqtool.reasons.quantizers import (
 from qdqtool.reasons.scales import ScaleHalf
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
-from qdqtool.types import BYTES, Precision, Reason
 
 _SUPPORTED = (*BYTES, Precision.INT4, Precision.FP8)
 _UNSUPPORTED_FP8: dict[int, str] = {

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import weight_scale_axis
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision
 from qdqtool.util.records import record
 
 MAX_VALUES = 64_000_000  # maximum weights that are read in a network

@@ -8,14 +8,15 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import CONVOLUTIONS, LayerKind, is_sum, operator_of, output_axis
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View, WeightSource
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import ProductOfActivations
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.tensors import STEPS, PathStep
 from qdqtool.reasons.weights import OperatorsOnWeights, WeightsOutput, WeightsStored
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision, Reason
 
 
 def run(view: View, report: FindingReport) -> None:

@@ -1,51 +1,113 @@
-"""Base classes of the passes, and the names that the modules of passes import."""
+"""Base classes of the passes, and the vocabulary that all modules of passes import."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
 from qdqtool.evidence import Case, assumed, documented, seen
-from qdqtool.ir.operators import CONVOLVE, LayerKind
+from qdqtool.ir.operators import CONVOLVE, OPERATORS, LayerKind, find_case
+from qdqtool.ir.precision import Precision
+from qdqtool.reasons.finding import Reason
 from qdqtool.trt.layers import (
     QDQ,
+    SILU,
+    WEIGHTED,
+    Dims,
     Layer,
+    PoolingWindow,
     Tensor,
+    can_absorb,
     constant_before,
+    create_shuffle,
     dq_before,
+    find_reachable,
+    is_computed_in_float,
     is_relu,
+    needs_myelin,
+    next_rank,
     node_name,
     q_after,
+    quantized_type,
+    rank_after,
+    rank_before,
+    weights_position,
 )
 from qdqtool.trt.network import Network, weakest_evidence
 from qdqtool.trt.targets import Target
-from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, RUNNING, SWAP_TYPE, SWAPPING
-from qdqtool.types import Event, Reason
+from qdqtool.trt.trace import (
+    CONVERT_TYPE,
+    COPY_STOMPING,
+    COPY_STRIDING,
+    ELIMINATING,
+    ELIMINATING_CONCAT,
+    ELIMINATING_SLICE,
+    FUSING,
+    FUSING_INTO,
+    MERGING,
+    REMOVING,
+    REPLACING_SLICE,
+    RETARGETING,
+    RUNNING,
+    SQUEEZE,
+    SWAP_TYPE,
+    SWAPPING,
+    Event,
+)
 
 __all__ = [
     "assumed",
+    "can_absorb",
     "Case",
     "constant_before",
+    "CONVERT_TYPE",
     "CONVOLVE",
+    "COPY_STOMPING",
+    "COPY_STRIDING",
+    "create_shuffle",
+    "Dims",
     "documented",
     "dq_before",
+    "ELIMINATING",
+    "ELIMINATING_CONCAT",
+    "ELIMINATING_SLICE",
+    "find_case",
+    "find_reachable",
     "FUSING",
     "FUSING_INTO",
+    "is_computed_in_float",
     "is_relu",
     "join_names",
     "Layer",
     "LayerKind",
     "MAX_JOINED",
     "MAX_NAME",
+    "MERGING",
+    "needs_myelin",
     "Network",
+    "next_rank",
     "node_name",
+    "OPERATORS",
     "Pass",
+    "PoolingWindow",
+    "Precision",
     "q_after",
     "QDQ",
+    "quantized_type",
+    "rank_after",
+    "rank_before",
+    "Reason",
     "ReluFusion",
     "REMOVING",
+    "REPLACING_SLICE",
+    "RETARGETING",
     "seen",
+    "SILU",
+    "SQUEEZE",
+    "SWAP_TYPE",
     "SWAPPING",
     "Tensor",
     "weakest_evidence",
+    "WEIGHTED",
+    "weights_position",
 ]
 MAX_JOINED = 64  # maximum layers of a chain; no log shows as many, and names grow with each layer
 MAX_NAME = 1000  # maximum characters of an extended name; limits the cost of hostile models

@@ -1,7 +1,4 @@
-"""Pass ActivationToPointwiseConversion of TensorRT's optimizer."""
-
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, is_relu, seen
-from qdqtool.trt.trace import SWAP_TYPE
+from qdqtool.trt.passes._infra import SWAP_TYPE, LayerKind, Network, Pass, assumed, is_relu, seen
 
 LEAKY = seen(
     "leaky-relu",

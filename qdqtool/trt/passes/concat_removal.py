@@ -1,7 +1,17 @@
-"""Pass that eliminates Concats (no name in TensorRT's log)."""
-
-from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, Tensor, assumed, seen
-from qdqtool.trt.trace import COPY_STOMPING, COPY_STRIDING, ELIMINATING_CONCAT, RETARGETING
+from qdqtool.trt.passes._infra import (
+    COPY_STOMPING,
+    COPY_STRIDING,
+    ELIMINATING_CONCAT,
+    RETARGETING,
+    Case,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    Tensor,
+    assumed,
+    seen,
+)
 
 DIRECT = seen(
     "direct",
@@ -45,7 +55,10 @@ STOMPING = assumed(
 
 
 class ConcatRemoval(Pass):
-    """Eliminates a Concat: producers write its inputs directly into its output."""
+    """Eliminates a Concat: producers write its inputs directly into its output.
+
+    TensorRT's log does not name this pass.
+    """
 
     cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
     anonymous_lines = (ELIMINATING_CONCAT, RETARGETING, COPY_STRIDING, COPY_STOMPING)

@@ -1,5 +1,3 @@
-"""Pass ConstCastFold of TensorRT's optimizer."""
-
 from qdqtool.trt.passes._infra import (
     LayerKind,
     Network,

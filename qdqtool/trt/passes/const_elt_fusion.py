@@ -1,5 +1,3 @@
-"""Pass ConstEltFusion of TensorRT's optimizer."""
-
 import math
 
 from qdqtool.trt.passes._infra import (
@@ -54,7 +52,6 @@ class ConstEltFusion(Pass):
 
 
 def _becomes_scale(layer: Layer) -> bool:
-    """Return whether a layer with a constant operand can become a scale in this run."""
     if layer.operation not in ("SUM", "PROD") or len(layer.inputs) != 2 or layer.in_myelin:
         return False
     if layer.relu_name and not _follows_convolution(layer):
@@ -66,7 +63,6 @@ def _becomes_scale(layer: Layer) -> bool:
 
 
 def _follows_convolution(layer: Layer) -> bool:
-    """Return whether a layer is the only consumer of a convolution."""
     return any(
         tensor.producer_of_kind(*CONVOLVE)
         for tensor in layer.inputs

@@ -1,5 +1,3 @@
-"""Pass ConstQDQInitializersFusion of TensorRT's optimizer."""
-
 from qdqtool.trt import fault_checks
 from qdqtool.trt.passes._infra import (
     QDQ,

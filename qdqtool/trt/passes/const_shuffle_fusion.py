@@ -1,5 +1,3 @@
-"""Pass ConstShuffleFusion of TensorRT's optimizer."""
-
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, constant_before, seen
 
 PLAIN = seen(

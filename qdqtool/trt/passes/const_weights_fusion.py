@@ -1,11 +1,8 @@
-"""Pass ConstWeightsFusion of TensorRT's optimizer."""
-
 import itertools
 
 from qdqtool.reasons.tensors import STEPS
 from qdqtool.trt import fault_checks
-from qdqtool.trt.layers import WEIGHTED
-from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, node_name, seen
+from qdqtool.trt.passes._infra import WEIGHTED, Layer, LayerKind, Network, Pass, node_name, seen
 from qdqtool.util.records import SharedTuple
 
 PLAIN = seen(

@@ -1,5 +1,3 @@
-"""Pass ConstWeightsQuantizeFusion of TensorRT's optimizer."""
-
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 
 PLAIN = seen(
@@ -42,7 +40,6 @@ class ConstWeightsQuantizeFusion(Pass):
 
     @staticmethod
     def _replace_q(network: Network, q: Layer, constant: Layer, name: str) -> None:
-        """Replace one of several Qs on the same weights with a quantized constant."""
         quantized = Layer(LayerKind.CONSTANT, name)
         quantized.rank = constant.rank
         quantized.dims = constant.dims

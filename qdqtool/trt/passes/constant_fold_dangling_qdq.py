@@ -1,5 +1,3 @@
-"""Pass "constant fold dangling QDQ" of TensorRT's optimizer."""
-
 from qdqtool.trt.passes._infra import QDQ, LayerKind, Network, Pass, assumed, constant_before
 
 FOLDED = assumed(
@@ -11,7 +9,10 @@ FOLDED = assumed(
 
 
 class ConstantFoldDanglingQDQ(Pass):
-    """Folds each remaining Q or DQ of a constant, such as the weights of a float layer."""
+    """Folds each remaining Q or DQ of a constant, such as the weights of a float layer.
+
+    TensorRT's log calls this pass "constant fold dangling QDQ".
+    """
 
     cases = (FOLDED,)
     is_compared = False

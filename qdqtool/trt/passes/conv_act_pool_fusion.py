@@ -1,8 +1,14 @@
-"""Pass ConvActPoolFusion of TensorRT's optimizer."""
-
 from qdqtool.reasons.fusions import StemBeforePool
-from qdqtool.trt.layers import PoolingWindow, node_name
-from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
+from qdqtool.trt.passes._infra import (
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    PoolingWindow,
+    assumed,
+    node_name,
+    seen,
+)
 
 STEM = seen(
     "stem-7x7",

@@ -1,8 +1,5 @@
-"""Pass ConvEltwiseSumFusion of TensorRT's optimizer."""
-
 from typing import TypeGuard
 
-from qdqtool.trt.layers import weights_position
 from qdqtool.trt.passes._infra import (
     Case,
     Layer,
@@ -12,6 +9,7 @@ from qdqtool.trt.passes._infra import (
     constant_before,
     dq_before,
     seen,
+    weights_position,
 )
 
 PLAIN = seen(

@@ -1,7 +1,4 @@
-"""Passes ConvReluFusion and DeconvReluFusion of TensorRT's optimizer."""
-
-from qdqtool.ir.operators import find_case
-from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
+from qdqtool.trt.passes._infra import LayerKind, ReluFusion, find_case, seen
 
 CONVOLUTION = find_case("Relu")
 DECONVOLUTION = seen(

@@ -1,8 +1,5 @@
-"""Passes ConvScaleFusion and DeconvScaleFusion of TensorRT's optimizer."""
-
 from typing import ClassVar
 
-from qdqtool.trt.layers import weights_position
 from qdqtool.trt.passes._infra import (
     Case,
     Layer,
@@ -12,6 +9,7 @@ from qdqtool.trt.passes._infra import (
     assumed,
     dq_before,
     seen,
+    weights_position,
 )
 
 BIAS = seen(

@@ -1,5 +1,3 @@
-"""Pass DqQFusion of TensorRT's optimizer."""
-
 from qdqtool.trt.neighbors import check_equal_scales
 from qdqtool.trt.passes._infra import (
     Layer,

@@ -1,7 +1,4 @@
-"""Pass EltwiseAddToPwn of TensorRT's optimizer."""
-
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, seen
-from qdqtool.trt.trace import SWAP_TYPE
+from qdqtool.trt.passes._infra import SWAP_TYPE, LayerKind, Network, Pass, seen
 
 SUM = seen(
     "sum",

@@ -1,12 +1,21 @@
-"""Pass GenericConvActFusion of TensorRT's optimizer."""
-
-from qdqtool.ir.operators import CONVOLVE, OPERATORS
+from qdqtool.evidence import Evidence
 from qdqtool.reasons.fusions import ActivationBeforeAdd, ActivationJoined
 from qdqtool.reasons.tensors import PathStep
-from qdqtool.trt.layers import SILU, Layer, node_name
 from qdqtool.trt.neighbors import find_origin, tensor_size
-from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.types import Evidence
+from qdqtool.trt.passes._infra import (
+    CONVOLVE,
+    OPERATORS,
+    SILU,
+    Case,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    documented,
+    node_name,
+    seen,
+)
 
 POINTWISE = seen(
     "pointwise",

@@ -1,7 +1,7 @@
-"""Pass HorizontalMergeQNodes of TensorRT's optimizer."""
-
 from qdqtool.trt.neighbors import check_equal_scales
 from qdqtool.trt.passes._infra import (
+    ELIMINATING,
+    REMOVING,
     Case,
     Layer,
     LayerKind,
@@ -13,7 +13,6 @@ from qdqtool.trt.passes._infra import (
     seen,
 )
 from qdqtool.trt.targets import Target
-from qdqtool.trt.trace import ELIMINATING, REMOVING
 
 EARLIER = seen(
     "earlier-survives",
@@ -90,7 +89,6 @@ class HorizontalMergeQNodes(Pass):
                 self._merge(network, tensor, group)
 
     def _merge(self, network: Network, tensor: Tensor, group: list[Layer]) -> None:
-        """Merge the Qs on a tensor that have equal scales into the first of them."""
         remaining: list[Layer] = []
         survivors: dict[object, Layer] = {}  # by scale and zero point
         merged: dict[Layer, list[Layer]] = {}
@@ -156,6 +154,5 @@ def _choose_case(survivor: Layer, other: Layer, was_relisted: bool) -> Case:
 
 
 def _precedence(q: Layer, was_relisted: bool) -> tuple[bool, bool, int]:
-    """Return the key that sorts the Qs on a tensor; the first one survives."""
     is_later_first = was_relisted and not q.is_clone
     return not q.out.is_output, q.is_clone, -q.id if is_later_first else q.id

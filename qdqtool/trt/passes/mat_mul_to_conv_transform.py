@@ -1,21 +1,23 @@
-"""Pass MatMulToConvTransform of TensorRT's optimizer."""
-
 import math
 from dataclasses import replace
 
-from qdqtool.ir.operators import find_case
-from qdqtool.trt.layers import (
+from qdqtool.trt.passes._infra import (
+    CONVERT_TYPE,
+    Case,
     Dims,
     Layer,
+    LayerKind,
+    Network,
+    Pass,
     Tensor,
     constant_before,
     create_shuffle,
+    documented,
     dq_before,
+    find_case,
     rank_after,
     rank_before,
 )
-from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
-from qdqtool.trt.trace import CONVERT_TYPE
 
 GEMM = find_case("Gemm")
 MATMUL = documented(
@@ -71,7 +73,6 @@ class MatMulToConvTransform(Pass):
 
 
 def _choose_case(layer: Layer) -> Case | None:
-    """Return the case of a matrix product; None if it remains a matrix product."""
     if not layer.weights.constant or len(layer.inputs) != 2 or layer.in_myelin:
         return None
     if dq_before(layer.inputs[1]) is None and _weights_transpose(layer) is None:
@@ -103,7 +104,6 @@ def _weights_transpose(layer: Layer) -> Layer | None:
 
 
 def _insert_shuffles(network: Network, layer: Layer) -> None:
-    """Insert the shuffles that TensorRT adds before and after the new convolution."""
     is_image = len(layer.data.shape or ()) == _IMAGE_RANK
     if len(layer.inputs) > 1:
         _prepare_weights(network, layer)

@@ -1,9 +1,6 @@
-"""Pass that merges parallel convolutions (no name in TensorRT's log)."""
-
 from collections import Counter
 
-from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, seen
-from qdqtool.trt.trace import MERGING
+from qdqtool.trt.passes._infra import MERGING, Layer, LayerKind, Network, Pass, seen
 
 EQUAL = seen(
     "equal-convolutions",
@@ -19,6 +16,8 @@ EQUAL = seen(
 
 class MergeLayers(Pass):
     """Merges convolutions of equal shape that read the same tensor, logged as ``A || B``.
+
+    TensorRT's log does not name this pass.
 
     Merged convolutions have equal input, kernel, stride, padding, dilation, activation, and
     precision of input and output. They have no groups and no residual.
@@ -64,7 +63,6 @@ def _can_merge(conv: Layer) -> bool:
 
 
 def _merging_key(conv: Layer) -> tuple[object, ...]:
-    """Return the properties that must be equal for convolutions to be merged."""
     weights = conv.weights
     return (
         id(conv.data),

@@ -1,23 +1,22 @@
-"""Pass that marks the layers that TensorRT's compiler Myelin runs.
-
-TensorRT's log calls this stage "Myelin optimization".
-"""
-
 from collections.abc import Container
 
 from qdqtool.reasons.attention import InMyelin
-from qdqtool.trt.layers import WEIGHTED, constant_before, find_reachable, needs_myelin, node_name
 from qdqtool.trt.neighbors import to_step
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     QDQ,
+    WEIGHTED,
     Layer,
     LayerKind,
     Network,
     Pass,
     Tensor,
     assumed,
+    constant_before,
     dq_before,
+    find_reachable,
+    needs_myelin,
+    node_name,
 )
 
 TAIL = assumed(
@@ -78,7 +77,6 @@ class MyelinOptimization(Pass):
 
 
 def _find_varying(network: Network) -> dict[Layer, None]:
-    """Return the layers that depend on a network input."""
     first = [layer for tensor in network.inputs for layer in tensor.consumers]
     return find_reachable(first, lambda layer: layer.consumers)
 
@@ -112,7 +110,6 @@ def _find_connected(
 
 
 def _find_quantized_products(network: Network) -> set[Layer]:
-    """Return matrix products with dequantized inputs, and their biases and activations."""
     layers: set[Layer] = set()
     for product in network.layers_of_kind(LayerKind.MATRIX_MULTIPLY):
         if not any(map(dq_before, product.inputs)):

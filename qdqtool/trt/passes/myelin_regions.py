@@ -1,23 +1,24 @@
-"""Pass that finds the regions that TensorRT's compiler Myelin runs on TensorRT 10.
-
-A region contains matrix products, Softmax and normalizations, with the Q and DQ between them.
-"""
-
 from collections.abc import Collection, Iterable
 
-from qdqtool.ir.operators import CONVOLVE
 from qdqtool.trt import fault_checks
-from qdqtool.trt.layers import (
+from qdqtool.trt.passes._infra import (
+    CONVOLVE,
     QDQ,
     Layer,
+    LayerKind,
+    Network,
+    Pass,
+    Precision,
     Tensor,
+    assumed,
+    documented,
     dq_before,
     find_reachable,
     needs_myelin,
     node_name,
+    seen,
 )
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.types import MyelinRegion, Precision
+from qdqtool.trt.result import MyelinRegion
 
 PRODUCT = seen(
     "product",
@@ -98,7 +99,9 @@ _ATTENTION_KINDS = (
 
 
 class MyelinRegions(Pass):
-    """Marks the regions that Myelin runs, with the Q and DQ around them that it absorbs.
+    """Marks the regions that Myelin runs, with the Q and DQ around them that Myelin absorbs.
+
+    A region contains matrix products, Softmax and normalizations, with the Q and DQ between them.
 
     TensorRT does not log the regions; layer listings of 10 show their kernels. On 8.x Myelin may
     run attention and normalizations with the Q and DQ around them: regions are recorded there, but
@@ -135,7 +138,6 @@ class MyelinRegions(Pass):
                     self._fuse_attention(network, product)
 
     def _absorb(self, region: MyelinRegion, members: Collection[Layer]) -> None:
-        """Mark the layers of a region, and absorb each Q and DQ that only the region needs."""
         for layer in members:
             layer.region = region
             layer.add_cases(PRODUCT)
@@ -240,7 +242,6 @@ def _fuse_activations(network: Network, members: Iterable[Layer]) -> None:
 
 
 def _merge_products(members: Iterable[Layer]) -> None:
-    """Give products of constant weights that read the same tensor a common layer name."""
     products: dict[tuple[int, bool], list[Layer]] = {}
     for product in filter(_has_constant_weights, members):
         source = _find_source(product)
@@ -284,7 +285,6 @@ def _names(layer: Layer) -> list[str]:
 
 
 def _is_read_inside(quantizer: Layer, members: Collection[Layer]) -> bool:
-    """Return whether only layers of the region (``members``) read the output of a Q or DQ."""
     out = quantizer.out
     return (
         not out.is_output
@@ -301,7 +301,6 @@ def _multiplies(layer: Layer) -> bool:
 
 
 def _is_attention_or_norm(layer: Layer) -> bool:
-    """Return whether a layer is a product of two computed tensors, or a layer normalization."""
     if layer.kind == LayerKind.MATRIX_MULTIPLY and layer.op == "MatMul":
         return not layer.weights.constant
     return layer.op == "LayerNormalization"
@@ -312,7 +311,6 @@ def _needs_myelin_on_10(layer: Layer) -> bool:
 
 
 def _find_region(seed: Layer) -> Collection[Layer]:
-    """Return the layers connected to a seed, past Q and DQ, in the order of the search."""
     return find_reachable([seed], _neighbors_in_region)
 
 

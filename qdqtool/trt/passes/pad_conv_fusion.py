@@ -1,9 +1,6 @@
-"""Pass that fuses padding into a convolution. TensorRT's name for this pass is unknown."""
-
 from qdqtool.ir.operators import ZERO_PAD
 from qdqtool.reasons.fusions import PadBeforeConvolution
-from qdqtool.trt.layers import node_name
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented, node_name
 
 PLAIN = documented(
     "pad",
@@ -14,7 +11,10 @@ PLAIN = documented(
 
 
 class PadConvFusion(Pass):
-    """Fuses a Pad and the convolution after it, if no Q/DQ pair is between them."""
+    """Fuses a Pad and the convolution after it, if no Q/DQ pair is between them.
+
+    TensorRT's name for this pass is unknown.
+    """
 
     cases = (PLAIN,)
     is_compared = False

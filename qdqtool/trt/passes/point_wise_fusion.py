@@ -1,29 +1,25 @@
-"""Pass PointWiseFusion of TensorRT's optimizer."""
-
 import math
 from collections.abc import Sequence
 
 from qdqtool.ir.operators import GATES
 from qdqtool.reasons.fusions import InsideActivation
-from qdqtool.trt.layers import (
-    SILU,
-    Layer,
-    Tensor,
-    can_absorb,
-    constant_before,
-    dq_before,
-    is_relu,
-    node_name,
-    q_after,
-)
 from qdqtool.trt.neighbors import tensor_size
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     MAX_JOINED,
+    SILU,
+    Layer,
     LayerKind,
     Network,
     Pass,
+    Tensor,
+    can_absorb,
+    constant_before,
     documented,
+    dq_before,
+    is_relu,
+    node_name,
+    q_after,
     seen,
 )
 
@@ -99,7 +95,6 @@ class PointWiseFusion(Pass):
             self._refuse_after_gate(q, gate)
 
     def _refuse_before_activation(self, q: Layer, conv: Layer) -> None:
-        """Record a reason for a Q between a convolution and its activation."""
         consumers = _consumers_past_dq(q)
         gates = [layer for layer in consumers if layer.kind == LayerKind.ACTIVATION]
         products = [layer for layer in consumers if layer.kind != LayerKind.ACTIVATION]
@@ -120,7 +115,6 @@ class PointWiseFusion(Pass):
         )
 
     def _refuse_after_gate(self, q: Layer, gate: Layer) -> None:
-        """Record a reason for a Q between the gate of a SiLU and its Mul."""
         conv = _quantized_convolution(gate.data)
         if conv is None:
             return
@@ -172,7 +166,6 @@ class PointWiseFusion(Pass):
     # Chains -----------------------------------------------------------------------------------
 
     def _next_of_chain(self, network: Network, layer: Layer) -> Layer | None:
-        """Return the consumer with which a pointwise layer can be fused; None if it cannot."""
         consumer = layer.out.single_consuming_layer()
         if consumer is None or not _can_fuse(consumer):
             return None
@@ -247,7 +240,6 @@ def _is_residual_sum(layer: Layer) -> bool:
 
 
 def _is_before_quantized_residual(layer: Layer, consumer: Layer) -> bool:
-    """Return whether a convolution's activation feeds an Add whose other input is quantized."""
     producers = {tensor.producer_of_kind(LayerKind.CONVOLUTION) for tensor in layer.inputs}
     return (
         len(producers) == 1
@@ -258,7 +250,6 @@ def _is_before_quantized_residual(layer: Layer, consumer: Layer) -> bool:
 
 
 def _adds_other_tensor(layer: Layer, consumer: Layer) -> bool:
-    """Return whether a consumer is a sum with another computed tensor."""
     if consumer.operation != "SUM" or not consumer.nodes:
         return False
     others = [tensor for tensor in consumer.inputs if tensor is not layer.out]
@@ -272,7 +263,6 @@ def _is_gated(layer: Layer, consumer: Layer) -> bool:
 
 
 def _constant_number(tensor: Tensor) -> Layer | None:
-    """Return the one-element constant upstream of a tensor's reshapes, else None."""
     layer = tensor.producer
     while layer is not None and layer.kind == LayerKind.SHUFFLE and len(layer.inputs) == 1:
         layer = layer.data.producer
@@ -282,7 +272,6 @@ def _constant_number(tensor: Tensor) -> Layer | None:
 
 
 def _is_quantized_relu(consumers: Sequence[Layer]) -> bool:
-    """Return whether the only consumer is a Relu before a Q with one known scale."""
     return len(consumers) == 1 and is_relu(consumers[0]) and can_absorb(q_after(consumers[0].out))
 
 
@@ -323,21 +312,18 @@ def _consumers_past_dq(q: Layer) -> list[Layer]:
 
 
 def _multiplies_by(layer: Layer, gates: list[Layer]) -> bool:
-    """Return whether a layer multiplies by the output of one of the gates."""
     return layer.operation == "PROD" and any(
         _producer_past_pair(tensor) in gates for tensor in layer.inputs
     )
 
 
 def _producer_past_pair(tensor: Tensor) -> Layer | None:
-    """Return the producer of a tensor, upstream of a Q/DQ pair if there is a pair."""
     dq = dq_before(tensor)
     q = dq.data.producer_of_kind(LayerKind.QUANTIZE) if dq is not None else None
     return (tensor if q is None else q.data).producer
 
 
 def _find_q_after_gate(gates: list[Layer], products: list[Layer]) -> Layer | None:
-    """Return the Q between one of the gates and one of the products; None without a Q."""
     for gate in gates:
         if gate.op not in GATES:
             continue

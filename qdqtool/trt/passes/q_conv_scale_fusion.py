@@ -1,10 +1,18 @@
-"""Pass QConvScaleFusion of TensorRT's optimizer."""
-
-from qdqtool.ir.operators import CONVOLVE
 from qdqtool.reasons.fusions import BatchNormNotConstant, ConvTransposeBatchNorm
-from qdqtool.trt.layers import Layer, dq_before, node_name, weights_position
 from qdqtool.trt.neighbors import tensor_size
-from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, documented, seen
+from qdqtool.trt.passes._infra import (
+    CONVOLVE,
+    REMOVING,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    documented,
+    dq_before,
+    node_name,
+    seen,
+    weights_position,
+)
 
 FOLDED = seen(
     "batchnorm",

@@ -1,11 +1,8 @@
-"""Pass QDQToCopy of TensorRT's optimizer."""
-
 import functools
 from collections.abc import Callable
 
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.tensors import TensorConsumer
-from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.neighbors import (
     find_consumers,
     find_origin,
@@ -15,19 +12,20 @@ from qdqtool.trt.neighbors import (
 )
 from qdqtool.trt.passes._infra import (
     QDQ,
+    SWAP_TYPE,
     Case,
     Layer,
     LayerKind,
     Network,
     Pass,
+    Precision,
     Tensor,
     assumed,
     node_name,
+    quantized_type,
     seen,
     weakest_evidence,
 )
-from qdqtool.trt.trace import SWAP_TYPE
-from qdqtool.types import Precision
 
 QUANTIZE = seen(
     "quantize",
@@ -135,7 +133,6 @@ def _choose_case(layer: Layer) -> Case:
 
 
 def _is_in_attention(layer: Layer) -> bool:
-    """Return whether a Q is between a Softmax and a MatMul of two computed tensors."""
     if layer.kind not in (LayerKind.QUANTIZE, LayerKind.COPY):
         return False
     producer = layer.data.producer

@@ -1,18 +1,6 @@
-"""Pass QuantizeConvWithResidualAdd of TensorRT's optimizer."""
-
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind
-from qdqtool.trt.layers import (
-    Layer,
-    Tensor,
-    constant_before,
-    dq_before,
-    node_name,
-    q_after,
-    quantized_type,
-    weights_position,
-)
 from qdqtool.trt.neighbors import (
     check_output_scales,
     find_consumers,
@@ -28,13 +16,21 @@ from qdqtool.trt.passes._infra import (
     REMOVING,
     SWAPPING,
     Case,
+    Layer,
     LayerKind,
     Network,
     Pass,
+    Precision,
+    Tensor,
     assumed,
+    constant_before,
+    dq_before,
+    node_name,
+    q_after,
+    quantized_type,
     seen,
+    weights_position,
 )
-from qdqtool.types import Precision
 
 QUANTIZED = seen(
     "quantized-residual",
@@ -119,7 +115,6 @@ class QuantizeConvWithResidualAdd(Pass):
     # Reasons ---------------------------------------------------------------------------------
 
     def _refuse_activation(self, conv: Layer, add: Layer, residual: Tensor) -> None:
-        """Record that the target does not fuse an Add after an activation."""
         self.refuse(
             ActivationBeforeAdd(
                 self.name,
@@ -134,7 +129,6 @@ class QuantizeConvWithResidualAdd(Pass):
         conv.add_cases(ACTIVATED)
 
     def _refuse_two_pairs(self, conv: Layer, q: Layer) -> None:
-        """Record a reason if both inputs of an Add are quantized."""
         if conv.fusion.has_activation:
             # Without the pair, the Add might not be fused after an activation. With both pairs it
             # runs in INT8, so that no change is advised.
@@ -210,7 +204,6 @@ class QuantizeConvWithResidualAdd(Pass):
             conv.add_cases(FP8)
 
     def _absorb_inputs(self, network: Network, case: Case, conv: Layer, q: Layer) -> None:
-        """Absorb the DQs of data and weights, and the weights."""
         position = weights_position(conv)
         assert position is not None
         data_dq, weights_dq = dq_before(conv.data), dq_before(conv.inputs[position])

@@ -1,25 +1,31 @@
-"""Pass QuantizeDoubleInputNodes of TensorRT's optimizer."""
-
-from qdqtool.ir.operators import find_case
 from qdqtool.reasons import fp8
 from qdqtool.reasons.convolutions import Deconvolution3D
 from qdqtool.reasons.float_types import FloatTypesDiffer
 from qdqtool.reasons.outputs import OutputDifferentScales, OutputScale
 from qdqtool.trt import fault_checks
-from qdqtool.trt.layers import (
+from qdqtool.trt.neighbors import explain_float_output, find_int8_obstacle, tensor_size
+from qdqtool.trt.passes._infra import (
+    FUSING_INTO,
+    REMOVING,
     WEIGHTED,
+    Case,
     Layer,
+    LayerKind,
+    Network,
+    Pass,
+    Precision,
+    Reason,
     Tensor,
+    assumed,
     can_absorb,
+    documented,
     dq_before,
+    find_case,
     node_name,
     q_after,
     quantized_type,
+    seen,
 )
-from qdqtool.trt.neighbors import explain_float_output, find_int8_obstacle, tensor_size
-from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.trt.trace import FUSING_INTO, REMOVING
-from qdqtool.types import Precision, Reason
 
 CONVOLUTION = find_case("Conv")
 DECONVOLUTION_80 = find_case("ConvTranspose")
@@ -218,7 +224,6 @@ class QuantizeDoubleInputNodes(Pass):
             layer.add_cases(PRELU)
 
     def _find_3d_obstacle(self, layer: Layer) -> Deconvolution3D | None:
-        """Return a reason if a ConvTranspose of three spatial dimensions runs in float."""
         if layer.kind != LayerKind.DECONVOLUTION:
             return None
         obstacle = fault_checks.deconvolution_3d(
@@ -253,7 +258,6 @@ class QuantizeDoubleInputNodes(Pass):
         self._absorb(network, case, layer, layer.inputs)
 
     def _absorb(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
-        """Absorb the DQs before a layer, and the Q after it if it has one known scale."""
         dqs = [dq for dq in map(dq_before, inputs) if dq is not None]
         q = q_after(layer.out)
         quantizers = dqs if q is None else [*dqs, q]

@@ -1,23 +1,21 @@
-"""Pass QuantizeSingleInputNodes of TensorRT's optimizer."""
-
 from qdqtool.ir.operators import AVERAGES
 from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
-from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.neighbors import find_consumers, find_origin, tensor_size
 from qdqtool.trt.passes._infra import (
+    REMOVING,
     Layer,
     LayerKind,
     Network,
     Pass,
+    Precision,
     assumed,
     documented,
     dq_before,
     node_name,
     q_after,
+    quantized_type,
     seen,
 )
-from qdqtool.trt.trace import REMOVING
-from qdqtool.types import Precision
 
 GLOBAL = seen(
     "global-average",

@@ -1,8 +1,14 @@
-"""Pass that fuses a Relu with Q/DQ before and after it into the layer before."""
-
-from qdqtool.ir.operators import CONVOLVE
-from qdqtool.trt.layers import Layer, is_relu, node_name
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
+from qdqtool.trt.passes._infra import (
+    CONVOLVE,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    is_relu,
+    node_name,
+    seen,
+)
 
 CONVOLUTION = seen(
     "convolution",

@@ -1,8 +1,13 @@
-"""Pass ReduceToPoolingFusion of TensorRT's optimizer."""
-
-from qdqtool.trt.layers import PoolingWindow
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.trt.trace import SWAP_TYPE
+from qdqtool.trt.passes._infra import (
+    SWAP_TYPE,
+    LayerKind,
+    Network,
+    Pass,
+    PoolingWindow,
+    assumed,
+    documented,
+    seen,
+)
 
 AVERAGE = seen(
     "global-average",

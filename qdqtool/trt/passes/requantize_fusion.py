@@ -1,6 +1,3 @@
-"""Pass that fuses a DQ with a following Q of another scale."""
-
-from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.neighbors import quantizer_scale
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
@@ -11,6 +8,7 @@ from qdqtool.trt.passes._infra import (
     documented,
     dq_before,
     node_name,
+    quantized_type,
 )
 
 INTO = documented(

@@ -1,5 +1,3 @@
-"""Pass ScaleActivationFusion of TensorRT's optimizer."""
-
 from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
 PLAIN = seen(

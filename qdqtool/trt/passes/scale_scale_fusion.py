@@ -1,5 +1,3 @@
-"""Pass ScaleScaleFusion of TensorRT's optimizer."""
-
 from qdqtool.trt.passes._infra import MAX_JOINED, LayerKind, Network, Pass, seen
 
 PLAIN = seen("two-scales", "Two scales in a row become one.", "yolo-resnet18-orin-trt8502:5765")

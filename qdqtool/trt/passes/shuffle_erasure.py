@@ -1,5 +1,3 @@
-"""Pass ShuffleErasure of TensorRT's optimizer."""
-
 from qdqtool.trt.passes._infra import REMOVING, Layer, LayerKind, Network, Pass, seen
 
 NOTHING = seen(

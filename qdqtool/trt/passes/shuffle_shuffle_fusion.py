@@ -1,5 +1,3 @@
-"""Pass ShuffleShuffleFusion of TensorRT's optimizer."""
-
 from qdqtool.trt.passes._infra import MAX_JOINED, Layer, LayerKind, Network, Pass, seen
 
 PLAIN = seen(
@@ -33,7 +31,6 @@ class ShuffleShuffleFusion(Pass):
 
 
 def _compose(first: Layer, second: Layer) -> tuple[int, ...] | None:
-    """Return the permutation of two Transposes in a row; None if one is not a Transpose."""
     before, after = first.shuffling.perm, second.shuffling.perm
     if before is None or after is None or len(before) != len(after):
         return None

@@ -1,7 +1,12 @@
-"""Pass that eliminates Slices (no name in TensorRT's log)."""
-
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
-from qdqtool.trt.trace import ELIMINATING_SLICE, REPLACING_SLICE
+from qdqtool.trt.passes._infra import (
+    ELIMINATING_SLICE,
+    REPLACING_SLICE,
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    seen,
+)
 
 VIEW = seen(
     "view",
@@ -26,7 +31,8 @@ COPY = assumed(
 class SliceRemoval(Pass):
     """Turns a Slice into a view of its input, or into a copy before a Softmax.
 
-    A Slice with a step of more than 1, or of a network input, remains a layer (assumed).
+    A Slice with a step of more than 1, or of a network input, remains a layer (assumed). TensorRT's
+    log does not name this pass.
     """
 
     cases = (VIEW, COPY)

@@ -1,16 +1,26 @@
-"""Pass SplitQAcrossPrecedingFanIn of TensorRT's optimizer."""
-
 from collections import deque
 from collections.abc import Iterable
 
 from qdqtool.errors import ModelError
-from qdqtool.ir.operators import find_case
 from qdqtool.reasons.different_scales import ConcatScales
 from qdqtool.reasons.motion import ConcatReadElsewhere
 from qdqtool.reasons.tensors import Scale
-from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_before, node_name, q_after, rank_before
 from qdqtool.trt.neighbors import find_consumers, quantizer_scale, tensor_size, to_step
-from qdqtool.trt.passes._infra import MAX_NAME, LayerKind, Network, Pass, documented
+from qdqtool.trt.passes._infra import (
+    MAX_NAME,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    Tensor,
+    can_absorb,
+    documented,
+    dq_before,
+    find_case,
+    node_name,
+    q_after,
+    rank_before,
+)
 from qdqtool.util import limits
 
 CONCAT = find_case("Concat")
@@ -77,7 +87,6 @@ class SplitQAcrossPrecedingFanIn(Pass):
             q.blocked_by = reason
 
     def _compare_scales(self, concat: Layer) -> None:
-        """Record a reason if a Q has moved past a Concat whose inputs have other scales."""
         quantizers = [t.producer_of_kind(LayerKind.QUANTIZE) for t in concat.inputs]
         clones = [q for q in quantizers if q is not None and q.is_clone]
         if not clones:

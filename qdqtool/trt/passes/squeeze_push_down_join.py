@@ -1,16 +1,19 @@
-"""Pass SqueezePushDownJoin of TensorRT's optimizer."""
-
-from qdqtool.trt.layers import (
+from qdqtool.trt.passes._infra import (
+    SQUEEZE,
+    SWAPPING,
     Layer,
+    LayerKind,
+    Network,
+    Pass,
     Tensor,
+    assumed,
     can_absorb,
     constant_before,
     create_shuffle,
     q_after,
     rank_after,
+    seen,
 )
-from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, seen
-from qdqtool.trt.trace import SQUEEZE
 
 BIAS = seen(
     "bias",
@@ -46,7 +49,6 @@ class SqueezePushDownJoin(Pass):
                 self._move_past(network, squeeze, consumer)
 
     def _move_past(self, network: Network, squeeze: Layer, consumer: Layer) -> None:
-        """Move the reshape past its consumer if the consumer is a bias or an activation."""
         producer = squeeze.data.producer
         position = consumer.inputs.index(squeeze.out)
         bias: Layer | None = None
@@ -69,14 +71,12 @@ class SqueezePushDownJoin(Pass):
 
 
 def _unsqueeze(network: Network, consumer: Layer, position: int, constant: Layer) -> None:
-    """Give a constant operand the rank of the convolution's output."""
     name = f"unsqueeze_node_after_{constant.name}_{consumer.inputs[position].name}"
     unsqueeze = create_shuffle(name, constant.rank)
     network.insert_before(consumer, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
 
 
 def _exchange(network: Network, squeeze: Layer, consumer: Layer) -> Layer:
-    """Replace the reshape before a layer with a new reshape after it; return the new reshape."""
     network.set_input(consumer, consumer.inputs.index(squeeze.out), squeeze.data)
     out = consumer.out
     result = Tensor(f"{consumer.name}_out_tensor", out.source, out.elem_type)

@@ -1,11 +1,8 @@
-"""Pass VanillaSwapWithFollowingQ of TensorRT's optimizer."""
-
 from collections import deque
 
 from qdqtool.ir.operators import QPassage
 from qdqtool.reasons.motion import ManyConsumers, NotCommuting
 from qdqtool.reasons.tensors import TensorConsumer
-from qdqtool.trt.layers import is_computed_in_float
 from qdqtool.trt.neighbors import find_consumers, to_step
 from qdqtool.trt.passes._infra import (
     SWAPPING,
@@ -14,6 +11,7 @@ from qdqtool.trt.passes._infra import (
     Network,
     Pass,
     Tensor,
+    is_computed_in_float,
     node_name,
     seen,
 )

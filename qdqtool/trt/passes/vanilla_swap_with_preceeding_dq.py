@@ -1,25 +1,21 @@
-"""Pass VanillaSwapWithPreceedingDQ of TensorRT's optimizer (TensorRT's own spelling)."""
-
 from collections import deque
 
 from qdqtool.reasons.motion import ManyConsumers
-from qdqtool.trt.layers import (
-    Layer,
-    Tensor,
-    dq_before,
-    is_computed_in_float,
-    next_rank,
-    node_name,
-)
 from qdqtool.trt.neighbors import find_consumers, to_step
 from qdqtool.trt.passes._infra import (
     SWAPPING,
     Case,
+    Layer,
     LayerKind,
     Network,
     Pass,
+    Tensor,
     assumed,
     documented,
+    dq_before,
+    is_computed_in_float,
+    next_rank,
+    node_name,
     seen,
 )
 from qdqtool.util.records import replace_fields
@@ -69,7 +65,10 @@ SEVERAL = assumed(
 
 
 class VanillaSwapWithPreceedingDQ(Pass):
-    """Moves a DQ down past operators that it can pass, so that they run in INT8."""
+    """Moves a DQ down past operators that it can pass, so that they run in INT8.
+
+    The name has TensorRT's spelling.
+    """
 
     cases = (
         INSERTED,
@@ -169,7 +168,6 @@ def _feeds_only_quantizers(dq: Layer) -> bool:
 
 
 def _can_pass(op: Layer) -> bool:
-    """Return whether a DQ can move down past an operator."""
     return (
         op.passage is not None
         and op.kind != LayerKind.CONCATENATION
@@ -187,7 +185,6 @@ def _choose_case(dq: Layer, op: Layer) -> Case | None:
 
 
 def _update_axis(dq: Layer, op: Layer) -> None:
-    """Set the axis of a DQ's scales to the axis of the channels after an operator."""
     if dq.quant is not None and dq.quant.axis is not None and op.kind != LayerKind.IDENTITY:
         dq.quant = replace_fields(dq.quant, axis=_axis_after(dq.quant.axis, op))
 

@@ -8,6 +8,7 @@ import onnx
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import precision_of
 from qdqtool.proto.subgraphs import STANDARD
 from qdqtool.reasons.compiler import (
@@ -18,11 +19,11 @@ from qdqtool.reasons.compiler import (
     LossCause,
     UnsupportedForm,
 )
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.trt import fault_checks
 from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import WIDTH, IntegerState, resolve_precision
-from qdqtool.types import Precision, Reason
 
 # Operators for which the parser requires a plugin with the operator's name.
 _PLUGINS = frozenset(
@@ -445,7 +446,6 @@ def find_mixed_types_fault(
 
 
 def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Reason]:
-    """Yield a fault for each quantizer whose type one of the compute capabilities lacks."""
     for node in qdq.quantizers(model):
         precision = qdq.read_params(model, node).precision
         if precision not in _FIRST_CAPABILITIES:

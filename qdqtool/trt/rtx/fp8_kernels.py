@@ -16,9 +16,9 @@ import onnx
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.reasons.compiler import COMPILER
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.trt.fault_checks import large_fp8_kernel
-from qdqtool.types import Reason
 
 _COLUMN_CHANNELS = 4
 _COLUMNS_IN_A_ROW = 8  # maximum nodes that are followed upstream of a column
@@ -176,13 +176,11 @@ def _follows_quantized_reduction(model: Model, dq: Node) -> bool:
 
 
 def _has_depthwise_kernel(node: Node, weights: list[int]) -> bool:
-    """Return whether a Conv is depthwise 7x7 with strides and dilations of 1."""
     is_depthwise = weights[0] == node.integer("group", 1) > 1 and weights[1] == 1
     return is_depthwise and weights[2:] == [7, 7] and _has_unit_steps(node)
 
 
 def _has_unit_steps(node: Node) -> bool:
-    """Return whether all strides and dilations of a Conv are 1."""
     return all(step == 1 for step in (*_ints(node, "strides"), *_ints(node, "dilations")))
 
 

@@ -6,11 +6,11 @@ import onnx
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import precision_of
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.trt.rtx.motion import IntegerMotion
 from qdqtool.trt.rtx.operands import NEVER_QUANTIZED, WIDTH, ConstantTensors, IntegerState, State
-from qdqtool.types import Precision
 
 
 class GraphStates:

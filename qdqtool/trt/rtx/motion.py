@@ -18,6 +18,7 @@ import numpy as np
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.compiler import LossCause
 from qdqtool.trt.rtx.operands import (
     NEVER_QUANTIZED,
@@ -27,7 +28,6 @@ from qdqtool.trt.rtx.operands import (
     IntegerState,
     State,
 )
-from qdqtool.types import Precision
 from qdqtool.util.records import replace_fields
 
 # The compiler moves a Q up before these operators, even if they have other consumers.
@@ -202,7 +202,6 @@ class ConsumerIndex:
         return True
 
     def _reads_equal_values(self, consumer: Node, tensor: str, constant: str) -> bool:
-        """Return whether an input other than ``tensor`` equals a constant."""
         others = (other for other in consumer.inputs if other and other != tensor)
         return any(self.has_equal_values(constant, other) for other in others)
 
@@ -222,7 +221,6 @@ class ConsumerIndex:
         return tensors
 
     def _is_passed_by_q(self, node: Node, quantized: set[str]) -> bool:
-        """Return whether a node is a Q, or an operator before which a later Q moves up."""
         if qdq.is_q(node):
             return True
         if quantized.isdisjoint(node.outputs):
@@ -381,7 +379,6 @@ class IntegerMotion:
         return replace_fields(state, axes=axes, factor=float(factor), inverted=inverted)
 
     def _read_number(self, constant: str) -> float:
-        """Return the number of a constant; NaN if unknown."""
         value = self.constants.scalar(constant)
         return math.nan if value is None else value
 
@@ -480,7 +477,6 @@ class IntegerMotion:
         return before is not None and None not in before and before == self.model.shape(node.output)
 
     def _move_axes(self, node: Node, state: IntegerState) -> State:
-        """Return the state after a node that moves values, with the axes of the scale updated."""
         if not state.axes:
             return state
         before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
@@ -493,7 +489,6 @@ class IntegerMotion:
 
 
 def _find_transparent(state: IntegerState) -> frozenset[str]:
-    """Return the operators that a DQ moves past."""
     return _TRANSPARENT_TO_FP8 if state.precision == Precision.FP8 else _TRANSPARENT
 
 
@@ -502,7 +497,6 @@ def _lose(reason: LossCause, node: Node, state: IntegerState) -> FloatState:
 
 
 def _is_single(pool: Node) -> bool:
-    """Return whether a pool is 1x1 with stride 1."""
     sizes = (*pool.attributes.get("kernel_shape", [0]), *pool.attributes.get("strides", [1]))
     return all(size == 1 for size in sizes)
 

@@ -14,14 +14,15 @@ import onnx
 
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.sizes import RANDOM, contraction
 from qdqtool.reasons.compiler import COMPILER, IntegersLost, LossCause, ScalesJoined
+from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.fault_checks import deconvolution_float
 from qdqtool.trt.rtx.fp8_kernels import find_fp8_obstacle
-from qdqtool.types import BYTES, Precision, Reason
 from qdqtool.util.records import record
 
 # Bits of each ONNX float type.
@@ -146,7 +147,6 @@ def integer_loss(
 
 
 def _explain_float_side(node: Node, left: State, right: State) -> Reason:
-    """Return the reason why at least one operand has no integers."""
     if isinstance(left, FloatState):
         if left.reason is not None:
             return integer_loss(node, left.reason, left.node, left.dq)
@@ -189,7 +189,6 @@ def _product_loss(
 
 
 def _free_axes(model: Model, node: Node, position: int) -> set[int]:
-    """Return the axes of a product's operand along which its scale may vary."""
     shape, sums = model.shape(node.input(position)), contraction(model, node)
     if shape is None:
         return set()
@@ -228,7 +227,6 @@ class ConstantTensors:
                     self.plain.update(outputs)
 
     def _is_constant(self, node: Node, constant_tensors: set[str]) -> bool:
-        """Return whether a node's outputs are constant, given the constant tensors so far."""
         if node.op == "Constant":
             return True
         shape = self.model.shape(node.input(0)) if node.op in ("Shape", "Size") else None

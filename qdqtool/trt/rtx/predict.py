@@ -5,12 +5,15 @@ from typing import Literal
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import describe_model
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import precision_of
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.patterns.heads import find_attentions
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.view import View
 from qdqtool.reasons.compiler import CompilerFault, FaultKind, LossCause, ends_build
+from qdqtool.reasons.finding import Reason
+from qdqtool.trt.result import ConvOutcome, MyelinRegion, Prediction
 from qdqtool.trt.rtx.compiler_faults import (
     find_compiler_faults,
     find_half_scale_fault,
@@ -19,7 +22,6 @@ from qdqtool.trt.rtx.compiler_faults import (
 from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import IntegerState, State, integer_loss, resolve_precision
 from qdqtool.trt.targets import RTX, Target
-from qdqtool.types import ConvOutcome, MyelinRegion, Precision, Prediction, Reason
 
 
 def predict_rtx(model: Model, target: Target = RTX) -> Prediction:

@@ -11,14 +11,15 @@ from qdqtool.findings.lint.api import run
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.weights import WeightsNotConstant
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Finding, Precision, Severity
 from tests.findings.graphs import GRAPHS, ones, weighted
 from tests.insertion.test_placement import make_weights_sparse
 from tests.trt.builder import Graph

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qdqtool.prediction import predict
-from qdqtool.types import Finding, Severity
+from qdqtool.reasons.finding import Finding, Severity
 from tests.trt.builder import Graph
 
 

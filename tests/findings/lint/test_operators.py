@@ -16,8 +16,8 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_inputs
 from qdqtool.prediction import predict
 from qdqtool.reasons.attention import DecomposedNorm
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.float_types import ConstantsInHalf
-from qdqtool.types import Finding, Severity
 from tests.findings.graphs import GRAPHS, ones
 from tests.insertion.nets import Net, check, images, run, store_as_half
 from tests.insertion.transformers import Tokens, samples, vit

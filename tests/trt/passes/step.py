@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 import onnx
 
+from qdqtool.evidence import Evidence
 from qdqtool.ir.modelfile import load
+from qdqtool.reasons.finding import Reason
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.pipeline import PIPELINE, Pass
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Event, Evidence, Reason
+from qdqtool.trt.trace import Event
 
 Line = tuple[str, ...]
 

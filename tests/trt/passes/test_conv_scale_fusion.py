@@ -2,11 +2,11 @@
 
 import pytest
 
+from qdqtool.evidence import Evidence
 from qdqtool.ir.modelfile import load
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence
 

@@ -1,7 +1,7 @@
 """DqQFusion: both BEVFusion logs; scales decide."""
 
+from qdqtool.evidence import Evidence
 from qdqtool.trt.passes.dq_q_fusion import DqQFusion
-from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence
 

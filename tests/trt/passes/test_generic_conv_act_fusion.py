@@ -2,10 +2,10 @@
 
 import pytest
 
+from qdqtool.evidence import Evidence
 from qdqtool.ir.operators import LayerKind
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
-from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence
 

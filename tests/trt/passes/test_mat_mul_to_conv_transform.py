@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from qdqtool.ir.operators import LayerKind
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.mat_mul_to_conv_transform import MatMulToConvTransform
-from qdqtool.types import Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass
 

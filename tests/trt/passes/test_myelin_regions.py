@@ -5,9 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qdqtool.evidence import Evidence
 from qdqtool.formats.verdicts import verdict
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from qdqtool.types import Evidence, Precision, Prediction
+from qdqtool.trt.result import Prediction
 from tests.trt.builder import Graph
 
 

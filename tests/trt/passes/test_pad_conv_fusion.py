@@ -2,9 +2,10 @@
 
 import pytest
 
+from qdqtool.evidence import Evidence
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.pad_conv_fusion import PadConvFusion
-from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence
 

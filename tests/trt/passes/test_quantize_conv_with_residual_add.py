@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from qdqtool.evidence import Evidence
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
-from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass
 

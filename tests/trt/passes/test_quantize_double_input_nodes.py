@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qdqtool.evidence import Evidence
+from qdqtool.ir.precision import Precision
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
-from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence
 

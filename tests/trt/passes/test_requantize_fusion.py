@@ -1,8 +1,8 @@
 """RequantizeFusion: NVIDIA/TensorRT issue 2527, engine name ``... + DequantizeLinear_62 + Quantize..._clone_0``."""
 
+from qdqtool.evidence import Evidence
 from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.requantize_fusion import RequantizeFusion
-from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence
 

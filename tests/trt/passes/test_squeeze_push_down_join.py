@@ -3,10 +3,11 @@
 import pytest
 from onnx import helper
 
+from qdqtool.evidence import Evidence
+from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass
 

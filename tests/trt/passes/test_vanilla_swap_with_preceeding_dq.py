@@ -2,9 +2,9 @@
 
 import pytest
 
+from qdqtool.evidence import Evidence
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
-from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from qdqtool.types import Precision
+from qdqtool.ir.precision import Precision
 from qdqtool.util.outputs import write_text
 from tests.trt.rtx.experiments import EXPERIMENTS, FORMS, finish
 from tests.trt.rtx.experiments_fp8 import FP8

@@ -11,11 +11,13 @@ import pytest
 from onnx import helper, numpy_helper
 
 from qdqtool.builders.compiler_process import is_installed
+from qdqtool.evidence import Evidence
 from qdqtool.findings import codes
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import CompilerFault, FaultKind
+from qdqtool.reasons.finding import Severity
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.rtx.predict import build_status
-from qdqtool.types import Evidence, Prediction, Severity
 from tests.findings.lint.test_operators import runtime_model
 from tests.findings.test_producers import models as producer_models
 from tests.findings.test_producers import of_shape_1, predictions

@@ -1,23 +1,28 @@
-"""Result types that the packages of qdqtool share.
-
-``as_json()`` returns the published fields. Their names are stable, new fields may be added (see the
-README). Nothing here imports onnx or numpy, so that the import is fast.
-"""
+"""The prediction of an engine, and its parts."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple, dataclass_transform
+from typing import TYPE_CHECKING, Any
 
 from qdqtool.errors import brief
+from qdqtool.evidence import Evidence
+from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
+from qdqtool.reasons.finding import Finding, Reason, Severity
+from qdqtool.trt.trace import Event
 from qdqtool.util.files import InputFiles
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import save_answer
-from qdqtool.util.records import collect_names, record
+from qdqtool.version import TOOL_VERSION
+
+if TYPE_CHECKING:
+    from qdqtool.ir.input_shapes import ModelInfo
+
+PREDICTION_SCHEMA = "qdqtool/prediction/1"
 
 
 @dataclass(slots=True)
@@ -70,20 +75,6 @@ class MyelinRegion:
             "softmax": self.softmaxes,
             "normalizations": self.norms,
         }
-
-
-SILU_ADD = "silu-add"
-
-
-class SiluAdd(StrEnum):
-    """Fusion of Conv + activation + Add with a quantized residual input: one layer or two."""
-
-    FUSED = "fused"
-    APART = "apart"
-
-
-CHOICES: Mapping[str, tuple[str, ...]] = {SILU_ADD: tuple(SiluAdd)}
-"""Values of every assumption that a user can choose, by the name of the assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,328 +137,6 @@ class Assumption:
             "places": list(self.places),
             "given": self.given,
             "why": self.why,
-        }
-
-
-TOOL_VERSION = "0.2.0"
-
-PREDICTION_SCHEMA = "qdqtool/prediction/1"
-VERIFICATION_SCHEMA = "qdqtool/verification/1"
-INSERTION_SCHEMA = "qdqtool/insertion/1"
-
-Json = dict[str, Any]
-
-
-FindingCode = str
-"""Code of a finding, a key of ``findings/codes.toml``."""
-
-
-class Precision(StrEnum):
-    """Data type of a tensor.
-
-    FLOAT is a floating-point type whose width the builder chooses (weakly typed targets).
-    """
-
-    INT8 = "INT8"
-    UINT8 = "UINT8"
-    INT4 = "INT4"
-    FP8 = "FP8"
-    FP16 = "FP16"
-    BF16 = "BF16"
-    FP32 = "FP32"
-    FLOAT = "FLOAT"
-    INT32 = "INT32"
-    INT64 = "INT64"
-    BOOL = "BOOL"
-    UNKNOWN = "UNKNOWN"
-
-    @property
-    def is_float(self) -> bool:
-        """Whether the type is FLOAT, FP32, FP16 or BF16; FP8 counts as a quantized type."""
-        return self in _FLOATS
-
-    @property
-    def width(self) -> float | None:
-        """Bytes of an element; None for UNKNOWN."""
-        return _WIDTH.get(self)
-
-    def agrees(self, other: Precision) -> bool:
-        """Return whether two types are equal, or one is FLOAT and the other a float type."""
-        return self == other or (
-            Precision.FLOAT in (self, other) and self.is_float and other.is_float
-        )
-
-
-_WIDTH = {
-    Precision.INT8: 1.0,
-    Precision.UINT8: 1.0,
-    Precision.FP8: 1.0,
-    Precision.BOOL: 1.0,
-    Precision.INT4: 0.5,
-    Precision.FP16: 2.0,
-    Precision.BF16: 2.0,
-    Precision.FP32: 4.0,
-    Precision.FLOAT: 4.0,
-    Precision.INT32: 4.0,
-    Precision.INT64: 8.0,
-}
-_FLOATS, BYTES = (
-    (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16),
-    (Precision.INT8, Precision.UINT8),
-)
-EIGHT_BITS = (*BYTES, Precision.FP8)
-
-
-class Evidence(StrEnum):
-    """Evidence of a rule: seen in a real build, documented by NVIDIA, or assumed."""
-
-    SEEN = "seen"
-    DOCUMENTED = "documented"
-    ASSUMED = "assumed"
-
-    def weaker(self, other: Evidence) -> Evidence:
-        """Return the weaker of two kinds of evidence, which a conclusion from both has."""
-        return max(self, other, key=_EVIDENCE.index)
-
-
-class Severity(StrEnum):
-    """Severity of a finding.
-
-    ERROR: the build fails or the result is wrong. WARNING: speed or accuracy is lost. INFO: worth
-    knowing.
-    """
-
-    ERROR = "error"
-    WARNING = "warning"
-    INFO = "info"
-
-    @property
-    def word(self) -> str:
-        """Word for users; ``info`` is a note, as in SARIF."""
-        return "note" if self is Severity.INFO else self.value
-
-
-# Not frozen: a frozen instance takes four times as long to create, and there are many.
-@dataclass(unsafe_hash=True, slots=True)
-class Event:
-    """One line of TensorRT's optimizer log.
-
-    Attributes:
-        pass_name: The pass, named as in TensorRT's log (``HorizontalMergeQNodes``).
-        kind: ``Running``, ``Removing``, ``Swapping``, ``Eliminating``, ``Fusing``, ...
-            (``qdqtool.trt.trace`` lists them with their text).
-        subject: First layer or tensor in the line.
-        object: Second layer or tensor, or an empty string.
-        case: Case of the pass that explains a simulated line, ``<pass>/<case>``.
-    """
-
-    pass_name: str
-    kind: str
-    subject: str
-    object: str = ""
-    case: str = field(default="", compare=False)
-
-    def as_json(self) -> Json:
-        """Return the JSON fields."""
-        return {
-            "pass": self.pass_name,
-            "event": self.kind,
-            "subject": self.subject,
-            "object": self.object,
-            "case": self.case,
-        }
-
-
-class FindingRule(NamedTuple):
-    """Rule that turns a reason into a finding: the code, and whether ``fix`` can change it.
-
-    Attributes:
-        code: The code.
-        when: Condition on the reason; None if the rule always applies. The first rule that applies
-            counts.
-        is_attempted: Whether ``fix`` tries to remove the finding.
-        is_promised: Whether findings say that ``fix`` can remove them. Otherwise ``fix`` keeps
-            its change only if the simulation shows a gain.
-        is_on_request: Whether ``fix`` tries the fix only if the user names the code, or if the
-            finding is an error. The fix may cost speed or accuracy.
-    """
-
-    code: FindingCode
-    when: Callable[[Any], object] | None = None
-    is_attempted: bool = False
-    is_promised: bool = False
-    is_on_request: bool = False
-
-    def applies(self, reason: Reason) -> bool:
-        """Return whether the rule's condition holds for a reason."""
-        return self.when is None or bool(self.when(reason))
-
-
-def fixable(
-    code: FindingCode, when: Callable[[Any], object] | None = None, *, on_request: bool = False
-) -> FindingRule:
-    """Return the rule of a code that ``fix`` can change without data."""
-    return FindingRule(code, when, is_attempted=True, is_promised=True, is_on_request=on_request)
-
-
-def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) -> FindingRule:
-    """Return the rule of a code that ``fix`` changes only if the simulation shows a gain."""
-    return FindingRule(code, when, is_attempted=True)
-
-
-@dataclass_transform(frozen_default=True)
-@record
-class Reason:
-    """Reason of a finding: why a pass, a check or a placement rejected a node.
-
-    Each kind of reason is a record class in `qdqtool.reasons`. Its fields are the nodes and values
-    that led to the rejection. The class declares finding codes, and writes the message.
-
-    Attributes:
-        key: Short, stable code of the class that tests refer to.
-        quotes: Whether the message quotes TensorRT.
-        identity_excludes: Fields that are ignored when findings are compared, such as the size of
-            a tensor.
-        unnamed_fields: Fields that contain no names of nodes or tensors.
-        rules: Rules with the code of the finding; the first rule that applies counts. Empty if
-            the reason becomes no finding.
-        pass_name: Pass or check that recorded the reason.
-        node: ONNX node that was rejected.
-    """
-
-    key: ClassVar[str] = ""
-    quotes: ClassVar[bool] = False
-    identity_excludes: ClassVar[tuple[str, ...]] = ("pass_name", "elements")
-    unnamed_fields: ClassVar[tuple[str, ...]] = ("pass_name", "op")
-    rules: ClassVar[tuple[FindingRule, ...]] = ()
-
-    pass_name: str
-    node: str
-
-    def __init_subclass__(cls, key: str = "") -> None:
-        cls.key = key
-        record(cls)
-
-    def message(self, finding: Finding, cause: Cause) -> str | tuple[str, str]:
-        """Return the message, and the fix if it differs from the general advice of the code.
-
-        Raises:
-            NotImplementedError: Reasons of this class become no findings.
-        """
-        raise NotImplementedError(type(self).__name__)
-
-    def skip_reason(self) -> str:
-        """Return the text that explains why a placement leaves the node float.
-
-        Raises:
-            NotImplementedError: No placement records reasons of this class.
-        """
-        raise NotImplementedError(type(self).__name__)
-
-    def names(self) -> Iterator[str]:
-        """Yield every name of a node or tensor in the record once."""
-        return iter(collect_names(self))
-
-
-_EVIDENCE = tuple(Evidence)
-
-
-@record
-class Cause:
-    """The reason that a finding reports, and further facts for its message.
-
-    Attributes:
-        reason: The reason.
-        also: Further reasons that explain the finding.
-        see: Other findings that explain this one, by code and node.
-        fused: Whether the node of the finding is fused into the layer of a convolution.
-    """
-
-    reason: Reason
-    also: tuple[Reason, ...] = ()
-    see: tuple[tuple[FindingCode, str], ...] = ()
-    fused: bool = False
-
-    @property
-    def refusal(self) -> Reason:
-        """Former name of `reason`, for one version."""
-        return self.reason
-
-
-@dataclass(slots=True, repr=False)
-class Finding:
-    """A problem of a model, or a note about it, with its cause and its fix.
-
-    Attributes:
-        code: Kind of the finding, such as ``SKIP-FLOAT``.
-        severity: Error, warning or note.
-        node: ONNX node of the finding.
-        causes: The reasons that the finding reports. All have the same code and node.
-        evidence: Evidence of the rule that the finding rests on.
-        words: Function that returns the message and the fix of a finding.
-        id: Number of the finding in its prediction.
-        target: Target of the prediction.
-        way: Build method (trtexec, Python, ...), if the user named it.
-        nodes: Nodes of the model that the causes name, ``node`` first.
-        convolutions: Names of the convolutions that the finding concerns.
-        values: Number of tensor elements that are converted because of the finding; None if shapes
-            are unknown.
-        automatic: Whether ``qdqtool fix`` can fix the finding.
-        saves_ms: Largest time in milliseconds that the fix can save in one execution; None
-            without a GPU, or if the fix saves no time.
-        gains: Whether the fix improves this model.
-        has_fast_int8: Whether the GPU of the prediction computes INT8 faster than FP16; None
-            without a GPU.
-    """
-
-    code: FindingCode
-    severity: Severity
-    node: str
-    causes: tuple[Cause, ...]
-    evidence: Evidence
-    words: Callable[[Finding], tuple[str, str]] = field(repr=False, compare=False)
-    id: int = -1
-    target: str = ""
-    way: str | None = None
-    nodes: tuple[str, ...] = ()
-    convolutions: list[str] = field(default_factory=list)
-    values: int | None = None
-    automatic: bool = False
-    saves_ms: float | None = None
-    gains: bool = True
-    has_fast_int8: bool | None = field(default=None, kw_only=True)
-
-    def __repr__(self) -> str:
-        place = f" at {self.node}" if self.node else ""
-        return f"<Finding {self.code} ({self.severity}){place}>"
-
-    @property
-    def message(self) -> str:
-        """One or two sentences about the problem and its causes."""
-        return self.words(self)[0]
-
-    @property
-    def fix(self) -> str:
-        """Instruction for fixing the problem; empty if no action is needed."""
-        return self.words(self)[1]
-
-    def as_json(self) -> Json:
-        """Return the JSON fields."""
-        message, fix = self.words(self)
-        return {
-            "id": self.id,
-            "code": self.code,
-            "severity": str(self.severity),
-            "node": self.node,
-            "fix": fix,
-            "message": message,
-            "evidence": str(self.evidence),
-            "target": self.target,
-            "values": self.values,
-            "nodes": list(self.nodes),
-            "convolutions": list(self.convolutions),
-            "automatic": self.automatic,
-            "saves_ms": self.saves_ms,
         }
 
 
@@ -611,42 +280,6 @@ class ConvOutcome:
             "findings": list(self.findings),
             "evidence": str(self.evidence),
             "cases": list(self.cases),
-        }
-
-
-@dataclass(slots=True)
-class ModelInfo:
-    """The model that a result refers to.
-
-    Attributes:
-        path: Path of the file, empty for a model in memory.
-        sha256: Hash of the file.
-        opset: Version of the operators.
-        nodes: Number of nodes.
-        open_inputs: Shape of each input that leaves dimensions open: -1 for the batch, the size to
-            build for elsewhere.
-        has_bfloat16: Whether the model has bfloat16 tensors.
-        subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
-            of If and bodies of Loop and Scan, which are not analyzed; empty without any.
-    """
-
-    path: str
-    sha256: str
-    opset: int
-    nodes: int
-    open_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    has_bfloat16: bool = False
-    subgraphs: Mapping[str, int] = field(default_factory=dict)
-
-    def as_json(self) -> Json:
-        """Return the JSON fields."""
-        return {
-            "path": self.path,
-            "sha256": self.sha256,
-            "opset": self.opset,
-            "nodes": self.nodes,
-            "open_inputs": {name: list(shape) for name, shape in self.open_inputs.items()},
-            "subgraphs": dict(self.subgraphs),
         }
 
 
@@ -826,30 +459,4 @@ class Prediction:
             "float_products": list(self.float_products),
             "notes": list(self.notes),
             **({"time": self.time} if self.time is not None else {}),
-        }
-
-
-@dataclass(slots=True)
-class QuantizedTensor:
-    """A tensor with an inserted Q/DQ pair.
-
-    Attributes:
-        tensor: Name of the tensor in the input model.
-        scale: Float, in units of the tensor per integer step; a list for per-channel weights.
-        method: How the range was chosen (``mse``, ``max``, ``percentile``, ``entropy``,
-            ``weights-max``, ...).
-        group: Index of the scale group; None if no other tensor shares the scale.
-        node: Name of the inserted QuantizeLinear.
-    """
-
-    tensor: str
-    scale: float | list[float]
-    method: str
-    group: int | None
-    node: str
-
-    def as_json(self) -> Json:
-        """Return the JSON fields."""
-        return {
-            name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")
         }

@@ -1,0 +1,222 @@
+"""Findings, the reasons behind them, and the rules from reason to finding code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, NamedTuple, dataclass_transform
+
+from qdqtool.evidence import Evidence
+from qdqtool.util.json_text import Json
+from qdqtool.util.records import collect_names, record
+
+FindingCode = str
+"""Code of a finding, a key of ``findings/codes.toml``."""
+
+
+class Severity(StrEnum):
+    """Severity of a finding.
+
+    ERROR: the build fails or the result is wrong. WARNING: speed or accuracy is lost. INFO: worth
+    knowing.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def word(self) -> str:
+        """Word for users; ``info`` is a note, as in SARIF."""
+        return "note" if self is Severity.INFO else self.value
+
+
+class FindingRule(NamedTuple):
+    """Rule that turns a reason into a finding: the code, and whether ``fix`` can change it.
+
+    Attributes:
+        code: The code.
+        when: Condition on the reason; None if the rule always applies. The first rule that applies
+            counts.
+        is_attempted: Whether ``fix`` tries to remove the finding.
+        is_promised: Whether findings say that ``fix`` can remove them. Otherwise ``fix`` keeps
+            its change only if the simulation shows a gain.
+        is_on_request: Whether ``fix`` tries the fix only if the user names the code, or if the
+            finding is an error. The fix may cost speed or accuracy.
+    """
+
+    code: FindingCode
+    when: Callable[[Any], object] | None = None
+    is_attempted: bool = False
+    is_promised: bool = False
+    is_on_request: bool = False
+
+    def applies(self, reason: Reason) -> bool:
+        """Return whether the rule's condition holds for a reason."""
+        return self.when is None or bool(self.when(reason))
+
+
+def fixable(
+    code: FindingCode, when: Callable[[Any], object] | None = None, *, on_request: bool = False
+) -> FindingRule:
+    """Return the rule of a code that ``fix`` can change without data."""
+    return FindingRule(code, when, is_attempted=True, is_promised=True, is_on_request=on_request)
+
+
+def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) -> FindingRule:
+    """Return the rule of a code that ``fix`` changes only if the simulation shows a gain."""
+    return FindingRule(code, when, is_attempted=True)
+
+
+@dataclass_transform(frozen_default=True)
+@record
+class Reason:
+    """Reason of a finding: why a pass, a check or a placement rejected a node.
+
+    Each kind of reason is a record class in `qdqtool.reasons`. Its fields are the nodes and values
+    that led to the rejection. The class declares finding codes, and writes the message.
+
+    Attributes:
+        key: Short, stable code of the class that tests refer to.
+        quotes: Whether the message quotes TensorRT.
+        identity_excludes: Fields that are ignored when findings are compared, such as the size of
+            a tensor.
+        unnamed_fields: Fields that contain no names of nodes or tensors.
+        rules: Rules with the code of the finding; the first rule that applies counts. Empty if
+            the reason becomes no finding.
+        pass_name: Pass or check that recorded the reason.
+        node: ONNX node that was rejected.
+    """
+
+    key: ClassVar[str] = ""
+    quotes: ClassVar[bool] = False
+    identity_excludes: ClassVar[tuple[str, ...]] = ("pass_name", "elements")
+    unnamed_fields: ClassVar[tuple[str, ...]] = ("pass_name", "op")
+    rules: ClassVar[tuple[FindingRule, ...]] = ()
+
+    pass_name: str
+    node: str
+
+    def __init_subclass__(cls, key: str = "") -> None:
+        cls.key = key
+        record(cls)
+
+    def message(self, finding: Finding, cause: Cause) -> str | tuple[str, str]:
+        """Return the message, and the fix if it differs from the general advice of the code.
+
+        Raises:
+            NotImplementedError: Reasons of this class become no findings.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def skip_reason(self) -> str:
+        """Return the text that explains why a placement leaves the node float.
+
+        Raises:
+            NotImplementedError: No placement records reasons of this class.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def names(self) -> Iterator[str]:
+        """Yield every name of a node or tensor in the record once."""
+        return iter(collect_names(self))
+
+
+@record
+class Cause:
+    """The reason that a finding reports, and further facts for its message.
+
+    Attributes:
+        reason: The reason.
+        also: Further reasons that explain the finding.
+        see: Other findings that explain this one, by code and node.
+        fused: Whether the node of the finding is fused into the layer of a convolution.
+    """
+
+    reason: Reason
+    also: tuple[Reason, ...] = ()
+    see: tuple[tuple[FindingCode, str], ...] = ()
+    fused: bool = False
+
+    @property
+    def refusal(self) -> Reason:
+        """Former name of `reason`, for one version."""
+        return self.reason
+
+
+@dataclass(slots=True, repr=False)
+class Finding:
+    """A problem of a model, or a note about it, with its cause and its fix.
+
+    Attributes:
+        code: Kind of the finding, such as ``SKIP-FLOAT``.
+        severity: Error, warning or note.
+        node: ONNX node of the finding.
+        causes: The reasons that the finding reports. All have the same code and node.
+        evidence: Evidence of the rule that the finding rests on.
+        words: Function that returns the message and the fix of a finding.
+        id: Number of the finding in its prediction.
+        target: Target of the prediction.
+        way: Build method (trtexec, Python, ...), if the user named it.
+        nodes: Nodes of the model that the causes name, ``node`` first.
+        convolutions: Names of the convolutions that the finding concerns.
+        values: Number of tensor elements that are converted because of the finding; None if shapes
+            are unknown.
+        automatic: Whether ``qdqtool fix`` can fix the finding.
+        saves_ms: Largest time in milliseconds that the fix can save in one execution; None
+            without a GPU, or if the fix saves no time.
+        gains: Whether the fix improves this model.
+        has_fast_int8: Whether the GPU of the prediction computes INT8 faster than FP16; None
+            without a GPU.
+    """
+
+    code: FindingCode
+    severity: Severity
+    node: str
+    causes: tuple[Cause, ...]
+    evidence: Evidence
+    words: Callable[[Finding], tuple[str, str]] = field(repr=False, compare=False)
+    id: int = -1
+    target: str = ""
+    way: str | None = None
+    nodes: tuple[str, ...] = ()
+    convolutions: list[str] = field(default_factory=list)
+    values: int | None = None
+    automatic: bool = False
+    saves_ms: float | None = None
+    gains: bool = True
+    has_fast_int8: bool | None = field(default=None, kw_only=True)
+
+    def __repr__(self) -> str:
+        place = f" at {self.node}" if self.node else ""
+        return f"<Finding {self.code} ({self.severity}){place}>"
+
+    @property
+    def message(self) -> str:
+        """One or two sentences about the problem and its causes."""
+        return self.words(self)[0]
+
+    @property
+    def fix(self) -> str:
+        """Instruction for fixing the problem; empty if no action is needed."""
+        return self.words(self)[1]
+
+    def as_json(self) -> Json:
+        """Return the JSON fields."""
+        message, fix = self.words(self)
+        return {
+            "id": self.id,
+            "code": self.code,
+            "severity": str(self.severity),
+            "node": self.node,
+            "fix": fix,
+            "message": message,
+            "evidence": str(self.evidence),
+            "target": self.target,
+            "values": self.values,
+            "nodes": list(self.nodes),
+            "convolutions": list(self.convolutions),
+            "automatic": self.automatic,
+            "saves_ms": self.saves_ms,
+        }

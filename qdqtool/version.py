@@ -1,0 +1,3 @@
+"""Version of qdqtool."""
+
+TOOL_VERSION = "0.2.0"
