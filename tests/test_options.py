@@ -26,7 +26,7 @@ from qdqtool.extraction.options import (
     SelectionOptions,
     ShrinkOptions,
 )
-from qdqtool.fixing.options import FixOptions
+from qdqtool.fixing.runner import FixOptions
 from qdqtool.formats.output import as_options
 from qdqtool.insertion import options as of_insertion
 from qdqtool.insertion.losses import SAMPLES, SMALL_ERROR

@@ -23,19 +23,21 @@ from qdqtool.fixing.quantizers import clips_negative_values, insert_relu, make_c
 from qdqtool.fixing.site import broadcast_along
 from qdqtool.fixing.weights import make_dequantizer
 from qdqtool.insertion.batchnorm import fold_batch_normalization
-from qdqtool.insertion.calibration_cache import CacheReport, cache_header, write_cache
+from qdqtool.insertion.calibration_cache import (
+    CacheReport,
+    LayerPrecisions,
+    TensorScales,
+    cache_header,
+    choose_precisions,
+    measure_scales,
+    write_cache,
+)
 from qdqtool.insertion.number_formats import LEVELS
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
 from qdqtool.insertion.preprocessing import resolve_images
 from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.scales import MethodChoice, choose_tensor_scales, group_separately
-from qdqtool.insertion.tensor_scales import (
-    LayerPrecisions,
-    TensorScales,
-    choose_precisions,
-    measure_scales,
-)
 from qdqtool.ir.branches import fold_constant_branches
 from qdqtool.ir.constants import ConstantEvaluator, find_computed_parameters
 from qdqtool.ir.editor import Editor

@@ -92,7 +92,6 @@ def find_rounded_constants(view: View) -> list[tuple[float, str]]:
 
 
 def _has_exact_halves(stored: npt.NDArray[Any], step: float, zero: npt.NDArray[Any] | None) -> bool:
-    """Return whether all values of a stored constant are multiples of 0.5."""
     offset = 0 if zero is None or not zero.size else zero.reshape(-1)[0]
     halves = 2 * (stored.astype(np.float64) - offset) * step
     return bool(np.all(np.abs(halves - np.round(halves)) < 1e-4))

@@ -125,7 +125,6 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
 
 
 def _count_output_channels(conv: Node, weight: _Array) -> int | None:
-    """Return the number of output channels; None if the weights do not fit a convolution."""
     if weight.ndim < 3 or weight.dtype.kind in _TEXT_KINDS:
         return None
     first, second = int(weight.shape[0]), int(weight.shape[1])

@@ -149,7 +149,6 @@ def _check_outputs(model: Model, path: str) -> None:
 
 
 def _describe_subgraphs(model: Model) -> list[Note]:
-    """Return a warning for each node whose subgraphs have layers, which remain float."""
     warnings = []
     for content in find_subgraph_contents(model):
         count = content.convolutions + content.products

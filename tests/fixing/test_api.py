@@ -435,7 +435,7 @@ def test_fix_reports_unfixed_places(g, monkeypatch):
 
     monkeypatch.setattr("qdqtool.fixing.session.predict", recorded)
     with monkeypatch.context() as patch:
-        patch.setattr("qdqtool.fixing.compare.is_within", lambda *_, **__: False)
+        patch.setattr("qdqtool.fixing.judge.is_within", lambda *_, **__: False)
         fix(FAMILIES["residual"](50), target="trt8.5")
     assert len(seen) > 3
     seen.clear()

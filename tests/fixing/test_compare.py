@@ -5,9 +5,15 @@ import onnx
 import onnx.parser
 import pytest
 
-from qdqtool.fixing import compare
 from qdqtool.fixing.api import fix
-from qdqtool.fixing.runner import ModelRunner, RunError, RunLimitError
+from qdqtool.fixing.outputs import OutputNoise, is_within, measure_noise
+from qdqtool.fixing.runner import (
+    ModelRunner,
+    RunError,
+    RunLimitError,
+    cut_runnable_part,
+    random_inputs,
+)
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.runtime.run_cost import estimate_run_cost
@@ -37,26 +43,26 @@ def test_runner_computes_float_outputs():
     g = Graph()
     y = g.conv(g.input(1, 16, 8, 8), "c", 16)
     model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
-    proto, cut = compare.cut_runnable_part(model, body=True)
+    proto, cut = cut_runnable_part(model, body=True)
     assert cut == ["soft"] and [o.name for o in proto.graph.output] == ["c:0"]
 
 
 def test_noise_is_measured_and_inputs_are_checked():
-    before = compare.OutputNoise({"a": 1.0, "b": 0.01}, True)
-    assert compare.is_within(before, compare.OutputNoise({"a": 1.0, "b": 0.012}, True), 1.3)
-    assert not compare.is_within(before, compare.OutputNoise({"a": 0.5, "b": 0.5}, True), 1.3)
-    assert not compare.is_within(before, compare.OutputNoise({"a": 0.5, "b": 0.0}, False), 1.3)
+    before = OutputNoise({"a": 1.0, "b": 0.01}, True)
+    assert is_within(before, OutputNoise({"a": 1.0, "b": 0.012}, True), 1.3)
+    assert not is_within(before, OutputNoise({"a": 0.5, "b": 0.5}, True), 1.3)
+    assert not is_within(before, OutputNoise({"a": 0.5, "b": 0.0}, False), 1.3)
     proto = pair_model()
     x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
     reference = ModelRunner().run(remove_quantizers(Model(proto).copy()).proto, {"x": x})
-    got = compare.measure_noise([(ModelRunner().run(proto, {"x": x}), reference)])
+    got = measure_noise([(ModelRunner().run(proto, {"x": x}), reference)])
     rounded = np.rint(x / np.float32(0.1)) * np.float32(0.1)
     wanted = np.sqrt(np.mean((rounded - x) ** 2.0)) / np.sqrt(np.mean(x.astype(float) ** 2))
     assert got.relative == pytest.approx(wanted, rel=1e-5)
     proto = pair_model(0.02)
     proto.graph.input[0].type.tensor_type.elem_type = 99
     with pytest.raises(RunError) as caught:
-        compare.random_inputs(Model(proto))
+        random_inputs(Model(proto))
     assert (caught.value.code, caught.value.node) == ("unknown-input-type", "x")
     proto = pair_model(0.02)
     del proto.graph.value_info[:], proto.graph.output[:]
@@ -65,7 +71,7 @@ def test_noise_is_measured_and_inputs_are_checked():
         onnx.TensorShapeProto.Dimension(dim_value=1) for _ in range(65 - len(shape.dim))
     )
     with pytest.raises(RunError) as caught:  # 65 dimensions are none that anybody could know
-        compare.random_inputs(Model(proto))
+        random_inputs(Model(proto))
     assert (caught.value.code, caught.value.node) == ("unknown-input-shape", "x")
     proto = pair_model()
     proto.graph.node[0].op_type = "Unheard"
@@ -74,19 +80,19 @@ def test_noise_is_measured_and_inputs_are_checked():
 
 
 def test_random_inputs_fill_the_first_quantizer(g):
-    arrays = compare.random_inputs(Model(pair_model(0.02)))
+    arrays = random_inputs(Model(pair_model(0.02)))
     assert arrays["x"].shape == (1, 4, 8, 8) and arrays["x"].dtype == np.float32
     assert 0.8 * 127 * 0.02 < arrays["x"].max() <= 127 * 0.02
-    assert np.array_equal(arrays["x"], compare.random_inputs(Model(pair_model(0.02)))["x"])
+    assert np.array_equal(arrays["x"], random_inputs(Model(pair_model(0.02)))["x"])
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {y = Relu(x)}'
     )
-    assert compare.random_inputs(Model(proto))["x"].shape == ()
+    assert random_inputs(Model(proto))["x"].shape == ()
     g.input(1, 3, 8, 8)
     shape = g.inputs[0].type.tensor_type.shape
     shape.dim[0].dim_param = "batch"
     shape.dim[2].dim_param = "h"
-    assert compare.random_inputs(Model(g.model(g.relu("x", "r"))))["x"].shape == (1, 3, 256, 8)
+    assert random_inputs(Model(g.model(g.relu("x", "r"))))["x"].shape == (1, 3, 256, 8)
 
 
 @pytest.mark.parametrize("where", ["behind the last convolution", "everywhere"])

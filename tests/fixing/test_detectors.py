@@ -14,8 +14,13 @@ from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.findings.obstacles import onnxruntime_recipe
 from qdqtool.fixing.api import Fixed, fix
-from qdqtool.fixing.compare import OutputNoise, find_worst_part, is_within, measure_noise
-from qdqtool.fixing.outputs import OutputPart
+from qdqtool.fixing.outputs import (
+    OutputNoise,
+    OutputPart,
+    find_worst_part,
+    is_within,
+    measure_noise,
+)
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.prediction import predict

@@ -9,10 +9,9 @@ import pytest
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.calibration_cache import cache_header
+from qdqtool.insertion.calibration_cache import cache_header, list_float_tensors
 from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.tensor_scales import list_float_tensors
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
 from tests.errors import has

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.insertion.tensor_scales import (
+from qdqtool.insertion.calibration_cache import (
     LayerPrecisions,
     choose_precisions,
     complete_scales,
