@@ -18,7 +18,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.operators import commuting_inputs, pads_below_range
 from qdqtool.ir.qdq import find_pair
 from qdqtool.patterns.heads import is_attention_probability
-from qdqtool.util.checks import compile_pattern
+from qdqtool.util.checks import check_choice, compile_pattern
 from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
@@ -190,15 +190,10 @@ class MethodChoice:
                 broken or matches none of the tensors.
         """
         for method in (self.default, *(m for _, m in self.overrides)):
-            if method not in METHODS:
-                raise QdqtoolError(
-                    f"method '{method}' is unknown; use one of {', '.join(METHODS)}",
-                    code="unknown-choice",
-                    parameter="method",
-                )
+            check_choice("method", method, METHODS)
         if not 50.0 <= self.percentile <= 100.0:
             raise QdqtoolError(
-                f"`percentile={self.percentile:g}` is outside 50 to 100",
+                f"`percentile={self.percentile:g}` is out of range; give a number from 50 to 100",
                 code="out-of-range",
                 parameter="percentile",
             )

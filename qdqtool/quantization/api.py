@@ -294,12 +294,12 @@ def _choose_format(trials: Sequence[_Inserter], gpu: str | None) -> FormatChoice
     errors = trials[0].measure_errors(models)
     targets = [trial.target for trial in trials]
     names = [trial.result.precision for trial in trials]
-    times = {}
+    times: dict[str, TimeEstimate] = {}
     if gpu is not None:
-        times = {
-            name: _estimate_time(model, target, gpu)
-            for name, model, target in zip(names, models, targets, strict=True)
-        }
+        for name, model, target in zip(names, models, targets, strict=True):
+            _, time = predict_on_gpu(model.proto, target, TimingOptions(gpu=gpu))
+            assert time is not None
+            times[name] = time
     ms = {name: time.total_ms for name, time in times.items()}
     floats = [time.float_time.total_ms for time in times.values() if time.float_time is not None]
     if len(floats) == len(trials):
@@ -308,12 +308,6 @@ def _choose_format(trials: Sequence[_Inserter], gpu: str | None) -> FormatChoice
         ms = {}
     title = next((time.gpu.name for time in times.values()), "")
     return choose_number_format(errors, ms, title, [find_number_format(name) for name in names])
-
-
-def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate:
-    _, time = predict_on_gpu(model.proto, target, TimingOptions(gpu=gpu))
-    assert time is not None
-    return time
 
 
 def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]) -> str:
