@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import EncodeError
 
 from qdqtool.fixing.options import FixOptions
+from qdqtool.proto.external_data import serialize
 from qdqtool.runtime import sessions
 from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
@@ -108,10 +108,9 @@ class ModelRunner:
 
 def _serialize(proto: onnx.ModelProto) -> bytes:
     """Return the bytes of a model, with an IR version that onnxruntime accepts."""
-    try:
-        source = sessions.serialize(proto)
-    except (ValueError, EncodeError):
-        raise RunError("the model exceeds 2 GB", code="model-too-large") from None
+    source = serialize(proto)
+    if source is None:
+        raise RunError("the model exceeds 2 GB", code="model-too-large")
     if proto.ir_version > sessions.IR_VERSION:
         # If a serialized message has a scalar field twice, protobuf reads the last value.
         source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
