@@ -296,9 +296,9 @@ def _quantized_weights(view: View) -> Iterator[tuple[Node, Node, npt.NDArray[Any
     for node in view.nodes_with_weights:
         weights = view.weights(node)
         value = view.model.constant(weights.source)
-        if weights.q is None or value is None or value.dtype.kind != "f" or not value.size:
+        if weights.q is None or value is None or value.dtype.kind != "f" or value.ndim < 2:
             continue
-        if view.params(weights.q).scale is not None:
+        if value.size and view.params(weights.q).scale is not None:
             yield node, weights.q, value
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import EncodeError
 
 from calibration.session import partial_model
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
+from qdqtool.proto.external_data import serialize
 from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD
 from qdqtool.runtime import sessions
 from qdqtool.runtime.run_cost import estimate_run_cost
@@ -150,10 +150,9 @@ class ModelRunner:
 
 def _serialize(proto: onnx.ModelProto) -> bytes:
     """Return the bytes of a model, with an IR version that onnxruntime accepts."""
-    try:
-        source = sessions.serialize(proto)
-    except (ValueError, EncodeError):
-        raise RunError("the model exceeds 2 GB", code="model-too-large") from None
+    source = serialize(proto)
+    if source is None:
+        raise RunError("the model exceeds 2 GB", code="model-too-large")
     if proto.ir_version > sessions.IR_VERSION:
         # If a serialized message has a scalar field twice, protobuf reads the last value.
         source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
