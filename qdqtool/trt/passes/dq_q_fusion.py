@@ -61,7 +61,7 @@ class DqQFusion(Pass):
             network.set_output(producer, out, producer.outputs.index(source))
             if out.shape is None:
                 out.shape = source.shape
-        if network.contains(dq):
+        if dq.id in network.layers:
             network.remove_if_unused(dq)
 
 

@@ -325,7 +325,7 @@ def _neighbors_in_region(layer: Layer) -> list[Layer]:
     ]
 
 
-def _quantizers_around(members: Iterable[Layer]) -> list[Layer]:
+def _quantizers_around(members: Collection[Layer]) -> list[Layer]:
     """Return the Q and DQ next to a region, and further Q and DQ in a row with them."""
     around = find_reachable(members, _neighboring_quantizers)
     return sorted((q for q in around if q.kind in QDQ), key=lambda q: q.rank)

@@ -75,7 +75,7 @@ class PointWiseFusion(Pass):
         if self.target.constants_first:
             self._absorb_constants(network)
         for layer in network.layers_of_kind(*POINTWISE_KINDS):
-            while network.contains(layer) and _can_fuse(layer):
+            while layer.id in network.layers and _can_fuse(layer):
                 consumer = self._next_of_chain(network, layer)
                 if consumer is None:
                     break
