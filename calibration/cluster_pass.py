@@ -12,8 +12,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Generator, Iterator, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from calibration.cache import Statistics
@@ -74,12 +73,10 @@ class SamplePortion:
         numbers: Numbers of the samples.
         source: Images or rows of the samples, in order. Each sample has a full batch, except for
             the last sample of the pass.
-        identities: Digests of the images or rows, computed by the client.
     """
 
     numbers: tuple[int, ...]
-    source: SampleSource
-    identities: Sequence[bytes]
+    source: VerifiedSource
 
     def __str__(self) -> str:
         return f"samples {self.numbers[0]} to {self.numbers[-1]}"
@@ -172,9 +169,24 @@ def share_dataset(dataset: Dataset) -> Dataset:
     return Dataset(verified, dataset.inputs, len(indices))
 
 
+@dataclass
+class CountedPortion:
+    """Counts of the samples of one portion.
+
+    Attributes:
+        statistics: Statistics of the tensors.
+        quality: Counts and value range of the samples.
+        skipped: Name of each broken image and the reason.
+    """
+
+    statistics: Statistics
+    quality: DataQuality
+    skipped: list[tuple[str, str]]
+
+
 def count_portion(
     engine: CountingEngine, portion: SamplePortion, stopped: threading.Event
-) -> dict[str, Any]:
+) -> CountedPortion:
     """Count the activation values of a portion's samples on a worker.
 
     Args:
@@ -182,28 +194,19 @@ def count_portion(
         portion: Samples to count.
         stopped: Event that is set when the client has ended the job.
 
-    Returns:
-        ``tensors``: statistics by name; ``images``: number of images; ``quality``: fields of
-        :class:`calibration.dataset.DataQuality`; ``skipped``: broken images.
-
     Raises:
         ClusterError: This worker reads other files than the client, or the job has ended.
         QdqtoolError: A sample cannot be loaded or counted.
     """
-    source = VerifiedSource(portion.source, portion.identities)
-    dataset = Dataset(source, engine.payload.inputs, len(portion.identities))
+    dataset = Dataset(portion.source, engine.payload.inputs, portion.source.count())
     with engine.counter() as counter, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
                 raise ClusterError("the client has ended the job", code="job-over")
             counter.add(number, load())
-        return {
-            "tensors": counter.tensors,
-            "images": counter.images,
-            "quality": asdict(dataset.quality),
-            "skipped": dataset.skipped,
-        }
+        statistics = Statistics(counter.tensors, images=counter.images)
+        return CountedPortion(statistics, dataset.quality, dataset.skipped)
 
 
 # Client -------------------------------------------------------------------------------------------
@@ -257,11 +260,8 @@ class ClusterPass:
             tuple(sorted(linear_inputs(model).intersection(names))),
         )
         self.cluster, self.dataset, self.excluded = cluster, dataset, done
-        self.tensors = {name: TensorStatistics(bins) for name in names}
-        self.images = 0
-        self.done: set[int] = set()
-        # Ctrl-C interrupts only the main thread, so it cannot interrupt a merge in this one.
-        self._merger = ThreadPoolExecutor(1, "merging")
+        empty = Statistics({name: TensorStatistics(bins) for name in names})
+        self._merged: tuple[Statistics, frozenset[int]] = empty, frozenset()
 
     def results(self) -> Generator[int, None, None]:
         """Yield the number of each sample when its portion is merged.
@@ -272,26 +272,22 @@ class ClusterPass:
             QdqtoolError: A sample cannot be counted, or the cluster fails.
         """
         payload, self.payload = self.payload, None
-        module = CountingEngine.__module__
-        job = ClusterJob(
-            self.cluster, f"{module}:CountingEngine", payload, f"{module}:count_portion"
-        )
+        job = ClusterJob(self.cluster, CountingEngine, payload, count_portion)
         del payload  # the model is large; the job deletes it as soon as the workers have copies
-        with job, self._merger:
-            for portion, result in job.results(self._portions(job)):
-                self._merger.submit(self._merge, portion, result).result()
+        with job:
+            for portion, counted in job.results(self._portions(job)):
+                self._merge(portion, counted)
                 yield from portion.numbers
 
-    def _merge(self, portion: SamplePortion, result: dict[str, Any]) -> None:
-        for name, part in result["tensors"].items():
-            self.tensors[name] = self.tensors[name].merge(part)
-        self.images += result["images"]
-        self.done.update(portion.numbers)
-        self.dataset.take(DataQuality(**result["quality"]), result["skipped"])
+    def _merge(self, portion: SamplePortion, counted: CountedPortion) -> None:
+        statistics, done = self._merged
+        # One assignment, so that Ctrl-C cannot leave some tensors merged and others not.
+        self._merged = statistics.merge(counted.statistics), done.union(portion.numbers)
+        self.dataset.take(counted.quality, counted.skipped)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
         """Return the statistics merged so far, and the numbers of their samples."""
-        return Statistics(self.tensors, images=self.images), self.done.copy()
+        return self._merged
 
     def _portions(self, job: ClusterJob) -> Iterator[SamplePortion]:
         source = self.dataset.source
@@ -305,7 +301,7 @@ class ClusterPass:
             identities = [digest for _, _, digests in group for digest in digests]
             if type(source).identity is not SampleSource.identity:
                 identities = [source.identity(index) for index in indices]
-            yield SamplePortion(numbers, source.portion(indices), identities)
+            yield SamplePortion(numbers, VerifiedSource(source.portion(indices), identities))
 
     def _samples(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
         """Yield the number, indices and digests of each remaining sample.

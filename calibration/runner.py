@@ -387,10 +387,10 @@ class _Calibration:
         scores = self.focus.scores if self.focus else ()
         computed = [n for n in dict.fromkeys([*names, *scores]) if n not in self.model.inputs]
         if self.cluster is not None:
-            from calibration.cluster.connection import Cluster
+            from calibration.cluster.connection import connect
             from calibration.cluster_pass import ClusterPass
 
-            cluster = stack.enter_context(Cluster(self.cluster, self.mixed_cpus))
+            cluster = stack.enter_context(connect(self.cluster, self.mixed_cpus))
             return ClusterPass(
                 cluster,
                 self.model,

@@ -9,6 +9,7 @@ import re
 import signal
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qdqtool.errors import ClusterError
@@ -53,60 +54,56 @@ def check_cluster(cluster: Any) -> None:
     try:
         import distributed  # noqa: F401
     except ImportError as error:
-        raise _argument_error(
+        raise cluster_error(
             f"`cluster` needs Dask: pip install 'qdqtool[cluster]' ({error})", "missing-package"
         ) from None
     if not isinstance(cluster, str):
         return
     local = _LOCAL.fullmatch(cluster)
     if local is None and not _ADDRESS.fullmatch(cluster):
-        raise _argument_error(
+        raise cluster_error(
             f"`cluster={cluster}`: give the address of a scheduler, such as tcp://host:8786, or "
             "local:N for N processes",
             "invalid-address",
         )
     if local is not None and local[1] is not None and not 1 <= int(local[1]) <= _MAX_PROCESSES:
-        raise _argument_error(
+        raise cluster_error(
             f"`cluster={cluster}`: give a number of processes from 1 to {_MAX_PROCESSES}",
             "out-of-range",
         )
 
 
-def _argument_error(reason: str, code: str) -> ClusterError:
+def cluster_error(reason: str, code: str) -> ClusterError:
+    """Return an error about the `cluster` argument."""
     return ClusterError(reason, code=code, parameter="cluster")
 
 
-class Cluster(contextlib.ExitStack):
+@dataclass(frozen=True)
+class Cluster:
     """Connection to a Dask scheduler.
 
-    As a context manager, it closes the client and ends the workers that it started.
+    Attributes:
+        client: Dask's client.
+        mixed_cpus: Whether to allow workers whose processors compute different last bits.
+    """
+
+    client: Client
+    mixed_cpus: bool = False
+
+    def threads(self) -> int:
+        """Return the number of threads of all connected workers."""
+        return int(sum(self.client.nthreads().values()))
+
+
+@contextlib.contextmanager
+def connect(cluster: Any, mixed_cpus: bool = False) -> Iterator[Cluster]:
+    """Yield a connection to a Dask scheduler; at the end, close it and the workers it started.
+
+    A client that the user gives remains open.
 
     Args:
         cluster: See :func:`check_cluster`.
         mixed_cpus: Whether to allow workers whose processors compute different last bits.
-
-    Raises:
-        ClusterError: The scheduler cannot be reached.
-    """
-
-    def __init__(self, cluster: Any, mixed_cpus: bool = False) -> None:
-        super().__init__()
-        self.mixed_cpus = mixed_cpus
-        self.client: Client = self.enter_context(connect(cluster))
-
-    def threads(self) -> int:
-        """Return the number of threads of all connected workers, at least 1."""
-        return max(1, int(sum(self.client.nthreads().values())))
-
-
-@contextlib.contextmanager
-def connect(cluster: Any) -> Iterator[Client]:
-    """Yield a client of a Dask scheduler, and close the client at the end.
-
-    A client that the user gives is yielded and remains open.
-
-    Args:
-        cluster: See :func:`check_cluster`.
 
     Raises:
         ClusterError: The scheduler cannot be reached, or the processes cannot be started.
@@ -115,17 +112,17 @@ def connect(cluster: Any) -> Iterator[Client]:
     from distributed import Client
 
     if not isinstance(cluster, str):
-        yield cluster
+        yield Cluster(cluster, mixed_cpus)
         return
     local = _LOCAL.fullmatch(cluster)
     # Dask warns about different versions. `worker_facts` checks all versions that matter.
     with _silence_logs(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
         address, security = cluster, None
-        if local is not None:
-            count = int(local[1]) if local[1] else core_count()
-            address, security = stack.enter_context(_start_workers(count))
         try:
+            if local is not None:
+                count = int(local[1]) if local[1] else core_count()
+                address, security = stack.enter_context(_start_workers(count))
             # Python's garbage collector closes clients of earlier failures. If this happens while
             # Dask holds its lock, it waits forever.
             with pause_gc():
@@ -136,17 +133,30 @@ def connect(cluster: Any) -> Iterator[Client]:
                     name="qdqtool",
                     security=security,
                 )
+        except ClusterError:
+            raise
         except Exception as error:  # invalid Dask settings in the environment raise any class
-            raise _argument_error(
-                f"`cluster={cluster}`: no scheduler answers at this address; start one with `dask "
-                f"scheduler` ({_describe_error(error)})",
-                "connection",
-            ) from None
+            raise _connection_error(cluster, local is not None, error) from None
         try:
-            yield client
+            yield Cluster(client, mixed_cpus)
         finally:
             with contextlib.suppress(Exception), pause_gc():
                 client.close(timeout=5)
+
+
+def _connection_error(cluster: str, is_local: bool, error: Exception) -> ClusterError:
+    reason = _describe_error(error)
+    if is_local:
+        return cluster_error(
+            f"`cluster={cluster}`: cannot start worker processes on this machine ({reason}); check "
+            "Dask's settings, such as DASK_... in the environment",
+            "not-started",
+        )
+    return cluster_error(
+        f"`cluster={cluster}`: no scheduler answers at this address ({reason}); start one with "
+        "`dask scheduler`",
+        "connection",
+    )
 
 
 @contextlib.contextmanager
@@ -163,12 +173,10 @@ def _start_workers(count: int) -> Iterator[Any]:
     try:
         security = Security.temporary()
     except ImportError as error:
-        raise _argument_error(
+        raise cluster_error(
             f"`cluster=local:N` needs cryptography: pip install 'qdqtool[cluster]' ({error})",
             "missing-package",
         ) from None
-    except Exception as error:
-        raise _start_error(count, error) from None
     with temporary_folder("cluster-") as folder:
         settings = {
             **_LOCAL_CONFIG,
@@ -176,34 +184,23 @@ def _start_workers(count: int) -> Iterator[Any]:
             f"distributed.nanny.environ.{PROCESSES}": str(count),
         }
         with dask.config.set(settings), contextlib.ExitStack() as stack:
-            try:
-                with _block_interrupts(), pause_gc():
-                    cluster = LocalCluster(
-                        n_workers=count,
-                        threads_per_worker=1,
-                        processes=True,
-                        host="127.0.0.1",
-                        dashboard_address=None,
-                        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
-                        # Without an address for its dashboard, a worker listens on all networks.
-                        worker_dashboard_address="127.0.0.1:0",
-                        silence_logs=logging.CRITICAL,
-                        local_directory=folder,
-                        security=security,
-                        protocol="tls://",
-                    )
-                    stack.callback(cluster.close, timeout=20)
-            except Exception as error:
-                raise _start_error(count, error) from None
+            with _block_interrupts(), pause_gc():
+                cluster = LocalCluster(
+                    n_workers=count,
+                    threads_per_worker=1,
+                    processes=True,
+                    host="127.0.0.1",
+                    dashboard_address=None,
+                    scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+                    # Without an address for its dashboard, a worker listens on all networks.
+                    worker_dashboard_address="127.0.0.1:0",
+                    silence_logs=logging.CRITICAL,
+                    local_directory=folder,
+                    security=security,
+                    protocol="tls://",
+                )
+                stack.callback(cluster.close, timeout=20)
             yield cluster, security
-
-
-def _start_error(count: int, error: Exception) -> ClusterError:
-    return _argument_error(
-        f"cannot start {count} worker processes on this machine ({_describe_error(error)}); check "
-        "Dask's settings, such as DASK_... in the environment",
-        "not-started",
-    )
 
 
 def _describe_error(error: BaseException) -> str:
@@ -236,11 +233,11 @@ def _silence_logs() -> Iterator[None]:
     """Silence Dask's log until the context ends: the errors of this package contain the causes."""
     names = {*_LOGGERS, *logging.root.manager.loggerDict}
     loggers = [logging.getLogger(n) for n in names if n.partition(".")[0] in _LOGGERS]
-    before = [logger.level for logger in loggers]
+    levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -10,12 +10,14 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from calibration.cluster.connection import Cluster
+from calibration.cluster.connection import Cluster, cluster_error
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.util.text import reason_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+
+    from calibration.cluster.worker import Factory, ItemFunction
 
 AHEAD = 2  # number of items per thread that are sent to the cluster in advance
 WATCH_SECONDS = 2.0  # time between two checks of the workers
@@ -26,21 +28,22 @@ class ClusterJob:
     """Runs a function on many items, on all workers of a cluster.
 
     As a context manager, it sends a payload to each worker at the start, and removes the job from
-    the cluster at the end.
+    the cluster at the end. Workers import the functions, so these must be functions of a module.
 
     Args:
         cluster: Connection to the workers.
-        factory: ``module:function`` that creates the state from the payload, once in each worker
-            process; see :data:`calibration.cluster.worker.Factory`.
+        factory: Creates the state of the job from the payload, once in each worker process.
         payload: Data for all workers, in a form that Dask can send.
-        function: ``module:function`` that is called as ``function(state, item, stopped)`` for each
-            item. The function should end early if the event ``stopped`` is set.
+        function: Function that runs on the workers for each item. It should end early if its event
+            is set.
 
     Attributes:
         slots: Number of threads of all workers at the last check.
     """
 
-    def __init__(self, cluster: Cluster, factory: str, payload: Any, function: str) -> None:
+    def __init__(
+        self, cluster: Cluster, factory: Factory, payload: Any, function: ItemFunction
+    ) -> None:
         self.cluster, self.client = cluster, cluster.client
         self.factory, self.payload, self.function = factory, payload, function
         self.name = f"qdqtool-{uuid.uuid4().hex}"
@@ -53,19 +56,18 @@ class ClusterJob:
         facts, mixed_cpus = worker_facts(), self.cluster.mixed_cpus
         plugin = JobPlugin(self.name, self.factory, self.payload, facts, mixed_cpus)
         self.payload = None
-        try:
-            self.client.register_plugin(plugin, name=self.name)
-            self.slots = self.cluster.threads()
-        except Exception as error:  # a worker with a broken installation may raise any class
-            self._remove()
-            raise _job_error(
-                f"the cluster cannot start the work ({reason_of(error)}); install the same "
-                "version of qdqtool on the scheduler and on each worker, and check their logs",
-                "connection",
-            ) from error
-        except BaseException:
-            self._remove()
-            raise
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._remove)
+            try:
+                self.client.register_plugin(plugin, name=self.name)
+                self.slots = self.cluster.threads()
+            except Exception as error:  # a worker with a broken installation may raise any class
+                raise cluster_error(
+                    f"the cluster cannot start the work ({reason_of(error)}); install the same "
+                    "version of qdqtool on the scheduler and on each worker, and check their logs",
+                    "connection",
+                ) from error
+            stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,11 +123,11 @@ class ClusterJob:
         workers_seen = time.monotonic()
         while True:
             with _connection_errors(self.client):
-                self.slots = sum(self.client.nthreads().values())
+                self.slots = self.cluster.threads()
             if self.slots:
                 workers_seen = time.monotonic()
             elif time.monotonic() - workers_seen > WORKERLESS_SECONDS:
-                raise _job_error(
+                raise cluster_error(
                     f"the cluster has had no worker for {WORKERLESS_SECONDS:.0f} s; start workers "
                     "with `dask worker ADDRESS`, and check the logs of the previous workers",
                     "no-workers",
@@ -143,7 +145,7 @@ class ClusterJob:
             raise
         except KilledWorker as error:
             worker = error.last_worker.address if error.last_worker else "a worker"
-            raise _job_error(
+            raise cluster_error(
                 f"{worker} and other workers before it died while working on {item}; give the "
                 "workers more memory, or check their logs",
                 "crashed",
@@ -151,7 +153,7 @@ class ClusterJob:
         except CancelledError as error:
             raise _lost_connection(reason_of(error)) from None
         except Exception as error:  # a worker with a broken installation may raise any class
-            raise _job_error(
+            raise cluster_error(
                 f"a cluster worker failed on {item}: {type(error).__name__}: "
                 f"{reason_of(error, 300)}",
                 "worker-failed",
@@ -176,12 +178,8 @@ def _connection_errors(client: Client) -> Iterator[None]:
 
 
 def _lost_connection(reason: str) -> ClusterError:
-    return _job_error(
+    return cluster_error(
         f"the connection to the cluster's scheduler was lost ({reason}); restart the scheduler "
         "and run again",
         "connection",
     )
-
-
-def _job_error(reason: str, code: str) -> ClusterError:
-    return ClusterError(reason, code=code, parameter="cluster")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import (
     NOTE,
     Build,
-    BuiltLayer,
-    BuiltTensor,
     Gap,
     GapKind,
     ListingSource,
@@ -42,11 +40,12 @@ _MISSING_RANGE_MESSAGES = (
 def set_build_status(build: Build) -> None:
     """Set gaps, completeness, precision flags and version hint, and mark Q and DQ layers."""
     _mark_qdq(build)
-    if build.passed:
-        _note_skipped_tactics(build)
+    for message in build.messages:
+        if build.passed and message.level == "E" and _SKIPPED_TACTIC in message.text:
+            message.level = NOTE
     build.precision_flags = _find_precision_flags(build)
     layers = build.layers
-    build.names_only = bool(layers) and not any(map(_has_details, layers))
+    build.names_only = bool(layers) and not any(x.type or x.inputs or x.outputs for x in layers)
     build.version_hint = build.tensorrt or _find_version_by_spelling(build)
     build.gaps = [gap for gap in build.gaps if gap.kind.is_unread]
     is_listing_cut = build.has_gap(Section.LISTING)
@@ -58,17 +57,6 @@ def set_build_status(build: Build) -> None:
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
         build.gaps.append(Gap(Section.END))
     build.complete = bool(layers) and not build.names_only and not any(map(_is_harmful, build.gaps))
-
-
-def _note_skipped_tactics(build: Build) -> None:
-    """Change errors about skipped tactics to notes, because the build passed anyway."""
-    for message in build.messages:
-        if message.level == "E" and _SKIPPED_TACTIC in message.text:
-            message.level = NOTE
-
-
-def _has_details(layer: BuiltLayer) -> bool:
-    return bool(layer.type or layer.inputs or layer.outputs)
 
 
 def _is_harmful(gap: Gap) -> bool:
@@ -117,14 +105,6 @@ def find_truncations(build: Build) -> list[Gap]:
     ]
 
 
-def _find_unwritten(tensors: Iterable[str], sources: Container[str]) -> str | None:
-    """Return the first tensor that is neither in ``sources`` nor a Myelin constant, else None."""
-    for tensor in tensors:
-        if tensor not in sources and not _MYELIN_CONSTANT.fullmatch(tensor):
-            return tensor
-    return None
-
-
 def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
     """Return a gap if layers are missing from the listing, else None.
 
@@ -141,10 +121,10 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
         return None
     outputs = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
     consumers = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
-    unwritten = _find_unwritten(consumers, outputs | network_ends)
-    if unwritten is not None:
-        name, tensor = consumers[unwritten][:80], unwritten[:80]
-        return Gap(Section.LISTING, GapKind.UNWRITTEN, name=name, tensor=tensor)
+    for tensor, name in consumers.items():
+        is_written = tensor in outputs or tensor in network_ends
+        if not is_written and not _MYELIN_CONSTANT.fullmatch(tensor):
+            return Gap(Section.LISTING, GapKind.UNWRITTEN, name=name[:80], tensor=tensor[:80])
     # The bindings in a log may include lines of other programs, so check only JSON listings.
     if build.listing != ListingSource.LAYER_JSON:
         return None
@@ -194,32 +174,23 @@ def _find_version_by_spelling(build: Build) -> str | None:
     layers = build.layers
     if not layers:
         return None
+    tensors = [tensor for layer in layers for tensor in (*layer.inputs, *layer.outputs)]
     if any("_quantize_scale_node" in layer.name for layer in layers):
         return "8.0"
-    if any(map(_is_of_tensorrt_11, layers)):
+    if any("StrideOrder" in layer.extras for layer in layers) or any(
+        tensor.format.startswith("(") and tensor.precision != Precision.UNKNOWN
+        for tensor in tensors
+    ):
         return "11"
     if any(layer.type in _MYELIN_TYPES for layer in layers):
         return "10"
     if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
         return LATEST_SPELLING
-    if build.listing == ListingSource.ENGINE_LINES:
-        return _find_version_of_engine_lines(layers)
-    return "8.4" if build.listing else None
-
-
-def _is_of_tensorrt_11(layer: BuiltLayer) -> bool:
-    tensors = (*layer.inputs, *layer.outputs)
-    return "StrideOrder" in layer.extras or any(map(_has_separate_format, tensors))
-
-
-def _find_version_of_engine_lines(layers: Sequence[BuiltLayer]) -> str:
-    if any(tensor.vector > 1 for layer in layers for tensor in (*layer.inputs, *layer.outputs)):
+    if build.listing != ListingSource.ENGINE_LINES:
+        return "8.4" if build.listing else None
+    if any(tensor.vector > 1 for tensor in tensors):
         return "8.5"
     return "8.4" if all(x.tactic.startswith("0x") for x in layers if x.tactic) else "8.2"
-
-
-def _has_separate_format(tensor: BuiltTensor) -> bool:
-    return tensor.format.startswith("(") and tensor.precision != Precision.UNKNOWN
 
 
 def is_implicit_int8(build: Build) -> bool:

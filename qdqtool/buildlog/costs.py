@@ -216,13 +216,12 @@ def analyze(build: Build) -> EngineReport:
     """Compute the cost of every layer of a build, with times if the build has a profile."""
     report = EngineReport(build)
     nodes = {node.name: node for node in build.parse.nodes if node.op in WEIGHTED}
-    known_names = build.parse.names
     times: dict[str, deque[float]] = defaultdict(deque)
     for row in build.profile_rows:
         times[row.name].append(row.average_ms)
     total = sum(row.average_ms for row in build.profile_rows)
     for index, layer in enumerate(build.layers):
-        bases = layer.parse_name(known_names).bases if nodes else []
+        bases = layer.parse_name().bases if nodes else []
         parsed_weights = _count_parsed_weights([nodes[name] for name in bases if name in nodes])
         cost = LayerCost(
             layer,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 from typing import Any
 
@@ -18,7 +17,6 @@ from qdqtool.buildlog.layers import layer_from_fields
 from qdqtool.buildlog.lines import parse_number
 from qdqtool.buildlog.types import (
     Build,
-    BuiltLayer,
     Gap,
     GapKind,
     ListingSource,
@@ -38,12 +36,7 @@ _ROW = re.compile(
 )
 _ROW_KEYS = ("timeMs", "averageMs", "medianMs", "percentage")
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
-_TARGET = re.compile(r"SM(\d{2,3})")
-_MAX_TARGETS = 16
-_MAX_BINDINGS = 10_000
-_MAX_LAYERS = 200_000
-# Maximum tensors of all layers. 20 MB of JSON has no room for more tensors.
-MAX_LISTED_TENSORS = 500_000
+_TARGET = re.compile(r"\bSM(\d{2,3})\b")
 
 
 def read_json(data: bytes, path: str) -> Build:
@@ -58,7 +51,7 @@ def read_json(data: bytes, path: str) -> Build:
     """
     documents, is_complete = _load_documents(data.decode("utf-8", "replace"), path)
     build = Build(source=BuildSource.LAYER_JSON)
-    content = documents[-1] if len(documents) == 1 else _choose_document(build, documents, path)
+    content = _choose_document(build, documents, path)
     if isinstance(content, dict):
         _add_listing(build, content, path)
     elif isinstance(content, list) and _is_profile(content):
@@ -100,17 +93,10 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
     for candidate in (text, _BAD_ESCAPE.sub(r"\\\\", text)):
         try:
             return [parse_json(candidate, strict=False)], True
-        except RecursionError:
+        except (RecursionError, TooManyValues) as excess:
             raise BuildLogError(
-                "nested more deeply than any JSON file of TensorRT; give the file of "
-                "--exportLayerInfo or --exportProfile",
-                path,
-                code="nested-too-deeply",
-            ) from None
-        except TooManyValues as too_many:
-            raise BuildLogError(
-                f"not a JSON file of TensorRT: it has {too_many}; give the file of "
-                "--exportLayerInfo or --exportProfile",
+                f"not a JSON file of TensorRT: {excess}; give the file of --exportLayerInfo or "
+                "--exportProfile",
                 path,
                 code="too-many-values",
             ) from None
@@ -119,12 +105,6 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
     sequence = _split_documents(text)
     if sequence is not None:
         return sequence
-    if text.startswith('{"log":'):
-        raise BuildLogError(
-            "a log in the storage format of Docker; give the output of `docker logs CONTAINER`",
-            path,
-            code="docker-log",
-        )
     salvaged = _salvage(text)
     if salvaged is None:
         raise BuildLogError(
@@ -154,28 +134,24 @@ def _split_documents(text: str) -> tuple[list[Any], bool] | None:
 def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
     """Return the document to read: the last listing, or else the last profile.
 
-    If there are both, add the last profile to the build. A note says how many were found.
+    If there are both, add the last profile to the build. A note says if documents were left out.
     """
     listings = [document for document in documents if isinstance(document, dict)]
     profiles = [document for document in documents if isinstance(document, list)]
     count = len(documents)
-    several = f"{path} contains {count} complete JSON documents"
-    if not listings or not profiles:
-        build.notes.append(
-            Note(f"{several}; the last was read", code="several-documents", file=path, count=count)
-        )
-        return documents[-1]
-    if count > 2:
+    if count > bool(listings) + bool(profiles):
         build.notes.append(
             Note(
-                f"{several}; the last listing and the last profile were read",
-                code="several-of-both",
+                f"{path}: contains {count} JSON documents, but only the last listing and the last "
+                "profile were read. Give each document as a file of its own",
+                code="several-documents",
                 file=path,
                 count=count,
             )
         )
-    _add_profile(build, profiles[-1])
-    return listings[-1]
+    if listings and profiles:
+        _add_profile(build, profiles[-1])
+    return listings[-1] if listings else documents[-1]
 
 
 def _salvage(text: str) -> Any:
@@ -207,7 +183,7 @@ def _decode_values(text: str, start: int) -> tuple[list[Any], int]:
     decoder = json.JSONDecoder(strict=False)
     items: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):
-        while len(items) < _MAX_LAYERS:
+        while True:
             item, start = decoder.raw_decode(text, start)
             items.append(item)
             start = _skip_separators(text, start)
@@ -255,23 +231,14 @@ def _add_listing(build: Build, content: dict[str, Any], path: str) -> None:
     _add_layers(build, next(content[key] for key in _LAYER_KEYS if key in content), path)
     # `qdqtool build` writes builder, targets and version into its layer table.
     build.is_rtx = content.get("builder") == "tensorrt-rtx"
-    build.targets = _parse_targets(content.get("targets"))
-    version = content.get("version")
-    if isinstance(version, str) and _VERSION.fullmatch(version):
+    build.targets = tuple(map(int, _TARGET.findall(str(content.get("targets")))))
+    version = str(content.get("version"))
+    if _VERSION.fullmatch(version):
         build.tensorrt = version
     bindings = content.get("Bindings", content.get("I/O Tensors"))
     if isinstance(bindings, list):
-        for item in bindings[:_MAX_BINDINGS]:
-            name = item.get("Name") if isinstance(item, dict) else item
-            if isinstance(name, str):
-                build.bindings.append(name)
-
-
-def _parse_targets(listed: Any) -> tuple[int, ...]:
-    if not isinstance(listed, list):
-        return ()
-    matches = [_TARGET.fullmatch(item) for item in listed[:_MAX_TARGETS] if isinstance(item, str)]
-    return tuple(int(match[1]) for match in matches if match)
+        names = [item.get("Name") if isinstance(item, dict) else item for item in bindings]
+        build.bindings = [name for name in names if isinstance(name, str)]
 
 
 def _add_layers(build: Build, listed: Any, path: str) -> None:
@@ -279,28 +246,16 @@ def _add_layers(build: Build, listed: Any, path: str) -> None:
         raise BuildLogError(
             "'Layers' is not a list; give the file of --exportLayerInfo", path, code="wrong-type"
         )
-    tensors = 0
-    for item in listed[:_MAX_LAYERS]:
-        if isinstance(item, str):
-            build.layers.append(BuiltLayer(name=item))
-            continue
-        if not isinstance(item, dict) or ("Name" not in item and "LayerType" not in item):
+    for position, item in enumerate(listed):
+        fields = {"Name": item} if isinstance(item, str) else item
+        if not isinstance(fields, dict) or ("Name" not in fields and "LayerType" not in fields):
             raise BuildLogError(
-                f"layer {len(build.layers)} of the list is neither a name nor a layer object; "
-                "export the listing again",
+                f"layer {position} of the list is neither a name nor a layer object; export the "
+                "listing again",
                 path,
                 code="wrong-layer",
             )
-        layer = layer_from_fields(item)
-        build.layers.append(layer)
-        tensors += len(layer.inputs) + len(layer.outputs) + len(layer.constants)
-        if tensors > MAX_LISTED_TENSORS:
-            raise BuildLogError(
-                f"lists more than {MAX_LISTED_TENSORS:,} tensors up to layer "
-                f"{len(build.layers) - 1}, more than any engine has; export the listing again",
-                path,
-                code="too-many-tensors",
-            )
+        build.layers.append(layer_from_fields(fields))
     build.listing = ListingSource.LAYER_JSON
 
 
@@ -317,7 +272,7 @@ def _is_profile(content: Any) -> bool:
 
 
 def _add_profile(build: Build, content: list[Any]) -> None:
-    for item in content[:_MAX_LAYERS]:
+    for item in content:
         if not isinstance(item, dict):
             continue
         if "count" in item and "name" not in item:
@@ -327,10 +282,7 @@ def _add_profile(build: Build, content: list[Any]) -> None:
         row = _make_profile_row(item, build.iterations)
         if row is not None:
             build.profile_rows.append(row)
-    if build.profile_rows:
-        build.profile_total_ms = sum(row.average_ms for row in build.profile_rows)
-    else:
-        build.profile_total_ms = None
+    build.profile_total_ms = sum(row.average_ms for row in build.profile_rows) or None
 
 
 def _make_profile_row(item: dict[str, Any], iterations: int | None) -> ProfileRow | None:
@@ -344,8 +296,4 @@ def _make_profile_row(item: dict[str, Any], iterations: int | None) -> ProfileRo
 
 
 def _as_float(value: Any) -> float | None:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return parse_number(str(value)[:400])
-    return None
+    return parse_number(str(value)) if type(value) in (int, float) else None

@@ -43,54 +43,38 @@ _LAYER = re.compile(r"Layer\(([^()]*)\): ")
 _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]+|-?\d+)(?: \([^()]*\))?,? ?")
 _METADATA = re.compile(r"\[ONNX Layer: ")
 _SIGNS = re.compile(r"([\[{(]+)|([\]})]+)|, ")
-_MAX_PAIRS = 200
-_SHORT = 200  # texts up to this many characters are cached, because logs repeat them
 _MAX_RANK = 64
 MAX_TENSORS = 4096  # maximum tensors of a layer; real layers have at most some hundreds
 
 
+@functools.lru_cache(1024)
 def find_precision(text: str) -> Precision:
     """Return the data type that a format description names, else UNKNOWN.
 
     Examples: ``Thirty-two wide channel vectorized row major Int8 format``, ``Row major linear
     FP32``, ``Half``, ``INT8``.
     """
-    return _find_precision(text[:400])
+    words = (word.lower() for word in _WORD.findall(text))
+    return next((_TYPES[word] for word in words if word in _TYPES), Precision.UNKNOWN)
 
 
 @functools.lru_cache(1024)
-def _find_precision(text: str) -> Precision:
-    return next(
-        (_TYPES[word.lower()] for word in _WORD.findall(text) if word.lower() in _TYPES),
-        Precision.UNKNOWN,
-    )
-
-
 def find_vector_width(text: str) -> int:
     """Return the number of channels per vector in a format description; 1 if not vectorized."""
-    return _find_vector_width(text[:200])
-
-
-@functools.lru_cache(1024)
-def _find_vector_width(text: str) -> int:
     lower = text.lower()
     return next((width for words, width in _VECTOR_WORDS.items() if lower.startswith(words)), 1)
 
 
+@functools.lru_cache(1024)
 def parse_dims(text: str) -> tuple[Shape, int]:
     """Parse ``1,64:32,552,968`` into dimensions and vector width.
 
     Negative (dynamic) dimensions become None. The vector width is 1 for a layout that is not
     vectorized.
     """
-    return _parse_dims(text) if len(text) <= _SHORT else _parse_dims.__wrapped__(text)
-
-
-@functools.lru_cache(1024)
-def _parse_dims(text: str) -> tuple[Shape, int]:
     shape: list[int | None] = []
     vector = 1
-    for piece in text.split(",", _MAX_RANK)[:_MAX_RANK]:
+    for piece in text.split(",")[:_MAX_RANK]:
         size, _, width = piece.strip().partition(":")
         if not size:
             continue
@@ -102,7 +86,7 @@ def _parse_dims(text: str) -> tuple[Shape, int]:
 
 def _parse_int(text: str) -> int | None:
     try:
-        return int(text) if len(text) < 20 else None
+        return int(text)
     except ValueError:
         return None
 
@@ -222,8 +206,6 @@ def _split_fields(text: str) -> list[str]:
         elif depth == 0:
             pieces.append(text[start : sign.start()])
             start = sign.end()
-            if len(pieces) == _MAX_PAIRS:
-                return pieces
     return [*pieces, text[start:]]
 
 
@@ -266,9 +248,7 @@ def _tensors_from_field(listed: Any) -> list[BuiltTensor]:
 
 
 def _as_text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else str(value)[:1000]
+    return "" if value is None else str(value)
 
 
 def _tensor_from_fields(item: Any) -> BuiltTensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from qdqtool.buildlog.layers import parse_dims
 from qdqtool.buildlog.types import (
-    MAX_DIMENSION,
     Build,
     LogMessage,
     MemoryUse,
@@ -16,7 +16,6 @@ from qdqtool.buildlog.types import (
     ParsedTensor,
     ParseSection,
     ProfileRow,
-    Shape,
 )
 from qdqtool.util.tables import read_rows
 
@@ -39,11 +38,7 @@ _METRIC = re.compile(
     r"(Throughput|Total Host Walltime|Total GPU Compute Time): ([\d.e+-]{1,20}) (qps|s)"
 )
 _LATENCY = re.compile(r"([\w-]{1,20}(?: [\w-]{1,20}){0,4}): (min = .*)")
-_NAME = re.compile(r"[\w()%.]{1,30}")
-_VALUE = re.compile(r" = ([\d.e+-]{1,20}|-?nan|inf) ?(?:ms)?")
-_MAX_METRICS = 50
-_MAX_TENSORS = 20_000  # maximum inputs or outputs of a node
-_MAX_ROWS = 100_000
+_VALUE = re.compile(r"(?<![\w()%.])([\w()%.]{1,30}) = ([\d.e+-]{1,20})")
 
 
 def read_memory(memory: MemoryUse, text: str) -> bool:
@@ -75,26 +70,9 @@ def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
         return value is not None
     if ": min = " not in text or (match := _LATENCY.match(text)) is None:
         return False
-    texts = dict(_find_values(match[2]))
-    if len(performance) < _MAX_METRICS:
-        values = {name: parse_number(value) for name, value in texts.items()}
-        performance[match[1]] = {name: value for name, value in values.items() if value is not None}
-    return bool(texts)
-
-
-def _find_values(text: str) -> Iterator[tuple[str, str]]:
-    """Yield names and values of ``min = 1.5 ms, percentile(99%) = 2 ms``.
-
-    Names are searched backwards from " = ", so that the time stays linear in the text.
-    """
-    end, start = 0, text.find(" = ")
-    while start >= 0:
-        name = _NAME.match(text[max(end, start - 30) : start][::-1])
-        value = _VALUE.match(text, start)
-        if name is not None and value is not None:
-            yield name[0][::-1], value[1]
-            end = value.end()
-        start = text.find(" = ", max(end, start + 1))
+    values = {name: parse_number(value) for name, value in _VALUE.findall(match[2])}
+    performance[match[1]] = {name: value for name, value in values.items() if value is not None}
+    return True
 
 
 def is_profile_head(text: str) -> bool:
@@ -102,65 +80,66 @@ def is_profile_head(text: str) -> bool:
     return "Layer" in text and ("Time (ms)" in text or "Time(ms)" in text) and "Avg" in text
 
 
-def read_profile_row(build: Build, text: str) -> bool:
-    """Store a row or the header of the profile table; return False for any other line.
+class ProfileReader:
+    """Reader of the header and the rows of the profile table.
 
     The name is the first column up to TensorRT 8.5, and the last column from 8.6 on. The other
     columns are total, average, median (from 8.4 on) and percent.
+
+    Args:
+        build: Build to fill.
+        keep: Function that returns whether there is room for another record of a text.
     """
-    columns = build.options.setdefault("Profile columns", {})
-    if _read_profile_head(columns, text):
-        return True
-    if not columns and not _guess_columns(columns, text):
-        return False
-    count = 4 if columns["median"] else 3
-    name, *pieces = _split_row(text, columns["order"], count)
-    values = [value for piece in pieces if (value := parse_number(piece)) is not None]
-    if len(values) != count:
-        return False
-    _add_profile_row(build, name, values)
-    return True
 
+    def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:
+        self._build = build
+        self._keep = keep
+        self._columns: tuple[bool, int] | None = None
 
-def _add_profile_row(build: Build, name: str, values: list[float]) -> None:
-    total, average, *median, share = values
-    if name == "Total":
-        build.profile_total_ms = average
-    elif len(build.profile_rows) < _MAX_ROWS:
-        row = ProfileRow(name, total, average, median[0] if median else None, share)
-        build.profile_rows.append(row)
-
-
-def _read_profile_head(columns: dict[str, str], text: str) -> bool:
-    for order, word in (("first", "Time (ms)"), ("last", "Time(ms)")):
-        if word in text and "Layer" in text:
-            columns.update(order=order, median="yes" if "Median" in text else "")
+    def read(self, text: str) -> bool:
+        """Store a row or the header of the table; return False for any other line."""
+        if is_profile_head(text):
+            self._columns = "Time (ms)" in text, 4 if "Median" in text else 3
             return True
-    return False
+        columns = self._columns or _guess_columns(text)
+        if columns is None:
+            return False
+        name, numbers = _split_row(text, *columns)
+        values = [value for number in numbers if (value := parse_number(number)) is not None]
+        if len(values) != columns[1]:
+            return False
+        self._columns = columns
+        total, average, *median, share = values
+        if name == "Total":
+            self._build.profile_total_ms = average
+        elif self._keep(text):
+            row = ProfileRow(name, total, average, median[0] if median else None, share)
+            self._build.profile_rows.append(row)
+        return True
 
 
-def _split_row(text: str, order: str, count: int) -> list[str]:
-    if order == "first":
+def _split_row(text: str, is_name_first: bool, count: int) -> tuple[str, list[str]]:
+    """Return the name and the numbers of a row with `count` numbers."""
+    if is_name_first:
         name, *numbers = text.rsplit(None, count) or [""]
     else:
         *numbers, name = text.split(None, count) or [""]
-    return [name.strip(), *numbers]
+    return name.strip(), numbers
 
 
-def _guess_columns(columns: dict[str, str], text: str) -> bool:
-    """Guess the columns of a table without header from a row; return False for other lines.
+def _guess_columns(text: str) -> tuple[bool, int] | None:
+    """Return whether a row begins with its name, and how many numbers it has.
 
-    A row has three or four numbers before or after the name.
+    None for a line that is not a row: a row has three or four decimal numbers before or after its
+    name.
     """
     for count in (4, 3):
-        for order in ("first", "last"):
-            numbers = _split_row(text, order, count)[1:]
-            if len(numbers) == count and all(
-                "." in piece and parse_number(piece) is not None for piece in numbers
-            ):
-                columns.update(order=order, median="yes" if count == 4 else "")
-                return True
-    return False
+        for is_name_first in (True, False):
+            _, numbers = _split_row(text, is_name_first, count)
+            decimals = [n for n in numbers if "." in n and parse_number(n) is not None]
+            if len(decimals) == count:
+                return is_name_first, count
+    return None
 
 
 def parse_number(text: str | bytes) -> float | None:
@@ -306,7 +285,7 @@ class ParseReader:
             details["axis"] = int(axis[1])
             return True
         key, separator, value = text.partition(": ")
-        if key not in _DETAILS or not separator or len(text) > 200:
+        if key not in _DETAILS or not separator:
             return False
         details[_DETAILS[key]] = _parse_integers(value) if value.startswith("(") else value.strip()
         return True
@@ -335,7 +314,7 @@ def _parse_tensors(body: str) -> list[ParsedTensor | None]:
     stripped = body.strip().rstrip(",").strip()
     if not stripped:
         return tensors
-    for item in stripped.removeprefix("[").removesuffix("]").split("], [")[:_MAX_TENSORS]:
+    for item in stripped.removeprefix("[").removesuffix("]").split("], ["):
         name, arrow, rest = item.rpartition(" -> (")
         dims, _, dtype = rest.rpartition(")[")
         if item.startswith(("optional input", "optional output")) or not item:
@@ -343,9 +322,8 @@ def _parse_tensors(body: str) -> list[ParsedTensor | None]:
         elif not arrow:
             tensors.append(ParsedTensor(item, None, ""))
         else:
-            tensors.append(
-                ParsedTensor(name, _parse_shape(dims), dtype.rstrip("]")) if name else None
-            )
+            shape = parse_dims(dims)[0]
+            tensors.append(ParsedTensor(name, shape, dtype.rstrip("]")) if name else None)
     return tensors
 
 
@@ -357,19 +335,7 @@ def _parse_network_input(text: str) -> ParsedTensor | None:
     name, joint, dtype = head.rpartition(" with dtype: ")
     if not cut or not joint or not dtype.isidentifier():
         return None
-    return ParsedTensor(name, _parse_shape(dims), _DTYPES.get(dtype.lower(), dtype.upper()))
-
-
-def _parse_shape(text: str) -> Shape:
-    return tuple(map(_parse_dimension, text.split(", "))) if text.strip() else ()
-
-
-def _parse_dimension(text: str) -> int | None:
-    stripped = text.strip()
-    if not stripped.isascii() or not stripped.isdecimal() or len(stripped) >= 19:
-        return None
-    dimension = int(stripped)
-    return dimension if dimension < MAX_DIMENSION else None
+    return ParsedTensor(name, parse_dims(dims)[0], _DTYPES.get(dtype.lower(), dtype.upper()))
 
 
 # Lines without information, and messages
@@ -421,7 +387,6 @@ _EXCEPTION = re.compile(
     r"(?:[\w.]*(?:Error|Exception): |Traceback \(most recent call last\)|trtexec: |Aborted|"
     r"Segmentation)"
 )
-_MAX_MESSAGES = 2000
 _MAX_TEXT = 2000
 
 
@@ -445,7 +410,7 @@ class MessageCollector:
         message = self._messages.get(key)
         if message is None:
             message = LogMessage(level, text[:_MAX_TEXT], line, 0)
-            if len(self._messages) < _MAX_MESSAGES and self._keep(text[:_MAX_TEXT]):
+            if self._keep(text[:_MAX_TEXT]):
                 self._messages[key] = message
                 self._build.messages.append(message)
         message.count += 1

@@ -11,13 +11,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TypeVar
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import parse_number
 from qdqtool.buildlog.sections import UNSTAMPED, SectionReader
-from qdqtool.buildlog.types import Build, Gap, GapKind, Section, TunedLayer
-from qdqtool.util import limits
-from qdqtool.util.notes import Note
+from qdqtool.buildlog.types import Build, TunedLayer
+
+K = TypeVar("K", str, tuple[str, str])
 
 _LEVEL = rb"(?:VERBOSE|GRAPH|DEBUG|INFO|WARNING|INTERNAL_ERROR|ERROR|CRITICAL)"
 # Names that Torch-TensorRT prints before TensorRT's messages. Its dynamo front end uses Python's
@@ -101,8 +103,6 @@ _PIECES = re.compile(rb"(\w+)|(\s+)|([^\w\s]+)")
 _MAX_PREFIX = 200  # maximum bytes of a container's prefix
 _SAMPLE = 2000  # lines that are examined to detect the prefix
 _MIN_SHARE = 0.8  # minimum share of the sampled lines with the prefix
-# Kubernetes cuts lines at 16 kB: P marks a part of a line, and F the end of a line.
-_PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")
 
 
 class LogPrefixStripper:
@@ -116,8 +116,6 @@ class LogPrefixStripper:
     def __init__(self) -> None:
         self._form: re.Pattern[bytes] | None = None
         self._decided = False
-        # Collected parts of an unfinished line, by stream.
-        self._incomplete: dict[bytes, bytes] = {}
 
     def strip(self, lines: list[bytes]) -> list[bytes]:
         """Return lines without the prefix. The first TensorRT lines determine its form."""
@@ -132,22 +130,9 @@ class LogPrefixStripper:
         for line in map(clean_line, lines):
             prefix = self._form.match(line)
             if prefix is not None:
-                text = self._join_pieces(prefix[0], line[prefix.end() :])
-                line = _add_level(prefix[0], text)
+                line = _add_level(prefix[0], line[prefix.end() :])
             stripped.append(line)
         return stripped
-
-    def _join_pieces(self, prefix: bytes, text: bytes) -> bytes:
-        """Return the complete line that a text ends, or an empty line if more parts follow."""
-        piece = _PIECE.search(prefix)
-        if piece is None:
-            return text
-        stream = piece[1]
-        text = self._incomplete.pop(stream, b"") + piece[3] + text
-        if piece[2] == b"F":
-            return text
-        self._incomplete[stream] = text[: limits.LOG_LINE]
-        return b""
 
     def _detect_prefix(self, lines: list[bytes]) -> None:
         forms: Counter[bytes] = Counter()
@@ -200,14 +185,12 @@ def is_marked(line: bytes) -> bool:
     return b"[TRT" in head or b"TensorRT" in head or b":onnxruntime" in head
 
 
-def parse_stamp(stamp: bytes) -> int | None:
-    """Convert ``[MM/DD/YYYY-HH:MM:SS]`` to seconds since the month began; None if invalid."""
-    parts = (stamp[4:6], stamp[12:14], stamp[15:17], stamp[18:20])
+def parse_stamp(stamp: bytes) -> datetime | None:
+    """Parse ``[MM/DD/YYYY-HH:MM:SS]``; return None if invalid."""
     try:
-        day, hours, minutes, seconds = map(int, parts)
+        return datetime.strptime(stamp.decode(), "[%m/%d/%Y-%H:%M:%S]")
     except ValueError:
         return None
-    return ((day * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 _TIMING = re.compile(
@@ -231,16 +214,12 @@ _COMPLETED = b" profiling completed in "
 # TensorRT 10 prints
 # NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
 _CACHED = b" got cached result: "
-_SKIPPING = re.compile(rb"Skipping (\w{1,80}): No valid tactics(?: for (.{0,4000}))?")
-_NO_TACTICS = b" has no valid tactics"
+_REFUSAL = re.compile(
+    rb"Skipping (?P<skipped>\w{1,80}): No valid tactics(?: for (?P<layer>.{0,4000}))?"
+    rb"|\b(?P<runner>\w{1,80}) has no valid tactics"
+)
 _DUE_TO = b" due to "
 _OPTIMIZER_REFORMAT = "Optimizer Reformat("
-_WORD = re.compile(rb"\w{1,80}")
-_MAX_RUNNERS = 500
-_MAX_REFUSED = 300
-_MAX_REASONS = 100
-_MAX_UNEXPLAINED = 100_000
-_MAX_TUNED = 50_000
 _MAX_NAME = 4000
 _MAX_INNER_LINES = 8  # maximum number of other threads' messages inside one line
 
@@ -257,53 +236,37 @@ class LogReader:
         self.sections = SectionReader(self.build)
         self._tuned: TunedLayer | None = None
         self._stamp = b""
-        self._now: int | None = None
-        self._stopped = False
+        self._now: datetime | None = None
         self._timing_readers: dict[str, Callable[[bytes, int], None]] = {
+            "tactic": self._count_tactic,
             "fastest": self._read_fastest,
             "runner": self._start_runner,
+            "reformat": self._count_reformat,
+            "format": self._count_format,
+            "cost": self._read_cost,
             "chose": self._read_choice,
             "skip": self._read_refusal,
-            "cost": self._read_cost,
+            "other": self._count_other,
         }
 
     def feed(self, lines: Iterable[bytes]) -> None:
         """Read the next lines, given without line ends."""
-        if self._stopped:
-            return
-        counts, sections, match_timing = self.build.lines, self.sections, _TIMING.match
-        number, blank = counts.total, 0
+        counts = self.build.lines
         for line in lines:
-            number += 1
+            counts.total += 1
             if len(line) < 3 and not line.strip():
-                blank += 1
-                if sections.block in UNSTAMPED:
-                    sections.block = ""
-                continue
-            match = match_timing(line)
-            if match is not None and match.lastgroup == "tactic":
-                # Most lines are tactic lines, so they are counted here without further parsing.
+                counts.blank += 1
+                if self.sections.block in UNSTAMPED:
+                    self.sections.block = ""
+            elif match := _TIMING.match(line):
+                self._read_timing(line, match)
+            elif _SET_TACTIC in line:
                 counts.timing += 1
-                self.build.tactics.timed += 1
-                if self._tuned is not None:
-                    self._tuned.tactics += 1
-                continue
-            self._feed_line(line, number, match)
-            if counts.unexplained > _MAX_UNEXPLAINED:
-                # So many unknown lines mean that the file is not a TensorRT log.
-                self._stopped = True
-                gap = Gap(Section.ALL, GapKind.BEYOND_LINE, number)
-                self.build.gaps.append(gap)
-                self.build.notes.append(
-                    Note(
-                        f"{gap} was not read, because the {_MAX_UNEXPLAINED:,} lines before this "
-                        "part were not recognized; give only the log of the build",
-                        code="not-understood",
-                    )
-                )
-                break
-        counts.total = number
-        counts.blank += blank
+            elif _COMPLETED in line or _CACHED in line:
+                counts.timing += 1
+                self._read_result(split_prefix(clean_line(line))[2])
+            else:
+                self._read_line(line, counts.total)
 
     def finish(self) -> Build:
         """Complete the build after the last line, and return the build."""
@@ -311,23 +274,15 @@ class LogReader:
         self.sections.finish()
         return self.build
 
-    def _feed_line(self, line: bytes, number: int, match: re.Match[bytes] | None) -> None:
-        counts = self.build.lines
-        if match is not None:
-            counts.timing += 1
-            kind, end = match.lastgroup or "", match.end()
-            if b"\x1b" in line:
-                line = clean_line(line)
-                cleaned = _TIMING.match(line)
-                end = cleaned.end() if cleaned else 0
-            self._read_timing(kind, line, end)
-        elif _SET_TACTIC in line:
-            counts.timing += 1
-        elif _COMPLETED in line or _CACHED in line:
-            counts.timing += 1
-            self._read_result(split_prefix(clean_line(line))[2])
-        else:
-            self._read_line(line, number)
+    def _read_timing(self, line: bytes, match: re.Match[bytes]) -> None:
+        self.build.lines.timing += 1
+        kind, end = match.lastgroup, match.end()
+        if b"\x1b" in line:
+            line = clean_line(line)
+            cleaned = _TIMING.match(line)
+            end = cleaned.end() if cleaned else 0
+        if kind is not None and kind in self._timing_readers:
+            self._timing_readers[kind](line, end)
 
     def _read_line(self, line: bytes, number: int) -> None:
         """Read a line, and any messages of other threads in the middle of the line."""
@@ -345,15 +300,13 @@ class LogReader:
             line = rest
 
     def _read_message(self, level: str, message: bytes, number: int, is_whole: bool) -> None:
-        match = None
         if not is_whole and (message[:1] in _TIMING_STARTS or _AFTER_ANY_WORD in message):
+            # The message may be a timing line with a prefix that the expression for whole lines
+            # does not match.
             match = _TIMING.match(message)
-        if match is not None:
-            # The message is a timing line with a prefix that the expression for whole lines does
-            # not match.
-            self.build.lines.timing += 1
-            self._read_timing(match.lastgroup or "", message, match.end())
-            return
+            if match is not None:
+                self._read_timing(message, match)
+                return
         text = message.decode("utf-8", "replace")
         if level or not text.startswith(" "):
             text = text.rstrip()
@@ -377,34 +330,31 @@ class LogReader:
 
     def _add_tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
         tuned = table.get(name) or TunedLayer(name)
-        if len(table) < _MAX_TUNED:
+        if name not in table and self.sections.keep(name):
             table[name] = tuned
         return tuned
 
-    def _read_timing(self, kind: str, line: bytes, end: int) -> None:
-        tactics = self.build.tactics
-        if kind == "tactic":
-            tactics.timed += 1
-            if self._tuned is not None:
-                self._tuned.tactics += 1
-        elif kind == "reformat":
-            tactics.reformat_timings += 1
-        elif kind == "format":
-            tactics.combinations += 1
-        elif kind == "other":
-            self.build.lines.marked += is_marked(line)
-        elif kind in self._timing_readers:
-            self._timing_readers[kind](line, end)
+    def _count_tactic(self, _line: bytes, _end: int) -> None:
+        self.build.tactics.timed += 1
+        if self._tuned is not None:
+            self._tuned.tactics += 1
+
+    def _count_reformat(self, _line: bytes, _end: int) -> None:
+        self.build.tactics.reformat_timings += 1
+
+    def _count_format(self, _line: bytes, _end: int) -> None:
+        self.build.tactics.combinations += 1
+
+    def _count_other(self, line: bytes, _end: int) -> None:
+        self.build.lines.marked += is_marked(line)
 
     def _read_fastest(self, line: bytes, _end: int) -> None:
         if self._tuned is not None:
             _update_best(self._tuned, line[line.rfind(b" ") + 1 :])
 
     def _read_choice(self, line: bytes, end: int) -> None:
-        runners = self.build.tactics.runners
         runner = _decode(line[end:].split(b" ", 1)[0])[:80]
-        if runner in runners or len(runners) < _MAX_RUNNERS:
-            runners[runner] += 1
+        self._count(self.build.tactics.runners, runner)
         if self._tuned is not None:
             self._tuned.runner = runner
 
@@ -412,11 +362,10 @@ class LogReader:
         # The line is "=============== Computing costs for NAME". Before 8.6, the name is missing.
         before, _, rest = line[end : end + _MAX_NAME].partition(b"costs for ")
         name = _decode(rest).strip()
-        costed = self.build.tactics.costed
-        if not before and name and len(costed) < _MAX_TUNED:
-            costed.add(name)
-        else:
+        if before or not name:
             self.build.lines.marked += 1
+        elif self.sections.keep(name):
+            self.build.tactics.costed.add(name)
 
     def _read_refusal(self, line: bytes, _end: int) -> None:
         """Count a skipped tactic by reason, or a missing tactic by runner and layer.
@@ -425,16 +374,18 @@ class LogReader:
         """
         tactics = self.build.tactics
         tactics.skipped += 1
-        cut = line.find(_DUE_TO, 0, 400)
-        if cut >= 0:
-            reason = _decode(line[cut + len(_DUE_TO) :][:300]).strip()
-            if reason in tactics.reasons or len(tactics.reasons) < _MAX_REASONS:
-                tactics.reasons[reason] += 1
-        elif len(tactics.refused) < _MAX_REFUSED:
-            refusal = _find_refusal(line)
-            if refusal is not None:
-                runner, layer = refusal
-                tactics.refused[runner, layer or (self._tuned.name if self._tuned else "")] += 1
+        _, is_skipped_tactic, reason = line[:700].partition(_DUE_TO)
+        if is_skipped_tactic:
+            self._count(tactics.reasons, _decode(reason[:300]).strip())
+        elif match := _REFUSAL.search(line, 0, _MAX_NAME + 200):
+            layer = _decode(match["layer"] or b"").strip()
+            if not layer and self._tuned is not None:
+                layer = self._tuned.name
+            self._count(tactics.refused, (_decode(match["skipped"] or match["runner"]), layer))
+
+    def _count(self, counter: Counter[K], key: K) -> None:
+        if key in counter or self.sections.keep(str(key)):
+            counter[key] += 1
 
     def _start_runner(self, line: bytes, end: int) -> None:
         name = _decode(_strip_last(line[end : end + _MAX_NAME].rstrip(b"\r -"), b" ("))
@@ -450,30 +401,9 @@ class LogReader:
         if stamp != self._stamp and line[:1] == b"[":
             now = parse_stamp(stamp)
             if now is not None and self._now is not None and self._tuned is not None:
-                seconds = now - self._now
-                if 0 <= seconds < 86400:
-                    self._tuned.seconds += seconds
+                self._tuned.seconds += max(0.0, (now - self._now).total_seconds())
             self._now, self._stamp = now, stamp
         self._tuned = tuned
-
-
-def _find_refusal(line: bytes) -> tuple[str, str] | None:
-    """Return runner and layer of a line about missing tactics; None for any other line.
-
-    The layer is empty if the line names none.
-    """
-    limit = _MAX_NAME + 200
-    skipping = _SKIPPING.search(line, 0, limit)
-    word, position = None, line.find(_NO_TACTICS, 0, limit)
-    while position >= 0:
-        # Search the word before the phrase backwards, in limited time.
-        word = _WORD.match(line[max(0, position - 80) : position][::-1])
-        if word is not None:
-            break
-        position = line.find(_NO_TACTICS, position + 1, limit)
-    if skipping is not None and (word is None or skipping.start() < position):
-        return _decode(skipping[1]), _decode(skipping[2] or b"").strip()
-    return None if word is None else (_decode(word[0][::-1]), "")
 
 
 def _decode(text: bytes) -> str:
@@ -481,7 +411,6 @@ def _decode(text: bytes) -> str:
 
 
 def _strip_last(text: bytes, sign: bytes) -> bytes:
-    """Return the text before the last occurrence of a sign, or else the whole text."""
     return text.rpartition(sign)[0] or text
 
 

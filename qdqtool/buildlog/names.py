@@ -2,7 +2,8 @@
 
 A fused name joins the absorbed nodes with `` + ``. Layers merged side by side are joined with
 `` || ``. Pointwise layers are written ``PWN(a, b)`` and nest. Node names may contain any of these
-signs, so joints count only outside brackets, and a known name is never split.
+signs, so joints count only outside brackets. A node name that contains a joint outside brackets is
+split, and its parts match no node.
 
 Seen in builds of TensorRT 8.0 to 10 and TensorRT-RTX 1.7; ``_quantize_scale_node`` is 8.0 to 8.2.
 """
@@ -25,20 +26,6 @@ SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
 # Longer names are not parsed. Names of merged layers have some hundred characters per node.
 _MAX_LENGTH = 20_000
-
-
-class NameSet(frozenset[str]):
-    """Set of names of nodes, initializers and layers, which may be parts of a fused name."""
-
-    def names_with(self, separator: str) -> tuple[str, ...]:
-        """Return the names that contain a separator such as `` + ``. Results are cached."""
-        names: tuple[str, ...] | None = self.__dict__.get(separator)
-        if names is None:
-            names = self.__dict__[separator] = tuple(name for name in self if separator in name)
-        return names
-
-
-NO_NAMES = NameSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +66,6 @@ class FusedName:
         return self.kind in ("reformat-input", "reformat-output", "reformat-network", "copy")
 
 
-def is_copy(name: str) -> bool:
-    """Return whether a layer only moves data, according to its name."""
-    # Parse only names that may qualify, because parsing is slow.
-    return (name.endswith(_COPY) or name.startswith(_REFORMATTING)) and parse_layer_name(
-        name
-    ).is_copy
-
-
 def base_name(component: str) -> str:
     """Remove the suffixes ``_clone_1_clone_2`` and ``_quantize_scale_node`` from a component."""
     return _strip_clones(_strip_clones(component).removesuffix(SCALE_NODE))
@@ -106,31 +85,27 @@ def _strip_clones(name: str) -> str:
         end = digits - len(_CLONE)
 
 
-def parse_layer_name(name: str, known_names: NameSet = NO_NAMES) -> FusedName:
-    """Split TensorRT's name of a layer into the nodes that the layer absorbed.
-
-    Args:
-        name: Name as TensorRT prints it.
-        known_names: Names of nodes, initializers and parser layers. They are never split.
-    """
-    if name in known_names or len(name) > _MAX_LENGTH:
-        return FusedName(name, "layer", [[name]])
-    special = _parse_special_name(name, known_names)
+def parse_layer_name(name: str) -> FusedName:
+    """Split TensorRT's name of a layer into the nodes that the layer absorbed."""
+    special = None if len(name) > _MAX_LENGTH else _parse_special_name(name)
     if special is not None:
         return special
-    groups = split_outside_brackets(name, " || ", known_names)
-    return FusedName(name, "layer", [_parse_components(group, known_names, 0) for group in groups])
+    groups = split_outside_brackets(name, " || ")
+    return FusedName(name, "layer", [_parse_components(group, 0) for group in groups])
 
 
-def _parse_special_name(name: str, known_names: NameSet) -> FusedName | None:
+def _parse_special_name(name: str) -> FusedName | None:
     """Parse the name of a copy, a Myelin layer or a synchronization; None for any other."""
     if name.startswith("{") and (match := _FOREIGN.fullmatch(name)):
         first, _, last = match[1].partition("...")
         return FusedName(name, "foreign", [[part for part in (first, last) if part]])
     if name.startswith("[trainStation") or name.endswith("[DevicetoShapeHostCopy]"):
         return FusedName(name, "station", [])
-    if name.startswith(_REFORMATTING) and (copy := _parse_reformat_name(name, known_names)):
-        return copy
+    if match := _REFORMAT.fullmatch(name):
+        groups = parse_layer_name(match[3]).alternatives
+        return FusedName(name, f"reformat-{match[1].lower()}", groups, match[3], int(match[2][:9]))
+    if match := _NETWORK.fullmatch(name):
+        return FusedName(name, "reformat-network", [], match[2])
     if name.endswith(_COPY):
         return FusedName(name, "copy", [], name[: -len(_COPY)])
     if "_myl" in name and (match := _MYELIN.fullmatch(name)):
@@ -138,26 +113,16 @@ def _parse_special_name(name: str, known_names: NameSet) -> FusedName | None:
     return None
 
 
-def _parse_reformat_name(name: str, known_names: NameSet) -> FusedName | None:
-    if match := _REFORMAT.fullmatch(name):
-        groups = parse_layer_name(match[3], known_names).alternatives
-        return FusedName(name, f"reformat-{match[1].lower()}", groups, match[3], int(match[2][:9]))
-    match = _NETWORK.fullmatch(name)
-    return None if match is None else FusedName(name, "reformat-network", [], match[2])
-
-
-def _parse_components(text: str, known_names: NameSet, depth: int) -> list[str]:
-    result: list[str] = []
-    for part in split_outside_brackets(text, " + ", known_names):
-        members = None
-        if part not in known_names and depth < _MAX_DEPTH:
-            members = _pointwise_members(part)
+def _parse_components(text: str, depth: int) -> list[str]:
+    components: list[str] = []
+    for part in split_outside_brackets(text, " + "):
+        members = _pointwise_members(part) if depth < _MAX_DEPTH else None
         if members is not None:
-            for member in split_outside_brackets(members, ", ", known_names):
-                result.extend(_parse_components(member, known_names, depth + 1))
+            for member in split_outside_brackets(members, ", "):
+                components += _parse_components(member, depth + 1)
         elif part:
-            result.append(part)
-    return result
+            components.append(part)
+    return components
 
 
 def _pointwise_members(part: str) -> str | None:
@@ -168,26 +133,12 @@ def _pointwise_members(part: str) -> str | None:
     return part[4:-1] if all(depths) else None
 
 
-def split_outside_brackets(text: str, joint: str, known_names: NameSet = NO_NAMES) -> list[str]:
-    """Split a text at `joint` outside brackets. Known names are never split.
+def split_outside_brackets(text: str, joint: str) -> list[str]:
+    """Split a text at `joint` outside brackets.
 
     If the brackets of the text do not match (a node name may contain a single bracket), split at
     every joint.
     """
-    if joint not in text:
-        return [text]
-    pieces = _split(text, joint)
-    if not known_names or (len(pieces) == 1 and text in known_names):
-        return pieces
-    # Known names that contain the joint must stay whole.
-    names = known_names.names_with(joint)
-    if not any(name in text for name in names):
-        return pieces
-    longest = max(name.count(joint) + 1 for name in names)
-    return _join_names(text.split(joint), known_names, joint, longest)
-
-
-def _split(text: str, joint: str) -> list[str]:
     if not _BRACKET.search(text):
         return text.split(joint)
     pieces: list[str] = []
@@ -202,43 +153,3 @@ def _split(text: str, joint: str) -> list[str]:
             if depth < 0:
                 break
     return text.split(joint) if depth else [*pieces, text[start:]]
-
-
-def _join_names(tokens: list[str], known_names: NameSet, joint: str, longest: int) -> list[str]:
-    """Rejoin neighboring tokens that form a known name or share a pair of brackets.
-
-    `longest` is the largest number of tokens in a known name.
-    """
-    result: list[str] = []
-    position = 0
-    while position < len(tokens):
-        width = _find_known_width(tokens[position : position + longest], known_names, joint)
-        if width == 0:
-            width = _find_closing_width(tokens, position, known_names, joint)
-        result.append(joint.join(tokens[position : position + width]))
-        position += width
-    return result
-
-
-def _find_known_width(tokens: list[str], known_names: NameSet, joint: str) -> int:
-    """Return how many leading tokens (two or more) form the longest known name; else 0."""
-    for width in range(len(tokens), 1, -1):
-        if joint.join(tokens[:width]) in known_names:
-            return width
-    return 0
-
-
-def _find_closing_width(tokens: list[str], start: int, known_names: NameSet, joint: str) -> int:
-    """Return how many tokens from `start` on close their brackets; 1 if they never close."""
-    name = tokens[start]
-    width = 1
-    while name not in known_names and _has_open_bracket(name):
-        if start + width == len(tokens):
-            return 1
-        name += joint + tokens[start + width]
-        width += 1
-    return 1 if _has_open_bracket(name) else width
-
-
-def _has_open_bracket(text: str) -> bool:
-    return text.count("(") > text.count(")") or text.count("[") > text.count("]")

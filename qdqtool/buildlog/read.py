@@ -16,6 +16,7 @@ import select
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import IO, BinaryIO, cast
 
 from qdqtool.buildlog.agreement import BuildSource
@@ -23,7 +24,7 @@ from qdqtool.buildlog.build_status import set_build_status
 from qdqtool.buildlog.json_files import read_json
 from qdqtool.buildlog.json_lines import are_json_lines, unwrap_records
 from qdqtool.buildlog.log import LogPrefixStripper, LogReader
-from qdqtool.buildlog.types import Build, BuiltLayer, ParseSection, TacticCounts
+from qdqtool.buildlog.types import Build, BuiltLayer, TacticCounts
 from qdqtool.errors import BuildLogError
 from qdqtool.util import compression, limits
 from qdqtool.util.files import open_input, record_input
@@ -32,10 +33,6 @@ __all__ = ["LogSource", "read_build"]
 
 
 LogSource = str | os.PathLike[str] | IO[bytes]
-
-BLOCK = compression.BLOCK
-MAX_LINE = limits.LOG_LINE
-MAX_JSON = limits.JSON_FILE
 
 
 def source_name(source: LogSource) -> str:
@@ -124,7 +121,7 @@ def _unpack(stream: BinaryIO, name: str) -> Iterator[bytes]:
         total += len(head)
         limits.check_size(total, limits.LOG, f"{name}: the log has", BuildLogError)
         yield head
-        head = _read_bytes(stream, BLOCK)
+        head = _read_bytes(stream, compression.BLOCK)
 
 
 def _read_bytes(stream: BinaryIO, size: int) -> bytes:
@@ -162,54 +159,23 @@ def _recode(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def split_lines(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Yield groups of lines without line ends, each line up to MAX_LINE.
+    """Yield groups of lines without line ends, each line up to limits.LOG_LINE.
 
     Carriage returns are kept.
     """
-    pieces: list[bytes] = []  # beginning of an unfinished line
-    size = 0
+    rest = b""
     for block in blocks:
-        if b"\n" not in block:
-            if size < MAX_LINE:
-                pieces.append(block[: MAX_LINE - size])
-                size += len(pieces[-1])
-            continue
-        lines = block.split(b"\n")
-        if pieces:
-            lines[0] = b"".join(pieces) + lines[0][: max(0, MAX_LINE - size)]
-        last = lines.pop()
-        pieces = [last[:MAX_LINE]] if last else []
-        size = len(pieces[0]) if pieces else 0
-        yield lines
-    if pieces:
-        yield [b"".join(pieces)]
+        *lines, rest = (rest + block).split(b"\n")
+        rest = rest[: limits.LOG_LINE]
+        yield [line[: limits.LOG_LINE] for line in lines]
+    if rest:
+        yield [rest]
 
 
-# Fields that `merge` copies from the other build if they are empty.
-_FIRST_VALUE_FIELDS = (
-    "tensorrt",
-    "targets",
-    "device",
-    "command",
-    "flags",
-    "gpu",
-    "options",
-    "trace",
-    "headings",
-    "milestones",
-    "placement",
-    "bindings",
-    "reformats",
-    "seconds",
-    "passed",
-    "performance",
+# Fields that `merge` combines. All other fields are copied from the other build if they are empty.
+_COMBINED_FIELDS = frozenset(
+    ("source", "files", "messages", "notes", "lines", "layers", "listing", "second_layers", "gaps")
 )
-
-
-def _fill_empty_fields(build: Build, other: Build) -> None:
-    for name in _FIRST_VALUE_FIELDS:
-        if not getattr(build, name) and getattr(other, name):
-            setattr(build, name, getattr(other, name))
 
 
 def merge(build: Build, other: Build) -> None:
@@ -223,15 +189,10 @@ def merge(build: Build, other: Build) -> None:
     if (is_listing and other.source.is_log) or build.source == BuildSource.PROFILE_JSON:
         build.source = other.source
     build.files.extend(other.files)
-    _fill_empty_fields(build, other)
-    build.is_rtx |= other.is_rtx
-    if build.parse == ParseSection():
-        build.parse = other.parse
-    _merge_profiles(build, other)
-    if not build.tactics.timed:
-        build.tactics = other.tactics
-    if build.memory.activation is None:
-        build.memory = other.memory
+    empty = Build()
+    for name in {field.name for field in fields(Build)} - _COMBINED_FIELDS:
+        if getattr(build, name) == getattr(empty, name):
+            setattr(build, name, getattr(other, name))
     build.messages.extend(other.messages)
     build.notes.extend(other.notes)
     for name in ("total", "timing", "marked", "blank", "unexplained"):
@@ -239,12 +200,6 @@ def merge(build: Build, other: Build) -> None:
     _merge_listings(build, other)
     build.gaps = list(dict.fromkeys(g for g in (*build.gaps, *other.gaps) if g.kind.is_unread))
     set_build_status(build)
-
-
-def _merge_profiles(build: Build, other: Build) -> None:
-    if other.profile_rows and not build.profile_rows:
-        build.profile_rows, build.profile_total_ms = other.profile_rows, other.profile_total_ms
-        build.iterations = other.iterations
 
 
 def _merge_listings(build: Build, other: Build) -> None:
@@ -320,24 +275,16 @@ def read_build(*sources: LogSource) -> Build:
 def _read_source(source: LogSource) -> Build:
     name = source_name(source)
     with open_blocks(source) as blocks:
-        head, blank_lines = b"", 0
+        head = b""
         for block in blocks:
             head += block
-            if len(head) >= 4096 and head.strip():
+            if len(head) >= 4096:
                 break
-            if len(head) > BLOCK:  # The blocks read so far are blank and need not be kept.
-                blank_lines += head.count(b"\n")
-                head = b""
-        if not head.strip():
-            raise BuildLogError(
-                "is empty; save the output of 'trtexec --verbose' again", name, code="empty"
-            )
         is_wrapped = are_json_lines(head)
         if _looks_like_json(head) and not is_wrapped:
             build = read_json(_read_all(head, blocks, name), name)
         else:
             reader, stripper = LogReader(), LogPrefixStripper()
-            reader.build.lines.total = reader.build.lines.blank = blank_lines
             for lines in split_lines(itertools.chain([head], blocks)):
                 reader.feed(stripper.strip(unwrap_records(lines) if is_wrapped else lines))
             build = reader.finish()
@@ -359,10 +306,10 @@ def _read_all(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
     pieces, size = [head], len(head)
     for block in rest:
         size += len(block)
-        if size > MAX_JSON:
+        if size > limits.JSON_FILE:
             raise BuildLogError(
-                f"exceeds {MAX_JSON >> 20} MiB, the limit for a layer listing or a profile; give "
-                "the file of a single build",
+                f"exceeds {limits.JSON_FILE >> 20} MiB, the limit for a layer listing or a "
+                "profile; give the file of a single build",
                 name,
                 code="file-too-large",
             )
@@ -371,6 +318,10 @@ def _read_all(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
 
 
 def _check_is_log(build: Build, head: bytes, name: str) -> None:
+    if build.lines.total == build.lines.blank:
+        raise BuildLogError(
+            "is empty; save the output of 'trtexec --verbose' again", name, code="empty"
+        )
     contents = (
         build.trace,
         build.layers,

@@ -206,14 +206,6 @@ class _GraphRebuilder:
 
     def _check_size(self, name: str, shape: list[int]) -> None:
         path = ", ".join(self.build.files) or "the log"
-        if len(shape) > limits.RANK:
-            raise BuildLogError(
-                f"tensor '{name[:80]}' has {len(shape)} dimensions, but the limit is "
-                f"{limits.RANK}; the log is damaged, build again",
-                path,
-                code="too-many-dimensions",
-                node=name,
-            )
         limits.check_size(
             self._constant_bytes,
             limits.LOG_CONSTANTS,
@@ -270,10 +262,9 @@ class _GraphRebuilder:
 
         Layers merged with ``||`` are left out, because their fields describe several nodes.
         """
-        known_names = self.build.parse.names
         table: dict[str, dict[str, Any]] = {}
         for layer in self.build.layers:
-            name = layer.parse_name(known_names)
+            name = layer.parse_name()
             is_merged = len(name.alternatives) != 1
             if "ParameterType" not in layer.extras or name.kind != "layer" or is_merged:
                 continue

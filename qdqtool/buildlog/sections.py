@@ -56,11 +56,6 @@ _BLOCK_TITLES = {"Device Information": "device", "Trace details": "trace"}
 UNSTAMPED = ("bindings", "io", "metadata")  # blocks without timestamps; an empty line ends them
 MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # total of all records, so that a hostile log cannot exhaust the memory
-_MAX_BINDINGS = 10_000
-_MAX_BLOCKS = 20
-_MAX_OPTIONS = 200  # maximum options of one block
-_MAX_DEVICE_FIELDS = 100
-_MAX_SECONDS = 100
 
 
 class SectionReader:
@@ -73,13 +68,14 @@ class SectionReader:
 
     def __init__(self, build: Build) -> None:
         self.build = build
-        self.parse = lines.ParseReader(build.parse, self._keep)
+        self.parse = lines.ParseReader(build.parse, self.keep)
         self.trace = TraceReader()
         self.block = ""
+        self._profile = lines.ProfileReader(build, self.keep)
         self._records = 0
         self._characters = 0
         self._full = False
-        self._messages = lines.MessageCollector(build, self._keep)
+        self._messages = lines.MessageCollector(build, self.keep)
         self._lines_listing: list[BuiltLayer] = []
         self._line_hashes: set[int] = set()
         self._info_listing: list[BuiltLayer] = []
@@ -145,7 +141,7 @@ class SectionReader:
         if level == "I" and lines.is_profile_head(text):
             # The log is an excerpt that lacks the heading of the profile.
             self.block = "profile"
-            return lines.read_profile_row(self.build, text)
+            return self._profile.read(text)
         if text.startswith("Layer("):
             return self._read_engine_line(text, line)
         word = text.split(" ", 1)[0]
@@ -173,7 +169,7 @@ class SectionReader:
         if layer is None:
             return False
         # TensorRT prints each line once, but an excerpt may quote a line twice.
-        if hash(text) not in self._line_hashes and self._keep(text):
+        if hash(text) not in self._line_hashes and self.keep(text):
             self._line_hashes.add(hash(text))
             self._lines_listing.append(layer)
         return True
@@ -182,7 +178,7 @@ class SectionReader:
         event = self.trace.read(text)
         if event is None:
             return False
-        if self._keep(text):
+        if self.keep(text):
             self.build.trace.append(
                 LogEvent(event.pass_name, event.kind, event.subject, event.object, line=line)
             )
@@ -204,11 +200,11 @@ class SectionReader:
         # In an excerpt, profile rows may lack a heading. Each row is indented, and has a name and
         # at least three numbers.
         is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
-        return (is_excerpt and lines.read_profile_row(build, text)) or lines.is_uninformative(text)
+        return (is_excerpt and self._profile.read(text)) or lines.is_uninformative(text)
 
     def _read_placement(self, text: str) -> bool:
         match = _PLACED.match(text) if text.startswith("[") else None
-        if match is not None and self._keep(text):
+        if match is not None and self.keep(text):
             device = "GPU" if match[1] == "Gpu" else "DLA"
             self.build.placement.append((device, match[2] or "", match[3]))
         return match is not None
@@ -219,7 +215,7 @@ class SectionReader:
         if block in ("profile", "device") and text.startswith("==="):
             return False
         if block == "profile":
-            return lines.read_profile_row(self.build, text)
+            return self._profile.read(text)
         if text.startswith("&&&&"):
             self.block = ""
             return False
@@ -244,7 +240,7 @@ class SectionReader:
         return is_name or text.startswith(" ")
 
     def _add_binding(self, name: str, text: str) -> None:
-        if len(self.build.bindings) < _MAX_BINDINGS and self._keep(text):
+        if self.keep(text):
             self.build.bindings.append(name)
 
     def _read_dump(self, level: str, text: str) -> bool:
@@ -261,7 +257,7 @@ class SectionReader:
     def _read_device(self, _level: str, text: str) -> bool:
         build = self.build
         key, separator, value = text.partition(": ")
-        if separator and len(build.gpu) < _MAX_DEVICE_FIELDS:
+        if separator and self.keep(text):
             build.gpu[key] = value.strip()
             if key == "Selected Device":
                 build.device = value.strip()
@@ -272,7 +268,7 @@ class SectionReader:
         key, separator, value = text.partition(":")
         if options is None or not separator or text.startswith("=== "):
             return False
-        if len(options) < _MAX_OPTIONS and self._keep(text):
+        if self.keep(text):
             options[key.strip()] = value.strip()
         return True
 
@@ -298,7 +294,7 @@ class SectionReader:
         build.is_rtx |= "RTX" in f"{match[2]} {match[3]}".upper()
         if match[4] and build.tensorrt is None:
             build.tensorrt = parse_version_digits(match[4])
-        if match[5] and not build.command and self._keep(match[5]):
+        if match[5] and not build.command and self.keep(match[5]):
             build.command = match[5].strip()
             for flag, value in _FLAG.findall(build.command[:100_000]):
                 build.flags[flag] = value.strip("\"'")
@@ -311,7 +307,7 @@ class SectionReader:
         self.trace.reset()
         if match[1] == "Original" and any(m.name == "Original" for m in self.build.milestones):
             self._start_next_build()
-        if self._keep(match[1]):
+        if self.keep(match[1]):
             self.build.milestones.append(Milestone(match[1], int(match[2]), line))
         return True
 
@@ -328,8 +324,7 @@ class SectionReader:
         title = match[1]
         if title.endswith(" Options"):
             self.block = title.removesuffix(" Options")
-            if len(self.build.options) < _MAX_BLOCKS:
-                self.build.options.setdefault(self.block, {})
+            self.build.options.setdefault(self.block, {})
         elif title.startswith("Profile ("):
             self.block = "profile"
             self.build.profile_rows.clear()
@@ -345,7 +340,7 @@ class SectionReader:
         if not text.startswith(("QDQ graph optimizer", "QDQ optimization pass")):
             return False
         self.trace.reset()
-        if self._keep(text):
+        if self.keep(text):
             self.build.headings.append((text, line))
         return True
 
@@ -365,7 +360,7 @@ class SectionReader:
         self.build.clear_results()
         if parse:
             self.build.parse = ParseSection()
-            self.parse = lines.ParseReader(self.build.parse, self._keep)
+            self.parse = lines.ParseReader(self.build.parse, self.keep)
         self._lines_listing, self._info_listing = [], []
         self._line_hashes.clear()
 
@@ -386,18 +381,17 @@ class SectionReader:
 
     def _read_info_layer(self, text: str, line: int) -> bool:
         layer = layers.parse_info_line(text, line)
-        if layer is not None and self._keep(text):
+        if layer is not None and self.keep(text):
             self._info_listing.append(layer)
         return layer is not None
 
     def _read_seconds(self, text: str, _line: int) -> bool:
-        if " sec" not in text or len(self.build.seconds) >= _MAX_SECONDS:
-            return False
-        match = _SECONDS.match(text)
+        match = _SECONDS.match(text) if " sec" in text else None
         value = lines.parse_number(match[2]) if match else None
         if match is None or value is None:
             return False
-        self.build.seconds[match[1]] = value
+        if self.keep(text):
+            self.build.seconds[match[1]] = value
         return True
 
     def _read_added_reformat(self, text: str, line: int) -> bool:
@@ -410,11 +404,11 @@ class SectionReader:
         source, joint, target = formats.partition(" to ")
         if not (cut and opened and joint) or " " in source or " " in target:
             return False
-        if self._keep(text):
+        if self.keep(text):
             self.build.reformats.append(AddedReformat(name, tensor, source, target, line))
         return True
 
-    def _keep(self, text: str) -> bool:
+    def keep(self, text: str) -> bool:
         """Count a record, and return whether the memory limit allows storing it.
 
         The first record beyond the limit adds a note and a gap to the build.

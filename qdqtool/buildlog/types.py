@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
-from qdqtool.buildlog.names import NO_NAMES, FusedName, NameSet, is_copy, parse_layer_name
+from qdqtool.buildlog.names import FusedName, parse_layer_name
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.trace import Event
 from qdqtool.util.notes import Note
@@ -56,13 +56,12 @@ class GapKind(StrEnum):
     UNWRITTEN = "{section} (a layer is missing: {name} reads {tensor}, which has no producer)"
     IDLE_BINDING = "{section} (a layer is missing: no layer reads or writes the binding {tensor})"
     CUT_FILE = "{section} (cut off: the end of {name})"
-    BEYOND_LINE = "{section} beyond line {count}"
     BEYOND_RECORDS = "{section} beyond the first {count:,} records"
 
     @property
     def is_unread(self) -> bool:
         """Whether the gap exists because the reader stopped, not because the file lacks content."""
-        return self in (GapKind.CUT_FILE, GapKind.BEYOND_LINE, GapKind.BEYOND_RECORDS)
+        return self in (GapKind.CUT_FILE, GapKind.BEYOND_RECORDS)
 
     @property
     def is_truncation(self) -> bool:
@@ -136,11 +135,6 @@ class ParseSection:
     onnx_file: str = ""
     opset: int = 0
     producer: str = ""
-
-    @property
-    def names(self) -> NameSet:
-        """Names of nodes, initializers and parser layers, which fused names consist of."""
-        return NameSet({*(n.name for n in self.nodes), *self.initializers, *self.layers})
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,9 +379,9 @@ class BuiltLayer:
     line: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
 
-    def parse_name(self, known_names: NameSet = NO_NAMES) -> FusedName:
+    def parse_name(self) -> FusedName:
         """Split the name into its nodes; see :func:`qdqtool.buildlog.names.parse_layer_name`."""
-        return parse_layer_name(self.name, known_names)
+        return parse_layer_name(self.name)
 
     @property
     def input_precision(self) -> Precision:
@@ -437,7 +431,7 @@ class BuiltLayer:
         """Purpose of the layer: ``conversion``, ``reformat``, ``convolution`` or ``other``."""
         if self.is_qdq:
             return LayerRole.CONVERSION
-        if self.type in REFORMAT_TYPES or (not self.type and is_copy(self.name)):
+        if self.type in REFORMAT_TYPES or (not self.type and self.parse_name().is_copy):
             types = {self.input_precision, self.output_precision}
             changes_type = len(types) == 2 and Precision.UNKNOWN not in types
             return LayerRole.CONVERSION if changes_type else LayerRole.REFORMAT

@@ -195,12 +195,13 @@ def _format_command(rename: Callable[[str], str]) -> str:
 
 def _render(result: Extraction, output: str, report: str | None, width: int) -> TextPage:
     from qdqtool.formats.output import Style, TextPage
-    from qdqtool.ir.modelfile import MAX_PROTO_BYTES, byte_size
+    from qdqtool.proto.external_data import serialize
 
     page = TextPage(width)
-    size = byte_size(result.proto)
+    data = serialize(result.proto)
+    size = 0 if data is None else len(data)
     size_text = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
-    if size > MAX_PROTO_BYTES:
+    if data is None:
         size_text = "over 2 GB"
     page.fill(f"Wrote {output} ({size_text})", style=Style.BOLD)
     page.fill(f"{result.kept}.", 2, "  ")

@@ -92,7 +92,7 @@ from qdqtool.commands.usage import UsageError
     "--swept-on",
     type=click.IntRange(1),
     metavar="N",
-    help="Maximum number of images for the per-layer sensitivity test. [default: as --chosen-on]",
+    help="Maximum number of images for the per-layer sensitivity test. [default: 4]",
 )
 @click.option(
     "--workers",

@@ -8,7 +8,6 @@ from dataclasses import replace
 from qdqtool.buildlog.build_status import find_truncations
 from qdqtool.buildlog.costs import EngineReport, main_node
 from qdqtool.buildlog.engine_comparison import NUMBERED_NAME, EngineComparison, align
-from qdqtool.buildlog.names import NameSet
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.types import Build, BuiltLayer, Shape
 from qdqtool.comparison.matching import MIN_LIKENESS, match
@@ -195,11 +194,10 @@ def _match_weight_names(
     view: View, nodes: list[Node], layers: list[BuiltLayer]
 ) -> list[tuple[Node, BuiltLayer]]:
     """Pair nodes with the layers whose names contain their weights; skip shared weights."""
-    initializers = NameSet(view.model.initializers)
     by_weights: dict[str, BuiltLayer] = {}
     for layer in layers:
         if " || " not in layer.name:
-            by_weights.update(dict.fromkeys(layer.parse_name(initializers).bases, layer))
+            by_weights.update(dict.fromkeys(layer.parse_name().bases, layer))
     weights = [view.weights(node).source for node in nodes]
     counts = Counter(weights)
     return [

@@ -261,7 +261,6 @@ class ExtractionJob:
         self.proto = load_full(self._as_model(self.cutter.build(part))).proto
 
     def _select_common_invariants(self) -> None:
-        """Set the invariants to the findings and data types that part and whole model share."""
         prediction = self._predict(self.proto)
         outcomes = {c.name: c for c in prediction.convolutions}
         unchanged, changed = [], []

@@ -238,7 +238,6 @@ class ModelCutter:
     def _find_dependent_end(
         self, network_input: str, starts: Mapping[str, None], ends: list[str]
     ) -> str:
-        """Return the first output that depends on a network input without the start tensors."""
         dependent = {network_input}
         for node in self.model.ordered:
             if not dependent.isdisjoint(node.consumed_tensors):
@@ -339,7 +338,6 @@ class ModelCutter:
     def _list_inner_types(
         self, nodes: Iterable[Node], ends: Collection[str]
     ) -> Iterator[onnx.ValueInfoProto]:
-        """Return the known types of the tensors between the inputs and outputs of a part."""
         produced = {t for n in nodes for t in n.outputs if t}.difference(ends)
         return filter(_has_type, map(self.value_info, sorted(produced)))
 

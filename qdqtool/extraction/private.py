@@ -32,7 +32,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.external_data import all_tensors, read_location, to_array
-from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
+from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, message_fields, nested_graphs
 from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS
@@ -106,7 +106,6 @@ def _mask_tensor(
 
 
 def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
-    """Replace lists of numbers in the attributes of a Constant or custom operator, in place."""
     if node.domain in STANDARD and node.op_type != "Constant":
         return
     for attribute in node.attribute:
@@ -155,7 +154,6 @@ def _make_tensor(value: Array, name: str) -> onnx.TensorProto:
 
 
 def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> _ScalePairs:
-    """Draw new values for constant scales; return old and new values by tensor name."""
     old = {}
     single, vectors = set[float](), set[float]()
     for name in sorted(names):
@@ -493,7 +491,6 @@ class PrivateNames:
         return None
 
     def _find_within(self, text: str, shortest: int) -> str | None:
-        """Return a secret of at least `shortest` characters in a text; None without a secret."""
         if len(text) > _LONG:
             return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
         for start in range(len(text) + 1):
@@ -562,7 +559,6 @@ def make_private(
 
 
 def _describe_difference(before: Prediction, after: Prediction, names: PrivateNames) -> str:
-    """Describe the first difference of two predictions besides names; empty if they are equal."""
     outcomes = [
         [(c.index, c.op, c.weights, c.precision, c.inputs, c.output) for c in p.convolutions]
         for p in (before, after)
@@ -589,8 +585,7 @@ def _list_findings(
 
 def _iterate_texts(message: Message) -> Iterator[str]:
     """Yield every text in a protobuf message, including bytes, but not raw tensor data."""
-    for field, value in message.ListFields():
-        values = value if _is_repeated(field) else [value]
+    for field, values in message_fields(message):
         if field.type == field.TYPE_MESSAGE:
             for inner in values:
                 yield from _iterate_texts(inner)
@@ -598,11 +593,6 @@ def _iterate_texts(message: Message) -> Iterator[str]:
             yield from values
         elif field.type == field.TYPE_BYTES and field.name != "raw_data":
             yield from (v.decode("utf-8", "replace") for v in values)
-
-
-def _is_repeated(field: Any) -> bool:
-    is_new = hasattr(field, "is_repeated")
-    return bool(field.is_repeated if is_new else field.label == field.LABEL_REPEATED)
 
 
 def _replace_texts(
@@ -618,20 +608,18 @@ def _replace_texts(
     """
     if isinstance(message, onnx.NodeProto):
         attributes = public_attributes(message)
-    for field, value in list(message.ListFields()):
+    for field, values in list(message_fields(message)):
         if field.name in _CLEARED:
             message.ClearField(field.name)
-            continue
-        values = value if _is_repeated(field) else [value]
-        if field.type == field.TYPE_MESSAGE:
+        elif field.type == field.TYPE_MESSAGE:
             for inner in values:
                 _replace_texts(inner, names, attributes)
         elif field.type in (field.TYPE_STRING, field.TYPE_BYTES) and field.name != "raw_data":
             new = [_replace_text(message, field.name, v, names, attributes) for v in values]
-            if _is_repeated(field):
-                value[:] = new
-            else:
+            if isinstance(values, list):
                 setattr(message, field.name, new[0])
+            else:
+                values[:] = new
 
 
 def _replace_text(

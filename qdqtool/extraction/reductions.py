@@ -177,7 +177,6 @@ def _remove_range(
 
 
 def _delete_nodes(graph: onnx.GraphProto, indices: range) -> None:
-    """Delete the nodes with these indices, in place; Constant nodes remain."""
     for index in reversed(indices):
         if graph.node[index].op_type != "Constant":
             del graph.node[index]
@@ -219,7 +218,6 @@ def _bypass_pairs(proto: onnx.ModelProto, constants: Container[str]) -> Iterator
 
 
 def _bypass(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
-    """Return a copy without a node; the consumers of the node read `source` instead."""
     candidate = copy_message(proto)
     graph = candidate.graph
     removed = graph.node[index].output[0]
@@ -254,7 +252,6 @@ def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 
 def _find_constant_tensors(proto: onnx.ModelProto) -> dict[int, onnx.TensorProto]:
-    """Return the tensors of Constant nodes, except network outputs, by index of the node."""
     outputs = {o.name for o in proto.graph.output}
     tensors: dict[int, onnx.TensorProto] = {}
     for index, node in enumerate(proto.graph.node):
@@ -272,7 +269,6 @@ def _find_constant_tensors(proto: onnx.ModelProto) -> dict[int, onnx.TensorProto
 
 
 def _divide(size: int, factor: int) -> int:
-    """Return a size divided by a factor, or the unchanged size if not divisible."""
     return size // factor if size % factor == 0 else size
 
 
@@ -455,8 +451,6 @@ def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
 
 
 def _change_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
-    """Change the sizes in constants and attributes (of Reshape, Slice, Split ...), in place."""
-
     def change_size(size: int) -> int:
         return change(size) if 1 < size < 2**31 else size
 
@@ -472,7 +466,6 @@ def _change_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> No
 
 
 def _remove_types(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Remove declared types and output dimensions, in place; shape inference adds new ones."""
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     del proto.graph.value_info[:]

@@ -198,7 +198,6 @@ def _list_findings(extraction: Extraction) -> list[str]:
 
 
 def _select_outcomes(extraction: Extraction) -> list[ConvOutcome]:
-    """Return the outcomes of the shown convolutions, or of all if none are shown."""
     names = {c.name for c in extraction.shown.convolutions}
     convolutions = extraction.prediction.convolutions
     return [c for c in convolutions if c.name in names] or convolutions
@@ -281,7 +280,6 @@ def _list_versions(verification: dict[str, Any] | None) -> list[str]:
 
 
 def _escape_cell(text: str) -> str:
-    """Return a text on one line for a cell of a Markdown table."""
     return as_line(text).replace("|", "\\|")
 
 

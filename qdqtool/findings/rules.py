@@ -2,54 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from qdqtool.findings import ways  # imported because it declares a class of reasons
-from qdqtool.reasons import (
-    attention,
-    compiler,
-    conversions,
-    convolutions,
-    different_scales,
-    float_types,
-    fp8,
-    fusions,
-    gpus,
-    heads,
-    inputs,
-    motion,
-    operators,
-    outputs,
-    pooling,
-    quantizers,
-    residuals,
-    scales,
-    weights,
-)
 from qdqtool.reasons.finding import Finding, FindingCode, FindingRule, Reason, Severity
 
-REASON_MODULES = (
-    attention,
-    compiler,
-    conversions,
-    convolutions,
-    different_scales,
-    float_types,
-    fp8,
-    fusions,
-    gpus,
-    heads,
-    inputs,
-    motion,
-    operators,
-    outputs,
-    pooling,
-    quantizers,
-    residuals,
-    scales,
-    weights,
-    ways,
+_SUBJECTS = (
+    "attention",
+    "compiler",
+    "conversions",
+    "convolutions",
+    "different_scales",
+    "float_types",
+    "fp8",
+    "fusions",
+    "gpus",
+    "heads",
+    "inputs",
+    "motion",
+    "operators",
+    "outputs",
+    "pooling",
+    "quantizers",
+    "residuals",
+    "scales",
+    "weights",
 )
+REASON_MODULES = (
+    *(importlib.import_module(f"qdqtool.reasons.{subject}") for subject in _SUBJECTS),
+    importlib.import_module("qdqtool.findings.ways"),
+)
+"""Modules whose classes of reasons become findings."""
 
 
 def reason_classes() -> Iterator[type[Reason]]:

@@ -1,4 +1,4 @@
-"""Runs of models in onnxruntime, to measure whether a fix changes the outputs."""
+"""Runnable parts of models, their inputs, and the errors of their outputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import EncodeError
 
 from calibration.session import partial_model
 from qdqtool.errors import DataError
-from qdqtool.fixing import sandbox
-from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import (
     OutputNoise,
     OutputPart,
@@ -23,16 +20,13 @@ from qdqtool.fixing.outputs import (
     relative_error,
     sum_squares,
 )
-from qdqtool.fixing.sandbox import Arrays, RunError, RunLimitError, RunTimeoutError
+from qdqtool.fixing.runner import Arrays, RunError, RunLimitError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD
-from qdqtool.runtime import sessions
-from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
 
-__all__ = ["Arrays", "ModelRunner", "NotFiniteError", "OutputNoise", "RunError", "RunLimitError"]
 _DYNAMIC = {0: 1}  # sizes of unknown dimensions, by axis: batch 1
 _SIDE = 256  # size for an unknown height or width: a multiple of every usual stride
 ATOL = 1e-6  # difference by rounding in float32, relative to the largest output
@@ -94,12 +88,12 @@ def _can_run(op: str, domain: str, opset: int) -> bool:
     return bool(onnx.defs.has(op, max(opset, 1))) if domain in STANDARD else domain in RUN_DOMAINS
 
 
-def random_inputs(model: Model, seed: int = 0) -> Arrays:
+def random_inputs(model: Model) -> Arrays:
     """Return a random array for every graph input, within the range of the input's first Q.
 
     Inputs of rank 4 get images of smooth shapes and noise. Unknown sizes become 1 (batch) or 256.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     view = View(model)
     inputs: Arrays = {}
     for name in model.inputs:
@@ -196,83 +190,6 @@ def check_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays
                 node=name,
             )
     return {name: np.asarray(arrays[name]) for name in model.inputs}
-
-
-class ModelRunner:
-    """Runner of models in onnxruntime, with limits on memory and work.
-
-    Memory and work are computed from the model, not measured, so that the load of the machine does
-    not change which runs are permitted.
-
-    Args:
-        effort: Factor on the limits.
-        samples: Number of samples on which outputs are compared.
-
-    Attributes:
-        work_left: Multiplications that are left for all runs.
-    """
-
-    def __init__(self, effort: float = FixOptions.effort, samples: int = 1) -> None:
-        self.effort = effort
-        self.work_left = limits.SESSION_WORK_ALL * effort * samples
-
-    def run(self, proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
-        """Return the outputs of a model, computed on the CPU without fusing Q/DQ.
-
-        Inputs that the model does not have are ignored.
-
-        Raises:
-            RunLimitError: The model needs more than permitted, or the work for all runs is used up.
-            RunError: onnxruntime cannot load or run the model.
-        """
-        inputs = {v.name: inputs[v.name] for v in proto.graph.input if v.name in inputs}
-        source = _serialize(proto)
-        cost = estimate_run_cost(proto, {n: array.shape for n, array in inputs.items()})
-        need, memory = cost.peak_bytes, limits.SESSION_BYTES * self.effort
-        if need > memory:
-            raise RunLimitError(
-                "the tensors of a run would take "
-                f"{limits.format_excess(need, memory, ' at once')}; increase `effort`",
-                code="memory-limit",
-                parameter="effort",
-            )
-        if cost.operations > limits.SESSION_WORK * self.effort:
-            raise RunLimitError(
-                f"a run takes {cost.operations:.2g} multiplications; the limit is "
-                f"{limits.SESSION_WORK * self.effort:.2g}; increase `effort`",
-                code="work-limit",
-                parameter="effort",
-            )
-        work = cost.operations + limits.SESSION_RUN + limits.SESSION_WORK_BYTE * len(source)
-        if work > self.work_left:
-            raise RunLimitError(
-                "the limit of work for comparing outputs is reached; increase `effort`",
-                code="work-used-up",
-                parameter="effort",
-            )
-        self.work_left -= work
-        try:
-            return sandbox.SHARED.run(
-                source,
-                inputs,
-                limits.SESSION_SECONDS * self.effort,
-                limits.SESSION_PROCESS + 4 * len(source) + need,
-            )
-        except RunTimeoutError:
-            self.work_left = 0  # the computed cost is wrong for this network, so stop running it
-            raise
-
-
-def _serialize(proto: onnx.ModelProto) -> bytes:
-    """Return the bytes of a model, with an IR version that onnxruntime accepts."""
-    try:
-        source: bytes = proto.SerializeToString()
-    except (ValueError, EncodeError):
-        raise RunError("the model exceeds 2 GB", code="model-too-large") from None
-    if proto.ir_version > sessions.IR_VERSION:
-        # If a serialized message has a scalar field twice, protobuf reads the last value.
-        source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
-    return source
 
 
 def measure_noise(

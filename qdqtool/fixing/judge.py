@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import onnx
 
 from qdqtool.fixing import compare
-from qdqtool.fixing.compare import Arrays, OutputNoise, RunError
-from qdqtool.fixing.outputs import OutputError, OutputPart, find_output_parts, list_output_errors
+from qdqtool.fixing.outputs import (
+    OutputError,
+    OutputNoise,
+    OutputPart,
+    find_output_parts,
+    list_output_errors,
+)
+from qdqtool.fixing.runner import Arrays, ModelRunner, RunError, RunLimitError
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
@@ -44,7 +50,7 @@ class OutputJudge:
         self._model = model
         self._samples = samples
         self._notes = notes
-        self._runner = compare.ModelRunner(effort, 1 if samples is None else len(samples))
+        self._runner = ModelRunner(effort, 1 if samples is None else len(samples))
         self._inputs: list[Arrays] = []
         self._parts: list[OutputPart] = []
         self._reference: list[Arrays] | None = None
@@ -144,7 +150,7 @@ class OutputJudge:
         for self._body in (False, True):
             try:
                 self._run_original()
-            except compare.RunLimitError as error:  # the part costs hardly less
+            except RunLimitError as error:  # the part costs hardly less
                 self.failure = Note(str(error), code=error.code)
                 return
             except RunError as error:

@@ -18,7 +18,7 @@ from onnx import helper
 
 from calibration.session import partial_model
 from qdqtool.errors import DataError
-from qdqtool.fixing.sandbox import Arrays, RunError
+from qdqtool.fixing.runner import Arrays, RunError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from qdqtool.errors import ModelError
 from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons, requires_request
 from qdqtool.fixing import gains, quantizers
-from qdqtool.fixing.compare import Arrays
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
+from qdqtool.fixing.runner import Arrays
 from qdqtool.fixing.site import FixCriteria, FixSite, FixStep
 from qdqtool.fixing.steps import HALVING_CODES, ModelStep
 from qdqtool.ir.editor import Editor

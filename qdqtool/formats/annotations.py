@@ -193,7 +193,6 @@ def _list_floats(convolutions: Sequence[ConvOutcome]) -> list[str]:
 
 
 def _finding_table(findings: list[Finding]) -> list[str]:
-    """Return the lines of a table with one row for each finding code."""
     by_code: dict[str, list[Finding]] = {}
     for finding in findings:
         by_code.setdefault(finding.code, []).append(finding)

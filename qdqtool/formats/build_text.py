@@ -112,7 +112,6 @@ def _format_macs(row: LayerCost) -> str:
 
 
 def _add_slow_layers(page: TextPage, report: EngineReport) -> None:
-    """Add layers that take much longer than usual, with possible causes."""
     slow = [r for r in report.rows if (r.times_expected or 0.0) > _SLOW_RATIO]
     slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
     if slow:
@@ -337,7 +336,6 @@ def verdict(result: Verification) -> str:
 
 
 def _list_counts(result: Verification) -> dict[str, str]:
-    """Return the agreement of convolutions, and the numbers of Q/DQ layers, by label."""
     conv, conversions = result.convolutions, result.conversions
     listed = result.prediction.convolutions if result.prediction is not None else []
     products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
@@ -353,7 +351,6 @@ def _list_counts(result: Verification) -> dict[str, str]:
 
 
 def _describe_time_mismatch(result: Verification) -> str:
-    """Describe a measured time outside the estimated range; empty if inside or unknown."""
     times = result.times
     if times is None or times["within"]:
         return ""
@@ -385,7 +382,6 @@ def render_verification(
 
 
 def _describe_exceptions(result: Verification) -> str:
-    """Describe differences that do not count as mismatches: names of layers, and the time."""
     layers, parts = result.layers, []
     if layers.unmatched:
         verb = "has" if len(layers.unmatched) == 1 else "have"
@@ -411,7 +407,6 @@ def _add_mismatches(page: TextPage, result: Verification) -> None:
 
 
 def _describe_build(result: Verification) -> str:
-    """Return TensorRT's version and the GPU of the build."""
     build, prediction = result.build, result.prediction
     is_rtx = prediction is not None and target_named(prediction.target).is_rtx
     product = "TensorRT-RTX" if is_rtx else "TensorRT"
@@ -420,7 +415,6 @@ def _describe_build(result: Verification) -> str:
 
 
 def _add_counts(page: TextPage, result: Verification) -> None:
-    """Add rows with counts that agree, and with data that the build does not have."""
     build, prediction = result.build, result.prediction
     target = target_named(prediction.target).title if prediction else "no target"
     page.add_row("Compared", f"{build.source} with the prediction for {target}", 19)
@@ -439,7 +433,6 @@ def _add_counts(page: TextPage, result: Verification) -> None:
 
 
 def _add_line_counts(page: TextPage, label: str, counts: TraceCounts) -> None:
-    """Add the numbers of lines that agree, in any order and in the log's order."""
     if counts.built:
         order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
         text = f"{counts.agree} of {counts.built} ({counts.predicted} predicted){order}"
@@ -447,7 +440,6 @@ def _add_line_counts(page: TextPage, label: str, counts: TraceCounts) -> None:
 
 
 def _add_times(page: TextPage, result: Verification) -> None:
-    """Add estimated and measured time, and layers that are much slower than estimated."""
     times = result.times
     if times is None:
         return

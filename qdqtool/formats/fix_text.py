@@ -54,7 +54,6 @@ def render(
 
 
 def _add_result(page: TextPage, fixed: Fixed) -> None:
-    """Add the number of places that were fixed, which ``predict`` no longer reports."""
     count = fixed.fixed_places().total()
     style = SEVERITY_STYLES[Severity.WARNING] if fixed.ok else SEVERITY_STYLES[Severity.ERROR]
     text = f"Nothing {'to fix' if fixed.after.ok else 'fixed'}"
@@ -65,7 +64,6 @@ def _add_result(page: TextPage, fixed: Fixed) -> None:
 
 
 def _add_rest(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
-    """Add the remaining errors and warnings, and constants whose exact values are lost."""
     counts = fixed.after.findings_by_code()
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     losses = [note for note in fixed.notes if note.code in _LOSSES]
@@ -80,7 +78,6 @@ def _add_rest(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
 
 
 def _add_on_request(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
-    """Add the command for fixes that were not tried because they need a request."""
     tried = {change.code for change in (*fixed.applied, *fixed.refused)}
     left = [f for group in split_fixable(fixed.after.findings) for f in group]
     codes = dict.fromkeys(
@@ -128,8 +125,6 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
 def _add_changes(
     page: TextPage, title: str, changes: list[FixAttempt], places: Counter[str] | None = None
 ) -> None:
-    """Add changes by code and reason, with the number of fixed places, else of changes."""
-
     def code_and_reason(change: FixAttempt) -> tuple[str, str]:
         return change.code, change.why_not
 

@@ -69,7 +69,6 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
 
 
 def _render_float(page: TextPage, insertion: Insertion) -> TextPage:
-    """Return the text if the float model was chosen."""
     assert insertion.choice is not None
     page.fill("Nothing was quantized: the float model was chosen", style=Style.BOLD)
     page.add_gap()
@@ -83,7 +82,6 @@ def _render_float(page: TextPage, insertion: Insertion) -> TextPage:
 
 
 def _add_agreement(page: TextPage, insertion: Insertion, origin: str) -> None:
-    """Add the difference of the finished model from the float model."""
     agreement = insertion.agreement
     if agreement is None:
         return
@@ -95,7 +93,6 @@ def _add_agreement(page: TextPage, insertion: Insertion, origin: str) -> None:
 
 
 def _format_title(insertion: Insertion) -> str:
-    """Return the display name of the number format of the Q/DQ pairs."""
     return find_number_format(insertion.precision).title
 
 
@@ -127,7 +124,6 @@ def _add_images(page: TextPage, insertion: Insertion) -> None:
 
 
 def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precision) -> None:
-    """Add the nodes that remain float, by reason."""
     by_reason: dict[str, list[str]] = {}
     for node in skipped:
         by_reason.setdefault(node.reason, []).append(node.node)
@@ -141,7 +137,6 @@ def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precisi
 
 
 def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
-    """Add the bits of precision that tensors lose by sharing a scale (Concat, Resize ...)."""
     if not groups:
         return
     if _max_loss(groups) < _MIN_BITS_LOST and not page.everything:
@@ -166,14 +161,12 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
 
 
 def _add_formats(page: TextPage, insertion: Insertion) -> None:
-    """Add the chosen format with the reason, and the number of activations that suit FP8."""
     if insertion.choice is not None:
         page.add_row("Chosen", f"{_format_title(insertion)}: {as_options(insertion.choice.reason)}")
     _add_fits(page, insertion)
 
 
 def _add_fits(page: TextPage, insertion: Insertion) -> None:
-    """Add the number of activations that suit FP8."""
     fits = insertion.fits
     if not fits:
         return
@@ -196,7 +189,6 @@ def _add_fits(page: TextPage, insertion: Insertion) -> None:
 
 
 def _add_losses(page: TextPage, insertion: Insertion) -> None:
-    """Add the output error, and the activations that contribute most to it."""
     losses = insertion.losses
     if losses is None:
         return
@@ -234,7 +226,6 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
 
 
 def _describe_unconfirmed(losses: ActivationLosses) -> str:
-    """Describe why the text recommends no single activation to leave float."""
     tried = f"{losses.tried} tried on {format_count(losses.trial_samples, 'image')}"
     seen = [loss for loss in losses.tensors if loss.gain >= MIN_GAIN]
     if not seen or any(loss.confirmed_on for loss in seen):

@@ -316,7 +316,6 @@ def pass_lines(rows: Iterable[tuple[int, str]]) -> TextPage:
 
 
 def _add_sections(page: TextPage, **texts: str) -> None:
-    """Add a heading and a paragraph for each text that is not empty."""
     for heading, text in texts.items():
         if text:
             page.add_heading(heading.replace("_", " "))

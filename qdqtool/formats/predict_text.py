@@ -106,14 +106,12 @@ def render(
 
 
 def _choose_precision(options: NextOptions, times: Sequence[TimeEstimate]) -> NextOptions:
-    """Add ``--precision auto`` to the next commands if a type other than INT8 is the fastest."""
     if any(time.fastest not in (None, Precision.INT8) for time in times):
         return options._replace(precision=" --precision auto")
     return options
 
 
 def _can_use_fp16(times: Sequence[TimeEstimate]) -> bool:
-    """Return whether all estimates assume FP16, of supported GPUs if there are any."""
     built = [time for time in times if time.is_supported] or times
     return all(time.float_type == Precision.FP16 for time in built)
 
@@ -144,7 +142,6 @@ def _add_verdict(
     times: Sequence[TimeEstimate],
     float_type: Precision,
 ) -> None:
-    """Add the verdict, and the times unless TensorRT rejects the model."""
     problem = verdicts.build_verdict(prediction)
     if problem is not None:
         page.fill(problem.text, 2, "  ", problem.style)
@@ -164,7 +161,6 @@ def _add_facts(
     float_type: Precision,
     target: Target,
 ) -> None:
-    """Add rows with numbers of layers, open questions and the confidence of the results."""
     outside = verdicts.describe_outside(prediction, float_type)
     if outside:
         page.add_row("Not covered", outside.rstrip("; "))
@@ -195,7 +191,6 @@ def _add_facts(
 
 
 def _describe_conversions(prediction: Prediction, times: Sequence[TimeEstimate]) -> str:
-    """Describe the number of Q and DQ that remain as layers, and their time on a single GPU."""
     if prediction.conversions is None:
         return "none: this target quantizes inside its kernels"
     number, dependence = verdicts.count_conversions(prediction)
@@ -233,7 +228,6 @@ def _add_convolution_tables(page: TextPage, prediction: Prediction, float_type: 
 
 
 def _is_unexplained(conv: ConvOutcome, prediction: Prediction) -> bool:
-    """Return whether a convolution is not INT8 to INT8, and no finding names it."""
     # Targets without conversion layers quantize inside kernels, so outputs need not be INT8.
     is_best = (
         conv.is_quantized if prediction.conversions is None else conv.quantized_in_quantized_out
@@ -256,7 +250,6 @@ def builds_quantized(prediction: Prediction) -> bool:
 
 
 def _requested_target(prediction: Prediction) -> Target:
-    """Return the target of a prediction with the version that the user named."""
     return choose_typing(prediction, target_named(prediction.requested_target or prediction.target))
 
 
@@ -302,7 +295,6 @@ def build_commands(
 
 
 def _add_findings(page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate]) -> None:
-    """Add errors and warnings by code, and the notes if everything is printed."""
     products = {c.name for c in prediction.convolutions if c.is_product}
     default, on_request = split_fixable(prediction.findings)
     marks = {f.code: f" {_BY_FIX}" for f in default}
@@ -332,7 +324,6 @@ def _add_code(
     products: set[str],
     times: Sequence[TimeEstimate],
 ) -> None:
-    """Add the findings of one code: title, first place (or all places), fix and saving."""
     from qdqtool.reasons.heads import describe_harm
 
     head = same[0]
@@ -363,7 +354,6 @@ def _add_code(
 
 
 def _describe_extent(same: list[Finding], products: set[str]) -> str:
-    """Return the numbers of places and layers of findings; empty for a single place and layer."""
     facts = [format_count(len(same), "place")] if len(same) > 1 else []
     concerned = {name for finding in same for name in finding.convolutions}
     if len(concerned) > 1:
@@ -373,7 +363,6 @@ def _describe_extent(same: list[Finding], products: set[str]) -> str:
 
 
 def _add_conversions(page: TextPage, prediction: Prediction) -> None:
-    """List the Q and DQ that remain as layers, unless only network inputs are converted."""
     conversions = [f for f in prediction.findings if f.code in _CONVERSION_CODES]
     if all(f.code == "INPUT-CONVERSION" for f in conversions) and not page.everything:
         return
@@ -384,7 +373,6 @@ def _add_conversions(page: TextPage, prediction: Prediction) -> None:
 
 
 def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
-    """Return the numbers of errors and of warnings, with their places, as texts."""
     counts = []
     for severity in (Severity.ERROR, Severity.WARNING):
         sizes = [len(g) for g in groups if g[0].severity == severity]
@@ -395,7 +383,6 @@ def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
 
 
 def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
-    """Add the numbers of findings, and the command that changes them."""
     groups = _group_by_code(prediction.findings)
     notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
     counts = _count_findings(groups)
@@ -414,7 +401,6 @@ def target_option(name: str) -> str:
 
 
 def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
-    """Add commands that improve the model: ``fix``, or ``insert`` for the float model."""
     path = prediction.model.path or "MODEL.onnx"
     insert = f"--calib images/{options.target}{options.precision}{options.gpu}"
     if verdicts.has_no_qdq(prediction):
@@ -431,7 +417,6 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
 
 
 def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option: str) -> None:
-    """Add the ``fix`` commands for findings fixed by default and for findings on request."""
     default, on_request = split_fixable(prediction.findings)
     fixed = path
     if default:
@@ -457,7 +442,6 @@ def _add_convolutions(
     findings: list[Finding],
     float_type: Precision,
 ) -> None:
-    """Add a row for each convolution: types, name, fused nodes, codes of errors and warnings."""
     signatures = [
         f"{_name_types(c.inputs, float_type, ' + ')} -> {_name_types([c.output], float_type)}"
         for c in convolutions
@@ -475,7 +459,6 @@ def _add_convolutions(
 
 
 def _name_types(types: Iterable[Precision], float_type: Precision, between: str = ", ") -> str:
-    """Return type names; a float whose width the builder chooses is named `float_type`."""
     names = [str(float_type if t == Precision.FLOAT else t) for t in types]
     return between.join(names) or "-"
 

@@ -121,7 +121,6 @@ def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
 
 
 def _describe_rival(rival: SpeedGain, own: Precision) -> str:
-    """Describe the gain of a faster model by ``insert`` than a written one of type `own`."""
     default = " by qdqtool insert with its defaults" if rival.quantized == own else ""
     fastest = "the fastest type (estimated), " if rival.is_sure else ""
     return f"{rival.quantized}{default} would be {fastest}{describe_ratio(rival)}."
@@ -141,7 +140,6 @@ def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
 
 
 def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
-    """Add a row for each GPU: its times, and the ratio in the color of its verdict."""
     labels = _list_columns(times)
     column = max(len(time.gpu.name) for time in times) + 2
     heads = "".join(f"{label.split()[0]:>11}" for label in labels)
@@ -165,7 +163,6 @@ def _format_cells(time: TimeEstimate, labels: Sequence[str]) -> str:
 
 
 def _format_speed(time: TimeEstimate) -> tuple[str, Style]:
-    """Return the ratio of the times, or why it is missing, and its style."""
     if not time.is_supported:
         return f"no engine: {time.obstacle}", Style.PLAIN
     if not time.gpu.has_int8:
@@ -186,7 +183,6 @@ def _format_ratio(gain: SpeedGain) -> str:
 
 
 def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:
-    """Return remarks on the times: corrections, costs and notes."""
     texts = []
     if time.layouts and (page.everything or time.layouts_ms > _MIN_LAYOUTS * time.total_ms):
         changes = format_count(time.layouts, "change")

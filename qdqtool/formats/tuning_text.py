@@ -40,7 +40,6 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
 
 
 def _add_result(page: TextPage, tuning: Tuning) -> None:
-    """Add the goal, the chosen placement, and a cheaper one that may be enough."""
     page.fill(_describe_goal(tuning), style=Style.GOOD if tuning.reached else Style.UNCLEAR)
     page.fill(f"Chosen: {_describe_placement(tuning.chosen, tuning)}", 4, "  ")
     cheaper = tuning.cheapest_plausible
@@ -74,17 +73,14 @@ def _describe_goal(tuning: Tuning) -> str:
 
 
 def _format_title(tuning: Tuning) -> str:
-    """Return the display name of the number format of the Q/DQ pairs."""
     return find_number_format(tuning.precision).title
 
 
 def _float_type(tuning: Tuning) -> str:
-    """Return the type of the layers without Q/DQ in TensorRT, such as FP16."""
     return str(name_float_type(tuning.prediction))
 
 
 def _describe_float_model(tuning: Tuning) -> str:
-    """Describe a result in which the float model is chosen."""
     written = "The float model was written unchanged."
     if not tuning.unchanged:
         written = f"The float model was written in {tuning.float_type.upper()}."
@@ -107,7 +103,6 @@ def _format_goal(tuning: Tuning) -> str:
 
 
 def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
-    """Describe cost and accuracy of a placement."""
     cost = point.cost
     if not cost.int8:
         time = "" if cost.ms is None else f", {format_ms(cost.ms)} predicted on {tuning.gpu}"
@@ -129,7 +124,6 @@ def _format_metric(point: PlacementResult) -> str:
 
 
 def _list_facts(tuning: Tuning) -> list[str]:
-    """Return texts about the metric, the images, and the limit that ended the search early."""
     facts = [tuning.metric["sentence"]]
     if tuning.metric["float"] != 1.0:
         facts.append(f"the float model has {tuning.metric['float']:.4f}")
@@ -148,7 +142,6 @@ def _list_facts(tuning: Tuning) -> list[str]:
 
 
 def _add_choices(page: TextPage, tuning: Tuning) -> None:
-    """Add the sites that remain float, with the effect of each on cost and accuracy."""
     point = tuning.chosen
     if not point.sites and not point.changed:
         if point.cost.int8:
@@ -180,7 +173,6 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
 
 
 def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
-    """Add the table of the Pareto front: placements that are the most accurate at their cost."""
     unit = "ms" if tuning.gpu is not None else "cost"
     page.add_heading(
         "Trade-off (Pareto front): the most accurate candidates at their cost, by the selection "
@@ -202,7 +194,6 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
 
 
 def _add_sites(page: TextPage, tuning: Tuning) -> None:
-    """Add the sites whose quantization changes the outputs most."""
     measured = [site for site in tuning.sites if site.loss is not None]
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:

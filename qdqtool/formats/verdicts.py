@@ -385,7 +385,6 @@ def speed_verdict(time: TimeEstimate) -> Verdict:
 
 
 def _explain_small_gain(time: TimeEstimate) -> str:
-    """Return the reason why INT8 gains little on some GPUs; empty on others."""
     if time.quantized is not Precision.INT8 or time.gpu.int8_rate_over_fp16 > 1:
         return ""
     return f": {time.gpu.name} computes INT8 no faster than {time.gpu.float_type}"

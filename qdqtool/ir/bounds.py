@@ -181,7 +181,6 @@ def _quantize_range(params: QuantParams, low: float, high: float) -> tuple[float
 
 
 def _bound_operand(model: Model, tensor: str, bounds: dict[str, Bounds]) -> Bounds | None:
-    """Return the bounds of a computed tensor, or of a constant that is not too large."""
     if tensor in bounds or not model.is_constant(tensor):
         return bounds.get(tensor)
     shape = model.constant_shape(tensor)
@@ -205,7 +204,6 @@ def _bound_union(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds 
 
 
 def _bound_arithmetic(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
-    """Return the bounds of a sum, difference or product, rounded to float32."""
     if len(node.inputs) != 2:
         return None
     left, right = (_bound_operand(model, tensor, bounds) for tensor in node.inputs)
@@ -228,7 +226,6 @@ _OPERATIONS: dict[str, Callable[[float, float], float]] = {
 
 
 def _read_number(model: Model, node: Node, position: int, attribute: str) -> float | None:
-    """Return a number from an input or attribute of a node; None if missing or unknown."""
     if node.input(position):
         return model.scalar(node.input(position))
     number = node.attributes.get(attribute)
@@ -320,7 +317,6 @@ def find_concat_parts(model: Model, tensor: str) -> list[str]:
 
 
 def _value_sources(node: Node | None) -> list[str]:
-    """Return the tensors whose values a node joins, moves or quantizes."""
     if node is None:
         return []
     if operator_of(node).joins:

@@ -189,7 +189,6 @@ class ConstantEvaluator:
         return self._sort(nodes.values())
 
     def _static_shape(self, node: Node) -> _Array | None:
-        """Return the result of a Shape or Size of a tensor with known dimensions, else None."""
         shape = self.model.shape(node.input(0))
         if shape is None or None in shape:
             return None
@@ -254,7 +253,6 @@ def _count_operations(node: Node, inputs: Mapping[str, _Array], written: int) ->
 def _run(
     model: onnx.ModelProto, inputs: dict[str, _Array], outputs: list[str]
 ) -> list[_Array] | None:
-    """Return the outputs of a model of one node; None if the operator rejects the inputs."""
     from onnx.reference import ReferenceEvaluator
 
     try:
@@ -393,7 +391,6 @@ def _computes_constant(model: Model, node: Node, computed: Mapping[str, bool]) -
 
 
 def _replace_by_constants(model: Model, tensors: Collection[str]) -> Model:
-    """Return a variant of a model in which initializers replace computed tensors."""
     evaluator = ConstantEvaluator(model)
     constants = {t: c for t in tensors if (c := _make_constant(model, evaluator, t)) is not None}
     if not constants:

@@ -355,7 +355,6 @@ class Editor:
         return self.model
 
     def _apply_aliases(self, nodes: list[Node | onnx.NodeProto]) -> None:
-        """Replace outputs of bypassed nodes and removed pairs in the inputs of nodes."""
         if not self._aliases:
             return
         for node in nodes:
@@ -471,7 +470,6 @@ class Editor:
         return tensors
 
     def _drop_stale_types(self) -> None:
-        """Drop the value_info of tensors that are gone or may have another type."""
         graph, model = self.proto.graph, self.model
         inputs = {value.name for value in graph.input}
         tensors = model.producers.keys() | model.initializers.keys() | inputs
@@ -479,7 +477,6 @@ class Editor:
 
 
 def _remove_named(items: Any, is_removed: Callable[[str], bool]) -> None:
-    """Remove the items of a repeated field whose names meet a condition."""
     for position in reversed(range(len(items))):
         if is_removed(items[position].name):
             del items[position]

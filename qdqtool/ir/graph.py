@@ -20,20 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import EncodeError
 
 from qdqtool.errors import ModelError
 from qdqtool.proto import external_data as external
-from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.shapes import NodeTypeCache, infer_types
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import (
     STANDARD,
     find_captured_tensors,
-    require_utf8,
     sort_topologically,
 )
-from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and dimensions
@@ -105,12 +101,9 @@ class Node:
         op, inputs, outputs = proto.op_type, proto.input[:], proto.output[:]
         # protobuf creates a new string on each access. Interned strings take less memory and
         # compare faster.
-        try:
-            self.op = intern(op)
-            self.inputs = tuple(map(intern, inputs))
-            self.outputs = tuple(map(intern, outputs))
-        except TypeError:  # protobuf returns bytes for a text that is not UTF-8; Model rejects it
-            self.op, self.inputs, self.outputs = op, tuple(inputs), tuple(outputs)
+        self.op = intern(op)
+        self.inputs = tuple(map(intern, inputs))
+        self.outputs = tuple(map(intern, outputs))
         if proto.attribute:
             self.captured = tuple(find_captured_tensors(proto))
             self._attributes = None
@@ -260,14 +253,6 @@ class Model:
             Node(index, name if name and counts[name] == 1 else _label(proto, counts), proto)
             for index, (name, proto) in enumerate(zip(proto_names, protos, strict=True))
         ]
-        texts = itertools.chain(
-            counts,
-            {node.op for node in self.nodes},
-            {node.domain for node in self.nodes},
-            *(node.inputs for node in self.nodes),
-            *(node.outputs for node in self.nodes),
-        )
-        require_utf8(list(texts), self.path or "model in memory")
 
     def _read_initializers(self) -> None:
         stored = {} if self._constants is None else self._constants.initializers
@@ -662,7 +647,6 @@ class Model:
         return self._constant_type(tensor)[1]
 
     def _constant_type(self, tensor: str) -> tuple[int, tuple[int, ...] | None]:
-        """Return type and dimensions of a constant; 0 and None for other tensors."""
         proto = self.initializers.get(tensor)
         if proto is not None:
             constant_type = self._initializer_types.get(tensor)
@@ -680,7 +664,6 @@ class Model:
         return 0, None if value is None else value.shape
 
     def _all_types(self) -> dict[str, TensorType]:
-        """Return the types that the file states, and inferred types of the other tensors."""
         if self._types is not None:
             return self._types
         if self._variant_of is not None:
@@ -772,13 +755,5 @@ def _read_type(value: onnx.TypeProto) -> TensorType:
 
 def hash_message(proto: onnx.ModelProto) -> str:
     """Return the SHA-256 of a message; empty if the message is too large for a file."""
-    try:
-        parts = MessageParts(proto)
-        if parts.size > limits.MODEL_MESSAGE:
-            return ""  # no file can be that large
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(part)
-    except (ValueError, EncodeError):
-        return ""
-    return digest.hexdigest()
+    data = external.serialize(proto)
+    return "" if data is None else hashlib.sha256(data).hexdigest()

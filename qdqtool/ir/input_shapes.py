@@ -45,7 +45,6 @@ def image_shapes(model: Model) -> dict[str, tuple[int | None, int | None]]:
 
 
 def _side_axes(shape: Sequence[int | None]) -> slice:
-    """Return the axes of height and width of an NCHW or NHWC shape."""
     is_channels_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
     return slice(1, 3) if is_channels_last else slice(2, 4)
 

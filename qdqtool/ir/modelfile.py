@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import onnx
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError, Message
 
 from qdqtool.errors import ModelError
 from qdqtool.ir import file_types
@@ -20,21 +19,18 @@ from qdqtool.ir.graph import Model, hash_message
 from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
 from qdqtool.proto.custom_quantizers import has_custom_quantizers, replace_custom_quantizers
-from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.functions import check_functions, find_called_functions, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
-from qdqtool.proto.subgraphs import attribute_graphs, require_utf8, with_subgraph_nodes
+from qdqtool.proto.subgraphs import message_fields, with_subgraph_nodes
 from qdqtool.util import compression, limits
 from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
 from qdqtool.util.text import cut_middle
 
 _OPSET_VERSIONS = range(1000)  # Real versions are far smaller, so a larger number shows damage.
-_TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
-_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
-def check_form(proto: onnx.ModelProto, path: str) -> None:
+def _check_form(proto: onnx.ModelProto, path: str) -> None:
     """Check inputs, outputs, operator sets and references to a function's attributes.
 
     Args:
@@ -92,94 +88,40 @@ def _check_attribute_references(node: onnx.NodeProto, path: str) -> None:
             )
 
 
-def check_names(proto: onnx.ModelProto, path: str) -> None:
-    """Check the texts and stored tensors of a model.
-
-    Documentation and string attributes are not checked.
-    :class:`Model` checks the names, operators and tensors of the main graph's nodes.
-
-    Args:
-        proto: The model.
-        path: Name of the model in errors.
+def _check_message(message: Message, path: str) -> None:
+    """Check the texts and stored tensors in a message. Documentation is not checked.
 
     Raises:
         ModelError: A text is not UTF-8, or a tensor has more dimensions or elements than possible.
     """
-    texts: list[Any] = [proto.producer_name, proto.producer_version, proto.domain]
-    texts += (opset.domain for opset in proto.opset_import)
-    _collect_metadata(proto.metadata_props, texts)
-    try:
-        _collect_graph(proto.graph, texts, is_main=True)
-        for function in proto.functions:
-            texts += (function.name, function.domain)
-            texts += (*function.input, *function.output, *function.attribute)
-            texts += (opset.domain for opset in function.opset_import)
-            _collect_nodes(function.node, texts)
-    except ModelError as error:
-        raise ModelError(error.reason, path, code=error.code, node=error.node) from None
-    require_utf8(texts, path)
+    if isinstance(message, onnx.TensorProto):
+        _check_dims(message, path)
+    for field, values in message_fields(message):
+        if field.type == field.TYPE_MESSAGE:
+            for inner in values:
+                _check_message(inner, path)
+        elif field.type == field.TYPE_STRING and field.name != "doc_string":
+            for text in values:
+                _check_text(text, path)
 
 
-def _collect_metadata(entries: Iterable[Any], texts: list[Any]) -> None:
-    for entry in entries:
-        texts += (entry.key, entry.value)
+def _check_text(text: Any, path: str) -> None:
+    if isinstance(text, bytes):  # protobuf returns bytes for a text that is not UTF-8
+        shown = text[:80].decode("utf-8", "backslashreplace")
+        raise ModelError(
+            f"a name is not UTF-8: '{shown}'; export the model again", path, code="wrong-encoding"
+        )
 
 
-def _collect_graph(graph: onnx.GraphProto, texts: list[Any], *, is_main: bool = False) -> None:
-    texts.append(graph.name)
-    _collect_metadata(graph.metadata_props, texts)
-    _collect_nodes(graph.node, texts, is_main=is_main)
-    for tensor in graph.initializer:
-        _collect_tensor(tensor, texts)
-    for sparse in graph.sparse_initializer:
-        _collect_tensor(sparse.values, texts)
-        _collect_tensor(sparse.indices, texts)
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        texts.append(value.name)
-        if value.type.HasField("tensor_type"):
-            texts += (d.dim_param for d in value.type.tensor_type.shape.dim)
-    for annotation in graph.quantization_annotation:
-        texts.append(annotation.tensor_name)
-        _collect_metadata(annotation.quant_parameter_tensor_names, texts)
-
-
-def _collect_tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
-    texts.append(tensor.name)
+def _check_dims(tensor: onnx.TensorProto, path: str) -> None:
     if not external.are_possible_dims(tensor.dims):
         raise ModelError(
             f"tensor '{cut_middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} "
             "dimensions and an impossible number of elements. Export the model again",
+            path,
             code="tensor-damaged",
             node=str(tensor.name),
         )
-    if tensor.external_data:
-        _collect_metadata(tensor.external_data, texts)
-
-
-def _collect_nodes(
-    nodes: Iterable[onnx.NodeProto], texts: list[Any], *, is_main: bool = False
-) -> None:
-    for node in nodes:
-        if not is_main:
-            texts += (node.name, node.op_type, node.domain, *node.input, *node.output)
-        if node.attribute:
-            for attribute in node.attribute:
-                _collect_attribute(attribute, texts)
-        if node.metadata_props:
-            _collect_metadata(node.metadata_props, texts)
-
-
-def _collect_attribute(attribute: onnx.AttributeProto, texts: list[Any]) -> None:
-    texts.append(attribute.name)
-    kind = attribute.type
-    if kind == _TENSOR:
-        _collect_tensor(attribute.t, texts)
-    elif kind == _TENSORS:
-        for tensor in attribute.tensors:
-            _collect_tensor(tensor, texts)
-    elif kind in _GRAPHS:
-        for graph in attribute_graphs(attribute):
-            _collect_graph(graph, texts)
 
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
@@ -207,11 +149,8 @@ def load(source: ModelSource | Model) -> Model:
 
 def _check_name_lengths(model: Model) -> None:
     """Reject long names, because results and each copy of the model repeat the names."""
-    names = [*model.producers, *model.consumers_by_tensor, *model.initializers]
-    names += [node.name for node in model.nodes]
-    if sum(map(len, names)) > limits.NAMES:
-        # Each name counts once. The set is built only if necessary, because that takes time.
-        names = list(set(names))
+    names = {*model.producers, *model.consumers_by_tensor, *model.initializers}
+    names.update(node.name for node in model.nodes)
     longest = max(names, key=len, default="")
     path = model.path or "model in memory"
     if len(longest) > limits.NAME:
@@ -256,16 +195,13 @@ def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: 
     In a copy of the message, nodes of functions and of constant Ifs move to the main graph, and
     ONNX's quantizers replace TensorRT's custom quantizers.
     """
-    is_custom = has_custom_quantizers(source)
-    if not source.functions and not is_custom:
+    has_custom = has_custom_quantizers(source)
+    if not source.functions and not has_custom:
         return fold_constant_branches(Model(source, path, sha256, base_dir))
     proto = onnx.ModelProto()
     proto.CopyFrom(source)
-    if is_custom:
+    if has_custom:
         replace_custom_quantizers(proto)
-    if not proto.functions:
-        digest = sha256 or hash_message(source)
-        return fold_constant_branches(Model(proto, path, digest, base_dir))
     functions = tuple(dict.fromkeys(f.name for f in find_called_functions(proto)))
     names = inline_functions(proto, path or "model in memory")
     model = Model(proto, path, sha256 or hash_message(source), base_dir)
@@ -276,17 +212,20 @@ def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: 
 def _read(path: Path) -> bytes:
     try:
         with open_input(path, error=ModelError) as file:
-            data = _read_limited(file, path)
+            return _read_limited(file, path)
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
         raise ModelError(reason, str(path), code="file-unreadable") from error
-    if data is None:
-        raise _too_large(path, b"")
-    return data
 
 
-def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
-    """Return a model's unpacked bytes; None if protobuf cannot read that many bytes."""
+def _read_limited(file: IO[bytes], path: Path) -> bytes:
+    """Return a model's unpacked bytes.
+
+    Reading block by block never allocates more memory than the file has bytes.
+
+    Raises:
+        ModelError: The file is damaged, or protobuf cannot read that many bytes.
+    """
     size = os.fstat(file.fileno()).st_size
     if size > MAX_PROTO_BYTES:
         raise _too_large(path, file.read(file_types.HEAD))
@@ -295,25 +234,12 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
         limit = min(limits.max_unpacked_size(size), MAX_PROTO_BYTES)
         blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
-    with contextlib.suppress(OSError):  # Some special files cannot be rewound.
-        file.seek(0)
-        head = b""  # Joining head and rest would copy the whole model.
-    return _read_all(file, MAX_PROTO_BYTES, head)
-
-
-def _read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
-    """Return `head` and the rest of a file; None if they exceed `limit` bytes.
-
-    Reading block by block never allocates more memory than the file has bytes.
-    """
-    blocks = [head] if head else []
-    total = len(head)
+    data = bytearray(head)
     while block := file.read(_BLOCK_BYTES):
-        blocks.append(block)
-        total += len(block)
-        if total > limit:
-            return None
-    return b"".join(blocks)
+        data += block
+        if len(data) > MAX_PROTO_BYTES:
+            raise _too_large(path, b"")
+    return bytes(data)
 
 
 def _too_large(path: Path, head: bytes) -> ModelError:
@@ -337,8 +263,8 @@ def _parse(data: bytes, path: str) -> onnx.ModelProto:
 
 
 def _check(proto: onnx.ModelProto, path: str) -> None:
-    check_names(proto, path)
-    check_form(proto, path)
+    _check_message(proto, path)
+    _check_form(proto, path)
     check_functions(proto, path)
 
 
@@ -420,28 +346,12 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
         proto: The model. It is not changed.
         path: Output file.
     """
-    parts = _split_message(proto)
-    if parts is not None and parts.size < MAX_PROTO_BYTES:
-        with atomic_write(path) as file:
-            file.writelines(parts)
+    data = external.serialize(proto)
+    if data is None or len(data) >= MAX_PROTO_BYTES:
+        _split_weights(proto, Path(path))
         return
-    _split_weights(proto, Path(path))
-
-
-def _split_message(proto: onnx.ModelProto) -> MessageParts | None:
-    try:
-        return MessageParts(proto)
-    except (ValueError, EncodeError):  # a part of the message is over 2 GB
-        return None
-
-
-def byte_size(proto: onnx.ModelProto) -> int:
-    """Return the size of a model's message in bytes.
-
-    If protobuf cannot measure it, the size is one byte over :data:`MAX_PROTO_BYTES`.
-    """
-    parts = _split_message(proto)
-    return MAX_PROTO_BYTES + 1 if parts is None else parts.size
+    with atomic_write(path) as file:
+        file.write(data)
 
 
 def _split_weights(proto: onnx.ModelProto, path: Path) -> None:

@@ -276,7 +276,6 @@ def _channel_axis(node: Node) -> int:
 
 
 def _read_parameter(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues | None:
-    """Return the values of a constant, cached with the model; None if they are unknown."""
     cache: dict[str, ParameterValues | None] = model.cache.setdefault(
         f"parameters of {dtype.__name__}", {}
     )
@@ -327,7 +326,6 @@ def find_bfloat16(model: Model) -> str:
 
 
 def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
-    """Yield the names of a graph's tensors with a stated ONNX element type."""
     values = (*graph.input, *graph.output, *graph.value_info)
     yield from (tensor.name for tensor in graph.initializer if tensor.data_type == kind)
     yield from (value.name for value in values if value.type.tensor_type.elem_type == kind)
@@ -407,7 +405,6 @@ def _find_stored_constants(model: Model) -> set[str]:
 
 
 def _reads_values(node: Node) -> bool:
-    """Return whether an operator of ONNX reads the values of a constant as numbers."""
     return (
         not is_qdq(node)
         and node.op != "Shape"

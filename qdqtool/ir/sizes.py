@@ -231,7 +231,6 @@ def _parse_equation(equation: str) -> list[str] | None:
 
 
 def _count_ellipsis_axes(term: str, shape: Shape | None) -> int | None:
-    """Return the number of axes of the ellipsis in a term; None if unknown or missing."""
     if shape is None or _ELLIPSIS not in term:
         return None
     return len(shape) - len(term.replace(_ELLIPSIS, "", 1))
@@ -275,5 +274,4 @@ def _classify_axes(left: str, right: str, result: str, exact: bool) -> Contracti
 
 
 def _select(axes: str, term: str, but_not: str = "") -> str:
-    """Return the letters of ``axes`` that occur in ``term`` and not in ``but_not``."""
     return "".join(letter for letter in axes if letter in term and letter not in but_not)

@@ -158,8 +158,6 @@ _DIVIDING_FORMS = (  # forms that divide by the scale, as Q does
 
 
 class _QuantizerFinder:
-    """Finds the simulated quantizers of one model."""
-
     def __init__(self, model: Model) -> None:
         self.model = model
         self.constants = ConstantEvaluator(model)
@@ -334,7 +332,6 @@ class _QuantizerFinder:
         return (first, last) if last in (onnx.TensorProto.FLOAT, _HALF) else None
 
     def _may_be_below(self, tensor: str, limit: float) -> bool:
-        """Return whether values of a tensor may be below a limit."""
         value = self.value(tensor)
         if value is not None:
             return bool(value.size and value.min() < limit)
@@ -704,7 +701,6 @@ def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
 
 
 def _remove_unused_domains(proto: onnx.ModelProto) -> None:
-    """Remove the operator sets of domains that no node uses, in place."""
     used = {node.domain for node in with_subgraph_nodes(proto.graph.node)}
     opsets = [o for o in proto.opset_import if o.domain in DOMAINS or o.domain in used]
     kept = [onnx.helper.make_opsetid(o.domain, o.version) for o in opsets]

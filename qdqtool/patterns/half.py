@@ -74,7 +74,6 @@ def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
 
 
 def _has_body_or_type(schema: onnx.defs.OpSchema) -> bool:
-    """Return whether an operator has an attribute that is a graph or an output type."""
     kinds = {attribute.type for attribute in schema.attributes.values()}
     return onnx.defs.OpSchema.AttrType.GRAPH in kinds or not _TYPE_ATTRIBUTES.isdisjoint(
         schema.attributes
@@ -126,7 +125,6 @@ def find_fp16_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
 
 
 def _find_squares(model: Model) -> set[int]:
-    """Return the nodes of sums of squares, including those of decomposed LayerNorms."""
     norms = find_decomposed_layer_norms(model)
     indices: set[int] = set()
     for nodes in (*(norm.fp32_nodes for norm in norms), *find_sums_of_squares(model, norms)):
@@ -188,7 +186,6 @@ def _find_tied_to_float32(model: Model, half: set[int]) -> set[int]:
 
 
 def _quantizer_neighbors(model: Model, node: Node) -> list[Node]:
-    """Return the DQs that a node reads, and the consumers of a DQ."""
     producers = [model.producer(tensor) for tensor in node.inputs]
     neighbors = [dq for dq in producers if dq is not None and qdq.is_dq(dq)]
     if qdq.is_dq(node):
@@ -197,7 +194,6 @@ def _quantizer_neighbors(model: Model, node: Node) -> list[Node]:
 
 
 def _reads_only_dqs(model: Model, node: Node) -> bool:
-    """Return whether all run-time inputs of a standard operator come from DQs."""
     tensors = [tensor for tensor in node.inputs if tensor and not model.is_constant(tensor)]
     return (
         bool(tensors)
@@ -221,7 +217,6 @@ def _can_be_half(model: Model, node: Node) -> bool:
 
 
 def _has_float_types(model: Model, node: Node) -> bool:
-    """Return whether all types are known and one is float32 or float16."""
     types = {model.elem_type(tensor) for tensor in (*node.inputs, *node.outputs) if tensor}
     return 0 not in types and not types.isdisjoint(QUANTIZABLE)
 

@@ -251,7 +251,6 @@ def _channel_sources(
 
 
 def _keeps_channels(model: Model, node: Node) -> bool:
-    """Return whether a Reshape or Transpose leaves axis 1 in place."""
     if node.op == "Transpose":
         perm = node.attributes.get("perm", [])
         return len(perm) > 1 and perm[1] == 1
@@ -306,7 +305,6 @@ def _slice_range(model: Model, node: Node, channels: _Range) -> _Range:
 
 
 def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str, _Range]]:
-    """Return the inputs of a Concat that contain some channels, with their channels."""
     if _positive_axis(model, node) != 1 or channels is None:
         return [(tensor, channels) for tensor in node.inputs]
     parts: list[tuple[str, _Range]] = []
@@ -532,7 +530,6 @@ def _find_boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
 
 
 def _multiplies_few_columns(model: Model, node: Node) -> bool:
-    """Return whether a node is a Linear with at most four input columns."""
     if operator_of(node).kind != LayerKind.MATRIX_MULTIPLY:
         return False
     shape = model.constant_shape(node.input(1))
@@ -688,7 +685,6 @@ def _mlp_upstream(model: Model, node: Node) -> set[int]:
 
 
 def _layer_before_activation(model: Model, node: Node) -> Node | None:
-    """Return the layer with weights before a node and an activation; None if there is none."""
     is_activated = False
     producer = model.producer(node.input(0))
     while producer is not None and not _has_constant_weights(model, producer):

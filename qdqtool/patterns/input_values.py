@@ -78,7 +78,6 @@ def find_normalized_inputs(model: Model) -> dict[str, int]:
 
 
 def _prepared_range(used: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the least and greatest value of images after the preprocessing of a run."""
     mean, std = np.asarray(used["mean"], np.float64), np.asarray(used["std"], np.float64)
     low, high = (0.0 - mean) / std, (255.0 * used["scale"] - mean) / std
     return float(low.min()), float(high.max())

@@ -157,7 +157,6 @@ def find_sums_of_squares(
 
 
 def _sums_of_square(model: Model, node: Node) -> list[Node]:
-    """Return the ReduceMean and ReduceSum nodes that consume a square."""
     if _exponent(model, node) != 2.0:
         return []
     return [c for c in _consumers(model, node) if _has_op(c, "ReduceMean", "ReduceSum")]
@@ -197,7 +196,6 @@ def _multiplies_row_by_column(model: Model, matmul: Node) -> bool:
 
 
 def _skip_moves(model: Model, tensor: str) -> str:
-    """Return the tensor before the nodes that only move or cast its values."""
     node = model.producer(tensor)
     while node is not None and (rearranges(node) or _is_float_cast(model, node)):
         tensor = node.input(0)
@@ -206,7 +204,6 @@ def _skip_moves(model: Model, tensor: str) -> str:
 
 
 def _downstream_sqrt_nodes(model: Model, sums: Iterable[Node]) -> list[Node]:
-    """Return the Sqrt nodes after sums, with the nodes between that only move values."""
     nodes: list[Node] = []
     for node in sums:
         for consumer in _consumers(model, node):
@@ -250,7 +247,6 @@ def _find_summed_axes(model: Model, square: Node, sums: list[Node]) -> set[int]:
 
 
 def _axes_size(shape: tuple[int | None, ...], axes: Iterable[int]) -> int | None:
-    """Return the number of elements along some axes; None if any size is unknown."""
     count = 1
     for axis in axes:
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
@@ -484,7 +480,6 @@ def skip_identities(model: Model, tensor: str) -> str:
 
 
 def _match_norm(model: Model, root: Node) -> DecomposedLayerNorm | None:
-    """Return the normalization that a square root is a part of, else None."""
     if abs(_exponent(model, root) or 0.0) != 0.5:
         return None
     variance = _variance_nodes(model, root.input(0))
@@ -577,7 +572,6 @@ class _NormCandidate:
         )
 
     def _centering_nodes(self) -> list[Node]:
-        """Return the means and differences that center the input, each once."""
         if self.mean is None:
             return []
         means = [_find_subtracted_mean(self.model, difference) for difference in self.differences]
@@ -606,7 +600,6 @@ class _NormCandidate:
         return axes.pop() if self._divides_centered_input(product, means) else None
 
     def _divides_centered_input(self, product: Node, means: list[Node]) -> bool:
-        """Return whether a product divides the input minus its mean by the root."""
         difference = self.differences[0]
         sources = {_skip_casts(self.model, node.input(0)) for node in (*means, difference)}
         return (
@@ -692,7 +685,6 @@ def _divides_by_root(model: Model, product: Node, roots: list[Node]) -> bool:
 
 
 def _inverts(model: Model, node: Node) -> bool:
-    """Return whether a node computes one divided by its other input."""
     if node.op == "Reciprocal":
         return True
     dividend = _constant(model, node.input(0)) if node.op == "Div" else None
@@ -747,7 +739,6 @@ def _is_float_cast(model: Model, node: Node) -> bool:
 
 
 def _skip_casts(model: Model, tensor: str) -> str:
-    """Return the tensor upstream of Casts between float types."""
     for _ in range(_MAX_DEPTH):
         node = model.producer(tensor)
         if node is None or not _is_float_cast(model, node):
@@ -791,7 +782,6 @@ def _with_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:
 
 
 def _constant(model: Model, tensor: str) -> _Array | None:
-    """Return the value of the constant upstream of Casts and Identity nodes; else None."""
     after = None
     while after != tensor:
         after, tensor = tensor, skip_identities(model, _skip_casts(model, tensor))
@@ -799,7 +789,6 @@ def _constant(model: Model, tensor: str) -> _Array | None:
 
 
 def _exponent(model: Model, node: Node) -> float | None:
-    """Return the exponent that a node raises its input to; None if unknown."""
     if _has_op(node, "Sqrt"):
         return 0.5
     if _has_op(node, "Mul") and len(set(_inputs_before_casts(model, node))) == 1:

@@ -92,20 +92,17 @@ def _resolve_shapes(model: Model) -> Model:
 
 
 def _image_shapes(model: Model) -> dict[str, _Shape]:
-    """Return the shapes of the inputs that can be images."""
     shapes = {name: model.shape(name) for name in model.inputs}
     return {name: s for name, s in shapes.items() if s is not None and len(s) == _MAPS}
 
 
 def _output_shapes(model: Model) -> list[_Shape] | None:
-    """Return the shapes of the outputs; None if any is unknown."""
     shapes = [model.shape(name) for name in model.outputs]
     known = [shape for shape in shapes if shape is not None]
     return known if known and len(known) == len(shapes) else None
 
 
 def _is_channels_last(shape: _Shape) -> bool:
-    """Return whether the last of four axes has 1 or 3 channels, and the second axis does not."""
     return shape[3] in (1, 3) and shape[1] not in (1, 3)
 
 
@@ -114,7 +111,6 @@ def _channel_count(shape: _Shape) -> int | None:
 
 
 def _image_sides(shape: _Shape) -> tuple[int, int] | None:
-    """Return height and width of an image; None if either is unknown."""
     height, width = shape[1:3] if _is_channels_last(shape) else shape[2:]
     return (height, width) if height and width else None
 
@@ -150,7 +146,6 @@ def _find_classifier(model: Model) -> OtherKind | None:
 
 
 def _ends_in_pooling(model: Model, tensor: str) -> bool:
-    """Return whether an output follows a pooling, with only classifier layers in between."""
     for _ in range(_MAX_HEAD):
         node = model.producer(tensor)
         if node is None:
@@ -183,7 +178,6 @@ def _has_no_positions(shape: _Shape) -> bool:
 
 
 def _find_map(model: Model) -> OtherKind | None:
-    """Return the kind if all outputs are images or maps of features, scores or depths."""
     shapes, images = _output_shapes(model), list(_image_shapes(model).values())
     if shapes is None or not images or any(len(shape) != _MAPS for shape in shapes):
         return None
@@ -223,7 +217,6 @@ def _stride(sides: tuple[int, int] | None, shape: Sequence[int | None]) -> float
 
 
 def _last_operator(model: Model) -> str:
-    """Return the operator that computes the values of the first output."""
     return node.op if (node := _last_node(model, model.outputs[0])) is not None else ""
 
 
@@ -280,7 +273,6 @@ def _find_transformer(model: Model) -> OtherKind | None:
 
 
 def _embeds_patches(model: Model) -> bool:
-    """Return whether a convolution of an image has patches that do not overlap."""
     for node in model.nodes:
         kernel = (model.shape(node.input(1)) or ())[2:]
         if node.op == "Conv" and kernel and (model.shape(node.input(0)) or (0, 0))[1] in (1, 3):

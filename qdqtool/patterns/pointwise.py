@@ -101,7 +101,6 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
 
 
 def _is_used_outside(model: Model, tensor: str, nodes: set[int]) -> bool:
-    """Return whether a tensor has no consumers, or a consumer outside ``nodes`` (indices)."""
     consumers = model.consumers(tensor)
     return not consumers or not all(node.index in nodes for node in consumers)
 

@@ -51,7 +51,6 @@ def remove_quantizers(
 def _float_constant(
     model: Model, node: Node, stored: Callable[[str, Iterable[int]], TensorProto]
 ) -> TensorProto | None:
-    """Return the constant that replaces a DQ of stored integers; None for another node."""
     constant = model.constant_proto(node.input(0)) if is_dq(node) else None
     if constant is None or constant.data_type in (*FLOATS, TensorProto.UNDEFINED):
         return None

@@ -197,7 +197,6 @@ class View:
         return WeightSource(dq, q, source, constant, folded, before, after)
 
     def _rearranging_producer(self, tensor: str) -> tuple[Node, str] | None:
-        """Return a tensor's producer and the producer's input; None unless it only moves values."""
         producer = self.model.producer(tensor)
         if producer is None or not rearranges(producer) or not producer.input(0):
             return None

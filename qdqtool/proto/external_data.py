@@ -1,8 +1,4 @@
-"""External weights of a model, and serialization of models in parts.
-
-Serialization in parts saves memory: protobuf needs two more copies of a model to serialize it as a
-whole.
-"""
+"""Stored tensors of a model, its external weights, and serialization."""
 
 from __future__ import annotations
 
@@ -16,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
+from google.protobuf.message import EncodeError
 
 from qdqtool.errors import ModelError
 from qdqtool.proto.subgraphs import attribute_graphs
@@ -267,90 +262,9 @@ def with_length(tensor: onnx.TensorProto) -> onnx.TensorProto:
     return copy
 
 
-_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
-_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
-_RAW = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
-_LENGTH_DELIMITED = 2  # wire type of messages and strings
-_SMALL_DATA = 1 << 12  # size in bytes up to which a tensor is serialized as a whole
-
-
-class MessageParts:
-    """Iterable of byte strings that together are the serialized model.
-
-    Attributes:
-        size: Total size of all parts in bytes.
-    """
-
-    def __init__(self, proto: onnx.ModelProto) -> None:
-        """Compute the sizes of the parts.
-
-        Raises:
-            ValueError: A part is larger than 2 GB. Some versions of protobuf raise EncodeError.
-        """
-        self._tensors = proto.graph.initializer
-        around_graph = _split_at(proto, _GRAPH)
-        around_weights = _split_at(proto.graph, _INITIALIZER)
-        if around_graph is None or around_weights is None or not proto.HasField("graph"):
-            self._front, self._back, self._sizes = _serialize(proto), b"", None
-            self.size = len(self._front)
-            return
-        self._sizes = [sum(map(len, _tensor_parts(t))) for t in self._tensors]
-        weights = sum(len(_field_header(_INITIALIZER, size)) + size for size in self._sizes)
-        graph = weights + sum(map(len, around_weights))
-        self._front = around_graph[0] + _field_header(_GRAPH, graph) + around_weights[0]
-        self._back = around_weights[1] + around_graph[1]
-        self.size = len(self._front) + weights + len(self._back)
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._front
-        for tensor, size in zip(self._tensors, self._sizes or (), strict=self._sizes is not None):
-            yield _field_header(_INITIALIZER, size)
-            yield from _tensor_parts(tensor)
-        yield self._back
-
-
-def _tensor_parts(tensor: onnx.TensorProto) -> list[bytes]:
-    raw = tensor.raw_data
-    around = _split_at(tensor, _RAW) if len(raw) > _SMALL_DATA else None
-    if around is None:
-        return [_serialize(tensor)]
-    return [around[0], _field_header(_RAW, len(raw)), raw, around[1]]
-
-
-def _serialize(message: Message) -> bytes:
-    return bytes(message.SerializeToString(deterministic=True))
-
-
-def _split_at(message: Any, number: int) -> tuple[bytes, bytes] | None:
-    """Return the serialized fields of a message before and after the field with a number.
-
-    Returns:
-        None if the message has fields that onnx does not know, or a text that is not UTF-8, which
-        protobuf returns as bytes but does not accept as bytes.
-    """
-    if len(UnknownFieldSet(message)):
+def serialize(proto: onnx.ModelProto) -> bytes | None:
+    """Return the bytes of a model; None if the model is larger than 2 GB."""
+    try:
+        return bytes(proto.SerializeToString(deterministic=True))
+    except (ValueError, EncodeError):  # the class depends on the version of protobuf
         return None
-    front, back = type(message)(), type(message)()
-    for field, value in message.ListFields():
-        if field.number == number:
-            continue
-        if field.type == field.TYPE_STRING and isinstance(value, bytes):
-            return None
-        copy = front if field.number < number else back
-        if isinstance(value, Message):
-            getattr(copy, field.name).CopyFrom(value)
-        elif hasattr(value, "extend"):
-            getattr(copy, field.name).extend(value)
-        else:
-            setattr(copy, field.name, value)
-    return _serialize(front), _serialize(back)
-
-
-def _field_header(number: int, length: int) -> bytes:
-    """Return protobuf's bytes before a field's content: field number, wire type and length."""
-    header = bytearray([number << 3 | _LENGTH_DELIMITED])
-    while length > 0x7F:
-        header.append(length & 0x7F | 0x80)
-        length >>= 7
-    header.append(length)
-    return bytes(header)

@@ -222,7 +222,6 @@ def _convert_body(proto: onnx.ModelProto, function: onnx.FunctionProto, path: st
 
 
 def _has_same_operators(function: onnx.FunctionProto, version: int, model_version: int) -> bool:
-    """Return whether a function's operators are equal in two opset versions."""
     nodes = with_subgraph_nodes(function.node)
     operators = {node.op_type for node in nodes if node.domain in STANDARD}
     return version == model_version or all(
@@ -362,7 +361,6 @@ class _InliningScope:
         return nodes + copies
 
     def _unique_prefix(self, call: onnx.NodeProto) -> str:
-        """Return a call's name as a prefix, with a number if another call has the same name."""
         name = call.name or next(filter(None, call.output), call.op_type)
         prefix = name
         while prefix in self._prefixes:
@@ -402,7 +400,6 @@ class _InliningScope:
 def _defined_tensors(
     nodes: Iterable[onnx.NodeProto], graphs: Iterable[onnx.GraphProto]
 ) -> Iterable[str]:
-    """Yield the names of all tensors that nodes and their subgraphs define."""
     for graph in graphs:
         yield from (value.name for value in _declared_tensors(graph))
         for node in graph.node:
@@ -412,7 +409,6 @@ def _defined_tensors(
 
 
 def _declared_tensors(graph: onnx.GraphProto) -> Iterable[Any]:
-    """Yield the declarations of a subgraph's tensors: inputs, outputs, constants and types."""
     yield from (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
     yield from (sparse.values for sparse in graph.sparse_initializer)
 

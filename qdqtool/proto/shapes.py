@@ -50,21 +50,23 @@ _WINDOWED = frozenset(("AveragePool", "Conv", "ConvTranspose", "MaxPool"))
 _RESIZING = frozenset(
     "DepthToSpace Expand GatherND Pad Resize SpaceToDepth Split Tile TopK Upsample".split()
 )
-# Position after the last input that states sizes, for operators with further inputs
-_SIZE_INPUT_ENDS = {"GatherND": 1, "Pad": 2, "TopK": 2}
 # Operators for which onnx computes the values of vectors ("data propagation").
 _PROPAGATED = frozenset(
     "Add Cast Concat Gather MeanVarianceNormalization Mul Size Slice Squeeze Sub Unsqueeze".split()
 )
-# Position of the input whose values determine the output size.
+# Positions of the inputs whose values determine the output size: the first, and after the last
 _SIZE_INPUTS = {
-    "ConstantOfShape": 0,
-    "Expand": 1,
-    "Pad": 1,
-    "Range": 1,
-    "Reshape": 1,
-    "Slice": 4,
-    "Tile": 1,
+    "ConstantOfShape": (0, 1),
+    "Expand": (1, 2),
+    "Pad": (1, 2),
+    "Range": (1, 2),
+    "Reshape": (1, 2),
+    "Resize": (1, 4),
+    "Slice": (4, 5),
+    "Split": (1, 2),
+    "Tile": (1, 2),
+    "TopK": (1, 2),
+    "Upsample": (1, 2),
 }
 
 # Operators whose output types depend only on the types of the inputs, not on their values.
@@ -150,16 +152,19 @@ def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.Mode
 def is_safe(proto: onnx.ModelProto) -> bool:
     """Return whether onnx certainly infers a model without crashing or taking much memory."""
     nodes = list(all_nodes(proto))
-    if proto.functions or not all(_is_harmless(node) for node in nodes):
+    if proto.functions or not all(map(_is_harmless, nodes)):
         return False
     constants = _collect_constants(proto, nodes)
-    if any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
-        if _states_negative_size(proto, constants) or _can_produce_negative_size(nodes, constants):
-            return False
     lengths = _vector_lengths(proto, constants)
-    return not _makes_large_tensors(nodes, constants, lengths) and not _has_long_vectors(
-        nodes, lengths, _largest_input(proto)
-    )
+    if not all(_has_usual_sizes(node, constants, lengths) for node in nodes):
+        return False
+    if any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
+        if _states_negative_size(proto, constants):
+            return False
+        producers = {node.output[0]: node for node in nodes if node.output}
+        if not all(_keeps_sizes_positive(node, constants, producers) for node in nodes):
+            return False
+    return not _has_long_vectors(nodes, lengths, _largest_input(proto))
 
 
 def _is_harmless(node: onnx.NodeProto) -> bool:
@@ -206,18 +211,6 @@ def _as_tensor(attribute: onnx.AttributeProto) -> onnx.TensorProto:
     return onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[count], int64_data=ints)
 
 
-def _can_produce_negative_size(
-    nodes: Iterable[onnx.NodeProto], constants: Mapping[str, onnx.TensorProto]
-) -> bool:
-    producers = {node.output[0]: node for node in nodes if node.output}
-    for node in nodes:
-        if node.op_type in _RESIZING and not _has_usual_sizes(node, constants):
-            return True
-        if node.op_type in _WINDOWED and not _fits_window(node, constants, producers):
-            return True
-    return False
-
-
 def _states_negative_size(
     proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
 ) -> bool:
@@ -228,23 +221,49 @@ def _states_negative_size(
     )
 
 
-def _has_usual_sizes(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
-    """Return whether all numbers that determine output sizes are constants from 0 to 2**24."""
-    inputs = node.input[1 : _SIZE_INPUT_ENDS.get(node.op_type, len(node.input))]
+def _has_usual_sizes(
+    node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto], lengths: Mapping[str, int]
+) -> bool:
+    """Return whether the inputs and attributes that state sizes are short, with usual numbers."""
+    if any(len(a.ints) > limits.RANK for a in node.attribute if node.op_type != "Constant"):
+        return False
+    for tensor in _size_inputs(node):
+        if tensor in constants:
+            values = _small_values(constants[tensor])
+            if values is None or max(map(abs, values), default=0) > _LARGE_SIZE:
+                return False
+        elif lengths.get(tensor, 0) > limits.RANK or node.op_type == "Slice":
+            return False  # inference of a Slice never ends if the step is 2^31
+    return True
+
+
+def _size_inputs(node: onnx.NodeProto) -> list[str]:
+    start, end = _SIZE_INPUTS.get(node.op_type, (0, 0))
+    return [tensor for tensor in node.input[start:end] if tensor]
+
+
+def _keeps_sizes_positive(
+    node: onnx.NodeProto,
+    constants: Mapping[str, onnx.TensorProto],
+    producers: Mapping[str, onnx.NodeProto],
+) -> bool:
+    """Return whether the output sizes of a node cannot be negative if its input sizes are not."""
+    if node.op_type in _WINDOWED:
+        return _fits_window(node, constants, producers)
+    if node.op_type not in _RESIZING:
+        return True
     numbers: list[float] = []
-    for tensor in filter(None, inputs):
+    for tensor in _size_inputs(node):
         values = _small_values(constants.get(tensor))
         if values is None:
             return False
         numbers += values
     for attribute in node.attribute:
-        if attribute.name in ("num_outputs", "blocksize", "batch_dims"):
-            numbers.append(attribute.i)
-        if attribute.name not in ("axis", "axes", "value"):
-            numbers += (*attribute.ints, *attribute.floats)
         # The last of several parts of a Split may get a negative size.
         if attribute.name == "num_outputs" and attribute.i > 2:
             return False
+        if attribute.name not in ("axis", "axes"):
+            numbers += (attribute.i, *attribute.ints, *attribute.floats)
     return all(0 <= number <= _LARGE_SIZE for number in numbers)
 
 
@@ -253,19 +272,31 @@ def _fits_window(
     constants: Mapping[str, onnx.TensorProto],
     producers: Mapping[str, onnx.NodeProto],
 ) -> bool:
-    """Return whether a convolution or pooling cannot have a negative output size."""
     if any(a.ints and a.type != a.INTS for a in node.attribute):
         return False
     stated = {a.name: list(a.ints) for a in node.attribute if a.ints}
-    auto_pad = next((a.s for a in node.attribute if a.name == "auto_pad"), b"NOTSET")
-    if auto_pad.startswith(b"SAME") and "pads" not in stated:
-        return True
+    if any(a.name == "auto_pad" and a.s.startswith(b"SAME") for a in node.attribute):
+        return "pads" not in stated
     kernel = stated.get("kernel_shape") or _weight_sizes(node, constants, producers)
     if not kernel or "output_shape" in stated:
         return False
     if not all(0 <= number <= _LARGE_SIZE for numbers in stated.values() for number in numbers):
         return False
     return _has_positive_sizes(kernel, stated, node.op_type == "ConvTranspose")
+
+
+def _weight_sizes(
+    node: onnx.NodeProto,
+    constants: Mapping[str, onnx.TensorProto],
+    producers: Mapping[str, onnx.NodeProto],
+) -> Sequence[int]:
+    """Return the kernel size of a convolution's weights, also through a Q/DQ pair."""
+    tensor = "".join(node.input[1:2])
+    for _ in range(2):
+        producer = producers.get(tensor)
+        if producer is not None and producer.op_type in ("DequantizeLinear", "QuantizeLinear"):
+            tensor = producer.input[0]
+    return constants[tensor].dims[2:] if tensor in constants else ()
 
 
 def _has_positive_sizes(
@@ -285,21 +316,6 @@ def _has_positive_sizes(
         if not is_transposed and extent >= 2 * strides[axis]:
             return False
     return True
-
-
-def _weight_sizes(
-    node: onnx.NodeProto,
-    constants: Mapping[str, onnx.TensorProto],
-    producers: Mapping[str, onnx.NodeProto],
-) -> Sequence[int]:
-    """Return the kernel size of a convolution's weights, also through a Q/DQ pair."""
-    tensor = "".join(node.input[1:2])
-    for _ in range(2):
-        producer = producers.get(tensor)
-        if producer is not None and producer.op_type in ("DequantizeLinear", "QuantizeLinear"):
-            tensor = producer.input[0]
-    weights = constants.get(tensor)
-    return () if weights is None else weights.dims[2:]
 
 
 def _small_values(tensor: onnx.TensorProto | None) -> list[Any] | None:
@@ -326,32 +342,6 @@ def _vector_lengths(
         elif len(dims) > limits.RANK:
             lengths[value.name] = _LARGE_SIZE
     return lengths
-
-
-def _makes_large_tensors(
-    nodes: Iterable[onnx.NodeProto],
-    constants: Mapping[str, onnx.TensorProto],
-    lengths: Mapping[str, int],
-) -> bool:
-    """Return whether a node may have an output of huge rank or size, or a Slice a huge step."""
-    for node in nodes:
-        if any(len(a.ints) > limits.RANK for a in node.attribute if node.op_type != "Constant"):
-            return True
-        position = _SIZE_INPUTS.get(node.op_type, len(node.input))
-        tensor = "".join(node.input[position : position + 1])
-        if lengths.get(tensor, 0) > limits.RANK:
-            return True
-        if tensor in constants:
-            if _has_large_values(constants[tensor]):
-                return True
-        elif tensor and node.op_type == "Slice":  # Inference never ends if the step is 2^31.
-            return True
-    return False
-
-
-def _has_large_values(tensor: onnx.TensorProto) -> bool:
-    values = _small_values(tensor)
-    return values is None or max(map(abs, values), default=0) > _LARGE_SIZE
 
 
 def _largest_input(proto: onnx.ModelProto) -> int:
@@ -397,7 +387,7 @@ def infer_node(
     node: onnx.NodeProto,
     types: Mapping[str, onnx.TypeProto],
     opset: int,
-    values: Mapping[str, onnx.TensorProto] | None = None,
+    values: Mapping[str, onnx.TensorProto],
 ) -> Types:
     """Return the output types of a single ONNX node by name; empty if inference fails.
 
@@ -412,13 +402,22 @@ def infer_node(
     proto.graph.input.extend(
         onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items()
     )
-    proto.graph.initializer.extend((values or {}).values())
-    if any(True for a in node.attribute for _ in attribute_graphs(a)) or not is_safe(proto):
+    proto.graph.initializer.extend(values.values())
+    if any(a.HasField("g") for a in node.attribute) or not is_safe(proto):
         return {}
+    return _infer_outputs(node, opset, types, values)
+
+
+def _infer_outputs(
+    node: onnx.NodeProto,
+    opset: int,
+    types: Mapping[str, onnx.TypeProto],
+    values: Mapping[str, onnx.TensorProto],
+) -> Types:
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
         return dict(
-            onnx.shape_inference.infer_node_outputs(schema, node, dict(types), dict(values or {}))
+            onnx.shape_inference.infer_node_outputs(schema, node, dict(types), dict(values))
         )
     except Exception:  # the node is custom or damaged
         return {}
@@ -457,19 +456,13 @@ class NodeTypeCache:
         return self._outputs[key]
 
     def _infer(self, node: onnx.NodeProto, inputs: Sequence[KnownType]) -> list[KnownType] | None:
-        if not has_sane_attributes(node) or not onnx.defs.has(node.op_type, self._opset):
-            return None
-        if not all(map(_is_complete, inputs)):
+        if not has_sane_attributes(node) or not all(map(_is_complete, inputs)):
             return None
         types = {
             tensor: onnx.helper.make_tensor_type_proto(*tensor_type)
             for tensor, tensor_type in zip(node.input, inputs, strict=True)
         }
-        schema = onnx.defs.get_schema(node.op_type, self._opset, "")
-        try:
-            inferred = onnx.shape_inference.infer_node_outputs(schema, node, types)
-        except Exception:  # the node is damaged
-            return None
+        inferred = _infer_outputs(node, self._opset, types, {})
         outputs: list[KnownType] = []
         for tensor in node.output:
             kind = inferred[tensor].tensor_type if tensor in inferred else None

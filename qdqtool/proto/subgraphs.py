@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from typing import Any, TypeVar
 
 import onnx
-
-from qdqtool.errors import ModelError
+from google.protobuf.message import Message
 
 _Node = TypeVar("_Node")
 STANDARD = ("", "ai.onnx")  # both names of the domain of ONNX's own operators
@@ -99,22 +98,12 @@ def _outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
     return outside
 
 
-def require_utf8(texts: Collection[Any], path: str) -> None:
-    """Raise an error if a text of a model is not UTF-8; protobuf returns such texts as bytes.
-
-    Args:
-        texts: Names and other texts of the model.
-        path: Path of the model for messages.
-
-    Raises:
-        ModelError: A text is not UTF-8.
-    """
-    if set(map(type, texts)) - {str}:
-        damaged = next(text for text in texts if type(text) is not str)
-        shown = bytes(damaged[:80]).decode("utf-8", "backslashreplace")
-        raise ModelError(
-            f"a name is not UTF-8: '{shown}'; export the model again", path, code="wrong-encoding"
-        )
+def message_fields(message: Message) -> Iterator[tuple[Any, Any]]:
+    """Yield the descriptor and the values of each field of a message that is set."""
+    for field, value in message.ListFields():
+        is_new = hasattr(field, "is_repeated")
+        is_repeated = field.is_repeated if is_new else field.label == field.LABEL_REPEATED
+        yield field, value if is_repeated else [value]
 
 
 def sort_topologically(
@@ -150,7 +139,6 @@ def sort_topologically(
 def _index_consumers(
     nodes: list[_Node], inputs: Callable[[_Node], Iterable[str]], produced: set[str]
 ) -> dict[str, list[int]]:
-    """Return the positions of the nodes that consume each produced tensor, by tensor."""
     consumers: dict[str, list[int]] = {tensor: [] for tensor in produced}
     for position, node in enumerate(nodes):
         for tensor in dict.fromkeys(inputs(node)):

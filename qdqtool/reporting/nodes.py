@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.buildlog.names import base_name
+from qdqtool.buildlog.names import base_name, parse_layer_name
 from qdqtool.buildlog.types import Build
 from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
@@ -35,7 +35,6 @@ from qdqtool.prediction import choose_typing, predict
 from qdqtool.reporting import data
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import (
-    LogNameParser,
     display_message,
     display_name,
     round_digits,
@@ -471,12 +470,12 @@ class ModelCollector:
         """Add each simulated log line to the nodes that the line, or a quantizer in it, names."""
         by_trt_name = {trt_name(n): n.name for n in self.subject.model.nodes}
         consumers = self._find_weight_consumers()
-        parser = LogNameParser([*by_trt_name, *consumers])
         for event in self.subject.prediction.trace:
             if event.kind == trace.RUNNING:
                 continue
             positions: dict[int, None] = {}
-            for name in dict.fromkeys([*parser.parse(event.subject), *parser.parse(event.object)]):
+            parsed = [parse_layer_name(name) for name in (event.subject, event.object)]
+            for name in dict.fromkeys(name for fused in parsed for name in fused.bases):
                 positions.update(dict.fromkeys(consumers.get(name, ())))
                 positions.update(dict.fromkeys(self.find_nodes([by_trt_name.get(name, name)])))
             nodes = [self.model.nodes[p] for p in positions]

@@ -21,12 +21,11 @@ import hashlib
 import importlib.util
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
 from qdqtool.buildlog import layout
-from qdqtool.buildlog.names import NameSet, parse_layer_name
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats import time_text
 from qdqtool.reporting import data
@@ -185,23 +184,6 @@ def strip_operator(name: str, op: str) -> str:
     """
     head, slash, last = name.rpartition("/")
     return (head if slash and last.startswith(op) and head else name).removeprefix("/")
-
-
-class LogNameParser:
-    """Splits names in TensorRT's log lines into ONNX names.
-
-    Args:
-        names: ONNX names of the model. A name that contains a separator itself is not split.
-    """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        # TensorRT joins names with these separators.
-        separators = (" + ", " || ", ", ", "PWN(")
-        self._joined = NameSet(n for n in names if any(s in n for s in separators))
-
-    def parse(self, name: str) -> list[str]:
-        """Return the ONNX names that the name of a layer or tensor consists of."""
-        return parse_layer_name(name, self._joined).bases if name else []
 
 
 UNKNOWN = "–"

@@ -161,14 +161,12 @@ def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> 
 
 
 def _trip_count(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
-    """Return the number of iterations of a Loop; 1 if it is not constant, or for other nodes."""
     if node.op_type != "Loop" or not node.input or not _ignores_condition(node, constants):
         return 1
     return max(1, _integer(node.input[0], constants) or 1)
 
 
 def _ignores_condition(node: onnx.NodeProto, constants: ConstantEvaluator) -> bool:
-    """Return whether the condition of a Loop is constantly true."""
     start = "".join(node.input[1:2])
     if start and _integer(start, constants) != 1:
         return False
@@ -198,7 +196,6 @@ def _is_true(tensor: str, graph: onnx.GraphProto) -> bool:
 
 
 def _integer(tensor: str, constants: ConstantEvaluator) -> int | None:
-    """Return the value of a constant with one integer or boolean; None for other tensors."""
     try:
         value = constants.evaluate(tensor)
     except ModelError:  # the constant depends on weights that are not available

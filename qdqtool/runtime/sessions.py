@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import EncodeError
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.modelfile import write_external, write_model
@@ -242,16 +241,15 @@ def open_proto(
         for tensor in proto.graph.initializer:
             if tensor.name in missing:
                 tensor.CopyFrom(missing[tensor.name])
-    try:
-        source = serialize(proto)
-    except (ValueError, EncodeError):
-        with temporary_folder() as temporary:
-            path = Path(temporary) / "model.onnx"
-            write_model(proto, path)
-            proto.Clear()
-            options.pop("folder", None)
-            return open_session(path, threads, **options)
-    return open_session(source, threads, **options)
+    source = external.serialize(proto)
+    if source is not None:
+        return open_session(source, threads, **options)
+    with temporary_folder() as temporary:
+        path = Path(temporary) / "model.onnx"
+        write_model(proto, path)
+        proto.Clear()
+        options.pop("folder", None)
+        return open_session(path, threads, **options)
 
 
 def _open_file(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
@@ -285,13 +283,3 @@ def _write_temporary(
                 write_external(proto, weights, written)
                 path = written
         yield path
-
-
-def serialize(proto: onnx.ModelProto) -> bytes:
-    """Serialize a model.
-
-    Raises:
-        ValueError: The model is larger than 2 GB. Some versions of protobuf raise EncodeError.
-    """
-    data: bytes = proto.SerializeToString()
-    return data

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import EncodeError
 
-from calibration.cluster.connection import Cluster, check_cluster
+from calibration.cluster.connection import check_cluster, connect
 from calibration.dataset import Dataset
 from calibration.options import ImageFunction, Preprocess
 from calibration.presets import describe_use, name_preprocess
 from qdqtool import prediction
 from qdqtool.accuracy.metrics import MetricFunction, choose_metric, find_compared_tensors
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion import losses, sample_runs
+from qdqtool.insertion import losses
 from qdqtool.insertion.fp16 import describe_fp16, find_wide_tensors
 from qdqtool.insertion.network import prepare_network
-from qdqtool.insertion.number_formats import FORMATS, FP8, INT8, find_number_format
+from qdqtool.insertion.number_formats import FORMATS, FP8, find_number_format
 from qdqtool.insertion.options import (
     ClusterOptions,
     ImageOptions,
@@ -35,6 +35,7 @@ from qdqtool.insertion.placement import find_class_outputs, place
 from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.rules import choose_fp8_target, choose_rules
+from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
@@ -48,7 +49,7 @@ from qdqtool.trt.gpu_support import require_gpu_support
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning import summary
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
-from qdqtool.tuning.image_sets import ImageSets, open_sets
+from qdqtool.tuning.image_sets import open_sets
 from qdqtool.tuning.measure import (
     ClusterMapper,
     TaskMapper,
@@ -61,7 +62,13 @@ from qdqtool.tuning.planner import Configuration, Planner
 from qdqtool.tuning.result import PlacementResult, Tuning
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.store import MeasurementStore
-from qdqtool.tuning.time_plan import count_fitting_samples, estimate_duration, reserve_time
+from qdqtool.tuning.time_plan import (
+    JUDGING_END,
+    SEARCH_END,
+    describe_work,
+    fit_samples,
+    measure_run_seconds,
+)
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.json_text import Json
@@ -69,9 +76,6 @@ from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
-
-_RANGES_TIME = 0.25  # maximum part of the time limit for collecting ranges
-_TIMED_SAMPLES = 4  # samples that are timed to estimate the number of samples that fit
 
 
 def tune(
@@ -178,8 +182,7 @@ def tune(
             enough.
         chosen_on: Maximum number of images on which the search compares placements.
         judged_on: Maximum number of held-out images on which the result is evaluated.
-        swept_on: Maximum number of images for the sensitivity of single sites. Default: all
-            images on which placements are compared.
+        swept_on: Maximum number of images for the sensitivity of single sites. Default: 4.
         workers: Number of threads that measure; the result does not depend on this number.
             Default: one for each core, up to 8.
 
@@ -213,13 +216,15 @@ def tune(
         if say is not None:
             for warning in run.small_sets:
                 say(f"warning: {warning}")
-        opened = stack.enter_context(Cluster(cluster, mixed_cpus)) if cluster is not None else None
+        opened = stack.enter_context(connect(cluster, mixed_cpus)) if cluster is not None else None
         run.collect_ranges(progress, None if opened is None else opened.client)
         if mapper is None and opened is not None:
             mapper = stack.enter_context(ClusterMapper(opened))
-        workers = workers or (count_default_workers() if opened is None else opened.threads())
+        workers = workers or (
+            count_default_workers() if opened is None else max(1, opened.threads())
+        )
         search = run.make_search(mapper or map_on_threads(workers), workers, progress, say)
-        _run_search(search, estimate=say is not None)
+        _run_search(search, time_limit, estimate=say is not None)
         tuning = run.make_result(search, progress)
     tuning.read = inputs
     return tuning
@@ -231,7 +236,7 @@ class _TuningRun:
     def __init__(
         self, model: ModelSource | Model, data: object, target: Target, options: TuneOptions
     ) -> None:
-        self.started = time.monotonic(), time.process_time()
+        self.started, self.cpu_started = time.monotonic(), time.process_time()
         self.data = data
         self.options = options
         if options.cluster.cluster is not None:
@@ -295,41 +300,24 @@ class _TuningRun:
 
     def _identify(self) -> Json:
         """Return hashes of the model, the images and the settings that affect measurements."""
-        ranges, placing = self.options.ranges, self.options.placement
-        is_int8 = self.format == INT8
-        settings: Json = {
-            "method": ranges.method,
-            "method_for": ranges.method_for,
-            "percentile": ranges.percentile,
-            "head": placing.head,
-            "residual": placing.residual,
-            "attention": "float" if is_int8 and placing.attention == "auto" else placing.attention,
-            "unify": placing.unify,
-            "exclude": placing.exclude,
-            "include": placing.include,
-            "exclude_op": placing.exclude_op,
-            "size": self.options.images.size,
-            "preprocess": name_preprocess(self.images.preprocess),
-            "smooth": self.options.network.smooth,
-        }
-        if not is_int8:  # without this entry, INT8 files of versions without FP8 remain valid
-            settings["precision"] = placing.precision
-        lines = [
+        options = self.options
+        settings = [
             self.target.name,
             self.metric.identity,
-            *(f"{name}={setting!r}" for name, setting in settings.items()),
+            name_preprocess(self.images.preprocess),
+            options.images.size,
+            options.network.smooth,
+            replace(options.ranges, max_images=0),
+            replace(options.placement, weights="float"),
         ]
         return {
             "model": _hash(_serialize(self.model)),
             "images": self.sets.fingerprint,
-            "settings": _hash("\n".join(lines).encode()),
+            "settings": _hash(repr(settings).encode()),
         }
 
     def collect_ranges(self, progress: bool, client: object) -> None:
         """Collect statistics of every tensor that a placement may quantize, for all methods.
-
-        A time limit reduces the number of samples. If the store has earlier measurements, the
-        number of samples is that of the earlier run.
 
         Args:
             progress: Whether to draw a progress bar.
@@ -346,20 +334,12 @@ class _TuningRun:
         planner.methods.check([t for group in groups for t in group.tensors])
         self.cluster = replace(self.options.cluster, cluster=client)
         data = self.sets.calibration
-        count = self._count_range_samples()
-        self.store.ranged_on = count if 0 < count < len(data) else 0
-        notes = []
-        if self.store.ranged_on:
-            images = len(data)
-            text = f"ranges from {count} of {images} images: more would exceed the time limit"
-            notes.append(Note(text, code="ranges-on", room=count, images=images))
-            data = _take_samples(self.sets, count)
         started = time.monotonic()
         planner.statistics, self.ranges_report = self._collect(data, progress)
         self.searched_images = self.ranges_report["images"]
         self.ranges_seconds = (time.monotonic() - started) / len(data) * len(self.sets.complete)
         self._report_preprocess()
-        self.notes += [*planner.plan(Configuration()).placement.notes, *notes]
+        self.notes += planner.plan(Configuration()).placement.notes
         if planner.fp16:
             planner.fp32_tensors = self._find_wide_tensors(planner)
             by_default = self.options.network.high_precision is None
@@ -391,21 +371,6 @@ class _TuningRun:
             report["preprocess"]["origin"] = self.origin
         return statistics.tensors, report
 
-    def _count_range_samples(self) -> int:
-        """Return the number of samples for ranges that the time limit allows; 0 for all."""
-        limit = self.options.search.time_limit
-        if limit is None:
-            return 0
-        if self.store.resumed:
-            return self.store.ranged_on
-        if self.cluster.cluster is not None or len(self.sets.calibration) <= 2 * _TIMED_SAMPLES:
-            return 0
-        start, few = time.monotonic(), _take_samples(self.sets, _TIMED_SAMPLES)
-        groups = self.planner.possible_groups()
-        collect_statistics(self.model, few, groups, max_images=len(few), cluster=self.cluster)
-        seconds_per_sample = (time.monotonic() - start) / len(few)
-        return count_fitting_samples(_RANGES_TIME * limit, seconds_per_sample)
-
     def _find_wide_tensors(self, planner: Planner) -> dict[str, float]:
         """Return the tensors that may exceed the range of FP16, with their largest magnitudes.
 
@@ -414,10 +379,19 @@ class _TuningRun:
         recipe = planner.plan(Configuration()).recipe
         model, quantized = recipe.build(planner.model)
         largest = {t: s.absmax for t, s in planner.statistics.items()}
-        samples = _take_samples(self.sets, sample_runs.FP16_SAMPLES)
         return find_wide_tensors(
-            model, quantized, largest, samples, self.warnings, number_format=self.format
+            model,
+            quantized,
+            largest,
+            self._take_fp16_samples(),
+            self.warnings,
+            number_format=self.format,
         )
+
+    def _take_fp16_samples(self) -> Dataset:
+        """Return some samples of the search's calibration data, evenly spread."""
+        data = self.sets.calibration
+        return Dataset(data.source, data.inputs, FP16_SAMPLES * data.batch)
 
     def make_search(
         self,
@@ -435,10 +409,8 @@ class _TuningRun:
             scores if set(scores) <= set(compared) else (),
             self.metric,
         )
-        limit = self.options.search.time_limit
-        deadline = None if limit is None else self.started[0] + limit
         evaluator = CandidateEvaluator(
-            job, self.sets, mapper, self.store, workers, deadline, progress
+            job, self.sets, mapper, self.store, workers, self._find_end(SEARCH_END), progress
         )
         goal = self.options.goal
         return PlacementSearch(
@@ -448,14 +420,13 @@ class _TuningRun:
             goal.budget_ms,
             self.options.search.whole_front,
             say or (lambda line: None),
-            limit or 0.0,
-            ranges_seconds=self.ranges_seconds if self._has_more_images else 0.0,
+            self._find_end(JUDGING_END),
         )
 
-    @property
-    def _has_more_images(self) -> bool:
-        """Whether the final ranges can use more images than the ranges of the search."""
-        return not self.store.ranged_on and len(self.sets.complete) > len(self.sets.calibration)
+    def _find_end(self, fraction: float) -> float | None:
+        """Return the ``time.monotonic()`` after a part of the time limit; None without limit."""
+        limit = self.options.search.time_limit
+        return None if limit is None else self.started + fraction * limit
 
     def make_result(self, search: PlacementSearch, progress: bool) -> Tuning:
         """Choose the best placement, evaluate it on held-out images, and build its model."""
@@ -465,16 +436,16 @@ class _TuningRun:
         search.judge_placements([placement])
         bought = search.judge_in_time(placement, front)
         planner = self.planner
-        if self._has_more_images and placement.cost.int8:
+        has_more_images = len(self.sets.complete) > len(self.sets.calibration)
+        if has_more_images and placement.cost.int8:
             planner = self._use_all_images(search, placement, reached, progress)
         model, quantized = planner.build(planner.plan(placement.configuration), weights)
         is_unchanged = not quantized and not planner.fp16
         if is_unchanged:
             model = self.source.copy()
         if planner.fp16:
-            self._compare_fp16(planner, placement, model, search.fp16_samples)
+            self._compare_fp16(planner, placement, model)
         model.path, model.sha256 = "", None
-        started, cpu_started = self.started
         base_warnings = planner.plan(Configuration()).warnings
         return Tuning(
             model=model.proto,
@@ -506,7 +477,7 @@ class _TuningRun:
                 "preprocess": self.ranges_report["preprocess"],
             },
             effort=summary.describe_effort(
-                search, time.monotonic() - started, time.process_time() - cpu_started
+                search, time.monotonic() - self.started, time.process_time() - self.cpu_started
             ),
             info=self.info,
             target=self.target.name,
@@ -544,7 +515,9 @@ class _TuningRun:
         if the placement reaches the goal only with the ranges of the search.
         """
         images = len(self.sets.complete)
-        if search.ranges_seconds is None:
+        end = self._find_end(1.0)
+        # Evaluating the placement with the new ranges takes at most as long as collecting them.
+        if end is not None and time.monotonic() + 2 * self.ranges_seconds > end:
             count = self.searched_images
             text = f"ranges from {count} of {images} images: more would exceed the time limit"
             self.notes.append(Note(text, code="ranges-on", room=count, images=images))
@@ -570,21 +543,20 @@ class _TuningRun:
         self.ranges_report = report
         return planner
 
-    def _compare_fp16(
-        self, planner: Planner, placement: PlacementResult, model: Model, samples: int
-    ) -> None:
+    def _compare_fp16(self, planner: Planner, placement: PlacementResult, model: Model) -> None:
         """Add a note that compares the output error of a placement in FP32 and in FP16.
 
         Args:
             planner: Planner of the placement.
             placement: The chosen placement.
             model: Model of the placement in FP16.
-            samples: Number of samples.
         """
         fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
-        data = _take_samples(self.sets, samples)
+        data = self._take_fp16_samples()
         try:
-            errors = losses.compare_outputs(self.model, [fp32_model, model], data, samples=samples)
+            errors = losses.compare_outputs(
+                self.model, [fp32_model, model], data, samples=FP16_SAMPLES
+            )
         except ModelError as error:
             text = f"agreement of the FP16 model with the float model was not measured: {error}"
             self.warnings.append(Note(text, code="half-not-measured"))
@@ -598,17 +570,15 @@ class _TuningRun:
         self.notes.append(Note(text, code="measured-in-fp32", before=before, after=after))
 
 
-def _run_search(search: PlacementSearch, estimate: bool) -> None:
+def _run_search(search: PlacementSearch, time_limit: float | None, estimate: bool) -> None:
     evaluator = search.evaluator
     try:
-        if evaluator.deadline is None:
-            _require_agreement(search, evaluator.sets.chosen_on)
         search.prepare()
-        if estimate or evaluator.deadline is not None:
-            text, seconds_per_run = estimate_duration(search)
-            search.report(text)
-            reserve_time(search, seconds_per_run)
-        # A time limit may have reduced the samples, so the metric is checked again.
+        if estimate or time_limit is not None:
+            seconds_per_run = measure_run_seconds(search)
+            search.report(describe_work(search, seconds_per_run))
+            if time_limit is not None:
+                fit_samples(search, time_limit, seconds_per_run)
         _require_agreement(search, evaluator.sets.chosen_on)
         _require_agreement(search, evaluator.sets.judged_on)
         search.measure([(search.start_name, search.start)])
@@ -665,9 +635,3 @@ def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
             parameter="gpu",
         )
     return gpu
-
-
-def _take_samples(sets: ImageSets, count: int) -> Dataset:
-    """Return `count` samples of the search's calibration data, evenly spread."""
-    data = sets.calibration
-    return Dataset(data.source, data.inputs, count * data.batch)

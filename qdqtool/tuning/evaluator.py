@@ -19,7 +19,6 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.tuning.image_sets import ImageSets
 from qdqtool.tuning.measure import (
     MeasurementTask,
-    SampleMeasurements,
     TaskMapper,
     TaskResult,
     TuningJob,
@@ -90,21 +89,17 @@ class CandidateEvaluator:
             return False
         return True
 
-    def errors(
-        self, recipe: Recipe, images: Sequence[int], kinds: Sequence[str] = (SWEEP,)
-    ) -> npt.NDArray[np.float64]:
-        """Return the output error of a recipe on each sample; NaN if it was not measured.
+    def errors(self, kind: str, recipe: Recipe) -> npt.NDArray[np.float64]:
+        """Return the output error of a recipe on each sample for single sites, float64.
+
+        The error is NaN if the sample was not measured or cannot be read.
 
         Args:
+            kind: Kind of the measurements, ``sweep`` or ``whole``.
             recipe: The recipe.
-            images: Numbers of the samples.
-            kinds: Kinds of measurements to use (``sweep``, ``whole``). If a sample has several, the
-                last kind counts.
         """
-        rows: SampleMeasurements = {}
-        for kind in kinds:
-            rows |= self.store.measurements(kind, recipe.key)
-        measurements = map(rows.get, images)
+        rows = self.store.measurements(kind, recipe.key)
+        measurements = [rows.get(n) for n in self.sets.swept_on]
         return np.asarray([math.nan if m is None else m.error for m in measurements], np.float64)
 
     # Whole measurements: the metric ---------------------------------------------------

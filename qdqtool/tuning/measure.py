@@ -556,9 +556,9 @@ class ClusterMapper(contextlib.ExitStack):
             self.close()
             cluster_job = ClusterJob(
                 self.cluster,
-                f"{__name__}:open_job",
+                open_job,
                 replace(job, images=share_dataset(job.images), _network=None),
-                f"{__name__}:run_task",
+                run_task,
             )
             self._opened = self.enter_context(cluster_job), job
         yield from (result for _, result in self._opened[0].results(tasks))

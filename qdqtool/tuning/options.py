@@ -115,8 +115,7 @@ class SearchBudget:
             enough.
         chosen_on: Maximum number of images on which the search compares placements.
         judged_on: Maximum number of held-out images on which the result is evaluated.
-        swept_on: Maximum number of images for the sensitivity of single sites; None for
-            `chosen_on`.
+        swept_on: Maximum number of images for the sensitivity of single sites; None for 4.
         workers: Number of threads that measure; None for one thread per core, up to 8.
     """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import operator
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +15,6 @@ from qdqtool.insertion.placement import Placement, QuantizedInput, WeightSite
 from qdqtool.insertion.rewrite import ActivationScale, QuantizedTensor, insert_pairs
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.ir.graph import Model
-from qdqtool.ir.operators import WEIGHTED
-from qdqtool.timing.model_variants import TensorShapes
-from qdqtool.timing.work import product_work
 
 
 @dataclass(frozen=True)
@@ -141,35 +137,8 @@ class Recipe:
 FLOAT_RECIPE = Recipe((), ())
 
 
-def find_first_difference(model: Model, a: Recipe, b: Recipe) -> int:
-    """Return the position of the first node whose inputs two recipes quantize differently.
-
-    The position is that in ``model.ordered``; for equal recipes, it is the number of nodes.
-    """
-    for position, node in enumerate(model.ordered):
-        if a.quantized_inputs.get(node.index) != b.quantized_inputs.get(node.index):
-            return position
-    return len(model.ordered)
-
-
 def restrict_to_differences(a: Recipe, b: Recipe) -> tuple[Recipe, Recipe]:
     """Restrict two recipes to the nodes whose quantized inputs differ between them."""
     first, second = a.quantized_inputs, b.quantized_inputs
     nodes = {n for n in {*first, *second} if first.get(n) != second.get(n)}
     return a.restrict(nodes), b.restrict(nodes)
-
-
-def list_remaining_work(model: Model) -> list[float]:
-    """Return the fraction of all multiplications that remain from each node to the end.
-
-    The entries are in the order of ``model.ordered``, from 1 for the first node, with an additional
-    entry of 0 at the end.
-    """
-    shapes = TensorShapes(model)
-    work = []
-    for node in model.ordered:
-        product = product_work(node, shapes.get) if node.op in WEIGHTED else None
-        work.append(1.0 if product is None else product.macs)
-    total = sum(work) or 1.0
-    remaining = itertools.accumulate(work, operator.sub, initial=total)
-    return [amount / total for amount in remaining][:-1] + [0.0]

@@ -1,7 +1,6 @@
 """Search for the best placement: measure single choices, then combinations of choices."""
 
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion import losses, sample_runs
+from qdqtool.insertion import losses
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.planner import FLOAT, Configuration, PlacementCost, Planner
 from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
@@ -46,6 +45,7 @@ _POINTS_OVER_BUDGET = 4  # number of placements above the budget that are reduce
 _STEPS_IN_BUDGET = 3  # number of last steps within the budget that are measured
 _LEAST_GAIN = 1e-9  # minimum gain of a choice in a chain, as a fraction of the squared error
 _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
+_SWEPT_TOGETHER = 8  # number of choices that share a sweep if there is a time limit
 _STANDARD_ERRORS = 2.0  # minimum gain of other ranges, in standard errors of the gain
 
 
@@ -81,15 +81,8 @@ class PlacementSearch:
         whole_front: Whether to measure the Pareto front even if the model with every layer in INT8
             is accurate enough.
         report: Function that receives each line about the next steps.
-        limit: Time limit of the whole tuning in seconds; 0 without a limit.
-        final_deadline: Value of ``time.monotonic()`` at which all measurements end; None without a
-            limit.
-        last_judging: Value of ``time.monotonic()`` after which no further placement can be
-            evaluated on held-out samples.
-        seconds_per_run: Estimated seconds of a run on one sample; set only with a time limit.
-        fp16_samples: Number of samples on which FP16 is compared with FP32 at the end.
-        ranges_seconds: Estimated seconds to collect ranges from all images at the end; None if time
-            is too short.
+        judging_deadline: Value of ``time.monotonic()`` after which no further placement is
+            evaluated on held-out samples; None without a time limit.
         sites: Sites of the network.
         decisions: All choices of the sites, and the reason to skip a choice.
         scale_candidates: Other ranges (methods and separate scales) that were tried.
@@ -105,12 +98,7 @@ class PlacementSearch:
     budget: float | None
     whole_front: bool
     report: Callable[[str], None]
-    limit: float = 0.0
-    final_deadline: float | None = None
-    last_judging: float = math.inf
-    seconds_per_run: float = 0.0
-    fp16_samples: int = sample_runs.FP16_SAMPLES
-    ranges_seconds: float | None = 0.0
+    judging_deadline: float | None = None
     sites: list[TuningSite] = field(default_factory=list)
     decisions: list[CandidateDecision] = field(default_factory=list)
     scale_candidates: list[Candidate] = field(default_factory=list)
@@ -187,14 +175,8 @@ class PlacementSearch:
         if self.evaluator.deadline is not None:
             worst = self._list_worst(self._floats_by_own_error, "by their own error")
             self.measure([*self._list_head_floats(), *worst])
-        runs_before = -1
-        while self.evaluator.runs > runs_before:
-            # If time remains after the combinations, choices that did not fit before are measured.
-            runs_before = self.evaluator.runs
-            complete = self._sweep_choices()
-            self._combine_choices(self._choose_ranges() if complete else self.start)
-            if complete:
-                break
+        complete = self._sweep_choices()
+        self._combine_choices(self._choose_ranges() if complete else self.start)
 
     def _measure_everything_int8(self) -> None:
         self.measure([(self.start_name, self.start)])
@@ -241,50 +223,34 @@ class PlacementSearch:
         return self._reaches_goal(self.start, self.evaluator.sets.judged_on)
 
     def _sweep_choices(self) -> bool:
-        """Measure each choice alone; with a time limit, only the choices that fit.
+        """Measure each choice alone, with a time limit until `_find_sweep_end`.
+
+        With a time limit, choices whose inputs have the largest quantization error come first. If
+        the order were that of the network, a sweep that ends early would never reach the last
+        layers.
 
         Returns:
             Whether all choices were measured.
         """
-        decisions = self.list_measured_decisions()
-        until = self.sweep_end
-        selected = decisions
-        if until is not None:
-            selected = self._select_in_time(until, next(self.sensitivity.list_sample_sets()))
-        measured = self.sensitivity.race(
-            [d.candidate for d in selected], "Sensitivity", -math.inf, self.sweep_end
-        )
-        return measured and len(selected) == len(decisions)
-
-    @property
-    def sweep_end(self) -> float | None:
-        """Value of ``time.monotonic()`` at which the sweep of single choices ends.
-
-        The sweep leaves a third of the time limit for combinations, but at most two thirds of the
-        remaining time. None without a limit.
-        """
-        end = self.evaluator.deadline
-        if end is None:
-            return None
-        return end - min(self.limit / 3, 2 / 3 * (end - time.monotonic()))
-
-    def _select_in_time(self, until: float, images: Sequence[int]) -> list[CandidateDecision]:
-        """Return the choices that can be measured on some samples until a time.
-
-        Choices whose inputs have the largest quantization error come first. If the order were that
-        of the network, a sweep that ends early would never reach the last layers.
-        """
+        candidates = [d.candidate for d in self.list_measured_decisions()]
+        until = self._find_sweep_end()
+        if until is None:
+            return self.sensitivity.measure(candidates, "Sensitivity", None)
         rank = {name: k for k, site in enumerate(self._floats_by_own_error) for name in site.floats}
-        ranked = sorted(
-            self.list_measured_decisions(),
-            key=lambda d: min(rank.get(name, len(rank)) for name in d.candidate.site.nodes),
-        )
-        seconds_left = until - time.monotonic()
-        seconds = itertools.accumulate(
-            self.seconds_per_run * self.sensitivity.missing_work(d.candidate, images)
-            for d in ranked
-        )
-        return [d for d, end in zip(ranked, seconds, strict=True) if end <= seconds_left]
+        candidates.sort(key=lambda c: min(rank.get(name, len(rank)) for name in c.site.nodes))
+        for start in range(0, len(candidates), _SWEPT_TOGETHER):
+            batch = candidates[start : start + _SWEPT_TOGETHER]
+            if not self.sensitivity.measure(batch, "Sensitivity", until):
+                return False
+        return True
+
+    def _find_sweep_end(self) -> float | None:
+        """Return the ``time.monotonic()`` at half of the time that is left; None without limit.
+
+        The other half is for combinations.
+        """
+        deadline = self.evaluator.deadline
+        return None if deadline is None else (time.monotonic() + deadline) / 2
 
     def _choose_ranges(self) -> Configuration:
         """Return the start configuration, with other ranges for the worst sites if they help.
@@ -300,7 +266,7 @@ class PlacementSearch:
             if not c.configuration.own_scales
             or self.planner.cost(self.sensitivity.apply(c)).value <= price
         ]
-        self.sensitivity.race(self.scale_candidates, "Other ranges", 0.0, self.sweep_end)
+        self.sensitivity.measure(self.scale_candidates, "Other ranges", self._find_sweep_end())
         ranges = self._join_better_ranges()
         if ranges == self.start:
             return self.start
@@ -433,7 +399,7 @@ class PlacementSearch:
 
         A choice that does not reduce the error has a tiny gain, so that a chain adds it last.
         """
-        least = _LEAST_GAIN * (self.sensitivity.error() or 0.0) ** 2
+        least = _LEAST_GAIN * self.sensitivity.error() ** 2
         price = self.planner.cost(self.start).value
         return [
             ChoiceGain(d.candidate.configuration, max(gain, least), d.cost.value - price)
@@ -691,7 +657,7 @@ class PlacementSearch:
             self._measure_for_judging([point.configuration])
             if self._reaches_goal(point.configuration, self.evaluator.sets.judged_on):
                 return point, True
-            if time.monotonic() > self.last_judging:
+            if self.judging_deadline is not None and time.monotonic() > self.judging_deadline:
                 break
         return front[-1], False
 
@@ -744,8 +710,8 @@ class PlacementSearch:
             The benefits. Empty if the time limit ended the search, or ends this evaluation, which a
             note then reports.
         """
-        self.evaluator.deadline = self.final_deadline
-        batches = [shown] if self.final_deadline is None else [[p] for p in shown]
+        self.evaluator.deadline = self.judging_deadline
+        batches = [shown] if self.judging_deadline is None else [[p] for p in shown]
         try:
             for batch in batches:
                 self.judge_placements(batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import operator
 import os
 import time
 from pathlib import Path
@@ -48,7 +47,6 @@ class MeasurementStore:
         identity: Identity of the measured model, images and settings.
         rows: Measurements by kind, key of the candidate's recipe, and number of the sample.
         resumed: Number of measurements that were read from the file.
-        ranged_on: Number of samples from which the ranges were collected; 0 for all.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
@@ -66,7 +64,6 @@ class MeasurementStore:
         self.identity = {**identity, "tool": TOOL_VERSION, "measurement": REVISION}
         self.rows: dict[str, TaskResult] = {SWEEP: {}, WHOLE: {}}
         self.resumed = 0
-        self.ranged_on = 0
         self._saved = time.monotonic()
         self._changed = False
         if self.path is not None:
@@ -98,7 +95,7 @@ class MeasurementStore:
                     str(number): None if row is None else [row.error, row.evidence]
                     for number, row in sorted(measurements.items())
                 }
-        state = {"schema": SCHEMA, **self.identity, "ranged_on": self.ranged_on, "rows": rows}
+        state = {"schema": SCHEMA, **self.identity, "rows": rows}
         with atomic_write(self.path) as file:
             text = json.dumps(state, separators=(",", ":"))
             file.write(gzip.compress(text.encode(), 1, mtime=0))
@@ -112,7 +109,6 @@ class MeasurementStore:
                 code, word = _IDENTITY[name]
                 raise _state_error(path, f"was measured with another {word}; {_REMEDY}", code)
         try:
-            self.ranged_on = operator.index(state.get("ranged_on", 0))
             for kind in self.rows:
                 for candidate, rows in state["rows"][kind].items():
                     self.rows[kind][candidate] = {int(n): _parse_row(r) for n, r in rows.items()}

@@ -68,14 +68,11 @@ PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: number of processes tha
 LOOP_WORK = 10**15  # operations of one loop in one run of a model that is calibrated
 SESSION_BYTES = 768 * MB  # tensors in memory at the same time in one run of `fix`
 SESSION_INPUT = 201_400_000  # one random input; fits 1x3x4096x4096 floats
-SESSION_PROCESS = 768 * MB  # memory of the process in addition to tensors and weights
 SESSION_WORK = 3 * 10**11  # multiplications of one run; YOLOv8x at 640 x 640 has 1.3 * 10^11
 SESSION_WORK_ALL = 2 * 10**12  # multiplications of all runs of one `fix`
 SESSION_RUN = 10**8  # cost of loading a model, in multiplications
 SESSION_WORK_BYTE = 100  # cost of each byte of a model, in multiplications
 INNER_NODE = 50_000  # cost of a node in a Loop, Scan or If, in multiplications
-SESSION_SECONDS = 120.0  # processor seconds of one run whose work cannot be counted
-SESSION_STUCK = 3600.0  # wall-clock seconds until a process counts as stuck
 EFFORT = 1000.0  # factor of `--effort`, which raises these limits
 
 # demo and tune

@@ -165,7 +165,7 @@ class PassLines:
     """
 
     def __init__(self, build: Build, mapper: NodeMapper) -> None:
-        self._build, self._model_names = build, mapper.model_names
+        self._build = build
         self.inputs: dict[str, int] = {}
         self.outputs: dict[str, int] = {}
         self.complete = any("epilogue" in heading for heading, _ in build.headings)
@@ -179,7 +179,7 @@ class PassLines:
 
     @functools.cached_property
     def _names(self) -> set[str]:
-        return collect_printed_names(self._build, self._model_names)
+        return collect_printed_names(self._build)
 
     def shows_float(self, name: str) -> bool:
         """Return whether a node that no line mentions is certainly float.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from qdqtool.buildlog.names import NameSet, base_name, parse_layer_name
+from qdqtool.buildlog.names import base_name, parse_layer_name
 from qdqtool.buildlog.types import Build, BuiltLayer, ParsedNode
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
@@ -69,7 +69,6 @@ class NodeMapper:
             TensorRT's ONNX parser assigns.
 
     Attributes:
-        model_names: Every name of the model that a fused layer name may contain.
         layers: Engine layers that compute something, see :func:`is_auxiliary`.
     """
 
@@ -77,8 +76,6 @@ class NodeMapper:
         self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None
     ) -> None:
         self._names = names or {n.index: trt_name(n) for n in model.nodes}
-        constants = [name for n in model.nodes if n.op == "Constant" for name in n.outputs]
-        self.model_names = NameSet({*self._names.values(), *model.initializers, *constants})
         self._by_name = {self._names[n.index]: n for n in model.nodes}
         self._by_plain_name = {plain_name(name): n for name, n in self._by_name.items()}
         self.layers = [layer for layer in layers if not is_auxiliary(layer)]
@@ -140,7 +137,7 @@ class NodeMapper:
         """Return the nodes of each layer merged with ``||``; a single group if none are merged."""
         if layer.onnx_names:
             return [self._find_nodes(layer.onnx_names)]
-        fused = parse_layer_name(layer.name, self.model_names)
+        fused = parse_layer_name(layer.name)
         if fused.kind == "foreign":
             return []
         return [self._find_nodes(group) for group in fused.alternatives]
@@ -162,7 +159,7 @@ class NameConflict(NamedTuple):
     in_build: str
 
 
-def collect_printed_names(build: Build, model_names: NameSet) -> set[str]:
+def collect_printed_names(build: Build) -> set[str]:
     """Return every node name in a build's parse section, layers and pass lines."""
     names = {name for layer in build.layers for name in layer.onnx_names}
     for node in build.parse.nodes:
@@ -170,7 +167,7 @@ def collect_printed_names(build: Build, model_names: NameSet) -> set[str]:
         names.update([node.name] if node.name else outputs)
     fused_names = {layer.name for layer in build.layers}
     fused_names.update(name for event in build.trace for name in (event.subject, event.object))
-    return names.union(*(parse_layer_name(name, model_names).bases for name in fused_names))
+    return names.union(*(parse_layer_name(name).bases for name in fused_names))
 
 
 def count_named_convolutions(model: Model, build: Build) -> tuple[int, int]:
@@ -180,7 +177,7 @@ def count_named_convolutions(model: Model, build: Build) -> tuple[int, int]:
     """
     names = [trt_name(n) for n in model.nodes if n.op in WEIGHTED]
     names = names or [trt_name(n) for n in model.nodes]
-    printed = collect_printed_names(build, NameSet(names))
+    printed = collect_printed_names(build)
     plain: set[str] = set()
     if any("_myl" in layer.name for layer in build.layers):
         plain = {plain_name(name) for name in printed}
@@ -216,7 +213,7 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
         product = _find_single_product(layer, mapper)
         if product is None or product.name in conflicts:
             continue
-        bases = layer.parse_name(mapper.model_names).bases
+        bases = layer.parse_name().bases
         built_weights = [name for name in bases if name in weight_names]
         conflict = _compare_layer_shape(
             product, layer, shapes.get(product.index, ())

@@ -67,7 +67,7 @@ ENGINE = Gap(LISTING)
 CUT = Gap(PASSES, GapKind.CUT)
 CUT_PROFILE = Gap(Section.PROFILE, GapKind.CUT_FILE, name="p.json")
 CUT_LISTING = Gap(LISTING, GapKind.CUT_FILE, name="l.json")
-BEYOND = Gap(Section.ALL, GapKind.BEYOND_LINE, 3)
+BEYOND = Gap(Section.ALL, GapKind.BEYOND_RECORDS, 300_000)
 
 
 def with_status(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
@@ -129,8 +129,8 @@ def with_status(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
         ),  # more than counted
         ({"layers": [BuiltLayer("a"), BuiltLayer("b")]}, [Gap(LISTING, GapKind.NAMES_ONLY)], False),
         (
-            {"gaps": [Gap(Section.ALL, GapKind.BEYOND_LINE, 9)]},
-            [Gap(Section.ALL, GapKind.BEYOND_LINE, 9)],
+            {"gaps": [BEYOND]},
+            [BEYOND],
             False,
         ),
         ({"gaps": [CUT_PROFILE]}, [CUT_PROFILE], True),
@@ -172,11 +172,7 @@ def test_missing_end_of_a_log(
         (Gap(PARSE, GapKind.CUT_AFTER_NODE, 5), "parse section (cut off after node 5)"),
         (Gap(LISTING, GapKind.FEWER_LAYERS, 2, 3), "engine listing (cut off: 2 of 3 layers)"),
         (CUT_PROFILE, "profile (cut off: the end of p.json)"),
-        (BEYOND, "everything beyond line 3"),
-        (
-            Gap(Section.ALL, GapKind.BEYOND_RECORDS, 300_000),
-            "everything beyond the first 300,000 records",
-        ),
+        (BEYOND, "everything beyond the first 300,000 records"),
         (
             Gap(LISTING, GapKind.UNWRITTEN, name="{c}", tensor="u"),
             "engine listing (a layer is missing: {c} reads u, which has no producer)",
@@ -415,7 +411,7 @@ def test_merge_source(first: BuildSource, second: BuildSource, source: BuildSour
 
 def test_merge_takes_missing_fields_of_the_second_build() -> None:
     """Notes, files and line counts of both are kept."""
-    first = Build(files=["a"], device="A", parse=parsed(), iterations=3, notes=["n"], is_rtx=False)
+    first = Build(files=["a"], device="A", parse=parsed(), notes=["n"], is_rtx=False)
     second = Build(
         files=["b"],
         device="B",

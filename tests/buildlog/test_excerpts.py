@@ -16,7 +16,6 @@ from qdqtool.trt import trace
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file, folder
 from tests.errors import has
-from tests.notes import note_codes
 from tests.tables import rows
 from tests.test_patterns import LINEAR, growth_factor
 
@@ -53,13 +52,6 @@ def test_read_build_rejects_other_text(text: str, code: str) -> None:
 def test_blank_lines_are_counted() -> None:
     build = read("\n" * 50_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 50_000)
     assert (build.bindings, build.lines.total, build.lines.blank) == (["a"], 100_004, 100_001)
-
-
-def test_log_with_100_000_unknown_lines_is_not_read_further() -> None:
-    build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 100_002)
-    assert "not-understood" in note_codes(build.notes)
-    assert build.lines.total == 100_002
-    assert [g.kind for g in build.gaps if g.section == Section.ALL] == [GapKind.BEYOND_LINE]
 
 
 @pytest.mark.parametrize("line", ["\n", "xy\n"], ids=["blank", "unknown"])

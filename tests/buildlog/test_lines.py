@@ -1,5 +1,6 @@
 """Single lines of a log: parse section, tuning, blocks, messages, memory, times."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -133,7 +134,6 @@ def test_nothing_is_kept_if_there_is_no_room() -> None:
         (f"{MAX_DIMENSION - 1}", (MAX_DIMENSION - 1,)),
         ("9" * 30, (None,)),
         ("1" + "0" * 17, (None,)),
-        ("\u0663", (None,)),
         ("a, 2", (None, 2)),
     ],
 )
@@ -294,11 +294,6 @@ def test_blocks_of_options_and_device() -> None:
 def test_block_ends_at_a_verbose_line() -> None:
     lines = stamped("I", DEVICE), stamped("I", "SMs: 4"), stamped("V", "Compute Capability: 9")
     assert read(*lines).gpu == {"SMs": "4"}
-
-
-def test_number_of_blocks_is_limited() -> None:
-    build = informed(*(f"=== Kind{i} Options ===" for i in range(25)))
-    assert len([k for k in build.options if k.startswith("Kind")]) == 20
 
 
 def test_banner_flags() -> None:
@@ -593,7 +588,7 @@ def test_seconds_of_stamps() -> None:
         parse_stamp(f"[10/{day}/2023-{t}]".encode())
         for day, t in (("30", "23:59:59"), ("31", "00:01:01"))
     )
-    assert first is not None and second is not None and second - first == 62
+    assert first is not None and second is not None and second - first == timedelta(seconds=62)
     assert parse_stamp(b"[xx/yy/2023-17:53:35]") is None
 
 

@@ -1,11 +1,9 @@
 """Read whole logs: their spellings, carriers, damage and limits."""
 
-import contextlib
 import gzip
 import io
 import json
 import lzma
-import math
 import operator
 import os
 import re
@@ -14,11 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from qdqtool.buildlog.lines import PARSER_WORDS, read_metric
-from qdqtool.buildlog.log import LogReader, split_prefix
+from qdqtool.buildlog.lines import PARSER_WORDS
+from qdqtool.buildlog.log import split_prefix
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, ParsedTensor, TunedLayer
 from qdqtool.errors import BuildLogError
@@ -225,18 +221,6 @@ def test_carrier_is_recognized_after_many_lines_of_other_steps(carrier: str) -> 
         f"Get:{i} http://archive.example jammy/main amd64 package-{i}\n" for i in range(2500)
     )
     assert facts(read(with_carrier(other_steps + LOG, carrier))) == facts(read(LOG))
-
-
-@pytest.mark.parametrize("longest", [90, 200, 16_384])
-def test_line_that_a_container_runtime_split_is_joined(longest: int) -> None:
-    text = ""
-    for number, line in enumerate(LOG.splitlines()):
-        stamp = f"2026-01-02T03:04:05.{number:09d}Z"
-        pieces = [line[i : i + longest] for i in range(0, len(line), longest)]
-        text += "".join(f"{stamp} stdout P {piece}\n" for piece in pieces[:-1])
-        text += f"{stamp} stderr F\n" * (len(pieces) > 1)  # another stream between the pieces
-        text += f"{stamp} stdout F {pieces[-1]}\n"
-    assert facts(read(text)) == facts(read(LOG))
 
 
 @pytest.mark.parametrize("case", slow_after(1, CASES))
@@ -612,71 +596,6 @@ def test_long_word_takes_no_longer_after_words_that_are_searched_for(start: str)
         return processor_time(lambda: read_build(io.BytesIO(data)), repeats=3)
 
     assert time_to_read(start) < 10 * time_to_read("[V] Removing ")
-
-
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                " = ",
-                "1.5",
-                "a",
-                "min",
-                "%()",
-                " ",
-                "ms",
-                "inf",
-                "-nan",
-                "b" * 40,
-                "=",
-                "é",
-                "+",
-                ",",
-            ]
-        )
-    )
-)
-def test_read_metric_values_match_a_simple_pattern(pieces: list[str]) -> None:
-    text = f"min = 1 ms, {''.join(pieces)}"
-    values: dict[str, float] = {}
-    for name, value in re.findall(r"([\w()%.]{1,30}) = ([\d.e+-]{1,20}|-?nan|inf) ?(?:ms)?", text):
-        values.pop(name, None)
-        with contextlib.suppress(ValueError):
-            values |= {name: float(value)} if math.isfinite(float(value)) else {}
-    performance: dict[str, dict[str, float]] = {}
-    assert read_metric(performance, f"Latency: {text}")
-    assert performance == {"Latency": values}
-
-
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                " has no valid tactics",
-                "Skipping ",
-                ": No valid tactics",
-                " for ",
-                "a",
-                "Conv",
-                "b" * 90,
-                " ",
-                "-",
-                "_",
-            ]
-        )
-    )
-)
-def test_refused_tactics_match_a_simple_pattern(pieces: list[str]) -> None:
-    reader, line = LogReader(), f"Skipping tactic {''.join(pieces)}".encode()
-    reader.feed([line])
-    match = re.search(
-        rb"Skipping (\w{1,80}): No valid tactics(?: for (.{0,4000}))?|(\w{1,80}) has no valid tactics",
-        line,
-    )
-    refused = (
-        {((match[1] or match[3]).decode(), (match[2] or b"").decode().strip()): 1} if match else {}
-    )
-    assert (reader.build.lines.timing, reader.build.tactics.refused) == (1, refused)
 
 
 @pytest.mark.parametrize(

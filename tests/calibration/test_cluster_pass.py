@@ -191,7 +191,7 @@ def test_model_travels_once_to_each_worker(
     [
         ({"qdqtool": "0.0.9"}, ["qdqtool 0.0.9"]),
         ({"onnxruntime": "1.0"}, ["onnxruntime 1.0"]),
-        ({"probe": "x"}, ["`mixed_cpus`"]),
+        ({"test network": "x"}, ["`mixed_cpus`"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -204,7 +204,7 @@ def test_worker_that_differs_is_rejected(
         with pytest.raises(ClusterError, check=reports("worker-mismatch", worker, *values)):
             run(pictures, client)
         assert left_behind(client) == (0, 0, [])
-        if "probe" in facts:
+        if "test network" in facts:
             assert run(pictures, client, mixed_cpus=True).images
     finally:
         client.run(replace_facts, {}, workers=[worker])

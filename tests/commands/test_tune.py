@@ -54,7 +54,7 @@ def test_tune_interrupted_tells_how_to_go_on(
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SensitivitySweep, "race", interrupt)
+    monkeypatch.setattr(SensitivitySweep, "measure", interrupt)
     cli(*TUNE, "--keep", "0.999", code=130)
     assert "m_qdq.onnx.tuning" in cli.err.splitlines()[-1] and Path("m_qdq.onnx.tuning").exists()
     cli(*TUNE, "--keep", "0.999", "--no-state", "-o", "other.onnx", code=130)

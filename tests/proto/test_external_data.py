@@ -1,7 +1,6 @@
-"""The message of a model: its parts, its hash, and what public functions do with it."""
+"""Messages of models: hash, extraction of parts, and what public functions do with them."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +9,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
-from qdqtool.demo.network import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.subgraphs import extract_part
 from tests.calibration.nets import conv_net
 from tests.comparison.networks import float_network, network
 from tests.errors import has
-from tests.trt.builder import Graph
 
 
 def documented() -> onnx.ModelProto:
@@ -44,29 +40,6 @@ def documented() -> onnx.ModelProto:
     return model
 
 
-def with_function() -> onnx.ModelProto:
-    """Return a model with a function and a sparse initializer."""
-    model = documented()
-    body = [helper.make_node("Relu", ["a"], ["b"])]
-    model.functions.append(
-        helper.make_function("f", "F", ["a"], ["b"], body, list(model.opset_import))
-    )
-    values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
-    indices = numpy_helper.from_array(np.array([0, 3]), "indices")
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [9]))
-    return model
-
-
-UNKNOWN_FIELD = b"\xc2\xbb\x01\x03new"  # number 3000, which onnx does not define
-
-
-def with_unknown_field(part: str) -> onnx.ModelProto:
-    model = documented()
-    message = {"model": model, "graph": model.graph, "weight": model.graph.initializer[0]}[part]
-    message.MergeFromString(UNKNOWN_FIELD)
-    return model
-
-
 def with_binary_documentation(part: str) -> onnx.ModelProto:
     """Return a model in which the documentation of a part is not UTF-8."""
     model = documented()
@@ -79,43 +52,10 @@ def with_binary_documentation(part: str) -> onnx.ModelProto:
     return model
 
 
-PARTS = ("model", "graph", "weight")
 BINARY_DOCUMENTATION = [
     pytest.param(lambda part=part: with_binary_documentation(part), id=f"documentation of {part}")
-    for part in PARTS
+    for part in ("model", "graph", "weight")
 ]
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        *BINARY_DOCUMENTATION,
-        *(
-            pytest.param(lambda part=part: with_unknown_field(part), id=f"unknown field of {part}")
-            for part in PARTS
-        ),
-        pytest.param(conv_net, id="plain"),
-        pytest.param(documented, id="documented"),
-        pytest.param(with_function, id="function"),
-        pytest.param(lambda: yolov8n(64), id="length of four bytes"),
-        pytest.param(onnx.ModelProto, id="empty"),
-        pytest.param(lambda: onnx.ModelProto(ir_version=8), id="no graph"),
-        pytest.param(lambda: onnx.ModelProto(graph=onnx.GraphProto()), id="empty graph"),
-    ],
-)
-def test_joined_parts_are_the_message(build: Callable[[], onnx.ModelProto]) -> None:
-    model = build()
-    message = model.SerializeToString(deterministic=True)
-    parts = MessageParts(model)
-    assert b"".join(parts) == message
-    assert b"".join(parts) == message, "parts can be iterated twice"
-    assert parts.size == len(message)
-
-
-def test_parts_are_as_small_as_weights() -> None:
-    model = yolov8n(64)
-    weights = [len(t.raw_data) for t in model.graph.initializer]
-    assert max(map(len, MessageParts(model))) < max(weights) + 200_000 < sum(weights) / 8
 
 
 def test_sha256_is_that_of_the_message() -> None:
@@ -170,16 +110,6 @@ def test_extraction_never_overwrites_external_weights(tmp_path: Path) -> None:
     with pytest.raises(QdqtoolError, check=has("output-is-input", path=str(weights))):
         result.save(weights)
     assert weights.read_bytes() == before
-
-
-def relu_net() -> onnx.ModelProto:
-    g = Graph()
-    return g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0"))
-
-
-def test_advice_may_be_a_bool_of_numpy() -> None:
-    prediction = qdqtool.predict(relu_net(), advice=np.bool_(False))  # type: ignore[arg-type]
-    assert prediction.summary()["convolutions"] == 1
 
 
 def whole() -> onnx.ModelProto:

@@ -316,8 +316,8 @@ def test_infer_node_uses_types_and_values() -> None:
     values = {"s": numpy_helper.from_array(sizes(4, 32), "s")}
     inferred = infer_node(node, types, 18, values)["y"].tensor_type
     assert [d.dim_value for d in inferred.shape.dim] == [4, 32]
-    assert infer_node(helper.make_node("Own", ["x"], ["y"], domain="own"), types, 18) == {}
-    assert infer_node(node, {"x": types["x"], "s": value("s", [LONG], INT64).type}, 18) == {}
+    assert infer_node(helper.make_node("Own", ["x"], ["y"], domain="own"), types, 18, {}) == {}
+    assert infer_node(node, {"x": types["x"], "s": value("s", [LONG], INT64).type}, 18, {}) == {}
 
 
 IMAGE_DIMS, KERNEL, FLAT = [2, 6, 9, 10], [4, 6, 3, 3], [6]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from qdqtool.buildlog import sections
-from qdqtool.buildlog.read import MAX_LINE, read_build, split_lines
+from qdqtool.buildlog.read import read_build, split_lines
+from qdqtool.util import limits
 from tests.buildlog import samples
 from tests.notes import note
 from tests.slow import slow_after
@@ -78,11 +79,11 @@ def test_log_long_lines_are_truncated() -> None:
     def blocks() -> Iterator[bytes]:
         yield b"first\nlo"
         for _ in range(5):
-            yield b"x" * MAX_LINE
+            yield b"x" * limits.LOG_LINE
         yield b"end\nlast\nopen"
 
     lines = [line for group in split_lines(blocks()) for line in group]
-    assert [len(line) for line in lines] == [5, MAX_LINE, 4, 4]
+    assert [len(line) for line in lines] == [5, limits.LOG_LINE, 4, 4]
     assert (lines[0], lines[2], lines[3]) == (b"first", b"last", b"open")
 
 

@@ -23,7 +23,6 @@ from qdqtool.tuning.sites import (
     ChoiceGain,
     TuningSite,
 )
-from qdqtool.tuning.time_plan import describe_duration
 from tests.errors import has
 from tests.insertion.nets import Net, images, run
 from tests.tuning.nets import branchy, floats, planner_of, resnet, segmentation
@@ -204,20 +203,6 @@ def test_partition_parts_compute_what_the_whole_computes(
     assert {(p.tensor, r) for d in recipes for p in d.pairs for r in p.consumers} == {
         (p.tensor, r) for p in recipe.pairs for r in p.consumers
     }
-
-
-@pytest.mark.parametrize(
-    ("seconds", "workers", "end"),
-    [
-        (3.0, 1, "at most about a minute with 1 worker"),
-        (600.0, 2, "at most about 10 minutes with 2 workers"),
-        (None, 2, "an earlier run has measured most of the candidates"),
-    ],
-)
-def test_duration_names_choices_and_time(seconds: float | None, workers: int, end: str) -> None:
-    text = describe_duration(choices=70, skipped=20, images=8, seconds=seconds, workers=workers)
-    begin = "testing 70 choices on 8 images (20 skipped, because they cannot save time), then combinations: "
-    assert text == begin + end
 
 
 def test_tune_without_int8_candidates_is_an_error() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibration.cluster.connection import Cluster
+from calibration.cluster.connection import connect
 from qdqtool.tuning import measure
 from qdqtool.tuning.api import tune
 from qdqtool.tuning.measure import (
@@ -44,7 +44,7 @@ def job_and_tasks() -> tuple[TuningJob, list[MeasurementTask]]:
 def test_cluster_rows_are_those_of_one_process(client: Any) -> None:
     job, tasks = job_and_tasks()
     whole = [replace(t, with_metric=True) for t in tasks]
-    with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
+    with connect(client) as cluster, ClusterMapper(cluster) as mapper:
         for work in (tasks, whole):
             expected = rows_of(map_on_threads(1)(job, work))
             assert len(expected) == 24 and rows_of(mapper(job, work)) == expected
@@ -61,7 +61,7 @@ def test_cluster_worker_that_dies_loses_nothing(client: Any) -> None:
                 kill_one(client)
             yield result
 
-    with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
+    with connect(client) as cluster, ClusterMapper(cluster) as mapper:
         assert rows_of(kill_after_first(mapper)) == rows_of(map_on_threads(1)(job, tasks))
     client.wait_for_workers(2, timeout=60)
     assert left_behind(client) == (0, 0, [])
@@ -74,10 +74,10 @@ def test_cluster_worker_gets_the_network_once(client: Any, monkeypatch: pytest.M
     original = measure.ClusterJob
     record = lambda *arguments: handed.append(arguments) or original(*arguments)  # noqa: E731
     monkeypatch.setattr(measure, "ClusterJob", record)
-    with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
+    with connect(client) as cluster, ClusterMapper(cluster) as mapper:
         for k in range(3):
             assert len(rows_of(mapper(job, tasks[2 * k : 2 * k + 2]))) == 8
-    assert len(handed) == 1 and handed[0][3] == f"{measure.__name__}:run_task"
+    assert len(handed) == 1 and handed[0][3] is measure.run_task
 
 
 @pytest.mark.slow

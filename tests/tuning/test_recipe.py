@@ -15,7 +15,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.tuning.measure import Measurement
 from qdqtool.tuning.planner import Configuration
-from qdqtool.tuning.recipe import Recipe, find_first_difference
+from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.store import SWEEP, WHOLE, MeasurementStore
 from qdqtool.util import limits
 from tests.errors import has
@@ -59,15 +59,6 @@ def test_recipe_key_survives_pickle() -> None:
     base, other = planner.plan(floats()).recipe, planner.plan(floats("c3")).recipe
     copy: Recipe = pickle.loads(pickle.dumps(base))
     assert copy == base and copy.key == base.key != other.key
-
-
-@pytest.mark.parametrize("node", ["c0", "c2", "add", "c6", None])
-def test_first_difference_is_the_first_node_that_differs(node: str | None) -> None:
-    planner = planner_of(branchy(), DATA)
-    base = planner.plan(floats()).recipe
-    other = planner.plan(floats(*filter(None, [node]))).recipe
-    names = [*(n.name for n in planner.model.ordered), None]
-    assert names[find_first_difference(planner.model, base, other)] == node
 
 
 # State --------------------------------------------------------------------------------

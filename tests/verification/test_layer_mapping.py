@@ -142,18 +142,6 @@ def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
     assert node is not None and node.name == name
 
 
-@pytest.mark.parametrize("constant_nodes", [True, False])
-def test_mapper_known_names_include_constants(constant_nodes: bool) -> None:
-    """Weights are parts of fused names; other tensors are not."""
-    g = Graph(constant_nodes=constant_nodes)
-    model = Model(g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1)))
-    constants = {t for n in model.nodes if n.op == "Constant" for t in n.outputs}
-    names = NodeMapper(model, []).model_names
-    assert bool(constants) == constant_nodes
-    assert {*constants, *model.initializers} <= names
-    assert not {*model.inputs, *model.outputs} & names
-
-
 def test_mapper_splits_the_name_of_a_layer_once() -> None:
     """Each of many convolutions in one layer asks for all nodes of it."""
     mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv")])

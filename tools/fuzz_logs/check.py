@@ -61,9 +61,8 @@ def use_build(build: Build) -> None:
         if row["pass"]:
             assert find_pass_lines(build, row["pass"])
     assert build.complete <= bool(build.layers)
-    node_names = build.parse.names
     for layer in build.layers:
-        parse_layer_name(layer.name, node_names)
+        parse_layer_name(layer.name)
     report = analyze(build)
     assert len(report.rows) == len(build.layers)
     json.dumps(report.as_json(), allow_nan=False)

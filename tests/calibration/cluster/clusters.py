@@ -91,7 +91,7 @@ def count_keys(dask_worker: Any) -> int:
     return len(dask_worker.data) + len(dask_worker.state.tasks)
 
 
-# Functions that workers call by name ----------------------------------------------------------------------------
+# Functions that workers call ----------------------------------------------------------------------------
 
 
 def replace_facts(facts: dict[str, str]) -> None:
@@ -99,7 +99,7 @@ def replace_facts(facts: dict[str, str]) -> None:
     from calibration.cluster import worker
 
     original = worker.__dict__.setdefault("original_facts", worker.worker_facts)
-    worker.worker_facts = lambda threads=1: {**original(threads), **facts}
+    worker.worker_facts = lambda: {**original(), **facts}
 
 
 ARRIVALS: list[int] = []

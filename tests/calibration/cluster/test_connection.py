@@ -105,7 +105,8 @@ def test_local_workers_leave_no_folder_and_refuse_other_users(
     from distributed import Client, Security
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with connect("local:1") as client:
+    with connect("local:1") as cluster:
+        client = cluster.client
         facts = client.scheduler_info()
         (worker,) = facts["workers"]
         assert client.submit(int, "7").result() == 7

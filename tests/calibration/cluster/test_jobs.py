@@ -6,29 +6,34 @@ from typing import Any
 
 import pytest
 
-from calibration.cluster.connection import Cluster
+from calibration.cluster.connection import Cluster, connect
 from calibration.cluster.jobs import AHEAD, ClusterJob
 from qdqtool.errors import ClusterError
 from tests.calibration.checks import reports
-from tests.calibration.cluster.clusters import ENDLESS, left_behind, recorded
+from tests.calibration.cluster.clusters import (
+    ENDLESS,
+    fail_on_three,
+    left_behind,
+    multiply,
+    recorded,
+    share_number,
+)
 
 # find_spec does not import: collecting all tests does not load Dask.
 pytestmark = pytest.mark.skipif(
     find_spec("distributed") is None, reason="the extra `cluster` is not installed"
 )
 
-CLUSTERS = "tests.calibration.cluster.clusters"
-
 
 @pytest.fixture
 def cluster(client: Any) -> Iterator[Cluster]:
-    with Cluster(client) as opened:
+    with connect(client) as opened:
         yield opened
     assert left_behind(client) == (0, 0, [])
 
 
 def multiplication(cluster: Cluster, number: int = 7) -> ClusterJob:
-    return ClusterJob(cluster, f"{CLUSTERS}:share_number", number, f"{CLUSTERS}:multiply")
+    return ClusterJob(cluster, share_number, number, multiply)
 
 
 def test_job_gives_each_result_once_and_limits_items_ahead(cluster: Cluster) -> None:
@@ -69,7 +74,7 @@ def test_work_ends_with_its_job(client: Any, cluster: Cluster) -> None:
 
 
 def test_job_reports_errors_of_workers(cluster: Cluster) -> None:
-    failing = ClusterJob(cluster, f"{CLUSTERS}:share_number", 7, f"{CLUSTERS}:fail_on_three")
+    failing = ClusterJob(cluster, share_number, 7, fail_on_three)
     with (
         pytest.raises(ClusterError, check=reports("worker-failed", 3, "ValueError")),
         failing as job,
