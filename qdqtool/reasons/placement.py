@@ -1,7 +1,5 @@
 """Reasons why a placement leaves nodes float."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
