@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,7 @@ import onnx
 
 from calibration.session import partial_model
 from qdqtool.errors import DataError
-from qdqtool.fixing.outputs import (
-    OutputNoise,
-    OutputPart,
-    is_part_lost,
-    relative_error,
-    sum_squares,
-)
+from qdqtool.fixing.outputs import OutputNoise, OutputPart, is_part_lost, select_part
 from qdqtool.fixing.runner import Arrays, RunError, RunLimitError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model
@@ -147,10 +142,8 @@ def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArra
         return noise
     coarse = generator.random((*shape[:2], shape[2] // 8 + 1, shape[3] // 8 + 1), np.float32)
     noise *= np.float32(0.25)
-    for row in range(shape[2]):  # row by row: a whole smooth image would double the memory
-        smooth = np.repeat(coarse[:, :, row // 8], 8, axis=2)[:, :, : shape[3]]
-        noise[:, :, row] += smooth * np.float32(0.75)
-    return noise
+    smooth = coarse.repeat(8, axis=2).repeat(8, axis=3)[:, :, : shape[2], : shape[3]]
+    return noise + np.float32(0.75) * smooth
 
 
 def _input_range(view: View, name: str) -> float:
@@ -204,30 +197,50 @@ def measure_noise(
             floats are ignored.
         parts: Parts of outputs that are measured separately, in addition.
     """
-    sums: dict[str, tuple[float, float, int]] = {}
-    part_sums: dict[tuple[str, str], tuple[float, float]] = {}
+    sums: defaultdict[str, ErrorSums] = defaultdict(ErrorSums)
+    part_sums: defaultdict[tuple[str, str], ErrorSums] = defaultdict(ErrorSums)
     finite = True
     for outputs, reference in samples:
         for name, expected in reference.items():
             actual = outputs.get(name)
             if actual is None or actual.shape != expected.shape:
                 return OutputNoise({name: float("inf")}, False)
-            if not np.issubdtype(expected.dtype, np.floating) or not expected.size:
-                continue
-            a, b = actual.astype(np.float64), expected.astype(np.float64)
-            finite = finite and bool(np.all(np.isfinite(a)))
-            difference, level, count = sums.get(name, (0.0, 0.0, 0))
-            difference += float(np.sum((a - b) ** 2))
-            sums[name] = (difference, level + float(np.sum(b * b)), count + b.size)
-        for key, part_difference, part_level in sum_squares(outputs, reference, parts):
-            difference, level = part_sums.get(key, (0.0, 0.0))
-            part_sums[key] = (difference + part_difference, level + part_level)
+            if np.issubdtype(expected.dtype, np.floating) and expected.size:
+                finite = finite and bool(np.all(np.isfinite(actual)))
+                sums[name].add(actual, expected)
+        for part in parts:
+            pair = select_part(outputs, reference, part)
+            if pair is not None:
+                part_sums[part.key].add(*pair)
     return OutputNoise(
-        {n: relative_error(d / count, level / count) for n, (d, level, count) in sums.items()},
+        {name: total.relative_error for name, total in sums.items()},
         finite,
-        {key: relative_error(*pair) for key, pair in part_sums.items()},
+        {key: total.relative_error for key, total in part_sums.items()},
         frozenset(p.key for p in parts if is_part_lost(samples, p)),
     )
+
+
+class ErrorSums:
+    """Sums over the values of an output or of a part of it, in all samples."""
+
+    def __init__(self) -> None:
+        self._difference = self._level = 0.0  # sums of squares
+        self._count = 0
+
+    def add(self, actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
+        """Add the values of one sample."""
+        actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+        self._difference += float(np.sum((actual - expected) ** 2))
+        self._level += float(np.sum(expected**2))
+        self._count += expected.size
+
+    @property
+    def relative_error(self) -> float:
+        """Root mean square of the difference, divided by that of the expected values.
+
+        If all expected values are 0, the root mean square of the difference.
+        """
+        return math.sqrt(self._difference / (self._level or max(self._count, 1)))
 
 
 def check_finite(reference: Sequence[Arrays]) -> None:

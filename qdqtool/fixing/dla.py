@@ -6,6 +6,7 @@ cache and layer precisions. NVIDIA's qdq-translator writes the same files.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from qdqtool.insertion.calibration_cache import CacheReport, cache_header, write
 from qdqtool.insertion.number_formats import LEVELS
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
+from qdqtool.insertion.preprocessing import resolve_images
 from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.scales import MethodChoice, choose_tensor_scales, group_separately
 from qdqtool.insertion.tensor_scales import (
@@ -132,44 +134,33 @@ def translate_for_dla(
         floats = remove_quantizers(model.copy(), weights=True, constants=constants)
         _require_no_quantizers(floats)
         fold_batch_normalization(floats)
-        measure = (
-            None if data is None else _ScaleMeasurement(data, ImageOptions(preprocess, size), notes)
-        )
+        images = ImageOptions(preprocess, size)
+        measure = None
+        if data is not None:
+            measure = functools.partial(_measure_scales, data, images, notes)
         unary = version.recovers_scales_on_dla
         scales = measure_scales(floats, known, measure, unary=unary)
     precisions = choose_precisions(floats, scales, int8)
     return DlaTranslation(floats.proto, scales, precisions, version, model.path, notes, read)
 
 
-class _ScaleMeasurement:
-    """Function object that measures INT8 scales on the user's data.
+def _measure_scales(
+    data: object, images: ImageOptions, notes: list[Note], model: Model, tensors: Sequence[str]
+) -> dict[str, float]:
+    """Return INT8 scales of tensors, measured on the user's data; add notes about the data."""
+    from calibration.presets import describe_use
 
-    Attributes:
-        notes: List to which notes about the preprocessing and the data are added.
-    """
-
-    def __init__(self, data: object, images: ImageOptions, notes: list[Note]) -> None:
-        self._data, self._images = data, images
-        self.notes = notes
-
-    def __call__(self, model: Model, tensors: Sequence[str]) -> dict[str, float]:
-        """Return the INT8 scales of tensors."""
-        from calibration.presets import choose_preprocess, describe_use
-
-        choice = choose_preprocess(model.metadata, self._images.preprocess)
-        images = ImageOptions(choice.preprocess, self._images.size)
-        groups = group_separately(tensors)
-        ranges = RangeOptions()
-        statistics, _ = collect_statistics(
-            model, self._data, groups, max_images=ranges.max_images, images=images
-        )
-        self.notes += map(Note.from_text, (*statistics.notes, *statistics.warnings))
-        used = statistics.preprocessing
-        if used is not None:
-            used["origin"] = choice.origin
-            self.notes += [describe_use(used), *warn_preprocess(model, used)]
-        methods = MethodChoice.from_options(ranges)
-        return choose_tensor_scales(groups, statistics, methods)
+    images, origin = resolve_images(model, images)
+    groups, ranges = group_separately(tensors), RangeOptions()
+    statistics, _ = collect_statistics(
+        model, data, groups, max_images=ranges.max_images, images=images
+    )
+    notes += map(Note.from_text, (*statistics.notes, *statistics.warnings))
+    used = statistics.preprocessing
+    if used is not None:
+        used["origin"] = origin
+        notes += [describe_use(used), *warn_preprocess(model, used)]
+    return choose_tensor_scales(groups, statistics, MethodChoice.from_options(ranges))
 
 
 def _require_quantizers(model: Model) -> None:

@@ -7,7 +7,7 @@ number of each joined tensor. The result shows from which tensor each element of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from calibration.session import partial_model
 from qdqtool.errors import DataError
 from qdqtool.fixing.runner import Arrays, RunError
 from qdqtool.insertion.options import ImageOptions
+from qdqtool.insertion.preprocessing import resolve_images
 from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.network_kind import warn_preprocess
@@ -240,10 +241,7 @@ def _find_channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None,
 
 
 def read_samples(
-    model: Model,
-    data: object,
-    images: ImageOptions,
-    count: int = SAMPLES,
+    model: Model, data: object, images: ImageOptions
 ) -> tuple[list[Arrays], list[Note]]:
     """Return evenly spread samples of data as inputs of a model, and notes on preprocessing.
 
@@ -253,14 +251,14 @@ def read_samples(
         DataError: The data has no usable sample.
     """
     from calibration import open_data
-    from calibration.presets import choose_preprocess, describe_use
-    from calibration.session import choose_size, input_specs
+    from calibration.presets import describe_use
+    from calibration.session import input_specs
 
     if data is None:
         return [], []
-    choice = choose_preprocess(model.metadata, images.preprocess)
-    size = choose_size(model, images.size)
-    dataset = open_data(data, input_specs(model), choice.preprocess, count, size)
+    images, origin = resolve_images(model, images)
+    assert images.preprocess is not None
+    dataset = open_data(data, input_specs(model), images.preprocess, SAMPLES, images.size)
     samples = list(dataset)
     if not samples:
         raise DataError(
@@ -271,27 +269,17 @@ def read_samples(
     used = dataset.source.preprocessing
     if used is None:
         return samples, []
-    used["origin"] = choice.origin
+    used["origin"] = origin
     return samples, [describe_use(used), *warn_preprocess(model, used)]
 
 
-def sum_squares(
-    outputs: Arrays, reference: Arrays, parts: Iterable[OutputPart]
-) -> Iterator[tuple[tuple[str, str], float, float]]:
-    """Yield for each part its key and the sums of squares of the difference and the reference.
-
-    Parts whose output is missing or has another shape are left out.
-    """
-    for part in parts:
-        pair = _select_part(outputs, reference, part)
-        if pair is not None:
-            a, b = (values.astype(np.float64) for values in pair)
-            yield part.key, float(np.sum((a - b) ** 2)), float(np.sum(b**2))
-
-
-def _select_part(
+def select_part(
     outputs: Arrays, reference: Arrays, part: OutputPart
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    """Return the elements of a part in outputs and reference, both of shape [elements].
+
+    None if the output is missing or has another shape.
+    """
     a, b = outputs.get(part.output), reference.get(part.output)
     if a is None or b is None or a.shape != b.shape or part.mask.shape != b.shape:
         return None
@@ -302,20 +290,12 @@ def is_part_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> 
     """Return whether a part is constant over all samples, but varies in the float network."""
     ends = np.array([np.inf, -np.inf, np.inf, -np.inf])
     for outputs, reference in samples:
-        pair = _select_part(outputs, reference, part)
+        pair = select_part(outputs, reference, part)
         if pair is None:
             return False
         ends[::2] = np.minimum(ends[::2], [values.min() for values in pair])
         ends[1::2] = np.maximum(ends[1::2], [values.max() for values in pair])
     return bool(ends[0] == ends[1] and ends[2] < ends[3])
-
-
-def relative_error(difference: float, level: float) -> float:
-    """Return the root of `difference` divided by `level`; both are sums of squares.
-
-    If `level` is 0, return the root of `difference`.
-    """
-    return float(np.sqrt(difference / level)) if level > 0 else float(np.sqrt(difference))
 
 
 def list_output_errors(

@@ -22,6 +22,7 @@ from qdqtool.fixing.site import (
     map_reason_nodes,
     select_reasons,
 )
+from qdqtool.insertion.batchnorm import read_parameters
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.ir import qdq
@@ -423,12 +424,10 @@ def _batchnorm_affine(view: View, conv: Node, norm: Node) -> tuple[Array, Array]
     if conv.integer("group", 1) != 1 or model.is_output(conv.output):
         return None
     bias = model.constant(conv.input(2)) if conv.input(2) else np.zeros((), np.float32)
-    constants = map(model.constant, norm.inputs[1:5])
-    parameters = [np.asarray(c, np.float64) for c in constants if c is not None]
-    if bias is None or len(parameters) < 4:
+    parameters = read_parameters(model, norm)
+    if bias is None or parameters is None:
         return None
-    gamma, beta, mean, variance = parameters
-    factor = gamma / np.sqrt(variance + float(norm.attributes.get("epsilon", 1e-5)))
+    factor, beta, mean = parameters
     if not np.all(np.isfinite(factor)) or np.any(factor == 0):
         return None
     return factor, beta + (np.asarray(bias, np.float64) - mean) * factor

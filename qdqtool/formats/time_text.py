@@ -230,5 +230,11 @@ def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) 
     largest = max(findings, key=lambda finding: finding.saves_ms or 0.0)
     if (largest.saves_ms or 0.0) <= minimum:
         return ""
-    place = f" at {largest.node}" if len(findings) > 1 else ""
-    return f"at most {format_ms(largest.saves_ms or 0.0)}{place} ({basis})"
+    saved = format_ms(largest.saves_ms or 0.0)
+    if code == "NO-QDQ":
+        return f"{saved} by qdqtool insert ({basis})"
+    place = ""
+    if len(findings) > 1:
+        is_shared = all(finding.saves_ms == largest.saves_ms for finding in findings)
+        place = f" for all {len(findings)} places" if is_shared else f" at {largest.node}"
+    return f"at most {saved}{place} ({basis})"

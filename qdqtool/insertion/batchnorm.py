@@ -102,7 +102,7 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
 
     None if a parameter is not constant, or if shapes or types do not fit.
     """
-    weights, parameters = _read_weights(model, conv), _read_parameters(model, norm)
+    weights, parameters = _read_weights(model, conv), read_parameters(model, norm)
     if weights is None or parameters is None:
         return None
     weight, bias = weights
@@ -142,7 +142,7 @@ def _fold_into_consumers(
 
     None if the BatchNormalization cannot be folded exactly into all of the convolutions.
     """
-    parameters = _read_parameters(model, norm)
+    parameters = read_parameters(model, norm)
     if parameters is None:
         return None
     factor, beta, mean = parameters
@@ -198,7 +198,7 @@ def _has_padding(conv: Node) -> bool:
     )
 
 
-def _read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
+def read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
     """Return factor, beta and mean of each channel of ``(x - mean) * factor + beta``.
 
     None if a parameter is not constant or shapes do not fit. Values may be NaN or infinite.

@@ -26,7 +26,7 @@ import onnx
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.lint.operators import find_depthwise_faults, find_large_kernel
-from qdqtool.insertion.einsum import EinsumConverter
+from qdqtool.insertion.einsum import find_matmul
 from qdqtool.insertion.fp8_rules import find_attention_obstacle, find_fp8_obstacle
 from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.options import PlacementOptions
@@ -316,7 +316,7 @@ class _Placer:
         for op in rules.exclude_ops:
             _check_excluded_operator(op, model, candidates)
         self._excluded_ops = {op.lower() for op in rules.exclude_ops}
-        self._varying = View(model).varying
+        self._view = View(model)
         attentions = find_attentions(model)
         self._attention = {n.index for a in attentions for n in (a.scores, a.values)}
         head = find_head_float_nodes(model, rules.head)
@@ -344,7 +344,6 @@ class _Placer:
 
     def place_weighted_nodes(self) -> None:
         """Quantize convolutions and matrix products, or record why they remain float."""
-        converter = EinsumConverter(self._model)
         for node in self._model.ordered:
             if node.op in WEIGHTED:
                 reason = self._find_float_reason(node)
@@ -357,8 +356,8 @@ class _Placer:
                     self._add_weight_site(node)
                 continue
             product = contraction(self._model, node)
-            if product is not None and node.output in self._varying:
-                form = converter.find_matmul(node, product)
+            if product is not None and node.output in self._view.varying:
+                form = find_matmul(self._view, node, product)
                 if isinstance(form, EinsumObstacle):
                     self.placement.skip(EinsumProduct(PLACEMENT, node.name, form))
 
@@ -468,7 +467,7 @@ class _Placer:
         model, name, weights = self._model, node.name, node.input(1)
         if node.domain not in DOMAINS:
             return CustomDomain(PLACEMENT, name, node.domain)
-        if node.input(0) not in self._varying:
+        if node.input(0) not in self._view.varying:
             return FloatNode(PLACEMENT, name, SkipCause.CONSTANT_INPUT)
         is_constant = model.is_constant(weights)
         computed = fault_checks.weights_not_constant(

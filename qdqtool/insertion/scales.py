@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from qdqtool.util.notes import Note
 if TYPE_CHECKING:
     from calibration.methods import Range
     from calibration.statistics import TensorStatistics
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,26 +53,26 @@ class ScaleGroup:
         return len(self.sources) > 1
 
 
-class UnionFind:
-    """Groups of tensors that are merged pair by pair.
+class UnionFind(Generic[T]):
+    """Groups of keys, such as tensors, that are merged pair by pair.
 
     Attributes:
-        parent: A tensor of the same group that is closer to the representative; the representative
-            itself has its own name there.
+        parent: A key of the same group that is closer to the representative; the representative
+            is its own parent.
     """
 
     def __init__(self) -> None:
-        self.parent: dict[str, str] = {}
+        self.parent: dict[T, T] = {}
 
-    def find(self, tensor: str) -> str:
-        """Return the representative of a tensor's group."""
-        self.parent.setdefault(tensor, tensor)
-        while self.parent[tensor] != tensor:
-            self.parent[tensor] = self.parent[self.parent[tensor]]
-            tensor = self.parent[tensor]
-        return tensor
+    def find(self, key: T) -> T:
+        """Return the representative of a key's group; a new key is a group of its own."""
+        self.parent.setdefault(key, key)
+        while self.parent[key] != key:
+            self.parent[key] = self.parent[self.parent[key]]
+            key = self.parent[key]
+        return key
 
-    def union(self, left: str, right: str) -> None:
+    def union(self, left: T, right: T) -> None:
         """Merge two groups; the representative of `left` remains."""
         self.parent[self.find(right)] = self.find(left)
 
@@ -106,13 +109,13 @@ def find_scale_groups(
     ]
 
 
-def _group_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind, list[str]]:
+def _group_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind[str], list[str]]:
     """Group tensors with the upstream tensors whose values they hold.
 
     Returns:
         The groups, and the sources of all groups.
     """
-    union = UnionFind()
+    union: UnionFind[str] = UnionFind()
     sources: list[str] = []
     stack = list(reversed(tensors))
     visited: set[str] = set()

@@ -480,7 +480,7 @@ def _number_groups(
     Tensors are in one group if operators such as Concat require equal scales, or if the tensors are
     inputs of different runs of one module.
     """
-    groups = UnionFind()
+    groups: UnionFind[str] = UnionFind()
     for group in find_scale_groups(graph, placement.inputs, unify):
         for tensor in group.quantized:
             groups.union(group.quantized[0], tensor)

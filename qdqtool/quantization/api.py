@@ -716,14 +716,13 @@ class _Inserter:
         choice = self.result.choice
         if choice is not None and self.result.precision in choice.errors:
             return Fp16Agreement(choice.errors[self.result.precision], choice.samples)
-        agreements = compare_outputs(
+        return compare_outputs(
             self._network.load_float_model(),
-            [model],
+            model,
             self._data,
             samples=self._options.losses or TRIAL_SAMPLES,
             images=self._options.images,
         )
-        return agreements[0] if agreements else None
 
     def change_inputs(self) -> None:
         """Change inputs to integers if requested, and record the scales of an FP16 model."""

@@ -170,7 +170,7 @@ class EinsumObstacle(StrEnum):
 
     VECTOR = "one operand is a vector"
     RANK = "the number of axes of its operands is unknown"
-    SUMMED = "the summed sizes may differ (an Einsum repeats a size of 1, a MatMul does not)"
+    SUMMED = "the summed sizes are unknown or differ (an Einsum repeats a size of 1)"
     SIZES = "a Reshape would have more than one unknown size"
 
 

@@ -35,7 +35,7 @@ from qdqtool.timing.results import (
     SpeedGain,
     round_significant,
 )
-from qdqtool.timing.savings import add_savings
+from qdqtool.timing.savings import add_insert_saving, add_savings
 from qdqtool.timing.time_calibration import (
     TimeCalibration,
     calibrate_by_layers,
@@ -400,6 +400,8 @@ def estimate(
     add_savings(prediction, simulated, workload, ms, profile_ms, gpu, correction)
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
         _compare(result, model, resolved_model, target)
+        if result.best is not None:
+            add_insert_saving(prediction, result.total_ms - result.best.total_ms)
     return result
 
 

