@@ -28,7 +28,7 @@ def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
     with one more dimension is a stack of batches.
 
     Raises:
-        DataError: The data is neither such a tensor nor an iterable.
+        DataError: The data is a tensor of another shape.
     """
     if isinstance(data, Tensor | np.ndarray):
         if data.ndim == plan.dimensions:
@@ -38,13 +38,6 @@ def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
         raise DataError(
             f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample",
             code="wrong-shape",
-            parameter="data",
-        )
-    if isinstance(data, dict | str | bytes) or not isinstance(data, Iterable):
-        raise DataError(
-            f"the data is a {type(data).__name__}; give an iterable of batches, such as a "
-            "DataLoader",
-            code="wrong-type",
             parameter="data",
         )
     return data

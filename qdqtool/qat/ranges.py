@@ -28,7 +28,7 @@ from qdqtool.qat.modules import QuantizerReference, find_quantizers, observe_act
 from qdqtool.qat.networks import unwrap
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import read_plan
-from qdqtool.qat.sites import QuantizerSite, pause_idle_watchers
+from qdqtool.qat.sites import QuantizerSite
 from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
 from qdqtool.util.text import format_count
@@ -182,11 +182,7 @@ def _collect_statistics(
         if member is not None:
             collectors[member.name].add(value, max(images, 1))
 
-    with (
-        evaluation_mode(model),
-        observe_activations(add),
-        pause_idle_watchers(model, plan.counted),
-    ):
+    with evaluation_mode(model), observe_activations(add):
         for number, call in enumerate(calls):
             if not all(t.numel() for t in call.tensors):
                 raise DataError(
