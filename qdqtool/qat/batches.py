@@ -21,7 +21,7 @@ _IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
 _HELP = "give `fn`, a function that returns the network's input for a batch"
 
 
-def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
+def as_batches(data: Iterable[Any], plan: Plan) -> Iterable[Any]:
     """Return data as an iterable of batches.
 
     A tensor with as many dimensions as the sample of the preparation is a single batch. A tensor

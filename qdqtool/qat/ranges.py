@@ -78,9 +78,9 @@ def calibrate(
     """Set the range (amax) of every activation quantizer from calibration data.
 
     The network runs in evaluation mode with quantizers off. Activations are sampled on the device
-    of the network, and counted on the CPU. Quantizers that share a range get a range for all their tensors (see
-    :func:`qdqtool.insertion.scales.choose_scale`). The calibrators of the backend can be used
-    instead of this function. A progress bar is drawn if stderr is a terminal.
+    of the network, and counted on the CPU. Quantizers that share a range get a range for all their
+    tensors (see :func:`qdqtool.insertion.scales.choose_scale`). The calibrators of the backend can
+    be used instead of this function. A progress bar is drawn if stderr is a terminal.
 
     Args:
         model: A prepared network (:func:`qdqtool.qat.prepare`), or its wrapper.
