@@ -40,13 +40,8 @@ class LayerPair:
 
         A missing layer counts as 0 milliseconds.
         """
-        change = 0.0
-        for cost, sign in ((self.first, -1), (self.second, 1)):
-            if cost is not None:
-                if cost.ms is None:
-                    return None
-                change += sign * cost.ms
-        return change
+        first, second = (0.0 if cost is None else cost.ms for cost in (self.first, self.second))
+        return None if first is None or second is None else second - first
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output."""
@@ -122,8 +117,10 @@ def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparis
         for rows in _find_unpaired(first, second, partners)
     )
     partners.update((x.index, y.index) for x, y in align(left, right, _rate_similarity))
-    unique = _pair_unique_layers(*_find_unpaired(first, second, partners))
-    partners.update((x.index, y.index) for x, y in unique)
+    left_groups, right_groups = map(_group_convolutions, _find_unpaired(first, second, partners))
+    for key, rows in left_groups.items():
+        if len(rows) == len(right_groups.get(key, ())) == 1:
+            partners[rows[0].index] = right_groups[key][0].index
     pairs = [
         LayerPair(row, second.rows[partners[row.index]] if row.index in partners else None)
         for row in first.rows
@@ -260,18 +257,6 @@ def _rate_similarity(first: _LayerSignature, second: _LayerSignature) -> int:
         return 0
     # An equal number of inputs shows whether a residual Add is fused into both layers.
     return 2 + 3 * all(same) + (first.inputs == second.inputs)
-
-
-def _pair_unique_layers(
-    left: list[LayerCost], right: list[LayerCost]
-) -> list[tuple[LayerCost, LayerCost]]:
-    """Pair convolutions whose kernel and shapes are unique in both engines, in any order."""
-    first, second = _group_convolutions(left), _group_convolutions(right)
-    return [
-        (rows[0], second[key][0])
-        for key, rows in first.items()
-        if len(rows) == len(second.get(key, ())) == 1
-    ]
 
 
 def _group_convolutions(rows: list[LayerCost]) -> dict[Hashable, list[LayerCost]]:

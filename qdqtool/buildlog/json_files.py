@@ -94,8 +94,9 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
         try:
             return [parse_json(candidate, strict=False)], True
         except (RecursionError, TooManyValues) as excess:
+            reason = "nested too deeply" if isinstance(excess, RecursionError) else excess
             raise BuildLogError(
-                f"not a JSON file of TensorRT: {excess}; give the file of --exportLayerInfo or "
+                f"not a JSON file of TensorRT: {reason}; give the file of --exportLayerInfo or "
                 "--exportProfile",
                 path,
                 code="too-many-values",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from qdqtool.buildlog.build_status import find_listing_hole, is_float_build
@@ -51,7 +51,7 @@ from qdqtool.reasons.quantizers import UnsignedZeroPoint
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.gpu_support import require_gpu_support
-from qdqtool.trt.result import ConvOutcome, Prediction
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util import compression
 from qdqtool.util.files import open_input, record_inputs
@@ -116,12 +116,17 @@ def compare(
     """
     images = ImageOptions(preprocess, size)
     with record_inputs() as inputs:
-        is_run = data is not None
         first, second = _load_side(a, "a"), _load_side(b, "b")
-        if is_run:
-            _check_models(first, second)
+        are_models = isinstance(first, Model) and isinstance(second, Model)
+        if data is not None and not are_models:
+            raise QdqtoolError(
+                "`data`: images can compare two models only, because a build cannot run here; "
+                "leave `data` out",
+                code="option-without-effect",
+                parameter="data",
+            )
         comparison = _compare(first, second, target, gpu)
-        if isinstance(first, Model) and isinstance(second, Model) and is_run:
+        if isinstance(first, Model) and isinstance(second, Model) and data is not None:
             agreement = _measure_agreement(first, second, data, images, max_images, progress)
             comparison.agreement = agreement
             comparison.notes += [
@@ -180,21 +185,6 @@ def _compare(
     if isinstance(second, Model):
         return _compare_with_build(second, first, target, build_first=True)
     return _compare_builds(first, second)
-
-
-def _check_models(first: Model | EngineReport, second: Model | EngineReport) -> None:
-    """Check that both sides can run on images.
-
-    Raises:
-        QdqtoolError: A side is a build.
-    """
-    if not (isinstance(first, Model) and isinstance(second, Model)):
-        raise QdqtoolError(
-            "`data`: images can compare two models only, because a build cannot run here; leave "
-            "`data` out",
-            code="option-without-effect",
-            parameter="data",
-        )
 
 
 def _load_side(source: CompareInput, parameter: str) -> Model | EngineReport:
@@ -483,14 +473,21 @@ def _compare_with_build(
     side = ModelSide(View(model), None, titles[0])
     requested = side.nodes
     realized, matched_by = map_nodes(side.view, prediction, build)
-    if prediction.convolutions:
-        _require_types(realized, titles[1])
+    if prediction.convolutions and not realized:
+        raise BuildLogError(
+            "lists no data type for any convolution of the model; build again with "
+            "--profilingVerbosity=detailed",
+            titles[1],
+            code="no-precisions",
+        )
     file, engine = summarize_model(side), _summarize_engine(report, titles[1], model)
     prediction, assumptions = _choose_assumptions(
         model, prediction, resolved, realized, engine.conversions
     )
     weighted = [c for c in prediction.convolutions if c.index in requested]
-    _set_predicted_outputs(requested, weighted)
+    for conv in weighted:
+        if requested[conv.index].is_quantized and conv.is_quantized:
+            requested[conv.index].output = conv.output
     file.count_int8([requested[c.index] for c in weighted])
     engine.count_int8(realized.values())
     file.count_layers(prediction)
@@ -502,7 +499,11 @@ def _compare_with_build(
     is_float = is_float_build(build) and file.quantized
     if build_first and is_float:
         result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
-    explainer = _make_build_explainer(prediction, is_float, build_first)
+    if build_first:
+        explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
+    else:
+        fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
+        explainer = _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
     for conv in weighted:
         unknown = NodeSide(conv.name, conv.op, Precision.UNKNOWN)
         built = realized.get(conv.index, unknown)
@@ -511,35 +512,8 @@ def _compare_with_build(
     return result
 
 
-def _require_types(realized: Mapping[int, NodeSide], title: str) -> None:
-    if not realized:
-        raise BuildLogError(
-            "lists no data type for any convolution of the model; build again with "
-            "--profilingVerbosity=detailed",
-            title,
-            code="no-precisions",
-        )
-
-
-def _set_predicted_outputs(
-    requested: Mapping[int, NodeSide], convolutions: Sequence[ConvOutcome]
-) -> None:
-    for conv in convolutions:
-        if requested[conv.index].is_quantized and conv.is_quantized:
-            requested[conv.index].output = conv.output
-
-
 def _order_sides(model_side: _Side, build_side: _Side, build_first: bool) -> tuple[_Side, _Side]:
     return (build_side, model_side) if build_first else (model_side, build_side)
-
-
-def _make_build_explainer(
-    prediction: Prediction, is_float: bool, build_first: bool
-) -> _ChangeExplainer:
-    if build_first:
-        return _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
-    fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
-    return _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
 
 
 def _summarize_engine(report: EngineReport, title: str, model: Model) -> SideSummary:

@@ -31,7 +31,7 @@ from qdqtool.ir.qdq import quantizers
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.options import GpuOptions
-from qdqtool.trt.result import Assumption, Prediction
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import (
     DEFAULT_TARGET,
@@ -69,14 +69,6 @@ BuildFile: TypeAlias = str | os.PathLike[str]
 _MAX_CONFLICTS = 0.1
 # Minimum share of a model's convolutions that a build must name to count as its build.
 MIN_NAMED = 0.2
-# Codes of the notes about an assumption. First key: the build agrees with the chosen value
-# everywhere. Second key: the chosen value is the assumed value.
-_ASSUMPTION_NOTES = {
-    (True, True): "shown-as-assumed",
-    (True, False): "shown-otherwise",
-    (False, True): "nearest-as-assumed",
-    (False, False): "nearest-otherwise",
-}
 
 
 def verify(
@@ -290,15 +282,10 @@ def check_same_model(model: Model, build: Build) -> None:
     check_not_empty(build)
     named, total = count_named_convolutions(model, build)
     if named < MIN_NAMED * total and not is_all_myelin(build):
-        why = "the build is of another model. Give the model of this build"
-        if named and not build.layers and not build.trace:
-            why = (
-                "the log ends in its parse section, or is of another model. Give the complete log "
-                "of this model"
-            )
         raise BuildLogError(
             f"contains {named or 'none'} of the {total} convolutions of "
-            f"{model.path or 'the model'}: {why}",
+            f"{model.path or 'the model'}: the build is of another model, or its log is cut off. "
+            "Give the model and the complete log of one build",
             build.display_name,
             code="different-models",
         )
@@ -367,27 +354,21 @@ def compare_under_assumptions(
             continue
         if value != assumed:
             assumptions = best.prediction.assumptions if best.prediction else []
-            shown = Note("shown by the build", code="shown-by-build")
-            assumptions[:1] = [replace(a, why=shown) for a in assumptions[:1]]
-        best.notes.append(_fit_note(assumption, value, errors[value] == (0, 0), target))
+            why = Note("shown by the build", code="shown-by-build")
+            assumptions[:1] = [replace(a, why=why) for a in assumptions[:1]]
+        fits = errors[value] == (0, 0)
+        shown = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
+        best.notes.append(
+            Note(
+                f"{name}: the build {shown} (assumed for {target.name}: {assumed})",
+                code="shown-by-build" if fits else "nearest-to-build",
+                name=name,
+                value=value,
+                assumed=assumed,
+                target=target.name,
+            )
+        )
     return best
-
-
-def _fit_note(assumption: Assumption, value: str, fits: bool, target: Target) -> Note:
-    """Describe how well the chosen value of an assumption fits the build."""
-    is_assumed = value == assumption.value
-    shown = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
-    expected = f"; {assumption.value} is assumed for {target.name}"
-    if fits and is_assumed:
-        expected = f", as assumed for {target.name}"
-    return Note(
-        f"{assumption.name}: the build {shown}{expected}",
-        code=_ASSUMPTION_NOTES[fits, is_assumed],
-        name=assumption.name,
-        value=value,
-        assumed=assumption.value,
-        target=target.name,
-    )
 
 
 def count_errors(result: Verification) -> tuple[int, int]:
@@ -604,7 +585,7 @@ def verify_from_log(
         BuildLogError: The log cannot be read, is of TensorRT-RTX, or lacks a complete parse
             section with Q/DQ.
     """
-    build = _read_sources(sources)
+    build = load_build(sources)
     reject_implicit_int8(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {build.display_name if build.files else 'the log'}"
@@ -652,13 +633,6 @@ def verify_from_log(
     return result
 
 
-def _read_sources(sources: Sequence[str | os.PathLike[str] | Build]) -> Build:
-    for source in sources:
-        if isinstance(source, Build):
-            return source
-    return read_build(*(s for s in sources if not isinstance(s, Build)))
-
-
 def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> None:
     """Reject a graph with missing nodes, because each would count as a mismatch."""
     if not build.trace and not build.layers:
@@ -684,15 +658,11 @@ def _find_missing_tensor(graph: onnx.GraphProto) -> str | None:
 
 
 def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) -> tuple[str, ...]:
-    outcomes, others = _outcomes_by_name(first), _outcomes_by_name(second)
+    outcomes, others = (
+        {c.name: (c.precision, list(c.inputs), c.output, set(c.fused)) for c in p.convolutions}
+        for p in (first, second)
+    )
     return tuple(name for name, outcome in outcomes.items() if others.get(name) != outcome)
-
-
-def _outcomes_by_name(prediction: Prediction) -> dict[str, tuple[object, ...]]:
-    return {
-        c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused))
-        for c in prediction.convolutions
-    }
 
 
 def copy_with_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:

@@ -89,11 +89,6 @@ def qdq_pass_names() -> frozenset[str]:
     return frozenset(kind.__name__ for kind in passes() if kind.is_compared)
 
 
-def is_copy_line(event: Event) -> bool:
-    """Return whether an optimizer line removes or copies a slice or concatenation."""
-    return event.kind in _COPY_KINDS
-
-
 def compare_trace(
     prediction: Prediction,
     build: Build,
@@ -115,7 +110,7 @@ def compare_trace(
     is_copy, excluded = kind == MismatchKind.COPY, set(uncertain)
 
     def is_compared(event: Event) -> bool:
-        return is_copy_line(event) if is_copy else event.pass_name in qdq_pass_names()
+        return event.kind in _COPY_KINDS if is_copy else event.pass_name in qdq_pass_names()
 
     predicted = [e for e in prediction.trace if is_compared(e) and e not in excluded]
     # The lines about copies are printed near the end of the optimizer's section, close to this

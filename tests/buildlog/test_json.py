@@ -80,7 +80,7 @@ def test_read_json_builder_and_version(
         ({"Layers": {}}, "wrong-type", "'Layers'"),
         ({"Layers": [LAYER, {"x": 1}]}, "wrong-layer", "layer 1"),
         ('"text', "file-damaged", "column"),
-        pytest.param("[" * 100_000, "too-many-values", "recursion", id="nested"),
+        pytest.param("[" * 100_000, "too-many-values", "nested", id="nested"),
         (5, "wrong-format", "profile"),
         ([1, 2], "wrong-format", "profile"),
         ([], "wrong-format", "profile"),

@@ -301,7 +301,7 @@ def test_compare_under_assumptions_without_assumptions(g: Graph) -> None:
 
 def test_build_shows_the_assumed_value() -> None:
     result = compare_skip(build_of(LINES["apart"]))
-    expected = note("shown-as-assumed", name="silu-add", value="apart", target="trt8.5")
+    expected = note("shown-by-build", name="silu-add", value="apart", target="trt8.5")
     assert (result.mismatches, result.notes) == ([], [expected])
     assert result.prediction is not None and result.prediction.summary() == OF_SKIP.summary()
     assert result.prediction.assumptions[0].why == OF_SKIP.assumptions[0].why
@@ -311,7 +311,7 @@ def test_build_shows_the_other_value() -> None:
     """The result contains the prediction of that value."""
     result = compare_skip(build_of(LINES["fused"]))
     expected = note(
-        "shown-otherwise", name="silu-add", value="fused", assumed="apart", target="trt8.5"
+        "shown-by-build", name="silu-add", value="fused", assumed="apart", target="trt8.5"
     )
     assert (result.mismatches, result.notes) == ([], [expected])
     assert result.prediction is not None
@@ -338,7 +338,7 @@ def test_build_with_a_mismatch_shows_the_nearest_value(value: str) -> None:
     result = compare_skip(build_of(lines))
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["end"]
     note = result.notes[0]
-    assert note.code in ("nearest-as-assumed", "nearest-otherwise")
+    assert note.code == "nearest-to-build"
     assert (note.values["name"], note.values["value"]) == ("silu-add", value)
 
 
