@@ -1,7 +1,5 @@
 """Reasons about scales: invalid, implausible, computed, or unsuitable for the data."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from qdqtool.ir.qdq import PerChannel

@@ -394,6 +394,11 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
     assert fixed.ok and "HEAD-CONCAT" in codes(fixed)
     scores = run(fixed.proto, x)[0][:, 4:]
     assert np.sqrt(np.mean((scores - exact) ** 2)) < 0.2 * np.sqrt(np.mean(exact**2))
+    before, after = fixed.before.summary(), fixed.after.summary()
+    assert options or (before["int8"] == 0 and before["conversions"] > 60)
+    assert after["int8"] == after["convolutions"] == 31 and after["conversions"] < 5
+    assert not {"SILU-INNER-Q", "CONCAT-SCALE", "BIAS-DQ"} & {f.code for f in fixed.after.findings}
+    onnx.checker.check_model(fixed.proto, full_check=True)
     assert "insert-is-better" in {n.code for n in fixed.notes} or not (
         {"ZP-NONZERO", "ZP-UINT8"} & set(codes(fixed))
     )
