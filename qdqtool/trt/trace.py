@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from qdqtool.util.json_text import Json
-from qdqtool.util.records import record
 
 RUNNING = "Running"
 REMOVING = "Removing"
@@ -73,8 +73,7 @@ class Event:
         }
 
 
-@record
-class LineFormat:
+class LineFormat(NamedTuple):
     """Wording of one kind of log line.
 
     Attributes:

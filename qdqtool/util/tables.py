@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import re
@@ -69,10 +70,10 @@ def join_lines(text: str) -> str:
 
 
 def make_entry(kind: type[T], fields: Mapping[str, Any], entry_name: str) -> T:
-    """Create a record from the fields of an entry in a table.
+    """Create a dataclass from the fields of an entry in a table.
 
     Args:
-        kind: Record class, whose fields are the schema. A field may be a text, a boolean, a list of
+        kind: Dataclass, whose fields are the schema. A field may be a text, a boolean, a list of
             texts (as a tuple), an enumeration (by value), or an object of the field's type.
         fields: Values by field name.
         entry_name: Name of the entry for messages.
@@ -80,9 +81,10 @@ def make_entry(kind: type[T], fields: Mapping[str, Any], entry_name: str) -> T:
     Raises:
         ValueError: A field is missing, unknown, empty or has another type.
     """
-    names, defaults = kind._fields, kind._defaults  # type: ignore[attr-defined]
-    unknown = fields.keys() - set(names)
-    missing = [name for name in names if name not in defaults and name not in fields]
+    schema = dataclasses.fields(kind)  # type: ignore[arg-type]
+    unknown = fields.keys() - {field.name for field in schema}
+    required = [field.name for field in schema if field.default is dataclasses.MISSING]
+    missing = [name for name in required if name not in fields]
     if unknown or missing:
         reason = f"unknown field {', '.join(sorted(unknown))}"
         if not unknown:

@@ -46,7 +46,6 @@ from qdqtool.trt.trace import Event
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
-from qdqtool.util.records import replace_fields
 from qdqtool.verification import local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
@@ -171,7 +170,7 @@ def choose_target_for_gpu(
         QdqtoolError: The GPU is unknown, or the target or the build does not support the GPU.
     """
     resolved, notes = choose_target(build, target)
-    resolved = replace_fields(resolved, has_built_typing=True)
+    resolved = replace(resolved, has_built_typing=True)
     depends_on_gpu = resolved.is_rtx or resolved.needs_hopper_for_fp8
     if not depends_on_gpu and options.gpu is None:
         return resolved, notes
@@ -181,7 +180,7 @@ def choose_target_for_gpu(
     built_capability = parse_device("", build.gpu).cc
     gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
     if resolved.is_rtx and build.targets:
-        resolved = replace_fields(resolved, capabilities=build.targets, has_named_capability=True)
+        resolved = replace(resolved, capabilities=build.targets, has_named_capability=True)
         if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
                 f"`gpu` {gpu.name}: has compute capability {gpu.cc}, but the build is for "

@@ -22,7 +22,7 @@ from qdqtool.reasons.fusions import InsideActivation
 from qdqtool.reasons.outputs import OutputManyConsumers
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
-from qdqtool.util.records import field_values, replace_fields
+from qdqtool.util.records import field_values
 from tests.findings.lint.test_api import shared_model
 from tests.findings.test_producers import predictions, views
 from tests.fixing.steps import find_sites
@@ -182,7 +182,7 @@ def test_refusal_subclass_is_handled_like_base() -> None:
             other.findings = advise(view.model, other)
             for f in other.findings:
                 f.causes = tuple(
-                    replace_fields(c, reason=derived(c.reason), also=tuple(map(derived, c.also)))
+                    replace(c, reason=derived(c.reason), also=tuple(map(derived, c.also)))
                     for c in f.causes
                 )
                 met.update(type(c.reason) for c in f.causes)

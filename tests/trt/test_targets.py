@@ -1,6 +1,7 @@
 """Targets: names and versions, properties, and their effect on predictions."""
 
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,6 @@ from qdqtool.trt.targets import (
     target_of_version,
     trtexec_of_version,
 )
-from qdqtool.util.records import replace_fields
 from tests.errors import has
 from tests.trt.builder import Graph
 from tools.fuzz.net import Net
@@ -115,7 +115,7 @@ def test_property_dropped_by_version_is_gone(prop: str, until: str) -> None:
 
 @pytest.mark.parametrize("evidence", [Evidence.SEEN, Evidence.ASSUMED])
 def test_outcomes_on_rtx_have_evidence_of_target(evidence: Evidence) -> None:
-    target = replace_fields(RTX, evidence=evidence)
+    target = replace(RTX, evidence=evidence)
     assert {conv.evidence for conv in outcomes(stem(), target).values()} == {evidence}
 
 

@@ -1,4 +1,5 @@
 from collections import deque
+from dataclasses import replace
 
 from qdqtool.reasons.motion import ManyConsumers
 from qdqtool.trt.neighbors import find_consumers, to_step
@@ -18,7 +19,6 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.util.records import replace_fields
 
 INSERTED = seen(
     "inserted-shuffle",
@@ -186,7 +186,7 @@ def _choose_case(dq: Layer, op: Layer) -> Case | None:
 
 def _update_axis(dq: Layer, op: Layer) -> None:
     if dq.quant is not None and dq.quant.axis is not None and op.kind != LayerKind.IDENTITY:
-        dq.quant = replace_fields(dq.quant, axis=_axis_after(dq.quant.axis, op))
+        dq.quant = replace(dq.quant, axis=_axis_after(dq.quant.axis, op))
 
 
 def _axis_after(axis: int, op: Layer) -> int | None:
