@@ -384,19 +384,13 @@ def left_float_reasons() -> dict[str, list[str]]:
         placement_reasons.CustomDomain: [("example",)],
         placement_reasons.PresetExclusion: [(part,) for part in placement_reasons.PresetPart],
         WeightsNotConstant: [("w",)],
-        placement_reasons.UnsuitableInput: [(unfit,) for unfit in placement_reasons.InputFault],
+        placement_reasons.FloatNode: [(cause,) for cause in placement_reasons.SkipCause],
         LargeKernel: [((16, 16),)],
-        placement_reasons.UnreachableNode: [
-            (hidden,) for hidden in placement_reasons.QuantizerObstacle
-        ],
         placement_reasons.WeightsType: [("double",)],
         placement_reasons.WeightsRank: [(3,)],
         placement_reasons.SmallConvolution: [(3, 8, (3, 1))],
-        placement_reasons.NoFastFp8: [(why,) for why in placement_reasons.Fp8Obstacle],
         placement_reasons.SubgraphLayers: [(2,)],
         placement_reasons.EinsumProduct: [(why,) for why in placement_reasons.EinsumObstacle],
-        placement_reasons.FloatResult: [(True,), (False,)],
-        placement_reasons.FloatResidual: [(True,), (False,)],
         DepthwiseAdd: [("add",)],
     }
     return {

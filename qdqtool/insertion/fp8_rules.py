@@ -12,14 +12,14 @@ import math
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.patterns.heads import Attention
-from qdqtool.reasons.placement import PLACEMENT, Fp8Obstacle, NoFastFp8, PresetPart
+from qdqtool.reasons.placement import PLACEMENT, FloatNode, PresetPart, SkipCause
 from qdqtool.trt.fault_checks import MAX_FP8_KERNEL, fuses_fp8_attention
 
 _MIN_CHANNELS = 17  # smallest number of input and of output channels of a convolution in FP8
 _MIN_PRODUCT = 16  # smallest number of columns and smallest depth of a matrix product in FP8
 
 
-def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> NoFastFp8 | None:
+def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> FloatNode | None:
     """Return why a node with constant weights is not quantized in FP8; None if FP8 suits it.
 
     Args:
@@ -29,25 +29,25 @@ def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> NoFastFp8 
     """
     shape = model.constant_shape(weights or node.input(1)) or ()
     kind = operator_of(node).kind
-    obstacle: Fp8Obstacle | None = None
+    obstacle: SkipCause | None = None
     if kind == LayerKind.DECONVOLUTION:
-        obstacle = Fp8Obstacle.DECONVOLUTION
+        obstacle = SkipCause.FP8_DECONVOLUTION
     elif kind == LayerKind.CONVOLUTION:
         obstacle = _find_convolution_obstacle(node, shape)
     elif min(shape, default=_MIN_PRODUCT) < _MIN_PRODUCT:
-        obstacle = Fp8Obstacle.CHANNELS
+        obstacle = SkipCause.FP8_CHANNELS
     elif _has_single_row(model.shape(node.input(0))):
-        obstacle = Fp8Obstacle.SINGLE_ROW
-    return None if obstacle is None else NoFastFp8(PLACEMENT, node.name, obstacle)
+        obstacle = SkipCause.FP8_SINGLE_ROW
+    return None if obstacle is None else FloatNode(PLACEMENT, node.name, obstacle)
 
 
-def _find_convolution_obstacle(node: Node, shape: tuple[int, ...]) -> Fp8Obstacle | None:
+def _find_convolution_obstacle(node: Node, shape: tuple[int, ...]) -> SkipCause | None:
     if math.prod(shape[2:]) > MAX_FP8_KERNEL:
-        return Fp8Obstacle.KERNEL
+        return SkipCause.FP8_KERNEL
     if node.integer("group", 1) > 1:
-        return Fp8Obstacle.GROUPS
+        return SkipCause.FP8_GROUPS
     if min(shape[:2], default=_MIN_CHANNELS) < _MIN_CHANNELS:
-        return Fp8Obstacle.CHANNELS
+        return SkipCause.FP8_CHANNELS
     return None
 
 

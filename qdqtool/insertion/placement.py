@@ -65,18 +65,13 @@ from qdqtool.reasons.placement import (
     EinsumObstacle,
     EinsumProduct,
     ExcludedNode,
-    FloatForAccuracy,
-    FloatInput,
-    FloatResidual,
-    FloatResult,
-    InputFault,
-    NoQuantizedProducer,
+    FloatNode,
     PresetExclusion,
     PresetPart,
+    SkipCause,
     SkippedNode,
     SmallConvolution,
     SubgraphLayers,
-    UnsuitableInput,
     WeightsRank,
     WeightsType,
     nothing_to_quantize,
@@ -451,7 +446,9 @@ class _Placer:
             return ExcludedNode(PLACEMENT, node.name, "exclude", self._excluded[node.index])
         if node.op.lower() in self._excluded_ops:
             return ExcludedNode(PLACEMENT, node.name, "exclude_op", node.op)
-        return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
+        if node.name not in self._rules.floats:
+            return None
+        return FloatNode(PLACEMENT, node.name, SkipCause.ACCURACY)
 
     def _find_float_reason(self, node: Node) -> Reason | None:
         reason = self._find_exclusion(node)
@@ -471,7 +468,7 @@ class _Placer:
         if node.domain not in DOMAINS:
             return CustomDomain(PLACEMENT, name, node.domain)
         if node.input(0) not in self._view.varying:
-            return UnsuitableInput(PLACEMENT, name, InputFault.CONSTANT)
+            return FloatNode(PLACEMENT, name, SkipCause.CONSTANT_INPUT)
         is_constant = model.is_constant(weights)
         computed = fault_checks.weights_not_constant(
             PLACEMENT, name, weights, is_constant, is_sparse(model, weights)
@@ -479,7 +476,7 @@ class _Placer:
         if computed is not None:
             return computed
         if model.constant(weights) is None:
-            return UnsuitableInput(PLACEMENT, name, InputFault.UNREADABLE)
+            return FloatNode(PLACEMENT, name, SkipCause.UNREADABLE_WEIGHTS)
         return None
 
     def _find_weight_fault(self, node: Node) -> Reason | None:
@@ -492,12 +489,12 @@ class _Placer:
         shape = self._model.constant_shape(weights)
         assert shape is not None
         if 0 in shape:
-            return UnsuitableInput(PLACEMENT, name, InputFault.EMPTY)
+            return FloatNode(PLACEMENT, name, SkipCause.EMPTY_WEIGHTS)
         if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY:
             if len(shape) != 2:
                 return WeightsRank(PLACEMENT, name, len(shape))
             if node.integer("transA", 0):
-                return UnsuitableInput(PLACEMENT, name, InputFault.TRANSPOSED)
+                return FloatNode(PLACEMENT, name, SkipCause.TRANSPOSED_INPUT)
         return None if self._rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
 
     def _is_fast_with_few_channels(self, conv: Node, shape: Sequence[int]) -> bool:
@@ -546,10 +543,10 @@ class _Placer:
         if not sides or self._is_broadcast(node):
             return [], None
         if not self._is_quantized_next(node.output):
-            return [], FloatResult(PLACEMENT, node.name, False)
+            return [], FloatNode(PLACEMENT, node.name, SkipCause.RESULT_NOT_QUANTIZED)
         consumers = self.placement.consumer_indices
         if not has_only_quantized_consumers(self._model, node.output, consumers):
-            return [], FloatResult(PLACEMENT, node.name, True)
+            return [], FloatNode(PLACEMENT, node.name, SkipCause.RESULT_READ_AS_FLOAT)
         side = self._choose_fused_side(node, sides)
         rule = self._rules.residual
         if rule == "auto":
@@ -557,7 +554,9 @@ class _Placer:
             if rule != "none" and self._has_no_activation(node.input(side)):
                 rule = "skip"
         if rule == "none":
-            return [], FloatResidual(PLACEMENT, node.name, self._rules.residual == "none")
+            is_requested = self._rules.residual == "none"
+            requested, useless = SkipCause.RESIDUAL_NOT_REQUESTED, SkipCause.RESIDUAL_WITHOUT_GAIN
+            return [], FloatNode(PLACEMENT, node.name, requested if is_requested else useless)
         return ([1 - side, side] if rule == "both" else [1 - side]), None
 
     def _find_convolution_sides(self, node: Node) -> list[int]:
@@ -601,13 +600,13 @@ class _Placer:
         if self._is_fp8 or not self._is_quantized_next(node.output):
             return [], None  # FP8 poolings were not seen in any build
         if not self._comes_from_quantized(tensor):
-            return [], NoQuantizedProducer(PLACEMENT, node.name)
+            return [], FloatNode(PLACEMENT, node.name, SkipCause.NO_QUANTIZED_PRODUCER)
 
         def consumers(name: str) -> set[int]:
             return self.placement.consumer_indices(name) | {node.index}
 
         if not has_only_quantized_consumers(self._model, tensor, consumers):
-            return [], FloatInput(PLACEMENT, node.name)
+            return [], FloatNode(PLACEMENT, node.name, SkipCause.INPUT_READ_AS_FLOAT)
         return [0], None
 
     def _is_quantized_next(self, tensor: str) -> bool:

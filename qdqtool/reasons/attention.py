@@ -1,7 +1,5 @@
 """Reasons about matrix products, attention, normalizations and regions of Myelin."""
 
-from __future__ import annotations
-
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.tensors import PathStep

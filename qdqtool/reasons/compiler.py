@@ -3,8 +3,6 @@
 Quotations in the messages are error texts of the compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Reasons about the shape of a convolution: dimensions, kernel, groups, channels."""
 
-from __future__ import annotations
-
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.reasons.text import Message, list_names

@@ -1,7 +1,5 @@
 """Reasons about FP8: cases in which FP8 behaves differently from INT8."""
 
-from __future__ import annotations
-
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.tensors import TensorSize

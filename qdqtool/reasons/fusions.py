@@ -1,7 +1,5 @@
 """Reasons about fusions: activations, BatchNormalizations, Pads and pools of convolutions."""
 
-from __future__ import annotations
-
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, attempted, fixable
 from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.reasons.text import Message, describe_origin, float_result, format_size, list_names

@@ -1,7 +1,5 @@
 """Reasons from the GPU table: limits of a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any

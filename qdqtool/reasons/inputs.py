@@ -1,7 +1,5 @@
 """Reasons why the data and weights of a convolution cannot be multiplied in INT8 or FP8."""
 
-from __future__ import annotations
-
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.motion import ManyConsumers

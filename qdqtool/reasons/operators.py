@@ -1,7 +1,5 @@
 """Reasons about operators that TensorRT cannot import, or that were not analyzed."""
 
-from __future__ import annotations
-
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.text import Message, list_names
 from qdqtool.util.text import format_count

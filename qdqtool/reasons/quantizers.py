@@ -1,7 +1,5 @@
 """Reasons about quantizers: types, zero points, axes, and forms other than Q/DQ."""
 
-from __future__ import annotations
-
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.tensors import Scale

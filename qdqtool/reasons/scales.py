@@ -1,7 +1,5 @@
 """Reasons about scales: invalid, implausible, computed, or unsuitable for the data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """Reasons about weights and biases: their quantizers, scales and storage."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from qdqtool.ir.precision import Precision

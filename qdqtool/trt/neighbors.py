@@ -37,6 +37,7 @@ from qdqtool.trt.layers import (
     constant_before,
     dq_before,
     node_name,
+    walk,
     weights_position,
 )
 from qdqtool.trt.targets import Target
@@ -95,7 +96,7 @@ def to_step(layer: Layer, part: int = -1) -> PathStep:
 # Consumers ------------------------------------------------------------------------------------
 
 
-def find_consumers(tensor: Tensor, *, through: bool = True) -> tuple[TensorConsumer, ...]:
+def find_consumers(tensor: Tensor, *, through: bool = True) -> SharedTuple[TensorConsumer]:
     """Return the consumers of a tensor.
 
     Args:
@@ -327,16 +328,9 @@ def _precedes_weighted(layer: Layer) -> bool:
 
     True also if the search stops after :data:`MAX_LAYERS_AFTER` layers.
     """
-    queue, visited = [layer], {layer.id}
-    for current in queue:
-        for consumer in current.consumers:
-            if consumer.id in visited:
-                continue
-            if consumer.kind in WEIGHTED and not consumer.weights.dfl:
-                return True
-            visited.add(consumer.id)
-            queue.append(consumer)
-        if len(visited) > MAX_LAYERS_AFTER:
+    for number, follower in enumerate(walk([layer], lambda current: current.consumers)):
+        is_weighted = follower.kind in WEIGHTED and not follower.weights.dfl
+        if number > MAX_LAYERS_AFTER or (is_weighted and follower is not layer):
             return True
     return False
 
@@ -410,16 +404,14 @@ def find_origin(tensor: Tensor) -> TensorOrigin:
     """
     path: list[PathStep] = []
     producer = tensor.producer
-    while producer is not None and len(path) < STEPS and _has_one_origin(producer):
+    while producer is not None and len(path) < STEPS and producer.inputs:
+        if producer.passage is None or producer.kind == LayerKind.CONCATENATION:
+            break
         path.append(to_step(producer))
         tensor = producer.data
         producer = tensor.producer
     if producer is None:
         return TensorOrigin(tensor.source, "", "Input", path=tuple(path))
-    return _describe_origin(producer, tensor, tuple(path))
-
-
-def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrigin:
     is_quantizer = producer.kind in QDQ
     nodes = producer.nodes or [""]
     return TensorOrigin(
@@ -427,17 +419,11 @@ def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrig
         node_name(producer),
         producer.op,
         convolution=nodes[0] if producer.kind in WEIGHTED else "",
-        path=path,
+        path=tuple(path),
         int8=producer.int8 or producer.int8_out,
         boundary=nodes[-1],
         quantizer=(producer.paired_q or node_name(producer)) if is_quantizer else "",
         scale=quantizer_scale(producer) if is_quantizer else None,
-    )
-
-
-def _has_one_origin(layer: Layer) -> bool:
-    return (
-        layer.passage is not None and layer.kind != LayerKind.CONCATENATION and bool(layer.inputs)
     )
 
 

@@ -12,8 +12,6 @@ joining word outside brackets is split wrongly. Line ends inside names are not s
 prints them as line ends.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -22,7 +22,7 @@ from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.patterns.heads import find_head
-from qdqtool.reasons.placement import PLACEMENT, FloatForAccuracy, SkippedNode
+from qdqtool.reasons.placement import PLACEMENT, FloatNode, SkipCause, SkippedNode
 from qdqtool.trt.result import Prediction
 from tests.indexing import indexed
 from tests.insertion.nets import (
@@ -268,7 +268,7 @@ def insertion() -> Insertion:
     return Insertion(
         one_layer(),
         quantized,
-        [SkippedNode(FloatForAccuracy(PLACEMENT, "n"))],
+        [SkippedNode(FloatNode(PLACEMENT, "n", SkipCause.ACCURACY))],
         {"images": 2},
         [group],
     )

@@ -119,10 +119,18 @@ def test_residual_of_bare_convolution_quantizes_skip() -> None:
         (
             "conv",
             PlacementRules(residual_after_activation="none"),
-            (placement_reasons.FloatResidual, False),
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.RESIDUAL_WITHOUT_GAIN),
         ),
-        ("conv", PlacementRules(residual="none"), (placement_reasons.FloatResidual, True)),
-        ("end", PlacementRules(head="none"), (placement_reasons.FloatResult, False)),
+        (
+            "conv",
+            PlacementRules(residual="none"),
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.RESIDUAL_NOT_REQUESTED),
+        ),
+        (
+            "end",
+            PlacementRules(head="none"),
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.RESULT_NOT_QUANTIZED),
+        ),
     ],
     ids=["target", "user", "float consumer"],
 )
@@ -205,7 +213,10 @@ def test_pooling_of_classifier_is_quantized() -> None:
 def test_pooling_next_to_float_consumer_is_left_float() -> None:
     result = place_net(classifier(True))
     assert not quantized_inputs(result, "gap")
-    assert reasons(result)["gap"] == (placement_reasons.FloatInput,)
+    assert reasons(result)["gap"] == (
+        placement_reasons.FloatNode,
+        placement_reasons.SkipCause.INPUT_READ_AS_FLOAT,
+    )
 
 
 def test_poolings_in_a_row_are_quantized(net: Net) -> None:
@@ -391,8 +402,8 @@ def test_can_be_quantized(
         (
             PlacementRules(floats=["c1", "add", "no such"], include=["c1"]),
             {
-                "c1": (placement_reasons.FloatForAccuracy,),
-                "add": (placement_reasons.FloatForAccuracy,),
+                "c1": (placement_reasons.FloatNode, placement_reasons.SkipCause.ACCURACY),
+                "add": (placement_reasons.FloatNode, placement_reasons.SkipCause.ACCURACY),
             },
         ),
     ],
@@ -469,12 +480,12 @@ def test_unsuitable_inputs_are_left_float_even_if_included(net: Net) -> None:
     result = place(Model(proto), PlacementRules(head="none", include=["."]))
     assert [w.node.name for w in result.weights] == ["right"]
     assert reasons(result) == {
-        "constant": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.CONSTANT),
-        "computed": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.CONSTANT),
-        "ta": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.TRANSPOSED),
+        "constant": (placement_reasons.FloatNode, placement_reasons.SkipCause.CONSTANT_INPUT),
+        "computed": (placement_reasons.FloatNode, placement_reasons.SkipCause.CONSTANT_INPUT),
+        "ta": (placement_reasons.FloatNode, placement_reasons.SkipCause.TRANSPOSED_INPUT),
         "other": (placement_reasons.CustomDomain, "example"),
-        "empty": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.EMPTY),
-        "missing": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.UNREADABLE),
+        "empty": (placement_reasons.FloatNode, placement_reasons.SkipCause.EMPTY_WEIGHTS),
+        "missing": (placement_reasons.FloatNode, placement_reasons.SkipCause.UNREADABLE_WEIGHTS),
     }
 
 
@@ -608,12 +619,15 @@ def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
     ("net", "exclude", "reason"),
     [
         pytest.param(
-            pooling_net(), ["^a$"], (placement_reasons.NoQuantizedProducer,), id="float before"
+            pooling_net(),
+            ["^a$"],
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.NO_QUANTIZED_PRODUCER),
+            id="float before",
         ),
         pytest.param(
             pooling_net("AveragePool"),
             [],
-            (placement_reasons.NoQuantizedProducer,),
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.NO_QUANTIZED_PRODUCER),
             id="pooling before",
         ),
         pytest.param(
@@ -624,7 +638,10 @@ def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
         ),
         pytest.param(pooling_net(after="Softmax"), [], None, id="float after"),
         pytest.param(
-            pooling_net(output=True), [], (placement_reasons.FloatInput,), id="float consumer"
+            pooling_net(output=True),
+            [],
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.INPUT_READ_AS_FLOAT),
+            id="float consumer",
         ),
     ],
 )

@@ -26,7 +26,7 @@ from qdqtool.reasons.placement import (
     PLACEMENT,
     ExcludedNode,
     NothingToQuantize,
-    QuantizerObstacle,
+    SkipCause,
     SkippedNode,
 )
 from tests.errors import has
@@ -282,7 +282,7 @@ def test_plan_has_quantizers_of_insert(tmp_path: Path) -> None:
 def test_convolutions_without_module_are_left_float() -> None:
     odd = plan(nets.Odd(), ONE)
     assert odd.convolutions == ["last"]
-    assert [reason for _, reason in odd.skipped] == [QuantizerObstacle.WEIGHTED] * 3
+    assert [reason for _, reason in odd.skipped] == [SkipCause.UNTRACED_WEIGHTS] * 3
 
 
 @pytest.mark.parametrize(

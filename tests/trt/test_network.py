@@ -165,7 +165,7 @@ def test_drop_reader_reconnects_consumer_to_input() -> None:
     network, layers, tensors = small()
     network.set_input(layers["add"], 1, tensors["a"])
     assert network.bypass_dq(layers["split"], layers["add"])
-    assert not network.contains(layers["split"])
+    assert layers["split"].id not in network.layers
     assert layers["add"].inputs == [tensors["x"]] * 2
     assert tensors["x"].consumers == {layers["add"]: 2}
     assert inconsistencies(network) == []
@@ -186,7 +186,7 @@ def test_retarget_moves_consumers_and_output() -> None:
 def test_remove_touches_inputs() -> None:
     network, layers, tensors = small()
     network.remove(layers["neg"])
-    assert not network.contains(layers["neg"]) and network.layers_of_kind(LayerKind.UNARY) == []
+    assert layers["neg"].id not in network.layers and network.layers_of_kind(LayerKind.UNARY) == []
     assert tensors["d"].producer is None and tensors["c"] in network.edited_tensors
     assert inconsistencies(network) == []
 
@@ -677,8 +677,6 @@ def test_pairs_can_be_limited_by_kind_of_consumer() -> None:
         list(network.single_consumer_pairs(LayerKind.ELEMENTWISE, consumer_kind=LayerKind.SCALE))
         == []
     )
-    assert network.has(LayerKind.POOLING, LayerKind.SCALE)
-    assert not network.has(LayerKind.POOLING)
 
 
 def test_remove_dead_removes_upstream_layers() -> None:

@@ -141,7 +141,6 @@ class Pass(ABC):
         self.name = type(self).__name__
         self.events: list[Event] = []
         self.reasons: list[Reason] = []
-        self._case_ids: dict[Case, str] = {}
 
     def run(self, network: Network) -> Self:
         """Apply the pass once to the whole network."""
@@ -175,9 +174,7 @@ class Pass(ABC):
                 pass. TensorRT runs some passes inside others, so that a line may name another pass.
         """
         layer.cases[case] = None
-        case_id = self._case_ids.get(case)
-        if case_id is None:
-            case_id = self._case_ids[case] = f"{self.name}/{case.name}"
+        case_id = f"{self.name}/{case.name}"
         self.events.append(Event(self.name if by is None else by, kind, subject, obj, case_id))
 
     def fire_running(self, case: Case, layer: Layer, *, by: str | None = None) -> None:

@@ -78,8 +78,6 @@ class QuantizeConvWithResidualAdd(Pass):
     anonymous_lines = (SWAPPING, REMOVING)
 
     def _apply(self, network: Network) -> None:
-        if not network.has(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
-            return
         for conv, add in network.single_consumer_pairs(LayerKind.CONVOLUTION):
             if weights_position(conv) is None or conv.int8:
                 continue
