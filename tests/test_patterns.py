@@ -20,7 +20,6 @@ import pytest
 
 import calibration
 import qdqtool
-from qdqtool.buildlog.names import base_name, parse_layer_name
 from tests.growth_factor import LINEAR, LONGEST, QUADRATIC, growth_factor
 from tests.growth_factor import (
     processor_time as processor_time,  # imported from here by other tests
@@ -226,13 +225,3 @@ def test_patterns_quadratic_pattern_is_found(pattern: str, method: str) -> None:
 
 def test_patterns_linear_pattern_is_accepted() -> None:
     assert not slow_text(re.compile(r"_clone_\d"), "search")
-
-
-@pytest.mark.parametrize("unit", ["_clone_1", "_clone_", "1", "_clone_11111111", "_"])
-def test_names_long_suffix_takes_linear_time(unit: str) -> None:
-    def strip_suffixes(length: int) -> None:
-        name = "x" + unit * (length // len(unit)) + "x"
-        assert base_name(name) == name
-        parse_layer_name(name)
-
-    assert growth_factor(strip_suffixes, LINEAR) <= LINEAR

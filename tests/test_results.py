@@ -42,11 +42,6 @@ def test_results_have_the_same_members(results: dict[str, Any], name: str) -> No
     assert len(repr(result)) < 200
 
 
-@pytest.mark.parametrize("name", ["insert", "fix", "extract"])
-def test_results_with_a_model_call_it_model(results: dict[str, Any], name: str) -> None:
-    assert isinstance(results[name].model, onnx.ModelProto)
-
-
 def test_members_of_results_have_short_texts(insertion: qdqtool.Insertion) -> None:
     prediction = insertion.prediction
     assert prediction is not None
