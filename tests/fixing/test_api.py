@@ -195,6 +195,15 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
     assert np.allclose(got, quantize(source, scale, 0, -128, 127), atol=1e-6)
 
 
+def test_added_relu_takes_no_time_in_the_float_network():
+    """FP16 is compared with the original network, which has no such Relu."""
+    proto = pair_only(0, np.uint8)
+    fixed = fix(proto, "trt8.5").proto
+    assert [n.op_type for n in fixed.graph.node].count("Relu") == 1
+    before, after = (qdqtool.predict(model, gpu="T4").time for model in (proto, fixed))
+    assert before["float"]["total_ms"] == after["float"]["total_ms"]
+
+
 @pytest.mark.parametrize("op", ["Identity", "Transpose"])
 def test_operators_before_weights_are_folded(g, op):
     w = g.op(
