@@ -34,7 +34,6 @@ CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 
 
 def inconsistencies(network: Network) -> list[str]:
-    """Return the tensors whose producer or consumers differ from the layers that write or read them."""
     layers = list(network.layers.values())
     alive = {id(layer) for layer in layers}
     faults = []
@@ -211,8 +210,6 @@ def test_insert_before_reads_former_input() -> None:
 
 
 class CheckedRun(PipelineRun):
-    """Run of the pipeline that checks the network after each pass."""
-
     def __init__(self, network: Network) -> None:
         super().__init__(network)
         self.network = network
@@ -560,7 +557,6 @@ def test_importer_decomposes_batchnorm_with_computed_parameters(g: Graph) -> Non
     last = next(layer for layer in network.layers.values() if layer.out.name == "bn:0")
 
     def sources(layer: Layer) -> list[str]:
-        """Return the ONNX tensors that an elementwise layer reads through shuffles."""
         producers = [tensor.producer for tensor in layer.inputs]
         return [
             p.inputs[0].name if p is not None and p.kind == LayerKind.SHUFFLE else "computed"

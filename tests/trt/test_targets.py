@@ -33,7 +33,6 @@ INT8, FLOAT = Precision.INT8, Precision.FLOAT
 
 
 def stem(half: bool = False) -> Graph:
-    """Build Conv, BatchNormalization, Relu, MaxPool, Conv, Softmax."""
     g = Graph(opset=19 if half else 13, half=half)
     x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=7, stride=2), "bn"), "r")
     g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")

@@ -76,7 +76,6 @@ def run_pass(
 
 
 def weakest_evidence(layer: Layer) -> Evidence:
-    """Return the weakest evidence of a layer's cases."""
     return functools.reduce(Evidence.weaker, {case.evidence for case in layer.cases}, Evidence.SEEN)
 
 

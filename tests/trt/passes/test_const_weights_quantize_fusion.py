@@ -1,5 +1,3 @@
-"""ConstWeightsQuantizeFusion: once for each quantized weight (yolo 43, resnet18 21); name suffix of TensorRT 8.0."""
-
 import pytest
 
 from qdqtool.trt.passes.const_weights_quantize_fusion import ConstWeightsQuantizeFusion

@@ -1,5 +1,3 @@
-"""ConvScaleFusion: the Gemm's bias (resnet18 line 2577); float convolution with BatchNormalization (assumed)."""
-
 import pytest
 
 from qdqtool.evidence import Evidence

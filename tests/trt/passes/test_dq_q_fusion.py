@@ -1,5 +1,3 @@
-"""DqQFusion: both BEVFusion logs; scales decide."""
-
 from qdqtool.evidence import Evidence
 from qdqtool.trt.passes.dq_q_fusion import DqQFusion
 from tests.trt.builder import Graph

@@ -1,5 +1,3 @@
-"""EltReluFusion: first pass of the quantization phase in both complete 8.5 logs."""
-
 from qdqtool.trt.passes.elt_relu_fusion import EltReluFusion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

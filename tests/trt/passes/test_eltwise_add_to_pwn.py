@@ -1,5 +1,3 @@
-"""EltwiseAddToPwn: yolov8-orin-trt8412-excerpts; NVIDIA/TensorRT issue 3345 on ``<Add> + <Relu>``."""
-
 from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.eltwise_add_to_pwn import EltwiseAddToPwn
 from tests.trt.builder import Graph

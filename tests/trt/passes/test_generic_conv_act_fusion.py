@@ -1,5 +1,3 @@
-"""GenericConvActFusion: yolo-resnet18-orin-trt8502, line 5365."""
-
 import pytest
 
 from qdqtool.evidence import Evidence

@@ -1,5 +1,3 @@
-"""PointWiseFusion: decomposed BatchNormalization (yolo line 5233), Add_5 with Div_1 (yolov8), SiLU."""
-
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""ScaleScaleFusion: yolo-resnet18-orin-trt8502, line 5765 (remainder of a decomposed BatchNormalization)."""
-
 from qdqtool.trt.passes.scale_scale_fusion import ScaleScaleFusion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

@@ -1,5 +1,3 @@
-"""Slice elimination: yolov8-orin-trt8412-excerpts, three slices of a head."""
-
 import numpy as np
 import pytest
 

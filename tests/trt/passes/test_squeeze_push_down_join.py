@@ -1,5 +1,3 @@
-"""SqueezePushDownJoin: resnet18-qat-rtx2000-trt8510, lines 2571 to 2573."""
-
 import pytest
 from onnx import helper
 

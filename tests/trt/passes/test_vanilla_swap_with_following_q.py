@@ -1,5 +1,3 @@
-"""VanillaSwapWithFollowingQ: Resize (yolo 5229), MaxPool and Flatten (resnet18 lines 2539 and 2565), Slice (yolov8)."""
-
 import pytest
 from onnx import TensorProto, helper
 
@@ -9,7 +7,6 @@ from tests.trt.passes.step import run_pass
 
 
 def operator(g: Graph, op: str, x: str) -> str:
-    """Add an operator called ``op``."""
     return {
         "MaxPool": lambda: g.pool(x, "op"),
         "Resize": lambda: g.resize(x, "op"),
