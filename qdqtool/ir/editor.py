@@ -20,6 +20,7 @@ from onnx import TensorProto
 
 from qdqtool.errors import ModelError
 from qdqtool.ir.graph import EDITED, Model, Node
+from qdqtool.proto.external_data import data_size
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import find_captured_tensors, sort_topologically
 from qdqtool.util import limits
@@ -92,8 +93,7 @@ class Editor:
             ModelError: All added constants together exceed
                 :data:`qdqtool.util.limits.ADDED_CONSTANTS`.
         """
-        self._check_size(np.asarray(value).nbytes)
-        return self._name_constant(onnx.numpy_helper.from_array(np.asarray(value), base))
+        return self.add_constant_tensor(onnx.numpy_helper.from_array(np.asarray(value), base))
 
     def add_constant_tensor(self, tensor: onnx.TensorProto) -> str:
         """Add an initializer of a type that numpy lacks, and return its name.
@@ -101,11 +101,7 @@ class Editor:
         Raises:
             ModelError: As for :meth:`add_constant`.
         """
-        self._check_size(len(tensor.raw_data))
-        return self._name_constant(tensor)
-
-    def _check_size(self, size: int) -> None:
-        self._added_bytes += size
+        self._added_bytes += data_size(tensor)
         limits.check_size(
             self._added_bytes,
             limits.ADDED_CONSTANTS,
@@ -113,8 +109,6 @@ class Editor:
             ModelError,
             code="constants-too-large",
         )
-
-    def _name_constant(self, tensor: onnx.TensorProto) -> str:
         tensor.name = self.unique_name(tensor.name)
         self._add_constant(tensor)
         return tensor.name

@@ -6,7 +6,6 @@ changes the model, and updates the index with :meth:`Model.replace_nodes`.
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import itertools
@@ -14,7 +13,6 @@ import operator
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from sys import intern
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -47,18 +45,7 @@ _SHAPED_BY_TYPES = frozenset(
     }
 )
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Cast")
-_VALUE_FIELDS = {  # field of an AttributeProto with the value, by type of the attribute
-    onnx.AttributeProto.FLOAT: "f",
-    onnx.AttributeProto.INT: "i",
-    onnx.AttributeProto.STRING: "s",
-    onnx.AttributeProto.TENSOR: "t",
-    onnx.AttributeProto.GRAPH: "g",
-    onnx.AttributeProto.FLOATS: "floats",
-    onnx.AttributeProto.INTS: "ints",
-    onnx.AttributeProto.STRINGS: "strings",
-}
 _UNKNOWN: tuple[int, None] = (0, None)
-_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 # Larger constants are not cached, because the cache would contain copies of all weights.
 _MAX_CACHED_BYTES = 1 << 16
 
@@ -104,21 +91,8 @@ class Node:
         self.op = intern(op)
         self.inputs = tuple(map(intern, inputs))
         self.outputs = tuple(map(intern, outputs))
-        if proto.attribute:
-            self.captured = tuple(find_captured_tensors(proto))
-            self._attributes = None
-        else:
-            self.captured = ()
-            self._attributes = _NO_ATTRIBUTES
-
-    def with_proto(self, proto: onnx.NodeProto) -> Node:
-        """Return a copy of the node that refers to ``proto``, a copy of its message."""
-        node = Node.__new__(Node)
-        node.index, node.name, node.op, node.domain = self.index, self.name, self.op, self.domain
-        node.inputs, node.outputs, node.captured = self.inputs, self.outputs, self.captured
-        node.proto = proto
-        node._attributes = _NO_ATTRIBUTES if self._attributes is _NO_ATTRIBUTES else None
-        return node
+        self.captured = tuple(find_captured_tensors(proto)) if proto.attribute else ()
+        self._attributes = None
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name}>"
@@ -131,25 +105,17 @@ class Node:
     @property
     def attributes(self) -> Mapping[str, Any]:
         """Attribute values by name; tensors and graphs as protos, strings as ``str``."""
-        if self._attributes is None:
-            self._attributes = self._read_attributes()
-        return self._attributes
-
-    def _read_attributes(self) -> dict[str, Any]:
+        if self._attributes is not None:
+            return self._attributes
         attributes: dict[str, Any] = {}
         for attribute in self.proto.attribute:
-            field = "" if attribute.ref_attr_name else _VALUE_FIELDS.get(attribute.type, "")
-            if field:
-                value = getattr(attribute, field)
-            else:
-                value = onnx.helper.get_attribute_value(attribute)
-            if field == "s":
+            value = onnx.helper.get_attribute_value(attribute)
+            if attribute.type == onnx.AttributeProto.STRING:
                 value = value.decode("utf-8", "replace")
-            elif field == "strings":
+            elif attribute.type == onnx.AttributeProto.STRINGS:
                 value = [text.decode("utf-8", "replace") for text in value]
-            elif field in ("ints", "floats"):
-                value = list(value)
             attributes[attribute.name] = value
+        self._attributes = attributes
         return attributes
 
     def integer(self, name: str, default: int) -> int:
@@ -279,24 +245,9 @@ class Model:
 
         The hash of the copy is :data:`EDITED`. The copy does not list inlined functions.
         """
-        model = copy.copy(self)
-        model.__dict__.pop("_nodes_by_name", None)
-        model.proto, model._sha256 = onnx.ModelProto(), EDITED
-        model._arrays, model._initializer_types, model.cache = {}, {}, {}
-        model.inlined_functions, model.function_node_names = (), {}
-        model.proto.CopyFrom(self.proto)
-        model._read_initializers()
-        nodes = model.nodes = [
-            node.with_proto(proto)
-            for node, proto in zip(self.nodes, model.proto.graph.node, strict=True)
-        ]
-        model.ordered = [nodes[node.index] for node in self.ordered]
-        model.producers = {t: nodes[node.index] for t, node in self.producers.items()}
-        model.consumers_by_tensor = {
-            tensor: [nodes[node.index] for node in consumers]
-            for tensor, consumers in self.consumers_by_tensor.items()
-        }
-        return model
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        return Model(proto, self.path, EDITED, self.base_dir, self, self._constants)
 
     def reindex(self) -> None:
         """Index the whole message again, after a change of opset or types."""
