@@ -48,7 +48,6 @@ class Editor:
         self._touched: set[int] = set()
         self._constants: dict[str, onnx.TensorProto] = {}  # added or changed constants
         self._added_constants: set[str] = set()
-        self._changes_types = False
         self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         self._after: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         self._first: list[onnx.NodeProto] = []
@@ -131,7 +130,6 @@ class Editor:
 
     def _set_constant(self, constant: onnx.TensorProto) -> None:
         tensor = constant.name
-        self._changes_types = True
         initializer = self._constants.get(tensor, self.model.initializers.get(tensor))
         if initializer is not None:
             initializer.CopyFrom(constant)
@@ -225,7 +223,6 @@ class Editor:
     def set_type(self, tensors: Iterable[str], elem_type: int) -> None:
         """Change the stated element type of network inputs and of tensors inside the graph."""
         names = set(tensors)
-        self._changes_types = True
         for value in (*self.proto.graph.value_info, *self.proto.graph.input):
             if value.name in names:
                 value.type.tensor_type.elem_type = elem_type
@@ -341,7 +338,7 @@ class Editor:
         captured = self._find_captured()
         pruned = self._prune(nodes, captured)
         ordered = sort_topologically(pruned, self._inputs_and_captured, self._output_names)
-        self.model.replace_constants((), self._constants, self._changes_types)
+        self.model.replace_constants((), self._constants)
         has_cycle = len(ordered) != len(pruned)  # replace_nodes raises the error for a cycle.
         self.model.replace_nodes(pruned if has_cycle else ordered, self._touched)
         self._drop_constants(consumed, captured)
@@ -453,7 +450,7 @@ class Editor:
         if removed:
             _remove_named(graph.initializer, removed.__contains__)
             _remove_named(graph.input, removed.__contains__)
-        model.replace_constants(removed, {}, False)
+        model.replace_constants(removed, {})
 
     def _find_captured(self) -> set[str]:
         """Return the tensors that subgraphs read, after all renames."""

@@ -63,7 +63,8 @@ def test_fix_applies_residual_fixes(monkeypatch):
     proto = residual("float")
     made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5")
-    assert len(made) == 4  # of the model, and of the given, float and fixed model to run
+    # of the model, its copies to edit and to run, and of the given, float and fixed model to run
+    assert len(made) == 6
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
     one, two = fixed.before.summary(), fixed.after.summary()
     assert (
@@ -337,8 +338,8 @@ def test_fix_handles_empty_scales_and_heads(g, monkeypatch):
     assert {change.code for change in fix(proto, "trt8.5").applied} <= {"W-SCALE"}
     made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5", ["HEAD-QUANT"])
-    # Two predictions look for the head; a float network is run for each.
-    assert len(made) == 7
+    # Two predictions look for the head; a float network is run for each; three copies are edited.
+    assert len(made) == 10
     assert {c.node for c in fixed.applied} == {"box", "score"}
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
 

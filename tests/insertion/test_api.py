@@ -61,9 +61,9 @@ def test_insert_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch)
     yolo = yolov8n(SIZE, classes=8)
     indexings = indexed(monkeypatch)
     inserted = qdqtool.insert(yolo, folder)
-    # The model once, and copies without weights: one for each of two placements, one without
-    # quantizers.
-    assert len(indexings) == 4
+    # The model, its copy to edit, and copies without weights: one for each of two placements, one
+    # without quantizers.
+    assert len(indexings) == 5
     check(inserted.model)
     assert len(inserted.weights) == 60
     assert {s.node for s in inserted.skipped} == {
