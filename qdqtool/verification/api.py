@@ -209,30 +209,16 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if build.is_rtx:
         return RTX, []
     version = build.tensorrt or build.version_hint
-    if version is None:
-        note = Note(
-            f"the build does not state its TensorRT version; {DEFAULT_TARGET} was used for the "
-            "prediction. Give `target` if the version is another one",
-            code="no-version",
-            target=DEFAULT_TARGET,
-        )
-        return TARGETS[DEFAULT_TARGET], [note]
-    if build.tensorrt is None and version == LATEST_SPELLING:
-        note = Note(
-            f"the build does not state its TensorRT version, and its format fits {version} and "
-            f"10: {DEFAULT_TARGET} was used for the prediction (`target` sets it)",
-            code="ambiguous-version",
-            version=version,
-            target=DEFAULT_TARGET,
-        )
-        return TARGETS[DEFAULT_TARGET], [note]
-    resolved = target_of_version(version)
     if build.tensorrt is not None:
-        return resolved, []
+        return target_of_version(build.tensorrt), []
+    resolved = TARGETS[DEFAULT_TARGET]
+    if version not in (None, LATEST_SPELLING):
+        resolved = target_of_version(version)
+    spelling = f", and its format is that of {version} or later" if version else ""
     note = Note(
-        f"the build does not state its TensorRT version; its format is that of {version}, so the "
-        f"prediction is for {resolved.name}",
-        code="version-of-spelling",
+        f"the build does not state its TensorRT version{spelling}: the prediction is for "
+        f"{resolved.name}. Give `target` if the version is another one",
+        code="no-version",
         version=version,
         target=resolved.name,
     )
