@@ -28,6 +28,7 @@ from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
+from qdqtool.patterns.rewrites import insert_relu
 from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.scales import ScaleDead, ScaleImplausible, ScaleNotPositive
@@ -178,11 +179,6 @@ def clips_negative_values(view: View, q: Node) -> bool:
         return False
     bounds = find_bounds(view.model).get(q.input(0))
     return bounds is None or bounds.low < 0
-
-
-def insert_relu(editor: Editor, q: Node) -> None:
-    """Insert a Relu between a Q and its input, in place."""
-    editor.set_input(q, 0, editor.insert_node(q, "Relu", f"{q.name}_relu", [q.input(0)]))
 
 
 def _make_symmetric(params: QuantParams) -> FloatArray:

@@ -62,7 +62,8 @@ def test_fix_applies_residual_fixes(monkeypatch):
     proto = residual("float")
     made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5")
-    assert len(made) == 4  # of the model, and of the given, float and fixed model to run
+    # of the model, its copies to edit and to run, and of the given, float and fixed model to run
+    assert len(made) == 6
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
     one, two = fixed.before.summary(), fixed.after.summary()
     assert (
@@ -210,6 +211,15 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
     got = run(fixed.proto, x=x)[1]
     source = np.maximum(x, 0) if reach == 255 else x  # a range that begins at 0 clips as a Relu
     assert np.allclose(got, quantize(source, scale, 0, -128, 127), atol=1e-6)
+
+
+def test_added_relu_takes_no_time_in_the_float_network():
+    """FP16 is compared with the original network, which has no such Relu."""
+    proto = pair_only(0, np.uint8)
+    fixed = fix(proto, "trt8.5").proto
+    assert [n.op_type for n in fixed.graph.node].count("Relu") == 1
+    before, after = (qdqtool.predict(model, gpu="T4").time for model in (proto, fixed))
+    assert before["float"]["total_ms"] == after["float"]["total_ms"]
 
 
 def test_fix_applies_weight_fixes(g):

@@ -1,5 +1,7 @@
 """Gain of changes, time that fixes save, and weights with one scale."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import numpy_helper
@@ -17,7 +19,6 @@ from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
-from qdqtool.util.records import replace_fields
 from tests.fixing.steps import find_sites
 from tests.insertion.nets import run
 from tests.trt import evidence
@@ -127,7 +128,7 @@ def test_savings_of_fixes_match_estimates() -> None:
 def test_transposed_weights_with_supported_axis_are_left() -> None:
     assert find_sites(weights.find_transposed_weights, network(None)) == []
     assert [s.code for s in find_sites(weights.find_transposed_weights, network(0))] == ["CT-AXIS"]
-    proven = replace_fields(TRT85, transposed_per_channel=True)
+    proven = replace(TRT85, transposed_per_channel=True)
     assert find_sites(weights.find_transposed_weights, network(1), proven) == []
     assert [s.code for s in find_sites(weights.find_transposed_weights, network(0), proven)] == [
         "CT-AXIS"
