@@ -230,20 +230,13 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
 
 
 def distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, str]:
-    """Return display names for two sets of files.
-
-    Each name includes as many parent folders as are needed to tell the sets apart.
-    """
+    """Return display names for two sets of files, with their folders if the names are equal."""
 
     def join_names(paths: Sequence[str], parts: int) -> str:
         return ", ".join(os.sep.join(path.split(os.sep)[-parts:]) for path in paths)
 
-    depth = max((path.count(os.sep) + 1 for path in (*first, *second)), default=1)
-    for parts in range(1, depth + 1):
-        names = join_names(first, parts), join_names(second, parts)
-        if names[0] != names[1]:
-            return names
-    return join_names(first, 1), join_names(second, 1)
+    parts = 2 if join_names(first, 1) == join_names(second, 1) else 1
+    return join_names(first, parts), join_names(second, parts)
 
 
 # Two models

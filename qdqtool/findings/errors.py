@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtool.buildlog import log
 from qdqtool.buildlog.names import parse_layer_name
 from qdqtool.util.json_text import Json
-from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import make_entry, read_sections
 
 HARMLESS, WARNING, ERROR = "harmless", "warning", "error"
 
 
-@record
+@dataclass(frozen=True)
 class KnownError:
     """A warning or error of TensorRT: an entry of the table.
 
@@ -78,7 +77,7 @@ _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\
 _MAX_TEXT = 20_000
 
 
-@record
+@dataclass(frozen=True)
 class _ErrorCode:
     """Meaning of ``Error Code N``."""
 
@@ -86,7 +85,7 @@ class _ErrorCode:
     meaning: str
 
 
-@record
+@dataclass(frozen=True)
 class _TensorrtPart:
     """A part of TensorRT.
 
@@ -101,7 +100,7 @@ class _TensorrtPart:
     about: str
 
 
-@record
+@dataclass(frozen=True)
 class NodeKind:
     """Kind of a node, recognized by the node's name, with advice for a missing kernel.
 
@@ -425,11 +424,11 @@ def adapt_to_node(entry: KnownError, text: str) -> KnownError:
     if node is None:
         return entry
     if node.kind.id == "convolution" and node.is_quantized:
-        return replace_fields(
+        return replace(
             entry, cause=f"{shorten_name(node.name)} is a quantized convolution. {entry.cause}"
         )
     if node.kind is _OTHER_KIND and not node.is_quantized:
-        return replace_fields(
+        return replace(
             entry,
             cause=(
                 f"{shorten_name(node.name)}: the kind of this node is not clear from its name. "
@@ -440,7 +439,7 @@ def adapt_to_node(entry: KnownError, text: str) -> KnownError:
     advice = node.kind if node.kind.cause else NODE_KINDS["plain"]
     ends = " to ".join(map(shorten_name, node.ends)) or "its first to its last node"
     words = advice.cause.format(name=shorten_name(node.name), kind=node.kind.what, ends=ends)
-    return replace_fields(
+    return replace(
         entry,
         title=f"No kernel for {node.kind.what}",
         cause=words,

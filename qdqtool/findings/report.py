@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qdqtool.evidence import Evidence
 from qdqtool.findings.rules import PROMISED_CODES, attempted_reasons, finding_code
@@ -14,7 +14,6 @@ from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.util.records import record
 
 if TYPE_CHECKING:
     from qdqtool.findings.codes import CodeScope
@@ -165,8 +164,7 @@ FindingReference = tuple[FindingCode, str]
 """Code and node of another finding."""
 
 
-@record
-class Diagnosis:
+class Diagnosis(NamedTuple):
     """A finding before it is added to a report.
 
     Attributes:

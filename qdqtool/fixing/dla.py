@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError
-from qdqtool.fixing.quantizers import clips_negative_values, insert_relu, make_constant_change
+from qdqtool.fixing.quantizers import clips_negative_values, make_constant_change
 from qdqtool.fixing.site import broadcast_along
 from qdqtool.fixing.weights import make_dequantizer
 from qdqtool.insertion.batchnorm import fold_batch_normalization
@@ -48,7 +48,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import DQ, Q, is_dq, is_qdq, is_quantized
 from qdqtool.patterns.fake_quantizers import find_fake_quantizers, rewrite_fake_quantizers
 from qdqtool.patterns.network_kind import warn_preprocess
-from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.patterns.rewrites import insert_relu, remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import nested_graphs
 from qdqtool.trt.fault_checks import LARGEST_SCALE, channel_maxima

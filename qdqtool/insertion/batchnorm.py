@@ -151,14 +151,14 @@ def _fold_into_consumers(
         return None
     folded = []
     for conv in convs:
-        weights = _fold_input_map(model, conv, factor, shift)
+        weights = _fold_into_consumer(model, conv, factor, shift)
         if weights is None:
             return None
         folded.append(weights)
     return folded
 
 
-def _fold_input_map(
+def _fold_into_consumer(
     model: Model, conv: Node, factor: _Floats, shift: _Floats
 ) -> tuple[_Array, _Array] | None:
     """Fold ``x * factor + shift`` before a convolution into its weights and bias.

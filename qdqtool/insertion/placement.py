@@ -267,21 +267,18 @@ def can_be_quantized(model: Model, node: Node) -> bool:
 
 
 def _check_excluded_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
-    if op.lower() not in {n.op.lower() for n in model.nodes}:
-        raise QdqtoolError(
-            f"`exclude_op` {op}: the model has no such operator",
-            code="no-match",
-            parameter="exclude_op",
-        )
     operators = {n.op for n in candidates}
-    if op.lower() not in {candidate.lower() for candidate in operators}:
-        allowed = ", ".join(sorted(operators)) or "none"
-        raise QdqtoolError(
-            f"`exclude_op` {op}: never quantized anyway; operators that can be quantized: "
-            f"{allowed}",
-            code="never-quantized",
-            parameter="exclude_op",
-        )
+    if op.lower() in {candidate.lower() for candidate in operators}:
+        return
+    reason, code = "the model has no such operator", "no-match"
+    if op.lower() in {n.op.lower() for n in model.nodes}:
+        reason, code = "this operator always remains float", "never-quantized"
+    raise QdqtoolError(
+        f"`exclude_op` {op}: {reason}. Leave the option out, or name an operator that can be "
+        f"quantized: {', '.join(sorted(operators)) or 'none'}",
+        code=code,
+        parameter="exclude_op",
+    )
 
 
 def _match_patterns(

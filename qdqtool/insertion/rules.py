@@ -20,7 +20,6 @@ from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, strongly_typed
 from qdqtool.util.notes import Note
-from qdqtool.util.records import replace_fields
 
 OPTIONS = ("both", "skip")
 """Rules to compare for a residual Add after an activation.
@@ -166,7 +165,7 @@ def _rate_worst_case(
     # An Add with two dequantized inputs is never fused into a convolution.
     is_decided = all(len(positions) > 1 for positions in _residual_positions(placement).values())
     for fuses in [False] if is_decided else [False, True]:
-        assumption = replace_fields(target, residual_through_activation=fuses)
+        assumption = replace(target, residual_through_activation=fuses)
         ratings.append(_rate_prediction(simulate_without_alternatives(model, assumption)))
         if best is not None and ratings[-1] <= best:
             return None

@@ -303,13 +303,13 @@ def choose_scale(
         return constant_scale(group, group.largest, choice.number_format), []
     method = choice.method_for(group)
     warnings: list[Note] = []
-    own: dict[str, float] = {}
+    ranges: dict[str, float] = {}
     chosen_range = Range(1.0, None)
     for tensor in group.sources:
         _check_finite(tensor, statistics[tensor])
         if statistics[tensor].absmax > 0.0:
             chosen_range = choose_range(statistics[tensor], method, percentile=choice.percentile)
-            own[tensor] = chosen_range.amax
+            ranges[tensor] = chosen_range.amax
         else:
             warnings.append(
                 Note(
@@ -319,14 +319,14 @@ def choose_scale(
                     tensor=tensor,
                 )
             )
-    if len(own) > 1:
-        parts = [statistics[t] for t in own]
-        chosen_range = _shared_range(parts, list(own.values()), method, choice.percentile)
+    if len(ranges) > 1:
+        sources = [statistics[t] for t in ranges]
+        chosen_range = _shared_range(sources, list(ranges.values()), method, choice.percentile)
     amax = chosen_range.amax
     # A shared range costs FP8 no precision: its steps are relative to each value.
-    costs = own if choice.number_format == INT8 else {}
+    costs = ranges if choice.number_format == INT8 else {}
     members = tuple(
-        GroupMember(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in costs else 0.0)
+        GroupMember(t, ranges.get(t, 0.0), math.log2(amax / ranges[t]) if t in costs else 0.0)
         for t in group.sources
     )
     scale = clamp_scale(amax / choice.number_format.largest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import onnx
 
@@ -22,13 +23,11 @@ from qdqtool.proto.subgraphs import (
     nested_graphs,
     rename_tensors,
 )
-from qdqtool.util.records import record
 
 _MAX_LEVELS = 50  # maximum levels of nested Ifs
 
 
-@record
-class SubgraphContent:
+class SubgraphContent(NamedTuple):
     """Convolutions, matrix products and quantizers in the subgraphs of a node.
 
     Attributes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -23,7 +24,6 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.proto.subgraphs import DOMAINS, with_subgraph_nodes
-from qdqtool.util.records import record, replace_fields
 
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
@@ -75,7 +75,7 @@ class QuantizerForm(StrEnum):
     OTHER = "other"
 
 
-@record
+@dataclass(frozen=True, eq=False)
 class FakeQuantizer:
     """A simulated quantizer.
 
@@ -107,8 +107,6 @@ class FakeQuantizer:
     is_inexact: bool = False
     elem_types: tuple[int, int] = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT)
 
-    __eq__, __hash__ = object.__eq__, object.__hash__
-
     @property
     def output(self) -> str:
         """Name of the quantized tensor."""
@@ -137,7 +135,7 @@ def find_nested_quantizers(model: Model) -> list[FakeQuantizer]:
     for owner in model.nodes:
         for body in find_bodies(model, owner):
             problem = f"it is in a subgraph of {owner.name} ({owner.op})"
-            nested += [replace_fields(fake, problem=problem) for fake in find_fake_quantizers(body)]
+            nested += [replace(fake, problem=problem) for fake in find_fake_quantizers(body)]
     return nested
 
 
@@ -253,7 +251,7 @@ class _QuantizerFinder:
         is_signed = self.model.elem_type(source) == onnx.TensorProto.INT8
         bounds = (-128.0, 127.0) if is_signed else (0.0, 255.0)
         fake = self.build(form, nodes, source, scale, zero_point, bounds)
-        return replace_fields(fake, is_stored=True)
+        return replace(fake, is_stored=True)
 
     def value(self, tensor: str) -> _FloatArray | None:
         """Return a constant as float64; None for other tensors."""
@@ -509,7 +507,7 @@ class _RoundChain:
         # A product of 1 is a division by the scale, or by a power of two.
         is_division = bool(np.allclose(product, 1, rtol=0, atol=_EXACT_TOLERANCE))
         is_inexact = fake.is_inexact or not is_division or self._is_shifted
-        return replace_fields(fake, is_inexact=is_inexact)
+        return replace(fake, is_inexact=is_inexact)
 
     def read_dequantizer(self) -> FakeQuantizer | None:
         """Return a dequantizer (Cast, Sub and Mul) of stored integers or of a Q.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +17,6 @@ from qdqtool.patterns.input_values import find_normalized_inputs, warn_own_norma
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.notes import Note
-from qdqtool.util.records import record
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
 _MIN_NORMS = 2  # minimum of a transformer, because other networks may have a single normalization
@@ -57,7 +57,7 @@ class NetworkKind(StrEnum):
     CHANNELS = "npz files with inputs of the deployment"
 
 
-@record
+@dataclass(frozen=True)
 class OtherKind:
     """Reason why a network is probably not a YOLO-like detector."""
 

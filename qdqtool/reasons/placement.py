@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from qdqtool.errors import ModelError
 from qdqtool.reasons.finding import Reason
 from qdqtool.util.json_text import Json
-from qdqtool.util.records import record, replace_fields
 from qdqtool.util.text import format_count
 
 PLACEMENT = "placement"  # pass name in these reasons
@@ -216,7 +216,7 @@ class SubgraphLayers(Reason):
 # Skipped nodes --------------------------------------------------------------------------------
 
 
-@record
+@dataclass(frozen=True)
 class SkippedNode:
     """A node that insertion could have quantized, but left float."""
 
@@ -278,4 +278,4 @@ def nothing_to_quantize(
 
 def _remove_names(reason: Reason) -> Reason:
     names = {name: "" for name in ("node", "weight", "add") if hasattr(reason, name)}
-    return replace_fields(reason, **names)
+    return replace(reason, **names)

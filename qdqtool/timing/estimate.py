@@ -52,7 +52,6 @@ from qdqtool.util.json_text import Json, json_text
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import write_text
 from qdqtool.util.process import pause_gc
-from qdqtool.util.records import replace_fields
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import ProfileRow
@@ -534,7 +533,7 @@ def _target_with_layers(target: Target) -> Target:
     """Return the target, or a strongly typed classic TensorRT for TensorRT-RTX."""
     if not target.is_rtx:
         return target
-    return replace_fields(strongly_typed(_WEAKLY_TYPED), largest_fp8_head=target.largest_fp8_head)
+    return replace(strongly_typed(_WEAKLY_TYPED), largest_fp8_head=target.largest_fp8_head)
 
 
 def _time_engine(

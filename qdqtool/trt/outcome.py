@@ -35,7 +35,6 @@ from qdqtool.trt.result import (
     TensorPrecision,
 )
 from qdqtool.trt.targets import Target
-from qdqtool.util.records import replace_fields
 
 Assume = Mapping[str, str]
 """Choices by name, such as ``{"silu-add": "fused"}``."""
@@ -126,7 +125,7 @@ def apply_assumptions(target: Target, assume: Assume | None) -> Target:
 
 
 def _with_silu_add(target: Target, value: SiluAdd) -> Target:
-    return replace_fields(target, residual_through_activation=value == SiluAdd.FUSED)
+    return replace(target, residual_through_activation=value == SiluAdd.FUSED)
 
 
 def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:

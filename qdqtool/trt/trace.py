@@ -14,9 +14,9 @@ prints them as line ends.
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from qdqtool.util.json_text import Json
-from qdqtool.util.records import record
 
 RUNNING = "Running"
 REMOVING = "Removing"
@@ -71,8 +71,7 @@ class Event:
         }
 
 
-@record
-class LineFormat:
+class LineFormat(NamedTuple):
     """Wording of one kind of log line.
 
     Attributes:

@@ -46,7 +46,6 @@ from qdqtool.trt.trace import Event
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
-from qdqtool.util.records import replace_fields
 from qdqtool.verification import local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
@@ -171,7 +170,7 @@ def choose_target_for_gpu(
         QdqtoolError: The GPU is unknown, or the target or the build does not support the GPU.
     """
     resolved, notes = choose_target(build, target)
-    resolved = replace_fields(resolved, has_built_typing=True)
+    resolved = replace(resolved, has_built_typing=True)
     depends_on_gpu = resolved.is_rtx or resolved.needs_hopper_for_fp8
     if not depends_on_gpu and options.gpu is None:
         return resolved, notes
@@ -181,7 +180,7 @@ def choose_target_for_gpu(
     built_capability = parse_device("", build.gpu).cc
     gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
     if resolved.is_rtx and build.targets:
-        resolved = replace_fields(resolved, capabilities=build.targets, has_named_capability=True)
+        resolved = replace(resolved, capabilities=build.targets, has_named_capability=True)
         if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
                 f"`gpu` {gpu.name}: has compute capability {gpu.cc}, but the build is for "
@@ -210,30 +209,16 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if build.is_rtx:
         return RTX, []
     version = build.tensorrt or build.version_hint
-    if version is None:
-        note = Note(
-            f"the build does not state its TensorRT version; {DEFAULT_TARGET} was used for the "
-            "prediction. Give `target` if the version is another one",
-            code="no-version",
-            target=DEFAULT_TARGET,
-        )
-        return TARGETS[DEFAULT_TARGET], [note]
-    if build.tensorrt is None and version == LATEST_SPELLING:
-        note = Note(
-            f"the build does not state its TensorRT version, and its format fits {version} and "
-            f"10: {DEFAULT_TARGET} was used for the prediction (`target` sets it)",
-            code="ambiguous-version",
-            version=version,
-            target=DEFAULT_TARGET,
-        )
-        return TARGETS[DEFAULT_TARGET], [note]
-    resolved = target_of_version(version)
     if build.tensorrt is not None:
-        return resolved, []
+        return target_of_version(build.tensorrt), []
+    resolved = TARGETS[DEFAULT_TARGET]
+    if version not in (None, LATEST_SPELLING):
+        resolved = target_of_version(version)
+    spelling = f", and its format is that of {version} or later" if version else ""
     note = Note(
-        f"the build does not state its TensorRT version; its format is that of {version}, so the "
-        f"prediction is for {resolved.name}",
-        code="version-of-spelling",
+        f"the build does not state its TensorRT version{spelling}: the prediction is for "
+        f"{resolved.name}. Give `target` if the version is another one",
+        code="no-version",
         version=version,
         target=resolved.name,
     )

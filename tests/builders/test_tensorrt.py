@@ -4,6 +4,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from qdqtool.ir.modelfile import load
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
-from qdqtool.util.records import replace_fields
 from qdqtool.verification.local_build import build_model, is_status_as_predicted, pair_convolutions
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.errors import has
@@ -179,7 +179,7 @@ def test_build_with_rtx_for_turing_is_float(tmp_path: Path) -> None:
     path = saved(two_convolutions(), tmp_path)
     turing = build_model(path, sm=[75, 86])
     assert {str(n.precision) for n in turing.nodes} == {"FP32"}
-    both = replace_fields(RTX, capabilities=(75, 86))
+    both = replace(RTX, capabilities=(75, 86))
     assert [p.agrees for p in pair_convolutions(predict_rtx(load(path), both), turing.nodes)] == [
         True,
         True,

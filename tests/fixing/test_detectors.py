@@ -183,16 +183,26 @@ def test_pair_moves_behind_sigmoid_with_a_scale_for_its_range(g: Graph) -> None:
     assert onnx.numpy_helper.to_array(scale) == pytest.approx(1 / 127, rel=1e-6)
 
 
-def test_weights_get_a_scale_for_each_channel() -> None:
+def per_tensor_weights(weights: np.ndarray, scale: float) -> onnx.ModelProto:
+    """Return a 1x1 convolution whose weights have one scale; its input has the scale 0.05."""
+    g = Graph()
+    w = g.pair(g.const("w", weights), "wq", np.float32(scale))
+    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
+    return g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+
+
+def uneven_weights() -> np.ndarray:
+    """Return weights of 16 channels, half of which are 50 times as small as the others."""
     weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 1, 1)).astype(np.float32)
     weights[8:] /= 50
-    g = Graph()
-    w = g.pair(g.const("w", weights), "wq", np.abs(weights).max() / 127)
-    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
-    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    return weights
+
+
+def test_weights_get_a_scale_for_each_channel() -> None:
+    weights, data = uneven_weights(), image(1, 16, 8, 8)
+    proto = per_tensor_weights(weights, np.abs(weights).max() / 127)
     fixed = fix(proto)
     assert codes(fixed) == ["W-PER-TENSOR"]
-    data = image(1, 16, 8, 8)
     inputs = np.clip(np.rint(data / np.float32(0.05)), -128, 127) * np.float32(0.05)
     step = np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127
     rounded = np.rint(weights / step) * step
@@ -205,17 +215,12 @@ def test_weights_get_a_scale_for_each_channel() -> None:
 
 def test_scales_for_each_channel_keep_a_trained_range() -> None:
     """Training chose a range that clips the largest weights; the network relies on it."""
-    weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 1, 1)).astype(np.float32)
-    weights[8:] /= 50
+    weights = uneven_weights()
     weights[0, 0] = 3
-    g = Graph()
-    w = g.pair(g.const("w", weights), "wq", np.float32(1 / 127))
-    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
-    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    proto = per_tensor_weights(weights, 1 / 127)
     fixed = fix(proto)
     assert codes(fixed) == ["W-PER-TENSOR"]
-    data = image(1, 16, 8, 8)
-    outputs = [run(p, data)[0][:, 0] for p in (proto, fixed.proto)]
+    outputs = [run(p, image(1, 16, 8, 8))[0][:, 0] for p in (proto, fixed.proto)]
     np.testing.assert_allclose(*outputs, atol=0.02 * float(outputs[0].std()))
 
 

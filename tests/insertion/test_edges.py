@@ -407,17 +407,31 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., tupl
     return to_source
 
 
-def test_insert_refuses_quantized_model(source: Callable[..., tuple[Any, str]]) -> None:
-    model, label = source(qdqtool.insert(one_layer(), images(), predict=False).model)
-    with pytest.raises(ModelError, check=has("already-quantized", path=label)):
-        qdqtool.insert(model, images())
+def torn_model() -> onnx.ModelProto:
+    model = one_layer()
+    model.graph.output.add(name="lost")
+    return model
 
 
-def test_insert_refuses_output_without_producer(source: Callable[..., tuple[Any, str]]) -> None:
-    torn = one_layer()
-    torn.graph.output.add(name="lost")
-    model, label = source(torn)
-    with pytest.raises(ModelError, check=has("output-without-producer", path=label, node="lost")):
+@pytest.mark.parametrize(
+    ("make", "code", "node"),
+    [
+        (
+            lambda: qdqtool.insert(one_layer(), images(), predict=False).model,
+            "already-quantized",
+            "",
+        ),
+        (torn_model, "output-without-producer", "lost"),
+    ],
+)
+def test_insert_refuses_unsuitable_model(
+    make: Callable[[], onnx.ModelProto],
+    code: str,
+    node: str,
+    source: Callable[..., tuple[Any, str]],
+) -> None:
+    model, label = source(make())
+    with pytest.raises(ModelError, check=has(code, path=label, node=node)):
         qdqtool.insert(model, images())
 
 
@@ -434,26 +448,22 @@ def test_insert_refuses_exclusion_of_every_node(
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_powers_of_methods() -> None:
-    """Only searched ranges have a power, 2 if no tensor is weighted by where the network looks."""
-    powers = {
-        method: qdqtool.insert(one_layer(), images(), method=method, predict=False).calibration[
-            "powers"
-        ]
-        for method in ("max", "mse")
-    }
-    assert powers == {"max": {}, "mse": {"x": 2.0}}
-
-
-def test_powers_are_rounded_to_two_digits() -> None:
+def test_powers_of_searched_ranges() -> None:
     """The power of focus falls from 3 to 2 while its share of the map grows from 0.06 to 0.18."""
     net = Net(side=16)
     heat = net.conv("heat", net.op("Relu", "r", net.conv("c", "x")), cout=1)
     model = net.output(net.op("Sigmoid", "sigmoid", heat)).model()
     set_value(model, "heat.bias", np.float32([-2.4]))
-    result = qdqtool.insert(model, images(side=16), method="focus", head="none", predict=False)
-    # 96 of 1024 positions: 3 - (0.09375 - 0.06) / 0.12 = 2.71875
-    assert result.calibration["powers"] == {"x": 2.72, "r.out": 2.72}
+    powers = {}
+    for method in ("max", "mse", "focus"):
+        result = qdqtool.insert(model, images(side=16), method=method, head="none", predict=False)
+        powers[method] = result.calibration["powers"]
+    # 96 of 1024 positions: 3 - (0.09375 - 0.06) / 0.12 = 2.71875, which is rounded
+    assert powers == {
+        "max": {},
+        "mse": {"x": 2.0, "r.out": 2.0},
+        "focus": {"x": 2.72, "r.out": 2.72},
+    }
 
 
 def test_losses_are_not_measured_with_calibration_table(tmp_path: Path) -> None:

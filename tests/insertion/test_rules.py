@@ -1,6 +1,7 @@
 """Residual inputs after an activation: the placement with the better worst case is chosen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from qdqtool.ir.graph import Model
 from qdqtool.trt.outcome import simulate, simulate_without_alternatives
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, Target, target_named
-from qdqtool.util.records import replace_fields
 from tests.insertion.nets import Net, copy_model, detector, nodes_of, prediction, value_of
 
 TRT85 = target_named("trt8.5")
@@ -48,7 +48,7 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     proto = sketch(model, residual_after_activation=option).proto
     result = {}
     for fused in (False, True):
-        target = replace_fields(TRT85, residual_through_activation=fused)
+        target = replace(TRT85, residual_through_activation=fused)
         summary = simulate(Model(proto), target).summary()
         result[fused] = summary["int8_to_int8"], summary["conversions"]
     return result

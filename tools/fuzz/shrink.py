@@ -4,7 +4,12 @@ from collections.abc import Callable
 
 import onnx
 
-from qdqtool.extraction.reductions import LOOSE
+from qdqtool.extraction.reductions import (
+    bypass_nodes,
+    reduce_outputs,
+    remove_nodes,
+    store_constants,
+)
 from qdqtool.extraction.shrinking import ModelShrinker
 from tools.fuzz.driver import Answer
 
@@ -19,7 +24,8 @@ def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> on
         disagrees: Predicts and builds a network; whether both disagree.
         limit: Number of builds to spend.
     """
-    return ModelShrinker(proto, disagrees, LOOSE, limit).run()
+    reductions = (reduce_outputs, remove_nodes, store_constants, bypass_nodes)
+    return ModelShrinker(proto, disagrees, reductions, limit).run()
 
 
 def shrink_answer(

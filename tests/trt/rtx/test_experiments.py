@@ -162,7 +162,6 @@ def test_integer_operators_of_onnxruntime_end_the_build(op: str, inputs: list[st
 
 
 def fp8_zero_point() -> onnx.ModelProto:
-    """Return a convolution of FP8 whose data have a zero point of 3."""
     net = Net(19)
     return convert_to_fp8(
         net.model(net.conv(net.dq(net.q(net.input((1, 8, 8, 8)), zero=3), zero=3), 8))
