@@ -460,11 +460,6 @@ def test_merge_keeps_fields_of_the_first_build() -> None:
     assert (build.iterations, build.profile_rows[0].name, build.memory.activation) == (9, "q", 1)
 
 
-def test_merge_takes_line_numbers_of_the_second_build() -> None:
-    build = merged(Build(layers=[layer("a", line=3)]), Build(layers=[layer("a", "x", "y", line=9)]))
-    assert build.layers[0].line == 9
-
-
 @pytest.mark.parametrize(
     ("first", "second", "richer"),
     [
