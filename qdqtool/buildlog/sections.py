@@ -188,12 +188,7 @@ class SectionReader:
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
-        if self._read_seconds(text, line):
-            return True
-        # In an excerpt, profile rows may lack a heading. Each row is indented, and has a name and
-        # at least three numbers.
-        is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
-        return (is_excerpt and self._profile.read(text)) or lines.is_uninformative(text)
+        return self._read_seconds(text, line) or lines.is_uninformative(text)
 
     def _read_placement(self, text: str) -> bool:
         match = _PLACED.match(text) if text.startswith("[") else None
