@@ -64,7 +64,8 @@ def read_json(data: bytes, path: str) -> Build:
     if not is_complete:
         build.notes.append(
             Note(
-                f"{path} is truncated or damaged; its readable part was used",
+                f"{path}: truncated or damaged, so only the part before the damage was read. "
+                "Export the file again",
                 code="cut-off",
                 file=path,
             )

@@ -88,7 +88,7 @@ class ProfileReader:
 
     Args:
         build: Build to fill.
-        keep: Function that returns whether there is room for another record of a text.
+        keep: Function that returns whether the limits allow storing a record with a text.
     """
 
     def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:
@@ -179,7 +179,7 @@ class ParseReader:
 
     Args:
         section: Section to fill.
-        keep: Function that returns whether there is room for another record of a text.
+        keep: Function that returns whether the limits allow storing a record with a text.
     """
 
     def __init__(self, section: ParseSection, keep: Callable[[str], bool]) -> None:
@@ -378,7 +378,7 @@ class MessageCollector:
 
     Args:
         build: Build to fill.
-        keep: Function that returns whether there is room for another record of a text.
+        keep: Function that returns whether the limits allow storing a record with a text.
     """
 
     def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:
