@@ -95,7 +95,8 @@ def without_pairs(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return the float network of a Q/DQ model.
 
     Returns:
-        None if a DQ has no Q, or a Q or a DQ has other neighbors than in a pair.
+        None if the input of a DQ is not the output of a Q, or if the output of a DQ is a network
+        output.
     """
     model = onnx.ModelProto.FromString(model.SerializeToString())
     producers = {o: n for n in model.graph.node for o in n.output}
