@@ -42,15 +42,18 @@ _TEXTS: dict[GpuFact, str] = {
     GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32.",
     GpuFact.FUSION: (
         "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after "
-        "{count} convolutions ({first} first) may not be fused, so that these write float."
+        "convolutions ({count}, {first} first) may not be fused. These convolutions then write "
+        "float."
     ),
-    GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 "
-    "kernel on this GPU.",
-    GpuFact.JETSON: "{gpu}: the prediction is for its GPU. The DLA does not support Q/DQ.",
-    GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
+    GpuFact.KERNELS: "{gpu} may have no INT8 kernel for depthwise convolutions ({count}, {first} "
+    "first).",
+    GpuFact.JETSON: (
+        "{gpu}: this prediction is for the GPU of the Jetson. Its DLA does not support Q/DQ."
+    ),
+    GpuFact.NO_FP16: "{gpu} has no fast FP16, so the float convolutions ({count}) run in FP32.",
     GpuFact.SINCE: "{gpu} needs TensorRT {1}; the target is {0}.",
     GpuFact.DROPPED: "{gpu} needs TensorRT {1}; the target is {0}.",
-    GpuFact.PARTLY: "{gpu} needs TensorRT {1}; the target is {0}, any version.",
+    GpuFact.PARTLY: "{gpu} needs TensorRT {1}; the target {0} stands for any minor version.",
 }
 
 
