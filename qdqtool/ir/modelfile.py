@@ -356,16 +356,6 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
 
 def _split_weights(proto: onnx.ModelProto, path: Path) -> None:
     slim = strip_large_weights(proto, 1024)
-    for field in ("producer_name", "producer_version", "domain", "model_version"):
-        if getattr(proto, field):
-            setattr(slim, field, getattr(proto, field))
-    for copy, original in ((slim, proto), (slim.graph, proto.graph)):
-        # protobuf returns bytes for a text that is not UTF-8, but does not accept bytes.
-        if isinstance(original.doc_string, str):
-            copy.doc_string = original.doc_string
-    slim.metadata_props.extend(proto.metadata_props)
-    slim.graph.metadata_props.extend(proto.graph.metadata_props)
-    slim.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
     large = {t.name: t for t in proto.graph.initializer if tensor_bytes(t) > 1024}
     write_external(slim, large, path)
 

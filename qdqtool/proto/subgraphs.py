@@ -170,6 +170,7 @@ _HEADER = (
     "domain",
     "model_version",
     "doc_string",
+    "name",
 )
 
 
@@ -213,7 +214,7 @@ def extract_part(
     part = onnx.ModelProto()
     part.graph.output.extend(outputs)
     part_nodes, needed = find_dependencies(nodes, (v.name for v in part.graph.output), fed)
-    _copy_header(proto, part)
+    copy_header(proto, part)
     graph, whole = part.graph, proto.graph
     graph.node.extend(part_nodes)
     graph.initializer.extend(tensor for tensor in constants if tensor.name in needed)
@@ -231,12 +232,15 @@ def extract_part(
     return part, needed
 
 
-def _copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:
-    for field in _HEADER:
-        if proto.HasField(field):
-            setattr(part, field, getattr(proto, field))
+def copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:
+    """Copy operator sets, functions, metadata and documentation of a model to an empty model.
+
+    Documentation that is not UTF-8 is left out, because protobuf does not accept it.
+    """
+    for source, copy in ((proto, part), (proto.graph, part.graph)):
+        for field, value in source.ListFields():
+            if field.name in _HEADER and not isinstance(value, bytes):
+                setattr(copy, field.name, value)
+        copy.metadata_props.extend(source.metadata_props)
     part.opset_import.extend(proto.opset_import)
     part.functions.extend(proto.functions)
-    part.metadata_props.extend(proto.metadata_props)
-    part.graph.name, part.graph.doc_string = proto.graph.name, proto.graph.doc_string
-    part.graph.metadata_props.extend(proto.graph.metadata_props)
