@@ -65,7 +65,6 @@ MINIMIZED_BYTES = 16 * GB
 
 # Sessions of onnxruntime
 PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: number of processes that share the memory
-LOOP_WORK = 10**15  # operations of one loop in one run of a model that is calibrated
 SESSION_BYTES = 768 * MB  # tensors in memory at the same time in one run of `fix`
 SESSION_INPUT = 201_400_000  # one random input; fits 1x3x4096x4096 floats
 SESSION_WORK = 3 * 10**11  # multiplications of one run; YOLOv8x at 640 x 640 has 1.3 * 10^11
