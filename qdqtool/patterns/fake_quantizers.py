@@ -24,7 +24,7 @@ from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.proto.subgraphs import DOMAINS, with_subgraph_nodes
+from qdqtool.proto.subgraphs import DOMAINS, remove_unused_opsets
 
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
@@ -677,7 +677,7 @@ def rewrite_fake_quantizers(model: Model) -> int:
     for fake in fakes:
         _rewrite(editor, fake)
     editor.finish()
-    _remove_unused_domains(model.proto)
+    remove_unused_opsets(model.proto)
     return len(fakes)
 
 
@@ -717,11 +717,3 @@ def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
         return editor.add_constant(f"{fake.source}_clipped", clipped.astype(value.dtype))
     inputs = [fake.source, editor.add_constant(f"{fake.name}/low", low.max())]
     return editor.insert_node(fake.nodes[-1], "Clip", f"{fake.name}/Clip", inputs)
-
-
-def _remove_unused_domains(proto: onnx.ModelProto) -> None:
-    used = {node.domain for node in with_subgraph_nodes(proto.graph.node)}
-    opsets = [o for o in proto.opset_import if o.domain in DOMAINS or o.domain in used]
-    kept = [onnx.helper.make_opsetid(o.domain, o.version) for o in opsets]
-    del proto.opset_import[:]
-    proto.opset_import.extend(kept)

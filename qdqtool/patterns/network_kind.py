@@ -10,7 +10,12 @@ from typing import Any
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes
+from qdqtool.ir.input_shapes import (
+    complete_shapes,
+    is_channels_last,
+    set_input_shapes,
+    side_axes,
+)
 from qdqtool.ir.operators import CONVOLUTIONS
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.input_values import find_normalized_inputs, warn_own_normalization
@@ -101,16 +106,12 @@ def _output_shapes(model: Model) -> list[_Shape] | None:
     return known if known and len(known) == len(shapes) else None
 
 
-def _is_channels_last(shape: _Shape) -> bool:
-    return shape[3] in (1, 3) and shape[1] not in (1, 3)
-
-
 def _channel_count(shape: _Shape) -> int | None:
-    return shape[3] if _is_channels_last(shape) else shape[1]
+    return shape[3] if is_channels_last(shape) else shape[1]
 
 
 def _image_sides(shape: _Shape) -> tuple[int, int] | None:
-    height, width = shape[1:3] if _is_channels_last(shape) else shape[2:]
+    height, width = shape[side_axes(shape)]
     return (height, width) if height and width else None
 
 

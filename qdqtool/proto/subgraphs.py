@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import onnx
@@ -57,6 +58,14 @@ def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from with_subgraph_nodes(nodes)
 
 
+def remove_unused_opsets(proto: onnx.ModelProto) -> None:
+    """Remove the operator sets of domains that no node uses, in place; ONNX's own remain."""
+    used = {*STANDARD, *(node.domain for node in all_nodes(proto))}
+    for position in reversed(range(len(proto.opset_import))):
+        if proto.opset_import[position].domain not in used:
+            del proto.opset_import[position]
+
+
 def rename_tensors(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None:
     """Rename tensors in the inputs and outputs of nodes and of their subgraphs, in place."""
     for node in with_subgraph_nodes(nodes):
@@ -73,8 +82,7 @@ def copy_node(
     node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str]
 ) -> onnx.NodeProto:
     """Return a copy of a node with the given inputs and outputs."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.input[:], copy.output[:] = inputs, outputs
     return copy
 

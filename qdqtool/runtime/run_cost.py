@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.input_shapes import set_input_shapes
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import DOMAINS, nested_graphs
 from qdqtool.util import limits
@@ -53,16 +54,7 @@ def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
     The copy has no data of large weights, and declares no other shapes.
     """
     slim = strip_large_weights(proto)
-    graph = slim.graph
-    del graph.value_info[:]
-    for value in graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    for value in graph.input:
-        if value.name in shapes:
-            elem_type = value.type.tensor_type.elem_type
-            dims = list(shapes[value.name])
-            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, elem_type, dims))
+    set_input_shapes(slim, shapes)
     return Model(slim, sha256="edited")
 
 
