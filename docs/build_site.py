@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -576,10 +577,10 @@ def _differences(target: Target) -> Iterator[tuple[str, str, str]]:
     about = dict(
         re.findall(r"^ {8}(\w+): (.*?)(?=\n {8}\w+: |\Z)", Target.__doc__ or "", re.M | re.S)
     )
-    for name, default in Target._defaults.items():
-        here = getattr(target, name)
-        if isinstance(here, bool) and here != default and name in about:
-            yield _cell(about[name]), *(("yes", "no") if here else ("no", "yes"))
+    for field in fields(Target):
+        here = getattr(target, field.name)
+        if isinstance(here, bool) and here != field.default and field.name in about:
+            yield _cell(about[field.name]), *(("yes", "no") if here else ("no", "yes"))
 
 
 def builds_page() -> str:

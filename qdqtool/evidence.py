@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-
-from qdqtool.util.records import record
 
 
 class Evidence(StrEnum):
@@ -22,7 +21,7 @@ class Evidence(StrEnum):
 _EVIDENCE = tuple(Evidence)
 
 
-@record
+@dataclass(frozen=True, eq=False)
 class Case:
     """Behavior of TensorRT, with the builds that show it.
 
@@ -44,9 +43,6 @@ class Case:
     builds: tuple[str, ...] = ()
     source: str = ""
     about: tuple[str, ...] = ()
-
-    # A simulation compares and hashes cases very often, so identity replaces the fields.
-    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def build_names(self) -> tuple[str, ...]:
         """Return the names of the builds that show the case, without duplicates."""

@@ -41,7 +41,7 @@ class LayerCost:
             neither convolutions nor matrix products.
         ms: Average milliseconds, None without a profile.
         share: Share of the profile's total, 0 to 1.
-        expected_ms: Usual time of such a layer on the GPU in milliseconds, None if unknown.
+        expected_ms: Usual milliseconds of a layer with this work on the GPU, None if unknown.
         best_ms: Time at the GPU's peak rates in milliseconds.
     """
 
@@ -131,7 +131,15 @@ _GROUPS: dict[str, Callable[[LayerCost], str]] = {
     "precision": lambda row: str(row.precision),
     "type": lambda row: row.layer.type or "unknown",
 }
-_SORT_FIELDS = {"ms": "ms", "macs": "macs", "bytes": "total_bytes", "intensity": "intensity"}
+_SORT_KEYS: dict[str, Callable[[LayerCost], str | float]] = {
+    "order": lambda row: row.index,
+    "name": lambda row: row.name,
+    "type": lambda row: row.layer.type,
+    "ms": lambda row: -(row.ms or 0.0),
+    "macs": lambda row: -(row.macs or 0),
+    "bytes": lambda row: -(row.total_bytes or 0),
+    "intensity": lambda row: -(row.intensity or 0.0),
+}
 
 
 @dataclass(slots=True)
@@ -186,14 +194,7 @@ class EngineReport:
             key: ``order``, ``name``, ``type``, or ``ms``, ``macs``, ``bytes``, ``intensity``
                 (largest first).
         """
-        if key == "order":
-            return list(self.rows)
-        if key == "name":
-            return sorted(self.rows, key=lambda row: (row.name, row.index))
-        if key == "type":
-            return sorted(self.rows, key=lambda row: (row.layer.type, row.index))
-        name = _SORT_FIELDS[key]
-        return sorted(self.rows, key=lambda row: (-(getattr(row, name) or 0.0), row.index))
+        return sorted(self.rows, key=_SORT_KEYS[key])
 
     def as_json(self) -> Json:
         """Return the JSON output of ``qdqtool engine``."""
@@ -254,7 +255,6 @@ def _has_weights(layer: BuiltLayer) -> bool:
 
 
 def _weight_bytes(count: int, precision: Precision) -> int:
-    """Return the size of weights in bytes."""
     return math.ceil(count * (precision.width or 4.0))
 
 
@@ -282,7 +282,7 @@ def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
 
 
 def _count_parsed_weights(nodes: list[ParsedNode]) -> int | None:
-    """Return the total number of weights of parsed nodes; None if a shape is unknown."""
+    """Return the total number of weights of nodes; None if a shape is unknown."""
     total = 0
     for node in nodes:
         weights = node.inputs[1] if len(node.inputs) > 1 else None
@@ -336,22 +336,17 @@ def _count_convolution_macs(
     return math.prod(target) // max(1, target[1]) * weights
 
 
-def _count_stored_weights(layer: BuiltLayer) -> int | None:
-    for constant in layer.constants:
-        if constant.shape is not None and len(constant.shape) >= 4 and constant.elements:
-            return constant.elements
-    return None
-
-
 def _count_convolution_weights(
     layer: BuiltLayer, parsed_weights: int | None, channels: int
 ) -> int | None:
     listed = _find_listed_weights(layer)
     if listed is not None:
         return listed[0]
-    stored = _count_stored_weights(layer) or parsed_weights
-    if stored is not None:
-        return stored
+    for constant in layer.constants:
+        if len(constant.shape or ()) >= 4 and constant.elements:
+            return constant.elements
+    if parsed_weights is not None:
+        return parsed_weights
     kernel = as_int_list(layer.extras.get("Kernel"), 1)
     maps, groups = layer.extras.get("OutMaps"), layer.extras.get("Groups", 1)
     if kernel is None or not isinstance(maps, int) or not isinstance(groups, int) or groups < 1:

@@ -40,13 +40,8 @@ class LayerPair:
 
         A missing layer counts as 0 milliseconds.
         """
-        change = 0.0
-        for cost, sign in ((self.first, -1), (self.second, 1)):
-            if cost is not None:
-                if cost.ms is None:
-                    return None
-                change += sign * cost.ms
-        return change
+        first, second = (0.0 if cost is None else cost.ms for cost in (self.first, self.second))
+        return None if first is None or second is None else second - first
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output."""
@@ -122,8 +117,10 @@ def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparis
         for rows in _find_unpaired(first, second, partners)
     )
     partners.update((x.index, y.index) for x, y in align(left, right, _rate_similarity))
-    unique = _pair_unique_layers(*_find_unpaired(first, second, partners))
-    partners.update((x.index, y.index) for x, y in unique)
+    left_groups, right_groups = map(_group_convolutions, _find_unpaired(first, second, partners))
+    for key, rows in left_groups.items():
+        if len(rows) == len(right_groups.get(key, ())) == 1:
+            partners[rows[0].index] = right_groups[key][0].index
     pairs = [
         LayerPair(row, second.rows[partners[row.index]] if row.index in partners else None)
         for row in first.rows
@@ -262,18 +259,6 @@ def _rate_similarity(first: _LayerSignature, second: _LayerSignature) -> int:
     return 2 + 3 * all(same) + (first.inputs == second.inputs)
 
 
-def _pair_unique_layers(
-    left: list[LayerCost], right: list[LayerCost]
-) -> list[tuple[LayerCost, LayerCost]]:
-    """Pair convolutions whose kernel and shapes are unique in both engines, in any order."""
-    first, second = _group_convolutions(left), _group_convolutions(right)
-    return [
-        (rows[0], second[key][0])
-        for key, rows in first.items()
-        if len(rows) == len(second.get(key, ())) == 1
-    ]
-
-
 def _group_convolutions(rows: list[LayerCost]) -> dict[Hashable, list[LayerCost]]:
     groups: dict[Hashable, list[LayerCost]] = {}
     for row in rows:
@@ -303,8 +288,8 @@ def align(
     similarity = _rate_all([value for _, value in left], [value for _, value in right], rate)
     # best[i][j] is the largest total of left[i:] and right[j:].
     best = np.zeros((len(left) + 1, len(right) + 1), np.int32)
-    for row, below, own in zip(best[-2::-1], best[:0:-1], reversed(similarity), strict=True):
-        row[-2::-1] = np.maximum.accumulate(np.maximum(below[:-1], below[1:] + own)[::-1])
+    for row, below, rating in zip(best[-2::-1], best[:0:-1], reversed(similarity), strict=True):
+        row[-2::-1] = np.maximum.accumulate(np.maximum(below[:-1], below[1:] + rating)[::-1])
     pairs = []
     i = j = 0
     while i < len(left) and j < len(right):

@@ -41,7 +41,6 @@ _EDGE = re.compile(
 )
 _LAYER = re.compile(r"Layer\(([^()]*)\): ")
 _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]+|-?\d+)(?: \([^()]*\))?,? ?")
-_METADATA = re.compile(r"\[ONNX Layer: ")
 _SIGNS = re.compile(r"([\[{(]+)|([\]})]+)|, ")
 _MAX_RANK = 64
 MAX_TENSORS = 4096  # maximum tensors of a layer; real layers have at most some hundreds
@@ -275,10 +274,5 @@ def onnx_names(metadata: str) -> list[str]:
     Each name is written ``[ONNX Layer: a]``. TensorRT separates names with \x1e or \x1f, or not at
     all.
     """
-    names: list[str] = []
-    for piece in _METADATA.split(metadata)[1:]:
-        end = piece.rfind("]")
-        name = piece[:end] if end >= 0 else piece
-        if name and name not in names[-50:]:
-            names.append(name)
-    return names
+    names = [piece.rpartition("]")[0] for piece in metadata.split("[ONNX Layer: ")[1:]]
+    return list(dict.fromkeys(filter(None, names)))

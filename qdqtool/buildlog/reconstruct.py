@@ -44,8 +44,6 @@ _TYPES = {
     "BF16": TensorProto.BFLOAT16,
     "DOUBLE": TensorProto.DOUBLE,
 }
-_MAX_RANK = 10
-_MAX_STRIDES = 64  # maximum distance of tried strides, because a damaged log may state any size
 
 
 def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
@@ -61,7 +59,7 @@ def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
         raise BuildLogError(
             "the log has no parse section, so no graph can be rebuilt; build with 'trtexec "
             "--verbose --onnx=...', which prints this section",
-            ", ".join(build.files) or "the build",
+            build.display_name,
             code="no-parse-section",
         )
     return _GraphRebuilder(build).run()
@@ -72,7 +70,7 @@ def _drop_missing(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
 
 
 def _tensor_names(tensors: Sequence[ParsedTensor | None]) -> set[str]:
-    return {tensor.name for tensor in tensors if tensor is not None}
+    return {tensor.name for tensor in _drop_missing(tensors)}
 
 
 class _GraphRebuilder:
@@ -120,12 +118,11 @@ class _GraphRebuilder:
 
     def _find_deconvolution_inputs(self) -> set[str]:
         names: set[str] = set()
-        names.update(
-            *(_tensor_names(node.inputs) for node in self.nodes if node.op == "ConvTranspose")
-        )
-        quantizers = [node for node in self.nodes if node.op in _QUANTIZERS]
-        before = [node for node in quantizers if names & _tensor_names(node.outputs)]
-        return names.union(*(_tensor_names(node.inputs) for node in before))
+        for node in reversed(self.nodes):
+            is_before = node.op in _QUANTIZERS and names & _tensor_names(node.outputs)
+            if is_before or node.op == "ConvTranspose":
+                names |= _tensor_names(node.inputs)
+        return names
 
     def run(self) -> tuple[onnx.ModelProto, list[Note]]:
         listed = self._collect_listed_fields()
@@ -135,12 +132,14 @@ class _GraphRebuilder:
                 if tensor is not None and position in node.values:
                     self.values.setdefault(tensor.name, node.values[position])
         protos = [self._make_node(node) for node in nodes]
+        initializers = dict.fromkeys(self.build.parse.initializers)
+        constants = [n for n in initializers if n in self.inputs and n not in self.outputs]
         graph = helper.make_graph(
             protos,
             "from_log",
             self._make_graph_inputs(),
             self._make_graph_outputs(),
-            self._make_constants(),
+            list(map(self._make_constant, constants)),
             value_info=self._make_value_infos(),
         )
         domains = sorted({p.domain for p in protos} - {""})
@@ -199,27 +198,18 @@ class _GraphRebuilder:
         kind = int(TensorProto.INT8) if tensor.name in self.quantized else self._onnx_type(tensor)
         return _make_value_info(tensor.name, kind, tensor.shape)
 
-    def _make_constants(self) -> list[onnx.TensorProto]:
-        names = dict.fromkeys(self.build.parse.initializers)
-        constants = [name for name in names if name in self.inputs and name not in self.outputs]
-        return list(map(self._make_constant, constants))
-
-    def _check_size(self, name: str, shape: list[int]) -> None:
-        path = ", ".join(self.build.files) or "the log"
-        limits.check_size(
-            self._constant_bytes,
-            limits.LOG_CONSTANTS,
-            f"{path}: its constants up to '{name[:80]}' of {shape} would take",
-            BuildLogError,
-        )
-
     def _make_constant(self, name: str) -> onnx.TensorProto:
         tensor = self.tensors.get(name)
         shape = [size or 0 for size in tensor.shape or ()] if tensor is not None else []
         dtype = helper.tensor_dtype_to_np_dtype(self._onnx_type(tensor))
         # numpy checks the product of the other dimensions even if one of them is 0.
         self._constant_bytes += math.prod(size or 1 for size in shape) * dtype.itemsize
-        self._check_size(name, shape)
+        limits.check_size(
+            self._constant_bytes,
+            limits.LOG_CONSTANTS,
+            f"{self.build.display_name}: its constants up to '{name[:80]}' of {shape} would take",
+            BuildLogError,
+        )
         array: npt.NDArray[Any] = np.full(shape, self.scales.get(name, 0), dtype)
         value = self.values.get(name)
         if value is not None and len(value) == array.size:
@@ -438,10 +428,8 @@ class InferredAttributes:
 
     def infer_window(self, axes: Sequence[tuple[int, int, int]]) -> None:
         """Set strides and pads from stride, padding before and padding after of each axis."""
-        strides = [stride for stride, _, _ in axes]
-        before = [padding for _, padding, _ in axes]
-        after = [padding for _, _, padding in axes]
-        self.infer(strides=strides, pads=[*before, *after])
+        strides, before, after = map(list, zip(*axes, strict=True))
+        self.infer(strides=strides, pads=before + after)
 
 
 def infer_attributes(node: ParsedNode, listed: dict[str, Any]) -> InferredAttributes:
@@ -451,10 +439,10 @@ def infer_attributes(node: ParsedNode, listed: dict[str, Any]) -> InferredAttrib
         node: The node as the parser printed it.
         listed: Fields of the engine layer that absorbed the node.
     """
-    result = InferredAttributes(node, listed)
+    inferred = InferredAttributes(node, listed)
     if node.op in _RULES:
-        _RULES[node.op](result)
-    return result
+        _RULES[node.op](inferred)
+    return inferred
 
 
 def _find_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[int] | None:
@@ -520,18 +508,19 @@ def _guess_kernel(source: int, target: int) -> int:
 def _fit_window(source: int, target: int, kernel: int) -> tuple[int, int, int]:
     """Return stride, padding before and padding after that turn `source` into `target`.
 
-    Common combinations are tried first. If none fits exactly, return the nearest.
+    The padding that keeps the size at stride 1 is preferred.
     """
+    stride = max(1, round(source / max(1, target)))
     usual = (kernel - 1) // 2
-    nearest = max(1, round(source / max(1, target)))
-    strides = range(max(1, nearest - _MAX_STRIDES), max(nearest + 3, 5))
-    for stride in sorted(strides, key=lambda stride: abs(stride - nearest)):
-        for before, after in ((usual, usual), (0, 0), (usual, kernel - 1 - usual), (0, 1)):
-            size = source + before + after
-            if size >= kernel and (size - kernel) // stride + 1 == target:
-                return stride, before, after
-    total = max(0, (target - 1) * nearest + kernel - source)
-    return nearest, total // 2, total - total // 2
+    if (source + 2 * usual - kernel) // stride + 1 == target:
+        return stride, usual, usual
+    return stride, *_split_padding((target - 1) * stride + kernel - source)
+
+
+def _split_padding(total: int) -> tuple[int, int]:
+    """Return padding before and after; none for a negative total."""
+    before = max(0, total) // 2
+    return before, max(0, total) - before
 
 
 def _infer_conv(node: InferredAttributes) -> None:
@@ -545,15 +534,14 @@ def _infer_conv(node: InferredAttributes) -> None:
 
 def _infer_conv_transpose(node: InferredAttributes) -> None:
     weights, source, target = node.input_shape(1), node.input_shape(0), node.output_shape()
-    if not weights or not source or not target or min(len(weights), len(target)) < 2:
+    if not weights or not source or not target or min(len(weights), len(target)) < 3:
         return
     node.attributes["kernel_shape"] = weights[2:]
     node.attributes["group"] = max(1, target[1] // max(1, weights[1]))
     axes = []
     for size, output, kernel in zip(source[2:], target[2:], weights[2:], strict=False):
         stride = max(1, round(output / max(1, size)))
-        total = max(0, (size - 1) * stride + kernel - output)
-        axes.append((stride, total // 2, total - total // 2))
+        axes.append((stride, *_split_padding((size - 1) * stride + kernel - output)))
     node.infer_window(axes)
 
 
@@ -611,16 +599,16 @@ def _infer_reduce(node: InferredAttributes) -> None:
 def _find_dropped_axes(long: list[int], short: list[int]) -> list[int]:
     """Return the axes of `long` that a Squeeze removes to give `short`; empty if none fit.
 
-    Axes of size 1 are preferred, and later axes are preferred to earlier axes.
+    Later axes are preferred to earlier axes.
     """
-    count = len(long) - len(short)
-    if not 0 < count <= len(long) <= _MAX_RANK:
-        return []
-    choices = list(itertools.combinations(reversed(range(len(long))), count))
-    for axes in sorted(choices, key=lambda axes: sum(long[axis] != 1 for axis in axes)):
-        if [size for axis, size in enumerate(long) if axis not in axes] == short:
-            return sorted(axes)
-    return []
+    axes = []
+    kept = 0
+    for axis, size in enumerate(long):
+        if kept < len(short) and size == short[kept]:
+            kept += 1
+        else:
+            axes.append(axis)
+    return axes if kept == len(short) else []
 
 
 def _infer_cast(node: InferredAttributes) -> None:

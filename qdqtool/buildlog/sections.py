@@ -25,6 +25,7 @@ from qdqtool.buildlog.types import (
     Section,
 )
 from qdqtool.trt.trace import TraceReader
+from qdqtool.util import limits
 from qdqtool.util.notes import Note
 
 _MILESTONE = re.compile(r"(Original|After [A-Za-z -]{1,60}): (\d{1,9}) layers")
@@ -42,20 +43,14 @@ _OPTION = re.compile(
     r": ?[\w+: ]{0,60}"
 )
 _VERSION = re.compile(r"TensorRT version: \s*(\d{1,3}(?:\.\d{1,4}){1,4})(?: |\s*$)")
-_NUMBERS = frozenset("0123456789.eE+- \tnaif")
 _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
 _BLOCK_STARTS = {  # beginning of a line: name of the block that the line opens
     "Bindings:": "bindings",
     "I/O Tensors:": "io",
-    "SYMBOLIC CHECKS": "dump",
-    "Output Tensors:": "values",
-    "Input Tensors:": "values",
 }
 _BLOCK_TITLES = {"Device Information": "device", "Trace details": "trace"}
 UNSTAMPED = ("bindings", "io", "metadata")  # blocks without timestamps; an empty line ends them
-MAX_RECORDS = 300_000
-_MAX_CHARACTERS = 24 << 20  # total of all records, so that a hostile log cannot exhaust the memory
 
 
 class SectionReader:
@@ -74,7 +69,6 @@ class SectionReader:
         self._profile = lines.ProfileReader(build, self.keep)
         self._records = 0
         self._characters = 0
-        self._full = False
         self._messages = lines.MessageCollector(build, self.keep)
         self._lines_listing: list[BuiltLayer] = []
         self._line_hashes: set[int] = set()
@@ -82,8 +76,6 @@ class SectionReader:
         self._block_readers: dict[str, Callable[[str, str], bool]] = {
             "bindings": self._read_binding,
             "io": self._read_tensor_name,
-            "dump": self._read_dump,
-            "values": self._read_values,
             "metadata": lambda _level, text: text.startswith(" "),
             "explanations": lambda _level, text: ": the " in text,
             "trace": self._read_trace_details,
@@ -195,12 +187,7 @@ class SectionReader:
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
-        if self._read_seconds(text, line):
-            return True
-        # In an excerpt, profile rows may lack a heading. Each row is indented, and has a name and
-        # at least three numbers.
-        is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
-        return (is_excerpt and self._profile.read(text)) or lines.is_uninformative(text)
+        return self._read_seconds(text, line) or lines.is_uninformative(text)
 
     def _read_placement(self, text: str) -> bool:
         match = _PLACED.match(text) if text.startswith("[") else None
@@ -242,14 +229,6 @@ class SectionReader:
     def _add_binding(self, name: str, text: str) -> None:
         if self.keep(text):
             self.build.bindings.append(name)
-
-    def _read_dump(self, level: str, text: str) -> bool:
-        word = text.split(" ", 1)[0].replace("_", "")
-        return not level or text[:1] in " \t" or word.isupper()
-
-    def _read_values(self, _level: str, text: str) -> bool:
-        is_tensor = len(text) < 200 and text.endswith(")") and ": (" in text
-        return is_tensor or _NUMBERS.issuperset(text[:4000])
 
     def _read_trace_details(self, _level: str, text: str) -> bool:
         return text.startswith(("Trace averages", "Average on"))
@@ -409,25 +388,25 @@ class SectionReader:
         return True
 
     def keep(self, text: str) -> bool:
-        """Count a record, and return whether the memory limit allows storing it.
+        """Count a record with a text, and return whether the limit on records allows storing it.
 
         The first record beyond the limit adds a note and a gap to the build.
         """
         self._records += 1
         self._characters += len(text)
-        if self._records <= MAX_RECORDS and self._characters <= _MAX_CHARACTERS:
+        if self._records <= limits.LOG_RECORDS and self._characters <= limits.LOG_TEXT:
             return True
-        if not self._full:
-            self._full = True
+        gap = Gap(Section.ALL, GapKind.BEYOND_RECORDS, limits.LOG_RECORDS)
+        if gap not in self.build.gaps:
+            self.build.gaps.append(gap)
             self.build.notes.append(
                 Note(
-                    f"the log is too long: the first {MAX_RECORDS:,} records were read, later "
-                    "records were only counted",
+                    f"the log is too long: only its first {limits.LOG_RECORDS:,} records were "
+                    "read. Give the log of a single build",
                     code="too-long",
-                    records=MAX_RECORDS,
+                    records=limits.LOG_RECORDS,
                 )
             )
-            self.build.gaps.append(Gap(Section.ALL, GapKind.BEYOND_RECORDS, MAX_RECORDS))
         return False
 
     def finish(self) -> None:

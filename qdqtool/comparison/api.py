@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from qdqtool.buildlog.build_status import find_listing_hole, is_float_build
@@ -51,7 +51,7 @@ from qdqtool.reasons.quantizers import UnsignedZeroPoint
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.gpu_support import require_gpu_support
-from qdqtool.trt.result import ConvOutcome, Prediction
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util import compression
 from qdqtool.util.files import open_input, record_inputs
@@ -105,7 +105,7 @@ def compare(
             metadata of the first model.
 
     Returns:
-        The comparison; ``ok`` says whether nothing got worse for INT8 from ``a`` to ``b``, and
+        The comparison; ``ok`` is True if nothing got worse for INT8 from ``a`` to ``b``, and
         ``agreement`` is the agreement on the images.
 
     Raises:
@@ -116,12 +116,17 @@ def compare(
     """
     images = ImageOptions(preprocess, size)
     with record_inputs() as inputs:
-        is_run = data is not None
         first, second = _load_side(a, "a"), _load_side(b, "b")
-        if is_run:
-            _check_models(first, second)
+        are_models = isinstance(first, Model) and isinstance(second, Model)
+        if data is not None and not are_models:
+            raise QdqtoolError(
+                "`data`: images can compare two models only, because a build cannot run here; "
+                "leave `data` out",
+                code="option-without-effect",
+                parameter="data",
+            )
         comparison = _compare(first, second, target, gpu)
-        if isinstance(first, Model) and isinstance(second, Model) and is_run:
+        if isinstance(first, Model) and isinstance(second, Model) and data is not None:
             agreement = _measure_agreement(first, second, data, images, max_images, progress)
             comparison.agreement = agreement
             comparison.notes += [
@@ -182,21 +187,6 @@ def _compare(
     return _compare_builds(first, second)
 
 
-def _check_models(first: Model | EngineReport, second: Model | EngineReport) -> None:
-    """Check that both sides can run on images.
-
-    Raises:
-        QdqtoolError: A side is a build.
-    """
-    if not (isinstance(first, Model) and isinstance(second, Model)):
-        raise QdqtoolError(
-            "`data`: images can compare two models only, because a build cannot run here; leave "
-            "`data` out",
-            code="option-without-effect",
-            parameter="data",
-        )
-
-
 def _load_side(source: CompareInput, parameter: str) -> Model | EngineReport:
     if isinstance(source, (Model, EngineReport)):
         return source
@@ -240,20 +230,13 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
 
 
 def distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, str]:
-    """Return display names for two sets of files.
-
-    Each name includes as many parent folders as are needed to tell the sets apart.
-    """
+    """Return display names for two sets of files, with their folders if the names are equal."""
 
     def join_names(paths: Sequence[str], parts: int) -> str:
         return ", ".join(os.sep.join(path.split(os.sep)[-parts:]) for path in paths)
 
-    depth = max((path.count(os.sep) + 1 for path in (*first, *second)), default=1)
-    for parts in range(1, depth + 1):
-        names = join_names(first, parts), join_names(second, parts)
-        if names[0] != names[1]:
-            return names
-    return join_names(first, 1), join_names(second, 1)
+    parts = 2 if join_names(first, 1) == join_names(second, 1) else 1
+    return join_names(first, parts), join_names(second, parts)
 
 
 # Two models
@@ -273,9 +256,9 @@ def _compare_models(
     )
     matching = match(a.view, b.view)
     _check_same_network(a, b, matching)
-    result = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
+    comparison = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
     if matching.likeness < _MIN_SAME_NETWORK:
-        result.notes.append(
+        comparison.notes.append(
             Note(
                 f"only {matching.likeness:.0%} of the layers have a counterpart with the same "
                 "neighbors: the models are different versions of a network, or different networks",
@@ -283,8 +266,8 @@ def _compare_models(
                 likeness=matching.likeness,
             )
         )
-    result.nodes = _compare_nodes(a, b, matching)
-    return result
+    comparison.nodes = _compare_nodes(a, b, matching)
+    return comparison
 
 
 def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
@@ -303,7 +286,8 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
         findings = side.prediction.findings if side.prediction is not None else []
         if any(isinstance(f.causes[0].reason, IntegerOperator) for f in findings):
             raise QdqtoolError(
-                f"{side.title} has {describe_obstacles(findings)}, so the comparison is impossible",
+                f"{side.title} has {describe_obstacles(findings)}, so the comparison is "
+                "impossible. Give a model with Q/DQ pairs",
                 code="unsupported",
             )
     reason = "no layer in common"
@@ -409,23 +393,23 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
         _check_listing(report.build)
     engines = compare_engines(first, second)
     titles = distinct_names(first.build.files, second.build.files)
-    result = Comparison(
+    comparison = Comparison(
         summarize_build(first, titles[0]),
         summarize_build(second, titles[1]),
         matched_by=engines.aligned_by,
         engines=engines,
     )
-    result.nodes = _compare_layers(engines)
+    comparison.nodes = _compare_layers(engines)
     has_pairs = any(p.first and p.second for p in engines.pairs)
-    if not has_pairs and (result.nodes or any(profiles)):
+    if not has_pairs and (comparison.nodes or any(profiles)):
         raise BuildLogError(
             f"{titles[0]} and {titles[1]} have no layer in common: they are builds of different "
             "networks. Give two builds of the same network",
             code="different-models",
         )
     untyped = [title for is_profile, title in zip(profiles, titles, strict=True) if is_profile]
-    result.notes += _note_missing_parts(untyped, first.has_times == second.has_times)
-    return result
+    comparison.notes += _note_missing_parts(untyped, first.has_times == second.has_times)
+    return comparison
 
 
 def _note_missing_parts(untyped: Sequence[str], alike_timed: bool) -> list[Note]:
@@ -483,14 +467,21 @@ def _compare_with_build(
     side = ModelSide(View(model), None, titles[0])
     requested = side.nodes
     realized, matched_by = map_nodes(side.view, prediction, build)
-    if prediction.convolutions:
-        _require_types(realized, titles[1])
+    if prediction.convolutions and not realized:
+        raise BuildLogError(
+            "lists no data type for any convolution of the model; build again with "
+            "--profilingVerbosity=detailed",
+            titles[1],
+            code="no-precisions",
+        )
     file, engine = summarize_model(side), _summarize_engine(report, titles[1], model)
     prediction, assumptions = _choose_assumptions(
         model, prediction, resolved, realized, engine.conversions
     )
     weighted = [c for c in prediction.convolutions if c.index in requested]
-    _set_predicted_outputs(requested, weighted)
+    for conv in weighted:
+        if requested[conv.index].is_quantized and conv.is_quantized:
+            requested[conv.index].output = conv.output
     file.count_int8([requested[c.index] for c in weighted])
     engine.count_int8(realized.values())
     file.count_layers(prediction)
@@ -498,48 +489,25 @@ def _compare_with_build(
     file.conversions = _predicted_conversions(prediction, engine.conversions)
     file.obstacle = describe_obstacles(prediction.findings)
     sides = _order_sides(file, engine, build_first)
-    result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
+    comparison = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized
     if build_first and is_float:
-        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
-    explainer = _make_build_explainer(prediction, is_float, build_first)
+        comparison.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
+    if build_first:
+        explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
+    else:
+        fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
+        explainer = _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
     for conv in weighted:
         unknown = NodeSide(conv.name, conv.op, Precision.UNKNOWN)
         built = realized.get(conv.index, unknown)
         nodes = _order_sides(requested[conv.index], built, build_first)
-        result.nodes.append(explainer.explain(compare_sides(*nodes, scales=False)))
-    return result
-
-
-def _require_types(realized: Mapping[int, NodeSide], title: str) -> None:
-    if not realized:
-        raise BuildLogError(
-            "lists no data type for any convolution of the model; build again with "
-            "--profilingVerbosity=detailed",
-            title,
-            code="no-precisions",
-        )
-
-
-def _set_predicted_outputs(
-    requested: Mapping[int, NodeSide], convolutions: Sequence[ConvOutcome]
-) -> None:
-    for conv in convolutions:
-        if requested[conv.index].is_quantized and conv.is_quantized:
-            requested[conv.index].output = conv.output
+        comparison.nodes.append(explainer.explain(compare_sides(*nodes, scales=False)))
+    return comparison
 
 
 def _order_sides(model_side: _Side, build_side: _Side, build_first: bool) -> tuple[_Side, _Side]:
     return (build_side, model_side) if build_first else (model_side, build_side)
-
-
-def _make_build_explainer(
-    prediction: Prediction, is_float: bool, build_first: bool
-) -> _ChangeExplainer:
-    if build_first:
-        return _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
-    fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
-    return _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
 
 
 def _summarize_engine(report: EngineReport, title: str, model: Model) -> SideSummary:

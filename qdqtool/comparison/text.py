@@ -235,24 +235,15 @@ def _loss_reason(node: NodeChange, *, many: bool) -> str:
 
 
 def _output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
-    lost = f"{_describe_kept(comparison, ChangeKind.LOST_INT8_OUTPUT)}now with float output"
-    kind = ChangeKind.GAINED_INT8_OUTPUT
-    formats = " or ".join(sorted({_name_format(n.b) for n in comparison.where(kind)}))
-    gained = f"{_describe_kept(comparison, kind)}now with {formats} output"
+    gaining = comparison.where(ChangeKind.GAINED_INT8_OUTPUT)
+    formats = " or ".join(sorted({_name_format(n.b) for n in gaining}))
+    lost, gained = "now with float output", f"now with {formats} output"
     if comparison.a.kind != comparison.b.kind:
         lost = "with float output where INT8 is predicted"
         gained = "with INT8 output where float is predicted"
     if (comparison.a.kind, comparison.b.kind) == ("build", "model"):
         lost, gained = gained, lost
     return {ChangeKind.LOST_INT8_OUTPUT: lost, ChangeKind.GAINED_INT8_OUTPUT: gained}
-
-
-def _describe_kept(comparison: Comparison, kind: ChangeKind) -> str:
-    """Return ``in INT8 as before, `` if all nodes with a change kept one format, else ``""``."""
-    nodes = comparison.where(kind)
-    formats = {_name_format(n.a) for n in nodes}
-    is_kept = all(ChangeKind.FORMAT not in n.changes for n in nodes)
-    return f"in {formats.pop()} as before, " if is_kept and len(formats) == 1 else ""
 
 
 def _describe_conversions(comparison: Comparison) -> list[str]:
@@ -334,24 +325,23 @@ def _describe_change(
         return _CHANGES[kind]
     assert a is not None and b is not None
     if kind == ChangeKind.LOST_INT8:
-        return _append_reason(f"lost {_name_format(a)}", _explain_lost_int8(node, finding))
+        reason = _loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
+        return _append_reason(f"lost {_name_format(a)}", reason)
     if kind == ChangeKind.FORMAT:
         return f"{b.precision} instead of {a.precision}"
-    if kind in (ChangeKind.SCALE, ChangeKind.WEIGHTS_SCALE):
-        return _describe_scale_change(node, kind)
+    if kind == ChangeKind.WEIGHTS_SCALE:
+        scales = a.weights_scale, b.weights_scale
+        return _describe_scales("weights' scale", *scales, node.weights_factor)
+    if kind == ChangeKind.SCALE:
+        return _describe_scales("scale", *(node.scales or (a.scale, b.scale)), node.factor)
     if kind == ChangeKind.LOST_INT8_OUTPUT:
         text = f"{verbs[0]} {_name_format(a)}, {verbs[1]} {_name_type(b.output)}"
         return _append_reason(text, finding)
     if kind == ChangeKind.GAINED_INT8_OUTPUT:
         return f"{verbs[0]} {_name_type(a.output)}, {verbs[1]} {_name_format(b)}"
     if kind == ChangeKind.RESIDUAL:
-        types = _name_type(b.inputs[1]), _name_type(a.inputs[1])
-        return f"reads the residual as {types[0]} instead of {types[1]}"
+        return f"reads the residual as {_name_type(b.residual)} instead of {_name_type(a.residual)}"
     return _describe_fusions(a, b)
-
-
-def _explain_lost_int8(node: NodeChange, finding: str) -> str:
-    return _loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
 
 
 def _append_reason(text: str, reason: str) -> str:
@@ -369,14 +359,6 @@ def _name_type(precision: Precision | None) -> str:
     return "float" if precision == Precision.FLOAT else str(precision)
 
 
-def _describe_scale_change(node: NodeChange, kind: ChangeKind) -> str:
-    assert node.a is not None and node.b is not None
-    if kind == ChangeKind.WEIGHTS_SCALE:
-        scales = (node.a.weights_scale, node.b.weights_scale)
-        return _describe_scales("weights' scale", *scales, node.weights_factor)
-    return _describe_scales("scale", *(node.scales or (node.a.scale, node.b.scale)), node.factor)
-
-
 def _describe_scales(
     name: str, a: QuantizerScales | None, b: QuantizerScales | None, factor: float | None
 ) -> str:
@@ -387,25 +369,17 @@ def _describe_scales(
             changes = [f"range {changes[0]}"]
             if (a.count, a.axis, a.zero) == (b.count, b.axis, b.zero):  # scales of two formats
                 return f"{name.removesuffix('scale')}{changes[0]}"
-        changes += _describe_parameters(a, b)
-    changes.extend(
-        f"{side} is not a valid scale"
-        for side, scales in (("A", a), ("B", b))
-        if scales is not None and not scales.valid
-    )
+        if a.count == b.count and a.axis != b.axis:
+            changes.append(f"axis {a.axis} -> {b.axis}")
+        if a.count == b.count and a.type != b.type:
+            changes.append(f"type {a.type} -> {b.type}")
+        if a.zero != b.zero:
+            changes.append("zero points differ")
+    for side, scales in (("A", a), ("B", b)):
+        if scales is not None and not scales.valid:
+            changes.append(f"{side} is not a valid scale")
     text = f"{name} {format_scales(a)} -> {format_scales(b)}"
     return f"{text} ({', '.join(changes)})" if changes else text
-
-
-def _describe_parameters(a: QuantizerScales, b: QuantizerScales) -> list[str]:
-    changes = []
-    if a.count == b.count and a.axis != b.axis:
-        changes.append(f"axis {a.axis} -> {b.axis}")
-    if a.count == b.count and a.type != b.type:
-        changes.append(f"type {a.type} -> {b.type}")
-    if a.zero != b.zero:
-        changes.append("zero points differ")
-    return changes
 
 
 def _format_factor(factor: float) -> str:

@@ -15,6 +15,8 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,6 @@ from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, message_fields, neste
 from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS
-from qdqtool.util.records import record
 from qdqtool.util.tables import make_entry, read_sections
 
 Array = npt.NDArray[Any]
@@ -264,7 +265,7 @@ PUBLIC_DOMAINS = frozenset({*RUN_DOMAINS, "ai.onnx.preview.training", "trt"})
 _EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
 
 
-@record
+@dataclass(frozen=True)
 class PublicWords:
     """Words of ONNX, TensorRT and known programs, by purpose; they reveal nothing of a model."""
 
@@ -533,8 +534,7 @@ def make_private(
     problem = ""
     for seed in range(_SEEDS):
         names = PrivateNames(secrets)
-        private = onnx.ModelProto()
-        private.CopyFrom(proto)
+        private = deepcopy(proto)
         private.DiscardUnknownFields()
         mask_numbers(private, np.random.default_rng(seed))
         _replace_texts(private, names)

@@ -7,7 +7,8 @@ smallest first. Candidates may be invalid.
 import functools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,25 +24,13 @@ Reduction = Callable[..., Iterator[onnx.ModelProto]]
 ConstantLookup = Callable[[onnx.TensorProto], onnx.TensorProto]
 """Function that returns a constant with data, for a constant whose data was removed."""
 
-_Message = TypeVar("_Message", onnx.ModelProto, onnx.TensorProto)
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
 LARGE = 4096  # size in bytes above which candidates do not contain the data of constants
 _PLAIN = 64  # constants with at most this number of elements are not flattened
 _NOT_RESIZED = _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
 
 
-def _identity(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    return tensor
-
-
-def copy_message(proto: _Message) -> _Message:
-    """Return a copy of a protobuf message."""
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    return copy
-
-
-def prune(proto: onnx.ModelProto, convert: ConstantLookup = _identity) -> onnx.ModelProto:
+def prune(proto: onnx.ModelProto, convert: ConstantLookup) -> onnx.ModelProto:
     """Return a copy of a model without nodes, constants and inputs that no output needs.
 
     Declared types are kept only if shape inference cannot infer them.
@@ -86,14 +75,11 @@ def _is_float(kind: onnx.TypeProto) -> bool:
     return kind.tensor_type.elem_type in qdq.FLOATS
 
 
-def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
+def reduce_outputs(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Yield models with a single tensor as output, then models without one of several outputs.
 
-    Models with a single output come in the order of the nodes.
-
-    Args:
-        proto: The model.
-        floats: Whether outputs must be floats, so that no Q/DQ pair is split.
+    Models with a single output come in the order of the nodes. The output is a float, so that no
+    Q/DQ pair is split.
     """
     types = collect_types(proto)
     graph = proto.graph
@@ -101,32 +87,27 @@ def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx
         name = node.output[0]
         if node.op_type == "Constant" or name not in types:
             continue
-        is_permitted = _is_float(types[name]) or not floats
-        if is_permitted and [o.name for o in graph.output] != [name]:
-            candidate = copy_message(proto)
+        if _is_float(types[name]) and [o.name for o in graph.output] != [name]:
+            candidate = deepcopy(proto)
             del candidate.graph.output[:]
             candidate.graph.output.append(helper.make_value_info(name, types[name]))
             yield candidate
     if len(graph.output) > 1:
         for index in range(len(graph.output)):
-            candidate = copy_message(proto)
+            candidate = deepcopy(proto)
             del candidate.graph.output[index]
             yield candidate
 
 
-def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
+def remove_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Yield models without half of the nodes, a quarter, and finally without single nodes.
 
-    Outputs of the removed nodes become network inputs.
-
-    Args:
-        proto: The model.
-        floats: Whether new network inputs must be floats, so that no Q/DQ pair is split.
+    Outputs of the removed nodes become network inputs. They are floats that no DQ produces, so that
+    no Q/DQ pair is split.
     """
     nodes, constants, types = proto.graph.node, collect_constants(proto), collect_types(proto)
-    if floats:
-        dequantized = {o for node in nodes if node.op_type == qdq.DQ for o in node.output}
-        types = {t: k for t, k in types.items() if _is_float(k) and t not in dequantized}
+    dequantized = {o for node in nodes if node.op_type == qdq.DQ for o in node.output}
+    types = {t: k for t, k in types.items() if _is_float(k) and t not in dequantized}
     for indices in _list_ranges(nodes, constants):
         candidate = _remove_range(proto, indices, constants, types)
         if candidate is not None:
@@ -170,7 +151,7 @@ def _remove_range(
     inputs = [t for t in produced if t in consumed]
     if not types.keys() >= set(inputs):
         return None
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     _delete_nodes(candidate.graph, indices)
     candidate.graph.input.extend(helper.make_value_info(t, types[t]) for t in inputs)
     return candidate
@@ -218,7 +199,7 @@ def _bypass_pairs(proto: onnx.ModelProto, constants: Container[str]) -> Iterator
 
 
 def _bypass(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     graph = candidate.graph
     removed = graph.node[index].output[0]
     del graph.node[index]
@@ -237,7 +218,7 @@ def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     tensors = _find_constant_tensors(proto)
     if not tensors:
         return
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     names = {index: proto.graph.node[index].output[0] for index in tensors}
     for index, tensor in tensors.items():
         initializer = candidate.graph.initializer.add()
@@ -273,7 +254,7 @@ def _divide(size: int, factor: int) -> int:
 
 
 def reduce_channels(
-    proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
+    proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
     """Yield models with fewer channels.
 
@@ -304,7 +285,7 @@ def _replace(size: int, old: int) -> int:
 
 
 def _reduce_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     for value in candidate.graph.input:
         _change_dims(value.type.tensor_type.shape.dim[:1], lambda size: 1)
     return _remove_types(candidate)
@@ -323,7 +304,7 @@ def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 
 def _divide_sides(proto: onnx.ModelProto, factor: int, power: int) -> onnx.ModelProto:
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     for value in candidate.graph.input:
         divide = functools.partial(_divide_side, factor=factor)
         _change_dims(value.type.tensor_type.shape.dim[2:], divide)
@@ -345,7 +326,7 @@ def _change_dims(
 
 
 def flatten_weights(
-    proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
+    proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
     """Yield models with equal values in all weights, then in single weights.
 
@@ -357,7 +338,7 @@ def flatten_weights(
     if len(large) > 1:
         groups.insert(0, large)
     for group in groups:
-        candidate = copy_message(proto)
+        candidate = deepcopy(proto)
         for index in group:
             tensor = candidate.graph.initializer[index]
             array = to_array(find_constant(tensor))
@@ -489,11 +470,4 @@ BYTES_FIRST: tuple[Reduction, ...] = (
     store_constants,
     reduce_channels,
     *(reduction for reduction in ALL if reduction not in (store_constants, reduce_channels)),
-)
-# Reductions for tests with generated networks, in which inputs and outputs may have any type.
-LOOSE: tuple[Reduction, ...] = (
-    functools.partial(reduce_outputs, floats=False),
-    functools.partial(remove_nodes, floats=False),
-    store_constants,
-    bypass_nodes,
 )

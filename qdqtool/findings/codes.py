@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qdqtool.evidence import Evidence
 from qdqtool.reasons.finding import Severity
 from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS, target_before
-from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 ALL_TARGETS = tuple(TARGETS)
@@ -19,7 +19,7 @@ ALL_TARGETS = tuple(TARGETS)
 _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
 
-@record
+@dataclass(frozen=True)
 class CodeScope:
     """Targets to which a code applies.
 
@@ -48,7 +48,7 @@ class CodeScope:
         return scopes
 
 
-@record
+@dataclass(frozen=True)
 class FindingCodeEntry:
     """A finding code and its explanation.
 
@@ -97,7 +97,7 @@ class FindingCodeEntry:
         scope = next((s for s in self.holds if not names.isdisjoint(s.targets)), None)
         if scope is None or listed == base:
             return scope
-        return replace_fields(scope, evidence=scope.evidence.weaker(TARGETS[base].evidence))
+        return replace(scope, evidence=scope.evidence.weaker(TARGETS[base].evidence))
 
     def fix_on(self, has_fast_int8: bool | None) -> str:
         """Return the advice for a GPU.
@@ -174,10 +174,11 @@ def suggest_code(text: str) -> str:
 
 
 _MAX_WORDS = 2  # maximum words of a code that is written without hyphens
+_MAX_SIMILAR = 3
 
 
-def find_similar_codes(text: str, count: int = 3) -> list[str]:
-    """Return codes of similar spelling, the nearest first; empty for more than two words."""
+def find_similar_codes(text: str) -> list[str]:
+    """Return at most 3 codes of similar spelling, the nearest first; none for over two words."""
     if len(text.split()) > _MAX_WORDS:
         return []
     name = text.strip().upper().replace("_", "-")
@@ -185,7 +186,7 @@ def find_similar_codes(text: str, count: int = 3) -> list[str]:
         return []
     import difflib
 
-    close = difflib.get_close_matches(name, CODES, n=count, cutoff=0.6)
+    close = difflib.get_close_matches(name, CODES, n=_MAX_SIMILAR, cutoff=0.6)
     words = set(name.split("-"))
     parts = [code for code in CODES if name in code or words & set(code.split("-"))]
-    return list(dict.fromkeys([*close, *parts]))[:count]
+    return list(dict.fromkeys([*close, *parts]))[:_MAX_SIMILAR]

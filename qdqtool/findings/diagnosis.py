@@ -47,7 +47,6 @@ from qdqtool.reasons.tensors import (
 )
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.neighbors import have_different_scales
-from qdqtool.util.records import replace_fields
 
 _FLOAT_INPUT_REASONS = (
     InMyelin,
@@ -218,7 +217,7 @@ def _diagnose_not_quantized(
     diagnosis = Diagnosis(r.node, Cause(r), r.elements, convolutions)
     if r.activation is None or diagnosis.code != "SILU-NO-Q-AFTER":
         return diagnosis
-    return replace_fields(diagnosis, node=r.activation.node, gains=can_be_int8(r.consumers))
+    return diagnosis._replace(node=r.activation.node, gains=can_be_int8(r.consumers))
 
 
 def _diagnose_before_average(

@@ -46,7 +46,7 @@ from qdqtool.reasons.tensors import (
     operator_between_quantizers,
     quantizer_consumers,
 )
-from qdqtool.util.records import field_values, nearest
+from qdqtool.util.records import field_names, nearest
 
 IdentityKey = tuple[Any, ...]
 
@@ -83,10 +83,8 @@ def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
 
 def _reason_key(reason: Reason) -> IdentityKey:
     """Return the class of a reason, and its values that do not change in a part of the model."""
-    named = zip(reason._fields, field_values(reason), strict=True)  # type: ignore[attr-defined]
-    return type(reason), *(
-        _comparable(v) for name, v in named if name not in reason.identity_excludes
-    )
+    names = [name for name in field_names(reason) if name not in reason.identity_excludes]
+    return type(reason), *(_comparable(getattr(reason, name)) for name in names)
 
 
 def _comparable(value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
@@ -15,11 +16,10 @@ from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.text import Message
 from qdqtool.trt.targets import Target, target_named, version_numbers
 from qdqtool.util.json_text import Json
-from qdqtool.util.records import record
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 
-@record
+@dataclass(frozen=True)
 class BuildMethod:
     """A build method.
 

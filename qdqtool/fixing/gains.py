@@ -5,29 +5,20 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from qdqtool.buildlog.names import base_name
 from qdqtool.fixing.site import FixCriteria
+from qdqtool.insertion.scales import UnionFind
 from qdqtool.ir.graph import Model, Node
 from qdqtool.reasons.finding import Severity
 from qdqtool.trt.result import Prediction
 from qdqtool.util.notes import Note
 
-
-@dataclass(frozen=True, slots=True)
-class GainObjection:
-    """Reason not to keep a change.
-
-    Attributes:
-        reason: The reason, as a note.
-        is_worse: Whether the prediction gets worse; False if it only does not get better.
-    """
-
-    reason: Note
-    is_worse: bool = True
-
-
-NO_GAIN = GainObjection(Note("the prediction would not improve", code="no-better"), is_worse=False)
+NO_GAIN = Note("the prediction would not improve", code="no-better")
+"""The only objection to a change that makes nothing worse."""
+_NO_NODE = -2  # group of changes that edit no node
+_FAR = -1  # group of nodes that no change is near
 
 
 @dataclass(slots=True)
@@ -49,9 +40,7 @@ class PredictionCounts:
     errors: Counter[str] = field(default_factory=Counter)
 
 
-def find_objection(
-    before: Prediction, after: Prediction, criteria: FixCriteria
-) -> GainObjection | None:
+def find_objection(before: Prediction, after: Prediction, criteria: FixCriteria) -> Note | None:
     """Return why a prediction is not better after changes; None if it is better.
 
     Args:
@@ -93,22 +82,22 @@ def find_worsening_changes(
     reasons = {}
     for group in set(groups):
         objection = _compare_counts(counts_before[group], counts_after[group], criteria)
-        if objection is not None and objection.is_worse:
-            reasons[group] = objection.reason
+        if objection not in (None, NO_GAIN):
+            reasons[group] = objection
     return {i: reasons[group] for i, group in enumerate(groups) if group in reasons}
 
 
 def _compare_counts(
     before: PredictionCounts, after: PredictionCounts, criteria: FixCriteria
-) -> GainObjection | None:
+) -> Note | None:
     if after.errors.total() > before.errors.total():
         codes = ", ".join(after.errors - before.errors)
-        return GainObjection(Note(f"the fix would cause errors ({codes})", code="brings-errors"))
+        return Note(f"the fix would cause errors ({codes})", code="brings-errors")
     if after.errors.total() < before.errors.total():
         return None
     regression = _describe_regression(before, after, criteria)
     if regression is not None:
-        return GainObjection(regression)
+        return regression
     is_better = (
         after.int8 > before.int8
         or after.int8_to_int8 > before.int8_to_int8
@@ -158,13 +147,13 @@ def _count_by_group(
 ) -> defaultdict[int, PredictionCounts]:
     counts: defaultdict[int, PredictionCounts] = defaultdict(PredictionCounts)
     for conv in prediction.convolutions:
-        group = counts[nearest.get(conv.name, -1)]
+        group = counts[nearest.get(conv.name, _FAR)]
         group.int8 += conv.is_int8
         group.int8_to_int8 += conv.int8_in_int8_out
     for name in prediction.conversion_nodes:
-        counts[nearest.get(name if name in nearest else base_name(name), -1)].conversions += 1
+        counts[nearest.get(name if name in nearest else base_name(name), _FAR)].conversions += 1
     for finding in prediction.findings:
-        group = counts[nearest.get(finding.node, -1)]
+        group = counts[nearest.get(finding.node, _FAR)]
         group.left += finding.code in criteria.codes
         if finding.severity == Severity.ERROR:
             group.errors[finding.code] += 1
@@ -172,28 +161,18 @@ def _count_by_group(
 
 
 def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
-    """Return for each change its group number; changes that share nodes have the same number."""
-    groups = list(range(len(edited)))
-
-    def find_first(number: int) -> int:
-        while groups[number] != number:
-            groups[number] = groups[groups[number]]
-            number = groups[number]
-        return number
-
-    owner: dict[int, int] = {}
-    for number, nodes in enumerate(edited):
-        for index in nodes:
-            other = find_first(owner.setdefault(index, number))
-            own = find_first(number)
-            groups[max(own, other)] = min(own, other)
-    return [find_first(number) for number in range(len(edited))]
+    """Return for each change the number of its group; changes that share nodes are one group."""
+    groups: UnionFind[int] = UnionFind()
+    for nodes in edited:
+        for index, other in pairwise(nodes):
+            groups.union(index, other)
+    return [groups.find(min(nodes, default=_NO_NODE)) for nodes in edited]
 
 
 def _find_nearest_groups(
     model: Model, candidate: Model, edited: Sequence[Collection[int]], groups: Sequence[int]
 ) -> dict[str, int]:
-    """Return by node name, for both models, the nearest group of changes; -1 without any."""
+    """Return the group of the nearest change by node name, for the nodes of both models."""
     by_index: dict[int, int] = {}
     for nodes, group in zip(edited, groups, strict=True):
         by_index.update(dict.fromkeys(nodes, group))
@@ -207,7 +186,7 @@ def _find_nearest_groups(
     for node in candidate.ordered:
         if node.name not in by_name:
             names = (other.name for other in _neighbors(candidate, node))
-            by_name[node.name] = next((by_name[n] for n in names if n in by_name), -1)
+            by_name[node.name] = next((by_name[n] for n in names if n in by_name), _FAR)
     return by_name
 
 

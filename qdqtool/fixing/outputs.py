@@ -7,7 +7,9 @@ number of each joined tensor. The result shows from which tensor each element of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +22,15 @@ from calibration.session import partial_model
 from qdqtool.errors import DataError
 from qdqtool.fixing.runner import Arrays, RunError
 from qdqtool.insertion.options import ImageOptions
+from qdqtool.insertion.preprocessing import resolve_images
 from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.util.notes import Note
 
+ATOL = 1e-6  # difference by rounding in float32, relative to the largest output
+HALF_ROUNDING = 0.01  # difference by rounding in FP16 (step 0.05 %) after some dozen layers
+PART_SLACK = 0.02  # additional error permitted for a part of an output: small parts vary more
 MAX_PARTS = 16  # an output with more parts is compared as a whole
 SAMPLES = 8  # number of images on which outputs are compared
 
@@ -38,7 +44,7 @@ class OutputNoise:
     Attributes:
         each: By output, the root mean square of the difference divided by that of the float output.
         finite: Whether all values are finite.
-        parts: The same error of each part of an output, by output and joined tensor.
+        parts: This error for each part of an output, by output and joined tensor.
         lost: Parts that are constant although they vary in the float network.
     """
 
@@ -87,7 +93,7 @@ class OutputError:
         channels: First and last channel. None for a whole output, or if the part is not a range.
         before: Root mean square of the difference divided by that of the float output, before
             fixing.
-        after: The same error after fixing.
+        after: This error after fixing.
         lost: Whether all values are equal in the fixed model, but not in the float network.
     """
 
@@ -240,10 +246,7 @@ def _find_channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None,
 
 
 def read_samples(
-    model: Model,
-    data: object,
-    images: ImageOptions,
-    count: int = SAMPLES,
+    model: Model, data: object, images: ImageOptions
 ) -> tuple[list[Arrays], list[Note]]:
     """Return evenly spread samples of data as inputs of a model, and notes on preprocessing.
 
@@ -253,14 +256,14 @@ def read_samples(
         DataError: The data has no usable sample.
     """
     from calibration import open_data
-    from calibration.presets import choose_preprocess, describe_use
-    from calibration.session import choose_size, input_specs
+    from calibration.presets import describe_use
+    from calibration.session import input_specs
 
     if data is None:
         return [], []
-    choice = choose_preprocess(model.metadata, images.preprocess)
-    size = choose_size(model, images.size)
-    dataset = open_data(data, input_specs(model), choice.preprocess, count, size)
+    images, origin = resolve_images(model, images)
+    assert images.preprocess is not None
+    dataset = open_data(data, input_specs(model), images.preprocess, SAMPLES, images.size)
     samples = list(dataset)
     if not samples:
         raise DataError(
@@ -271,51 +274,75 @@ def read_samples(
     used = dataset.source.preprocessing
     if used is None:
         return samples, []
-    used["origin"] = choice.origin
+    used["origin"] = origin
     return samples, [describe_use(used), *warn_preprocess(model, used)]
 
 
-def sum_squares(
-    outputs: Arrays, reference: Arrays, parts: Iterable[OutputPart]
-) -> Iterator[tuple[tuple[str, str], float, float]]:
-    """Yield for each part its key and the sums of squares of the difference and the reference.
+def measure_noise(
+    samples: Sequence[tuple[Arrays, Arrays]], parts: Sequence[OutputPart] = ()
+) -> OutputNoise:
+    """Return the errors of outputs against the float network's outputs, over all samples.
 
-    Parts whose output is missing or has another shape are left out.
+    An output that is missing or has another shape makes the error infinite.
+
+    Args:
+        samples: For each sample, the outputs and the float network's outputs. Outputs that are not
+            floats are ignored.
+        parts: Parts of outputs that are measured separately, in addition.
     """
-    for part in parts:
-        pair = _select_part(outputs, reference, part)
-        if pair is not None:
-            a, b = (values.astype(np.float64) for values in pair)
-            yield part.key, float(np.sum((a - b) ** 2)), float(np.sum(b**2))
-
-
-def _select_part(
-    outputs: Arrays, reference: Arrays, part: OutputPart
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-    a, b = outputs.get(part.output), reference.get(part.output)
-    if a is None or b is None or a.shape != b.shape or part.mask.shape != b.shape:
-        return None
-    return a[part.mask], b[part.mask]
-
-
-def is_part_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> bool:
-    """Return whether a part is constant over all samples, but varies in the float network."""
-    ends = np.array([np.inf, -np.inf, np.inf, -np.inf])
+    sums: defaultdict[str, ErrorSums] = defaultdict(ErrorSums)
+    part_sums: defaultdict[tuple[str, str], ErrorSums] = defaultdict(ErrorSums)
+    finite = True
     for outputs, reference in samples:
-        pair = _select_part(outputs, reference, part)
-        if pair is None:
-            return False
-        ends[::2] = np.minimum(ends[::2], [values.min() for values in pair])
-        ends[1::2] = np.maximum(ends[1::2], [values.max() for values in pair])
-    return bool(ends[0] == ends[1] and ends[2] < ends[3])
+        for name, expected in reference.items():
+            actual = outputs.get(name)
+            if actual is None or actual.shape != expected.shape:
+                return OutputNoise({name: float("inf")}, False)
+            if np.issubdtype(expected.dtype, np.floating) and expected.size:
+                finite = finite and bool(np.all(np.isfinite(actual)))
+                sums[name].add(actual, expected)
+        for part in parts:
+            if part.output in reference and reference[part.output].shape == part.mask.shape:
+                actual, expected = outputs[part.output], reference[part.output]
+                part_sums[part.key].add(actual[part.mask], expected[part.mask])
+    return OutputNoise(
+        {name: total.relative_error for name, total in sums.items()},
+        finite,
+        {key: total.relative_error for key, total in part_sums.items()},
+        frozenset(key for key, total in part_sums.items() if total.is_lost),
+    )
 
 
-def relative_error(difference: float, level: float) -> float:
-    """Return the root of `difference` divided by `level`; both are sums of squares.
+class ErrorSums:
+    """Sums over the values of an output or of a part of it, in all samples."""
 
-    If `level` is 0, return the root of `difference`.
-    """
-    return float(np.sqrt(difference / level)) if level > 0 else float(np.sqrt(difference))
+    def __init__(self) -> None:
+        self._difference = self._level = 0.0  # sums of squares
+        self._count = 0
+        self._actual_values: set[float] = set()  # smallest and largest value of each sample
+        self._expected_values: set[float] = set()
+
+    def add(self, actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
+        """Add the values of one sample."""
+        actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+        self._difference += float(np.sum((actual - expected) ** 2))
+        self._level += float(np.sum(expected**2))
+        self._count += expected.size
+        self._actual_values |= {float(actual.min()), float(actual.max())}
+        self._expected_values |= {float(expected.min()), float(expected.max())}
+
+    @property
+    def relative_error(self) -> float:
+        """Root mean square of the difference, divided by that of the expected values.
+
+        If all expected values are 0, the root mean square of the difference.
+        """
+        return math.sqrt(self._difference / (self._level or self._count))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether all actual values are equal, but not all expected values."""
+        return len(self._actual_values) == 1 < len(self._expected_values)
 
 
 def list_output_errors(
@@ -341,3 +368,48 @@ def list_output_errors(
         if name not in with_parts and name in after.each
     )
     return errors
+
+
+def is_within(
+    before: OutputNoise,
+    after: OutputNoise,
+    factor: float,
+    rounding: float = ATOL,
+    *,
+    parts: bool = False,
+) -> bool:
+    """Return whether the error of every output grew by at most a factor plus rounding.
+
+    Args:
+        before: Errors of the model without the change.
+        after: Errors of the changed model.
+        factor: Permitted growth factor.
+        rounding: Permitted growth in addition.
+        parts: Whether to check the parts of outputs too.
+    """
+    if not after.finite:
+        return False
+    if not before.finite:
+        return True
+    if parts and find_worst_part(before, after, factor) is not None:
+        return False
+    return all(
+        noise <= before.each.get(name, 0.0) * factor + rounding
+        for name, noise in after.each.items()
+    )
+
+
+def find_worst_part(
+    before: OutputNoise, after: OutputNoise, factor: float
+) -> tuple[str, str] | None:
+    """Return output and tensor of the part whose error grew most beyond the permitted factor.
+
+    Parts that became constant count as well. None if no part exceeds its limit.
+    """
+    growth = {
+        key: noise / (before.parts.get(key, 0.0) + 1e-9)
+        for key, noise in after.parts.items()
+        if noise > before.parts.get(key, 0.0) * factor + PART_SLACK
+        or key in after.lost - before.lost
+    }
+    return max(growth, key=lambda key: growth[key]) if growth else None

@@ -98,9 +98,6 @@ class FixSession:
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
         self._refused_steps: list[tuple[FixStep, set[str]]] = []
-        # Step, places and prediction of the largest attempt at the first refused step. None after
-        # the model has changed. Used to avoid another prediction in try_together().
-        self._first_attempt: tuple[FixStep, list[Place], Prediction] | None = None
         # Place of the attempt by the place of each finding that the attempt may remove.
         self._attempt_places: dict[Place, Place] = {}
 
@@ -187,18 +184,15 @@ class FixSession:
         except ModelError as error:
             return Note(str(error), code=error.code), {}
         prediction = predict(candidate, self.target)
-        first = self._first_attempt
-        if not self._refused_steps and (first is None or len(sites) >= len(first[1])):
-            self._first_attempt = step, [s.place for s in sites], prediction
         objection = gains.find_objection(self.prediction, prediction, step)
         if objection is None:
             return self._keep(candidate, prediction, [_make_attempt(s) for s in sites], step), {}
         culprits = gains.find_worsening_changes(
             self.model, candidate, edited, self.prediction, prediction, step
         )
-        if not culprits and not objection.is_worse:
-            culprits = dict.fromkeys(range(len(sites)), objection.reason)
-        return objection.reason, culprits
+        if not culprits and objection is gains.NO_GAIN:
+            culprits = dict.fromkeys(range(len(sites)), objection)
+        return objection, culprits
 
     def try_together(self) -> None:
         """Try all refused steps together, because some changes help only in combination.
@@ -217,15 +211,10 @@ class FixSession:
             if not sites:
                 continue
             try:
-                candidate, _ = apply_sites(model, sites)
+                model, _ = apply_sites(model, sites)
             except ModelError:  # reported when the step was tried alone
                 continue
-            first = None if steps else self._first_attempt
-            if first is not None and first[:2] == (step, [s.place for s in sites]):
-                prediction = first[2]
-            else:
-                prediction = predict(candidate, self.target)
-            model = candidate
+            prediction = predict(model, self.target)
             attempts += [_make_attempt(s) for s in sites]
             steps.append(step)
         if not attempts:
@@ -263,9 +252,7 @@ class FixSession:
         criteria: FixCriteria,
     ) -> Note | None:
         objection = gains.find_objection(self.prediction, prediction, criteria)
-        if objection is not None:
-            return objection.reason
-        return self._keep(candidate, prediction, attempts, criteria)
+        return objection or self._keep(candidate, prediction, attempts, criteria)
 
     def _keep(
         self,
@@ -278,7 +265,7 @@ class FixSession:
         fewer_errors = _count_errors(prediction) < _count_errors(self.prediction)
         reason = self.judge.accept(self.model, candidate, criteria, fewer_errors)
         if reason is None:
-            self.model, self.prediction, self._first_attempt = candidate, prediction, None
+            self.model, self.prediction = candidate, prediction
             self.applied += attempts
         return reason
 
@@ -331,7 +318,10 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
 
 
 def _describe_limit(tries: int, reason: Note | None) -> Note:
-    text = f"the fixes that prevent an improvement were not found within {tries} tries"
+    text = (
+        f"{tries} tries did not show which of these fixes prevent an improvement; give single "
+        "codes with `only`"
+    )
     if reason is None:
         return Note(text, code="not-separated")
     return Note(f"{text}: {reason}", code="not-separated-as")

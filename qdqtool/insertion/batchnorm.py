@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.insertion.structure import is_convolution
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import LayerKind, operator_of, output_axis
+from qdqtool.ir.operators import CONVOLVE, LayerKind, operator_of, output_axis
 
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
@@ -85,7 +84,7 @@ def _is_inference_norm(node: Node) -> bool:
 def _can_fold(model: Model, conv: Node, norm: Node) -> bool:
     return (
         _is_inference_norm(norm)
-        and is_convolution(conv)
+        and operator_of(conv).kind in CONVOLVE
         and len(model.consumers(conv.output)) == 1
         and not model.is_output(conv.output)
     )
@@ -102,7 +101,7 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
 
     None if a parameter is not constant, or if shapes or types do not fit.
     """
-    weights, parameters = _read_weights(model, conv), _read_parameters(model, norm)
+    weights, parameters = _read_weights(model, conv), read_parameters(model, norm)
     if weights is None or parameters is None:
         return None
     weight, bias = weights
@@ -125,7 +124,6 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
 
 
 def _count_output_channels(conv: Node, weight: _Array) -> int | None:
-    """Return the number of output channels; None if the weights do not fit a convolution."""
     if weight.ndim < 3 or weight.dtype.kind in _TEXT_KINDS:
         return None
     first, second = int(weight.shape[0]), int(weight.shape[1])
@@ -142,7 +140,7 @@ def _fold_into_consumers(
 
     None if the BatchNormalization cannot be folded exactly into all of the convolutions.
     """
-    parameters = _read_parameters(model, norm)
+    parameters = read_parameters(model, norm)
     if parameters is None:
         return None
     factor, beta, mean = parameters
@@ -152,14 +150,14 @@ def _fold_into_consumers(
         return None
     folded = []
     for conv in convs:
-        weights = _fold_input_map(model, conv, factor, shift)
+        weights = _fold_into_consumer(model, conv, factor, shift)
         if weights is None:
             return None
         folded.append(weights)
     return folded
 
 
-def _fold_input_map(
+def _fold_into_consumer(
     model: Model, conv: Node, factor: _Floats, shift: _Floats
 ) -> tuple[_Array, _Array] | None:
     """Fold ``x * factor + shift`` before a convolution into its weights and bias.
@@ -198,7 +196,7 @@ def _has_padding(conv: Node) -> bool:
     )
 
 
-def _read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
+def read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
     """Return factor, beta and mean of each channel of ``(x - mean) * factor + beta``.
 
     None if a parameter is not constant or shapes do not fit. Values may be NaN or infinite.

@@ -5,10 +5,8 @@ An Einsum is converted only if the sizes of its operands prove that a MatMul giv
 
 from __future__ import annotations
 
-import functools
 import math
 import string
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,13 +17,7 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.sizes import Contraction, contraction
 from qdqtool.patterns.view import View
-from qdqtool.proto.shapes import infer_types
-from qdqtool.proto.slim import strip_large_weights
-from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.reasons.placement import EinsumObstacle
-
-_AxisSizes = Mapping[tuple[str, int], str | int]
-"""Size or symbolic size by tensor and axis."""
 
 
 class MatMulOperand(NamedTuple):
@@ -56,123 +48,36 @@ class MatMulForm(NamedTuple):
     shape: list[int]
 
 
-class EinsumConverter:
-    """Search for MatMuls that can replace the Einsums of one model.
+def find_matmul(view: View, node: Node, product: Contraction) -> MatMulForm | EinsumObstacle:
+    """Return the MatMul with the fewest Transposes and Reshapes, or why none is equivalent.
 
     The results are equal unless a tensor is empty.
     """
+    sizes: dict[str, int | None] = {}
+    summed_sizes: list[list[int | None]] = []
+    for tensor, axes in zip(node.inputs, product.operands, strict=True):
+        shape = view.model.shape(tensor) or (None,) * len(axes)
+        if not product.exact or len(shape) != len(axes):
+            return EinsumObstacle.RANK
+        sizes.update(zip(axes, shape, strict=True))
+        summed_sizes.append([shape[axes.index(letter)] for letter in product.summed])
+    if not all(product.free):
+        return EinsumObstacle.VECTOR
+    if None in summed_sizes[0] or summed_sizes[0] != summed_sizes[1]:
+        return EinsumObstacle.SUMMED
+    is_constant = [t in view.constants for t in node.inputs]
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._view = View(model)
+    def count_moves(form: MatMulForm) -> tuple[int, int]:
+        transposes = int(form.axes != product.result)
+        reshapes = int(bool(form.shape))
+        for operand in form.operands:
+            if not is_constant[operand.position]:
+                transposes += operand.axes != product.operands[operand.position]
+                reshapes += bool(operand.shape)
+        return transposes, reshapes
 
-    def find_matmul(self, node: Node, product: Contraction) -> MatMulForm | EinsumObstacle:
-        """Return the MatMul with the fewest Transposes and Reshapes, or why none is equivalent."""
-        sizes: dict[str, int | None] = {}
-        for tensor, axes in zip(node.inputs, product.operands, strict=True):
-            shape = self._model.shape(tensor) or (None,) * len(axes)
-            if not product.exact or len(shape) != len(axes):
-                return EinsumObstacle.RANK
-            sizes.update(zip(axes, shape, strict=True))
-        if not all(product.free):
-            return EinsumObstacle.VECTOR
-        for letter in product.summed:
-            left, right = (axes.index(letter) for axes in product.operands)
-            if not self._is_same_size(node, left, right):
-                return EinsumObstacle.SUMMED
-        is_constant = [t in self._view.constants for t in node.inputs]
-
-        def count_moves(form: MatMulForm) -> tuple[int, int]:
-            transposes = int(form.axes != product.result)
-            reshapes = int(bool(form.shape))
-            for operand in form.operands:
-                if not is_constant[operand.position]:
-                    transposes += operand.axes != product.operands[operand.position]
-                    reshapes += bool(operand.shape)
-            return transposes, reshapes
-
-        forms = _list_forms(product, is_constant, sizes)
-        return min(forms, key=count_moves, default=EinsumObstacle.SIZES)
-
-    def _is_same_size(self, node: Node, left: int, right: int) -> bool:
-        """Return whether axis `left` of input 0 always has the size of axis `right` of input 1."""
-        axes = tuple(zip(node.inputs, (left, right), strict=True))
-        sizes = []
-        for tensor, axis in axes:
-            shape = self._model.shape(tensor)
-            sizes.append(shape[axis] if shape else None)
-        if None not in sizes:
-            return sizes[0] == sizes[1]
-        for symbols in self._axis_sizes:
-            names = {n or symbols.get(a) or a for n, a in zip(sizes, axes, strict=True)}
-            if len(names) == 1:
-                return True
-        return False
-
-    @functools.cached_property
-    def _axis_sizes(self) -> tuple[_AxisSizes, _AxisSizes]:
-        """Axis sizes that the file states, and axis sizes that shape inference finds."""
-        slim = strip_large_weights(self._model.proto)
-        inputs = {v.name: v.type for v in slim.graph.input}
-        stated = inputs | {v.name: v.type for v in slim.graph.value_info}
-        del slim.graph.value_info[:]
-        inferred = inputs | (infer_types(slim) or {})
-        slim.graph.value_info.extend(_infer_reshape_sizes(slim, inferred))
-        inferred = inputs | (infer_types(slim) or {})
-        return _index_sizes(stated), _index_sizes(inferred)
-
-
-def _index_sizes(types: Mapping[str, onnx.TypeProto]) -> _AxisSizes:
-    return {
-        (tensor, axis): size
-        for tensor, tensor_type in types.items()
-        for axis, size in enumerate(_read_sizes(tensor_type))
-        if size
-    }
-
-
-def _read_sizes(tensor_type: onnx.TypeProto) -> list[str | int]:
-    return [d.dim_value or d.dim_param for d in tensor_type.tensor_type.shape.dim]
-
-
-def _infer_reshape_sizes(
-    proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]
-) -> list[onnx.ValueInfoProto]:
-    """Return the outputs of Reshapes whose only unknown size follows from the element count."""
-    results = []
-    for node in proto.graph.node:
-        if node.op_type != "Reshape" or node.domain not in DOMAINS:
-            continue
-        known_types = [types[t] for t in (*node.input[:1], *node.output[:1]) if t in types]
-        if len(known_types) < 2 or not all(t.tensor_type.HasField("shape") for t in known_types):
-            continue
-        input_type, output_type = known_types
-        before, after = _read_sizes(input_type), _read_sizes(output_type)
-        dimension = _solve_new_size(before, after)
-        if dimension is not None:
-            axis, size = dimension
-            result = onnx.ValueInfoProto(name=node.output[0], type=output_type)
-            result.type.tensor_type.shape.dim[axis].dim_value = size
-            results.append(result)
-    return results
-
-
-def _split_sizes(sizes: Sequence[str | int]) -> tuple[Counter[str], int]:
-    """Return how often each symbolic size occurs in a shape, and the product of its numbers."""
-    symbols = Counter(size for size in sizes if isinstance(size, str))
-    return symbols, math.prod(size for size in sizes if isinstance(size, int))
-
-
-def _solve_new_size(
-    before: Sequence[str | int], after: Sequence[str | int]
-) -> tuple[int, int] | None:
-    """Return output axis and size of the only new symbolic dimension of a Reshape, or None."""
-    symbols_before, elements = _split_sizes(before)
-    symbols_after, rest = _split_sizes(after)
-    new = symbols_after - symbols_before
-    if new.total() != 1 or symbols_after - new != symbols_before or "" in before:
-        return None
-    return None if elements % rest else (after.index(next(iter(new))), elements // rest)
+    forms = _list_forms(product, is_constant, sizes)
+    return min(forms, key=count_moves, default=EinsumObstacle.SIZES)
 
 
 def _list_forms(
@@ -219,13 +124,8 @@ def _build_form(
 
 
 def _merge_sizes(axes: str, sizes: Mapping[str, int | None]) -> int | None:
-    product = 1
-    for axis in axes:
-        size = sizes[axis]
-        if size is None:
-            return None
-        product *= size
-    return product
+    known = [size for axis in axes if (size := sizes[axis]) is not None]
+    return math.prod(known) if len(known) == len(axes) else None
 
 
 def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | None:
@@ -245,17 +145,13 @@ def replace_einsums(model: Model) -> int:
     with two dimensions unless the Einsum has batch axes. Einsums that have only constant inputs
     are not replaced.
     """
-    editor, converter, varying, count = (
-        Editor(model),
-        EinsumConverter(model),
-        View(model).varying,
-        0,
-    )
+    editor, view = Editor(model), View(model)
+    count = 0
     for node in model.nodes:
         product = contraction(model, node)
-        if product is None or node.output not in varying:
+        if product is None or node.output not in view.varying:
             continue
-        form = converter.find_matmul(node, product)
+        form = find_matmul(view, node, product)
         if isinstance(form, MatMulForm):
             _replace_einsum(editor, node, product, form)
             count += 1

@@ -176,7 +176,6 @@ def measure_losses(
     activations: Sequence[QuantizedTensor],
     images: ImageOptions = DEFAULT_IMAGES,
     samples: int | None = SAMPLES,
-    reported: int = REPORTED,
 ) -> ActivationLosses | None:
     """Measure the output error with all activations quantized, and with each candidate float.
 
@@ -189,11 +188,10 @@ def measure_losses(
         samples: Number of samples, spread evenly over the data, for the error and each candidate.
             None: :data:`SAMPLES` for the error; if it is not small, :data:`TRIAL_SAMPLES` of them
             for each candidate and the rest to confirm the best.
-        reported: Number of the worst activations to return.
 
     Returns:
-        The error, and the candidates whose gain is positive. None if the data is an iterator or
-        empty, or if the outputs have no error.
+        The error, and the :data:`REPORTED` candidates with the largest positive gains. None if the
+        data is an iterator or empty, or if the outputs have no error.
 
     Raises:
         ModelError: onnxruntime cannot run the model, or its outputs are not finite.
@@ -212,12 +210,7 @@ def measure_losses(
         return None
     measurement = _ErrorMeasurement(model, activations, dataset, first, count)
     names = [entry.tensor for entry in candidates]
-    if samples is None:
-        network = measurement.open_network([])
-        errors = measurement.measure(network, [None])
-    else:
-        network = measurement.open_network(candidates)
-        errors = measurement.measure(network, [None, *names])
+    errors = measurement.measure([None] if samples is None else [None, *names])
     total = errors[None]
     trial = list(total)
     error = float(np.mean(list(total.values())))
@@ -227,15 +220,13 @@ def measure_losses(
         if error < SMALL_ERROR:
             return ActivationLosses(error, [], len(total), 0)
         trial = trial if len(trial) <= TRIAL_SAMPLES else [trial[0], trial[-1]]
-        network = measurement.open_network(candidates)
-        errors |= measurement.measure(network, names, trial)
-    losses = _rank_losses(measurement, network, errors, candidates, trial)[:reported]
+        errors |= measurement.measure(names, trial)
+    losses = _rank_losses(measurement, errors, candidates, trial)[:REPORTED]
     return ActivationLosses(error, losses, len(total), len(candidates), len(trial))
 
 
 def _rank_losses(
     measurement: _ErrorMeasurement,
-    network: SwitchableNetwork,
     errors: Mapping[str | None, Mapping[int, float]],
     candidates: Sequence[QuantizedTensor],
     trial: Sequence[int],
@@ -246,7 +237,6 @@ def _rank_losses(
 
     Args:
         measurement: Runs of the samples.
-        network: Network in which each candidate can be left float.
         errors: Errors by activation that is float, then by sample number. The key None has the
             errors with all activations quantized.
         candidates: Activations that were left float one at a time in the trial.
@@ -263,7 +253,7 @@ def _rank_losses(
     best: list[str] = []
     if len(confirming) >= _MIN_CONFIRMING:
         best = [e.tensor for e in ordered if gains[e.tensor] >= MIN_GAIN][:_MAX_CONFIRMED]
-    confirmed = measurement.measure(network, best, others) if others and best else errors
+    confirmed = measurement.measure(best, others) if others and best else errors
     losses = []
     for entry in ordered:
         name = entry.tensor
@@ -282,7 +272,6 @@ def _confirm_gain(
     without: Mapping[int, float],
     numbers: Sequence[int],
 ) -> TensorLoss:
-    """Return a copy of a loss with the fields about confirmation set."""
     before = np.array([total[number] for number in numbers])
     gains = before - np.array([without[number] for number in numbers])
     gain = float(gains.sum() / before.sum())
@@ -307,11 +296,11 @@ class _ErrorMeasurement:
         samples: int,
     ) -> None:
         from calibration import Focus
-        from calibration.session import worker_count
+        from calibration.session import return_freed_memory, worker_count
 
         self.references: dict[int, ReferenceOutputs] = {}
         self._model = model
-        self._activations = activations
+        self._activations = [entry.tensor for entry in activations]
         self._dataset = dataset
         scores = find_class_outputs(model)  # comparison_tensors() contains these
         self._focus = Focus(scores) if scores else None
@@ -321,31 +310,16 @@ class _ErrorMeasurement:
             model if is_fixed else with_input_shapes(model.proto, shapes)
         )
         self._workers = max(1, min(samples, worker_count(run_bytes, core_count())))
-
-    def open_network(self, alone: Sequence[QuantizedTensor]) -> SwitchableNetwork:
-        """Open sessions in which each activation of `alone` can be the only float one."""
-        from calibration.session import return_freed_memory
-
-        network = SwitchableNetwork(
-            self._model,
-            self._activations,
-            alone,
-            comparison_tensors(self._model),
-            max(1, core_count() // self._workers),
-        )
+        threads = max(1, core_count() // self._workers)
+        self._network = SwitchableNetwork(model, activations, comparison_tensors(model), threads)
         return_freed_memory()
-        return network
 
     def measure(
-        self,
-        network: SwitchableNetwork,
-        left_out: Sequence[str | None],
-        numbers: Collection[int] | None = None,
+        self, left_out: Sequence[str | None], numbers: Collection[int] | None = None
     ) -> dict[str | None, dict[int, float]]:
         """Return output errors by activation that is left float, then by sample number.
 
         Args:
-            network: Network in which each activation can be left float.
             left_out: Names of activations to leave float one at a time; None leaves no activation
                 float.
             numbers: Numbers of the samples; None for all.
@@ -356,13 +330,16 @@ class _ErrorMeasurement:
         def work(put: Callable[[tuple[int, dict[str | None, float]]], None]) -> None:
             for number, load in tasks:
                 loaded = load()
-                if loaded is not None:
-                    sample, errors = loaded[0], {}
-                    reference = self._find_reference(network, number, sample)
-                    runs = network.run_each(sample, left_out)
-                    while not tasks.stopped and (run := next(runs, None)):
-                        errors[run[0]] = reference.error(run[1])
-                    put((number, errors))
+                if loaded is None:
+                    continue
+                sample, errors = loaded[0], {}
+                reference = self._find_reference(number, sample)
+                for tensor in left_out:
+                    if tasks.stopped:  # another thread has failed
+                        return
+                    floats = () if tensor is None else (tensor,)
+                    errors[tensor] = reference.error(self._network.run(sample, floats))
+                put((number, errors))
 
         results = sorted(run_threads(tasks, [work] * self._workers), key=lambda result: result[0])
         return {
@@ -371,13 +348,18 @@ class _ErrorMeasurement:
 
     def find_consumers(self, entry: QuantizedTensor) -> tuple[str, ...]:
         """Return the names of the nodes that consume the dequantized activation."""
-        return _find_consumers(self._model, entry)
+        names: dict[str, None] = {}
+        for quantizer in self._model.consumers(entry.tensor):
+            if quantizer.name != entry.node:
+                continue
+            for dequantizer in self._model.consumers(quantizer.output):
+                consumers = self._model.consumers(dequantizer.output)
+                names.update(dict.fromkeys(n.name for n in consumers))
+        return tuple(names)
 
-    def _find_reference(
-        self, network: SwitchableNetwork, number: int, sample: Feeds
-    ) -> ReferenceOutputs:
+    def _find_reference(self, number: int, sample: Feeds) -> ReferenceOutputs:
         if number not in self.references:
-            outputs = network.run(sample, [entry.tensor for entry in self._activations])
+            outputs = self._network.run(sample, self._activations)
             if not all(np.isfinite(array).all() for array in outputs.values()):
                 raise ModelError(
                     "the network's outputs are NaN or infinite on the calibration data; check the "
@@ -476,16 +458,6 @@ def predict_changes(
     return replace(losses, tensors=tensors)
 
 
-def _find_consumers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
-    names: dict[str, None] = {}
-    for quantizer in model.consumers(entry.tensor):
-        if quantizer.name != entry.node:
-            continue
-        for dequantizer in model.consumers(quantizer.output):
-            names.update(dict.fromkeys(n.name for n in model.consumers(dequantizer.output)))
-    return tuple(names)
-
-
 @dataclass(frozen=True)
 class Fp16Agreement:
     """Difference between the outputs of a finished model and those of the float model.
@@ -508,27 +480,22 @@ class Fp16Agreement:
 
 
 def compare_outputs(
-    float_model: Model,
-    models: Sequence[Model],
-    data: object,
-    *,
-    samples: int,
-    images: ImageOptions = DEFAULT_IMAGES,
-) -> list[Fp16Agreement]:
-    """Compare the outputs of Q/DQ models with those of their float model.
+    float_model: Model, model: Model, data: object, *, samples: int, images: ImageOptions
+) -> Fp16Agreement | None:
+    """Compare the outputs of a Q/DQ model with those of its float model.
 
     The compared tensors are the outputs of the last convolutions before any decoding if the float
     model has tensors of these names, else the network's outputs. They are compared at the positions
     of objects if these are known.
 
     Returns:
-        The agreement of each model. Empty if no sample can be read, or if the data is an iterator.
+        The agreement; None if no sample can be read, or if the data is an iterator.
 
     Raises:
         ModelError: onnxruntime cannot run one of the models.
     """
-    errors = sample_errors(float_model, models, data, samples=samples, images=images)
-    return [Fp16Agreement(float(each.mean()), len(each)) for each in errors.T if len(each)]
+    errors = sample_errors(float_model, [model], data, samples=samples, images=images)
+    return Fp16Agreement(float(errors.mean()), len(errors)) if len(errors) else None
 
 
 def sample_errors(

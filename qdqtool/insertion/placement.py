@@ -13,11 +13,16 @@ with 8.0 to 8.5):
 * Both inputs of the two matrix products of an attention are quantized if the user chooses so.
 * The input of an average pooling is quantized if a later node quantizes the result, and if the
   input has no float consumers.
-* FP8 leaves more nodes float than INT8: :mod:`qdqtool.insertion.fp8_rules`.
+* FP8 leaves more nodes float than INT8: ConvTranspose, convolutions with groups, few channels or
+  large kernels, single rows, average poolings, and attentions that TensorRT does not fuse. Sources:
+  NVIDIA's release notes of TensorRT 10.6 and 10.16 (attention; kernels of more than 32 elements),
+  NVIDIA/TensorRT issue 4524 (groups), ModelOpt (few channels, single rows), and builds of
+  TensorRT-RTX 1.7.1 for 8.9 and 12.0 (kernels, ConvTranspose, attention).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,8 +31,7 @@ import onnx
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.lint.operators import find_depthwise_faults, find_large_kernel
-from qdqtool.insertion.einsum import EinsumConverter
-from qdqtool.insertion.fp8_rules import find_attention_obstacle, find_fp8_obstacle
+from qdqtool.insertion.einsum import find_matmul
 from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.structure import (
@@ -65,18 +69,13 @@ from qdqtool.reasons.placement import (
     EinsumObstacle,
     EinsumProduct,
     ExcludedNode,
-    FloatForAccuracy,
-    FloatInput,
-    FloatResidual,
-    FloatResult,
-    InputFault,
-    NoQuantizedProducer,
+    FloatNode,
     PresetExclusion,
     PresetPart,
+    SkipCause,
     SkippedNode,
     SmallConvolution,
     SubgraphLayers,
-    UnsuitableInput,
     WeightsRank,
     WeightsType,
     nothing_to_quantize,
@@ -88,6 +87,8 @@ from qdqtool.util.notes import Note
 
 _MIN_DETECTOR_OUTPUTS = 2  # detectors without a DFL have at least this many
 _MIN_CHANNELS = 16  # with fewer channels, only some convolution shapes have a fast INT8 kernel
+_MIN_FP8_CHANNELS = 17  # smallest number of input and of output channels of a convolution in FP8
+_MIN_FP8_PRODUCT = 16  # smallest number of columns and smallest depth of a matrix product in FP8
 _InputChoice = tuple[list[int], Reason | None]
 """Input positions to quantize; or none, with a reason if it is worth reporting."""
 
@@ -266,21 +267,18 @@ def can_be_quantized(model: Model, node: Node) -> bool:
 
 
 def _check_excluded_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
-    if op.lower() not in {n.op.lower() for n in model.nodes}:
-        raise QdqtoolError(
-            f"`exclude_op` {op}: the model has no such operator",
-            code="no-match",
-            parameter="exclude_op",
-        )
     operators = {n.op for n in candidates}
-    if op.lower() not in {candidate.lower() for candidate in operators}:
-        allowed = ", ".join(sorted(operators)) or "none"
-        raise QdqtoolError(
-            f"`exclude_op` {op}: never quantized anyway; operators that can be quantized: "
-            f"{allowed}",
-            code="never-quantized",
-            parameter="exclude_op",
-        )
+    if op.lower() in {candidate.lower() for candidate in operators}:
+        return
+    reason, code = "the model has no such operator", "no-match"
+    if op.lower() in {n.op.lower() for n in model.nodes}:
+        reason, code = "this operator always remains float", "never-quantized"
+    raise QdqtoolError(
+        f"`exclude_op` {op}: {reason}. Leave the option out, or name an operator that can be "
+        f"quantized: {', '.join(sorted(operators)) or 'none'}",
+        code=code,
+        parameter="exclude_op",
+    )
 
 
 def _match_patterns(
@@ -321,7 +319,7 @@ class _Placer:
         for op in rules.exclude_ops:
             _check_excluded_operator(op, model, candidates)
         self._excluded_ops = {op.lower() for op in rules.exclude_ops}
-        self._varying = View(model).varying
+        self._view = View(model)
         attentions = find_attentions(model)
         self._attention = {n.index for a in attentions for n in (a.scores, a.values)}
         head = find_head_float_nodes(model, rules.head)
@@ -330,15 +328,16 @@ class _Placer:
         self._quantized: set[int] = set()  # indices of nodes that have a quantized input
 
     def _find_float_attention(self, attentions: Sequence[Attention]) -> dict[int, PresetPart]:
-        """Return the reasons, by node index, for attention products that the rules leave float."""
         rules = self._rules
         parts: dict[int, PresetPart] = {}
         for attention in attentions:
             part: PresetPart | None = None
             if rules.attention == "float" or (rules.attention == "auto" and not self._is_fp8):
                 part = PresetPart.ATTENTION
-            elif rules.attention == "auto":
-                part = find_attention_obstacle(self._model, attention, rules.max_head)
+            elif rules.attention == "auto" and not _fuses_attention(
+                self._model, attention, rules.max_head
+            ):
+                part = PresetPart.ATTENTION_UNFUSED
             if part is not None:
                 parts.update({attention.scores.index: part, attention.values.index: part})
         return parts
@@ -349,7 +348,6 @@ class _Placer:
 
     def place_weighted_nodes(self) -> None:
         """Quantize convolutions and matrix products, or record why they remain float."""
-        converter = EinsumConverter(self._model)
         for node in self._model.ordered:
             if node.op in WEIGHTED:
                 reason = self._find_float_reason(node)
@@ -362,8 +360,8 @@ class _Placer:
                     self._add_weight_site(node)
                 continue
             product = contraction(self._model, node)
-            if product is not None and node.output in self._varying:
-                form = converter.find_matmul(node, product)
+            if product is not None and node.output in self._view.varying:
+                form = find_matmul(self._view, node, product)
                 if isinstance(form, EinsumObstacle):
                     self.placement.skip(EinsumProduct(PLACEMENT, node.name, form))
 
@@ -452,7 +450,9 @@ class _Placer:
             return ExcludedNode(PLACEMENT, node.name, "exclude", self._excluded[node.index])
         if node.op.lower() in self._excluded_ops:
             return ExcludedNode(PLACEMENT, node.name, "exclude_op", node.op)
-        return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
+        if node.name not in self._rules.floats:
+            return None
+        return FloatNode(PLACEMENT, node.name, SkipCause.ACCURACY)
 
     def _find_float_reason(self, node: Node) -> Reason | None:
         reason = self._find_exclusion(node)
@@ -471,8 +471,8 @@ class _Placer:
         model, name, weights = self._model, node.name, node.input(1)
         if node.domain not in DOMAINS:
             return CustomDomain(PLACEMENT, name, node.domain)
-        if node.input(0) not in self._varying:
-            return UnsuitableInput(PLACEMENT, name, InputFault.CONSTANT)
+        if node.input(0) not in self._view.varying:
+            return FloatNode(PLACEMENT, name, SkipCause.CONSTANT_INPUT)
         is_constant = model.is_constant(weights)
         computed = fault_checks.weights_not_constant(
             PLACEMENT, name, weights, is_constant, is_sparse(model, weights)
@@ -480,11 +480,10 @@ class _Placer:
         if computed is not None:
             return computed
         if model.constant(weights) is None:
-            return UnsuitableInput(PLACEMENT, name, InputFault.UNREADABLE)
+            return FloatNode(PLACEMENT, name, SkipCause.UNREADABLE_WEIGHTS)
         return None
 
     def _find_weight_fault(self, node: Node) -> Reason | None:
-        """Return why the weights prevent quantization of a node; None if they do not."""
         name, weights = node.name, node.input(1)
         element_type = self._model.elem_type(weights)
         if element_type not in QUANTIZABLE:
@@ -493,12 +492,12 @@ class _Placer:
         shape = self._model.constant_shape(weights)
         assert shape is not None
         if 0 in shape:
-            return UnsuitableInput(PLACEMENT, name, InputFault.EMPTY)
+            return FloatNode(PLACEMENT, name, SkipCause.EMPTY_WEIGHTS)
         if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY:
             if len(shape) != 2:
                 return WeightsRank(PLACEMENT, name, len(shape))
             if node.integer("transA", 0):
-                return UnsuitableInput(PLACEMENT, name, InputFault.TRANSPOSED)
+                return FloatNode(PLACEMENT, name, SkipCause.TRANSPOSED_INPUT)
         return None if self._rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
 
     def _is_fast_with_few_channels(self, conv: Node, shape: Sequence[int]) -> bool:
@@ -527,7 +526,7 @@ class _Placer:
         return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
     def _find_failing_form(self, node: Node) -> Reason | None:
-        """Return a reason if builds with convolutions of this kind failed, else None."""
+        """Return why builds with such a convolution fail on the target; None if they do not."""
         if operator_of(node).kind != LayerKind.CONVOLUTION:
             return None
         model = self._model
@@ -547,10 +546,10 @@ class _Placer:
         if not sides or self._is_broadcast(node):
             return [], None
         if not self._is_quantized_next(node.output):
-            return [], FloatResult(PLACEMENT, node.name, False)
+            return [], FloatNode(PLACEMENT, node.name, SkipCause.RESULT_NOT_QUANTIZED)
         consumers = self.placement.consumer_indices
         if not has_only_quantized_consumers(self._model, node.output, consumers):
-            return [], FloatResult(PLACEMENT, node.name, True)
+            return [], FloatNode(PLACEMENT, node.name, SkipCause.RESULT_READ_AS_FLOAT)
         side = self._choose_fused_side(node, sides)
         rule = self._rules.residual
         if rule == "auto":
@@ -558,7 +557,9 @@ class _Placer:
             if rule != "none" and self._has_no_activation(node.input(side)):
                 rule = "skip"
         if rule == "none":
-            return [], FloatResidual(PLACEMENT, node.name, self._rules.residual == "none")
+            is_requested = self._rules.residual == "none"
+            requested, useless = SkipCause.RESIDUAL_NOT_REQUESTED, SkipCause.RESIDUAL_WITHOUT_GAIN
+            return [], FloatNode(PLACEMENT, node.name, requested if is_requested else useless)
         return ([1 - side, side] if rule == "both" else [1 - side]), None
 
     def _find_convolution_sides(self, node: Node) -> list[int]:
@@ -602,13 +603,13 @@ class _Placer:
         if self._is_fp8 or not self._is_quantized_next(node.output):
             return [], None  # FP8 poolings were not seen in any build
         if not self._comes_from_quantized(tensor):
-            return [], NoQuantizedProducer(PLACEMENT, node.name)
+            return [], FloatNode(PLACEMENT, node.name, SkipCause.NO_QUANTIZED_PRODUCER)
 
         def consumers(name: str) -> set[int]:
             return self.placement.consumer_indices(name) | {node.index}
 
         if not has_only_quantized_consumers(self._model, tensor, consumers):
-            return [], FloatInput(PLACEMENT, node.name)
+            return [], FloatNode(PLACEMENT, node.name, SkipCause.INPUT_READ_AS_FLOAT)
         return [0], None
 
     def _is_quantized_next(self, tensor: str) -> bool:
@@ -669,3 +670,54 @@ def _has_no_further_computation(model: Model, node: Node) -> bool:
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))
         for consumer in model.consumers(name)
     )
+
+
+# FP8 ---------------------------------------------------------------------------------------------
+
+
+def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> FloatNode | None:
+    """Return why a node with constant weights is not quantized in FP8; None if FP8 suits it.
+
+    Args:
+        model: The model.
+        node: A convolution or matrix product.
+        weights: Name of the node's float weights, if the node reads them through Q/DQ.
+    """
+    shape = model.constant_shape(weights or node.input(1)) or ()
+    kind = operator_of(node).kind
+    obstacle: SkipCause | None = None
+    if kind == LayerKind.DECONVOLUTION:
+        obstacle = SkipCause.FP8_DECONVOLUTION
+    elif kind == LayerKind.CONVOLUTION:
+        obstacle = _find_convolution_obstacle(node, shape)
+    elif min(shape, default=_MIN_FP8_PRODUCT) < _MIN_FP8_PRODUCT:
+        obstacle = SkipCause.FP8_CHANNELS
+    elif _has_single_row(model.shape(node.input(0))):
+        obstacle = SkipCause.FP8_SINGLE_ROW
+    return None if obstacle is None else FloatNode(PLACEMENT, node.name, obstacle)
+
+
+def _find_convolution_obstacle(node: Node, shape: tuple[int, ...]) -> SkipCause | None:
+    if math.prod(shape[2:]) > fault_checks.MAX_FP8_KERNEL:
+        return SkipCause.FP8_KERNEL
+    if node.integer("group", 1) > 1:
+        return SkipCause.FP8_GROUPS
+    if min(shape[:2], default=_MIN_FP8_CHANNELS) < _MIN_FP8_CHANNELS:
+        return SkipCause.FP8_CHANNELS
+    return None
+
+
+def _has_single_row(shape: tuple[int | None, ...] | None) -> bool:
+    return shape is not None and all(size == 1 for size in shape[:-1])
+
+
+def _fuses_attention(model: Model, attention: Attention, max_head: int) -> bool:
+    """Return whether TensorRT fuses an attention in FP8; False for unknown shapes.
+
+    `max_head` is the largest head size that the target fuses.
+    """
+    queries = model.shape(attention.scores.input(0))
+    scores = model.shape(attention.scores.output)
+    if not queries or not scores:
+        return False
+    return fault_checks.fuses_fp8_attention(queries[-1], scores[-1], max_head)

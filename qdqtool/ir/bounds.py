@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from qdqtool.ir.operators import operator_of, rearranges
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.util.records import record
 
 MAX_CONSTANT = 1 << 20  # maximum values of a constant operand whose bounds are read
 _MAX_TENSORS = 200  # maximum tensors between a quantizer and the inputs of its Concat
@@ -28,8 +28,7 @@ _MAX_STEPS_TO_CONCAT = 16
 _INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
-@record
-class Bounds:
+class Bounds(NamedTuple):
     """Least and greatest value of a tensor, and the node whose operator bounds it.
 
     Attributes:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import StrEnum
+from typing import NamedTuple
 
 from qdqtool.evidence import Case, assumed, documented, seen
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import precision_of
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.util.records import record
 
 
 class LayerKind(StrEnum):
@@ -47,8 +47,7 @@ class LayerKind(StrEnum):
     OTHER = "OTHER"
 
 
-@record
-class QPassage:
+class QPassage(NamedTuple):
     """Rule that a Q can move upstream past an operator, and a DQ downstream past it.
 
     Attributes:
@@ -65,8 +64,7 @@ class QPassage:
     otherwise: QPassage | None = None
 
 
-@record
-class ActivationFunction:
+class ActivationFunction(NamedTuple):
     """Pointwise function of one tensor that TensorRT fuses into a convolution.
 
     Attributes:
@@ -80,8 +78,7 @@ class ActivationFunction:
     gate: bool = False
 
 
-@record
-class WeightUse:
+class WeightUse(NamedTuple):
     """Use of an operator's second input as weights.
 
     The operator runs in INT8 if both inputs are quantized.
@@ -96,8 +93,7 @@ class WeightUse:
     output_axis: Callable[[Node, int], int]
 
 
-@record
-class Operator:
+class Operator(NamedTuple):
     """Facts about one ONNX operator.
 
     Attributes:

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ import onnx
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.precision import Precision
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD, nested_graphs
-from qdqtool.util.records import record
 
 FLOATS = frozenset(
     {
@@ -77,7 +77,7 @@ def precision_of(elem_type: int) -> Precision:
     return _PRECISIONS.get(elem_type, Precision.UNKNOWN)
 
 
-@record
+@dataclass(frozen=True)
 class PerChannel:
     """Summary of the scales of all channels. Equal scales have equal summaries.
 
@@ -96,13 +96,11 @@ class PerChannel:
     greatest: float
 
 
-@record
+@dataclass(frozen=True, eq=False)
 class ParameterValues:
     """Flat values of a scale or zero point, shared by all nodes that read the tensor."""
 
     values: npt.NDArray[Any]
-
-    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @functools.cached_property
     def is_positive(self) -> bool:
@@ -136,7 +134,7 @@ class ParameterValues:
         return PerChannel(values.size, self.digest, float(values.min()), float(values.max()))
 
 
-@record
+@dataclass(frozen=True, eq=False)
 class QuantParams:
     """Scale and zero point of a Q or DQ node.
 
@@ -161,8 +159,6 @@ class QuantParams:
     precision: Precision
     axis: int | None
     has_axis: bool
-
-    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
     def is_per_channel(self) -> bool:

@@ -9,6 +9,7 @@ other convolutions that feed the same Concat or Split are the class outputs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +35,6 @@ from qdqtool.patterns.pointwise import (
     run_time_inputs,
 )
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.util.records import record
 
 _Range = tuple[int, int] | None  # channels [start, end) of axis 1; None for all channels
 
@@ -323,8 +323,7 @@ def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str
 # Attention -------------------------------------------------------------------------------------
 
 
-@record
-class Attention:
+class Attention(NamedTuple):
     """The matrix products of one attention.
 
     Attributes:

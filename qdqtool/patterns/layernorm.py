@@ -22,7 +22,6 @@ from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import FLOATS, is_dq, is_q, read_params
 from qdqtool.ir.sizes import contraction
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.util.records import record
 
 NORM_OPSET = 17  # first opset with LayerNormalization
 NORMALIZATIONS = (
@@ -54,8 +53,7 @@ _MAX_DEPTH = 4  # maximum number of arithmetic nodes before the root, and of con
 _Array = npt.NDArray[Any]
 
 
-@record
-class DecomposedLayerNorm:
+class DecomposedLayerNorm(NamedTuple):
     """A layer or RMS normalization that is written in several nodes.
 
     Attributes:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model, Node
@@ -20,7 +20,6 @@ from qdqtool.ir.operators import (
 )
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl, tensors_upstream_of_weighted
-from qdqtool.util.records import record
 
 SHAPE_LIMIT = 20_000  # maximum nodes for inferring shapes; larger models take too long
 _MAX_TENSORS = 400  # maximum tensors that are visited downstream of a tensor
@@ -290,8 +289,7 @@ class View:
             yield q, [node for node in self.model.consumers(q.output) if qdq.is_dq(node)]
 
 
-@record
-class Consumer:
+class Consumer(NamedTuple):
     """A consumer of a tensor, downstream of operators that a Q can pass.
 
     Attributes:

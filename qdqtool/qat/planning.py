@@ -35,9 +35,9 @@ from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.placement import (
     PLACEMENT,
     ExcludedNode,
-    QuantizerObstacle,
+    FloatNode,
+    SkipCause,
     SkippedNode,
-    UnreachableNode,
     nothing_to_quantize,
 )
 from qdqtool.trt import fault_checks
@@ -409,14 +409,14 @@ def _find_unreachable(
 ) -> dict[str, Reason]:
     """Return a reason for each chosen node whose quantizers cannot be inserted into a module."""
     reasons: dict[str, Reason] = {}
-    hidden: dict[str, QuantizerObstacle] = {}
+    hidden: dict[str, SkipCause] = {}
     placed: dict[QuantizerSite, set[str]] = defaultdict(set)
     for consumer in itertools.chain(*placement.inputs.values()):
         node = consumer.node
         site = traced.sites.get((node.name, consumer.position))
         if site is None:
             hidden[node.name] = (
-                QuantizerObstacle.WEIGHTED if node.op in WEIGHTED else QuantizerObstacle.CALL
+                SkipCause.UNTRACED_WEIGHTS if node.op in WEIGHTED else SkipCause.UNTRACED_CALL
             )
             continue
         placed[site].add(node.name)
@@ -431,8 +431,8 @@ def _find_unreachable(
         nodes_by_site[site].add(name)
     for site, nodes in placed.items():
         if nodes < nodes_by_site[site]:  # all runs of a module use one quantizer
-            hidden.update(dict.fromkeys(nodes, QuantizerObstacle.OTHER_RUN))
-    return reasons | {n: UnreachableNode(PLACEMENT, n, reason) for n, reason in hidden.items()}
+            hidden.update(dict.fromkeys(nodes, SkipCause.OTHER_RUN_IS_FLOAT))
+    return reasons | {n: FloatNode(PLACEMENT, n, reason) for n, reason in hidden.items()}
 
 
 def _add_activations(
@@ -480,7 +480,7 @@ def _number_groups(
     Tensors are in one group if operators such as Concat require equal scales, or if the tensors are
     inputs of different runs of one module.
     """
-    groups = UnionFind()
+    groups: UnionFind[str] = UnionFind()
     for group in find_scale_groups(graph, placement.inputs, unify):
         for tensor in group.quantized:
             groups.union(group.quantized[0], tensor)

@@ -1,7 +1,5 @@
 """Reasons about the shape of a convolution: dimensions, kernel, groups, channels."""
 
-from __future__ import annotations
-
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.reasons.text import Message, list_names
@@ -133,8 +131,8 @@ class DepthwiseSilu(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} is a depthwise convolution with "
-            f"SiLU{' at the end of the network' if self.last else ''}."
+            f"{self.node} is a depthwise convolution with SiLU"
+            f"{' at the end of the network' if self.last else ''}."
         )
 
     def skip_reason(self) -> str:
@@ -149,7 +147,7 @@ class DepthwiseAdd(Reason):
     add: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a depthwise convolution whose result goes into {self.add}."
+        return f"{self.node} is a depthwise convolution before the residual Add {self.add}."
 
     def skip_reason(self) -> str:
         return f"depthwise convolution into an Add{_FAILED_BUILDS}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 from qdqtool.evidence import Evidence
 from qdqtool.util.json_text import Json
-from qdqtool.util.records import collect_names, record
+from qdqtool.util.records import collect_names, field_names, field_values
 
 FindingCode = str
 """Code of a finding, a key of ``findings/codes.toml``."""
@@ -69,8 +70,8 @@ def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) ->
     return FindingRule(code, when, is_attempted=True)
 
 
-@dataclass_transform(frozen_default=True)
-@record
+@dataclass_transform()
+@dataclass(eq=False, repr=False)
 class Reason:
     """Reason of a finding: why a pass, a check or a placement rejected a node.
 
@@ -100,7 +101,28 @@ class Reason:
 
     def __init_subclass__(cls, key: str = "") -> None:
         cls.key = key
-        record(cls)
+        # Not frozen, and with the comparison of this class: the commands import a hundred classes,
+        # and each generated method takes .1 ms.
+        dataclass(eq=False, repr=False)(cls)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and field_values(self) == field_values(other)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Cached hash, because reasons may contain each other in long chains."""
+        return hash((type(self), field_values(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields to pickle, without caches: hashes differ between processes."""
+        return dict(zip(field_names(self), field_values(self), strict=True))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in field_names(self))
+        return f"{type(self).__name__}({values})"
 
     def message(self, finding: Finding, cause: Cause) -> str | tuple[str, str]:
         """Return the message, and the fix if it differs from the general advice of the code.
@@ -123,7 +145,7 @@ class Reason:
         return iter(collect_names(self))
 
 
-@record
+@dataclass(frozen=True)
 class Cause:
     """The reason that a finding reports, and further facts for its message.
 

@@ -1,7 +1,5 @@
 """Reasons about float types: FP32, FP16 and bfloat16 in a quantized model."""
 
-from __future__ import annotations
-
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.text import format_number

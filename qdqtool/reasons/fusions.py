@@ -1,7 +1,5 @@
 """Reasons about fusions: activations, BatchNormalizations, Pads and pools of convolutions."""
 
-from __future__ import annotations
-
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, attempted, fixable
 from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.reasons.text import Message, describe_origin, float_result, format_size, list_names
@@ -53,9 +51,9 @@ class ActivationJoined(Reason, key="activation-joined"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{float_result(self)}: the nodes after it ({list_names(self.pointwise)}) are one "
-            "pointwise kernel, which also reads "
-            f"{list_names(map(describe_origin, self.others))} and is not fused into a convolution."
+            f"{float_result(self)}: the nodes after it ({list_names(self.pointwise)}) become one "
+            f"pointwise kernel, which also reads {list_names(map(describe_origin, self.others))}. "
+            "No convolution fuses such a kernel."
         )
 
 
@@ -134,7 +132,7 @@ class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"{self.node} writes float because {self.batchnorm} after it remains a separate layer: "
-            "its parameters are not plain constants."
+            f"the parameters of {self.batchnorm} are not plain constants."
         )
 
 

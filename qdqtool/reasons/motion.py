@@ -1,7 +1,5 @@
 """Reasons why a Q cannot move up past an operator, or a DQ down."""
 
-from __future__ import annotations
-
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.tensors import TensorConsumer
 

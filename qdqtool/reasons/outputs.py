@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qdqtool.ir.operators import AVERAGES, OPERATORS, LayerKind
 from qdqtool.reasons.different_scales import describe_different_scales, list_scale_rules
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
@@ -32,7 +34,6 @@ from qdqtool.reasons.text import (
     format_step,
     list_names,
 )
-from qdqtool.util.records import replace_fields
 
 
 def find_float_sum(r: OutputManyConsumers) -> TensorConsumer | None:
@@ -81,7 +82,7 @@ def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
 
 def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
     """Return the Qs after the shared pooling; their paths begin after the pooling."""
-    return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
+    return [replace(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
 
 
 class OutputNotQuantized(Reason, key="output-not-quantized"):

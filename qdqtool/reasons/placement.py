@@ -1,19 +1,77 @@
 """Reasons why a placement leaves nodes float."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from qdqtool.errors import ModelError
 from qdqtool.reasons.finding import Reason
 from qdqtool.util.json_text import Json
-from qdqtool.util.records import record, replace_fields
 from qdqtool.util.text import format_count
 
 PLACEMENT = "placement"  # pass name in these reasons
 _HEAD_OPTION = "(`head='none'` quantizes it)"
+
+
+class SkipCause(StrEnum):
+    """Cause for which a node remains float, as text. The message needs no further values."""
+
+    ACCURACY = "left float for accuracy"
+    # Inputs that make Q/DQ useless.
+    CONSTANT_INPUT = "its input depends only on constants"
+    UNREADABLE_WEIGHTS = "its weights cannot be read"
+    EMPTY_WEIGHTS = "its weights are empty"
+    TRANSPOSED_INPUT = "its data input is transposed (transA)"
+    # Nodes for which TensorRT has no FP8 kernel, or only slow ones.
+    FP8_KERNEL = (
+        "the kernel has more than 32 elements, and TensorRT has no FP8 kernel for it "
+        "(`include` quantizes it anyway)"
+    )
+    FP8_GROUPS = (
+        "FP8 kernels for grouped and depthwise convolutions are slow or missing "
+        "(`include` quantizes it anyway)"
+    )
+    FP8_CHANNELS = (
+        "FP8 is slower than FP16 with so few input or output channels "
+        "(`include` quantizes it anyway)"
+    )
+    FP8_SINGLE_ROW = (
+        "a product with a single row is limited by reading weights, not by computation "
+        "(`include` quantizes it anyway)"
+    )
+    FP8_DECONVOLUTION = "no build shows an FP8 ConvTranspose (`include` quantizes it anyway)"
+    # Nodes for which INT8 gains nothing: residual Adds, then averaging poolings.
+    RESULT_READ_AS_FLOAT = (
+        "another consumer reads its result as float, so this Add writes float anyway"
+    )
+    RESULT_NOT_QUANTIZED = "its result has no quantized consumer"
+    RESIDUAL_NOT_REQUESTED = "residual is not quantized (`residual='none'`)"
+    RESIDUAL_WITHOUT_GAIN = (
+        "residual is not quantized: this target gains nothing from quantizing it "
+        "(`residual='skip'` or `residual='both'` quantizes it)"
+    )
+    NO_QUANTIZED_PRODUCER = "its input does not come from a quantized node"
+    INPUT_READ_AS_FLOAT = (
+        "another consumer reads its input as float, so its producer writes float anyway"
+    )
+    # Nodes of a PyTorch network that cannot get a quantizer for training.
+    UNTRACED_WEIGHTS = (
+        "a function call with weights (as F.linear), or a module called with keywords or "
+        "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with "
+        "its input"
+    )
+    UNTRACED_CALL = "the call of + or of an averaging pool was not found in the network's code"
+    OTHER_RUN_IS_FLOAT = "another run of the same module has to run in float"
+
+
+class FloatNode(Reason):
+    """A node that remains float for a cause that needs no further values."""
+
+    cause: SkipCause
+
+    def skip_reason(self) -> str:
+        return str(self.cause)
 
 
 # Nodes that an option leaves float ------------------------------------------------------------
@@ -34,26 +92,22 @@ class ExcludedNode(Reason):
         return f"excluded by `{self.option}` {self.value}"
 
 
-class FloatForAccuracy(Reason):
-    """A node that a search chose to leave float."""
-
-    def skip_reason(self) -> str:
-        return "left float for accuracy"
-
-
-class PresetPart(StrEnum):
-    """Part of a network that a preset leaves float."""
-
-    BOX = "box"
-    DFL = "dfl"
-    PLACES = "places"
-    MLP = "mlp"
-    REFERENCE = "reference"
-    DETECTOR = "detector"
-    SCORES = "scores"
-    LAST = "last"
-    ATTENTION = "attention"
-    ATTENTION_UNFUSED = "attention-unfused"
+PresetPart = StrEnum(
+    "PresetPart",
+    [
+        "BOX",
+        "DFL",
+        "PLACES",
+        "MLP",
+        "REFERENCE",
+        "DETECTOR",
+        "SCORES",
+        "LAST",
+        "ATTENTION",
+        "ATTENTION_UNFUSED",
+    ],
+)
+"""Part of a network that a preset leaves float."""
 
 
 _PRESET_REASONS = {
@@ -93,24 +147,6 @@ class CustomDomain(Reason):
         return f"operator of the domain '{self.domain}'"
 
 
-class InputFault(StrEnum):
-    """Property of a node's inputs that makes Q/DQ useless."""
-
-    CONSTANT = "its input depends only on constants"
-    UNREADABLE = "its weights cannot be read"
-    EMPTY = "its weights are empty"
-    TRANSPOSED = "its data input is transposed (transA)"
-
-
-class UnsuitableInput(Reason):
-    """A node whose inputs make Q/DQ useless."""
-
-    fault: InputFault
-
-    def skip_reason(self) -> str:
-        return str(self.fault)
-
-
 class WeightsType(Reason):
     """Weights that are not float; ``kind`` names their type."""
 
@@ -137,7 +173,7 @@ class EinsumObstacle(StrEnum):
 
     VECTOR = "one operand is a vector"
     RANK = "the number of axes of its operands is unknown"
-    SUMMED = "the summed sizes may differ (an Einsum repeats a size of 1, a MatMul does not)"
+    SUMMED = "the summed sizes are unknown or differ (an Einsum repeats a size of 1)"
     SIZES = "a Reshape would have more than one unknown size"
 
 
@@ -171,25 +207,6 @@ class SmallConvolution(Reason):
         )
 
 
-class Fp8Obstacle(StrEnum):
-    """Property of a node for which TensorRT has no FP8 kernel, or only slow ones."""
-
-    KERNEL = "the kernel has more than 32 elements, and TensorRT has no FP8 kernel for it"
-    GROUPS = "FP8 kernels for grouped and depthwise convolutions are slow or missing"
-    CHANNELS = "FP8 is slower than FP16 with so few input or output channels"
-    SINGLE_ROW = "a product with a single row is limited by reading weights, not by computation"
-    DECONVOLUTION = "no build shows an FP8 ConvTranspose"
-
-
-class NoFastFp8(Reason):
-    """A node that remains float in an FP8 placement."""
-
-    obstacle: Fp8Obstacle
-
-    def skip_reason(self) -> str:
-        return f"{self.obstacle} (`include` quantizes it anyway)"
-
-
 class SubgraphLayers(Reason):
     """Layers with weights in the body of an If, Loop or Scan; ``count`` is their number."""
 
@@ -199,85 +216,10 @@ class SubgraphLayers(Reason):
         return f"{format_count(self.count, 'layer')} with weights in its subgraphs not quantized"
 
 
-# Nodes for which INT8 gains nothing -----------------------------------------------------------
-
-
-class FloatResult(Reason):
-    """A residual Add whose result is float.
-
-    Attributes:
-        has_quantized_consumer: Whether a quantized node also reads the result.
-    """
-
-    has_quantized_consumer: bool
-
-    def skip_reason(self) -> str:
-        if self.has_quantized_consumer:
-            return "another consumer reads its result as float, so this Add writes float anyway"
-        return "its result has no quantized consumer"
-
-
-class FloatResidual(Reason):
-    """A residual Add that is not quantized.
-
-    Attributes:
-        is_requested: Whether an option leaves it float. Otherwise the target gains nothing from
-            INT8.
-    """
-
-    is_requested: bool
-
-    def skip_reason(self) -> str:
-        if self.is_requested:
-            return "residual is not quantized (`residual='none'`)"
-        return (
-            "residual is not quantized: this target gains nothing from quantizing it "
-            "(`residual='skip'` or `residual='both'` quantizes it)"
-        )
-
-
-class NoQuantizedProducer(Reason):
-    """An averaging pooling without a quantized node before it."""
-
-    def skip_reason(self) -> str:
-        return "its input does not come from a quantized node"
-
-
-class FloatInput(Reason):
-    """An averaging pooling whose input has a float consumer as well."""
-
-    def skip_reason(self) -> str:
-        return "another consumer reads its input as float, so its producer writes float anyway"
-
-
-# Nodes that training cannot quantize ----------------------------------------------------------
-
-
-class QuantizerObstacle(StrEnum):
-    """Reason why a node of a PyTorch network cannot get a quantizer for training."""
-
-    WEIGHTED = (
-        "a function call with weights (as F.linear), or a module called with keywords or "
-        "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with "
-        "its input"
-    )
-    CALL = "the call of + or of an averaging pool was not found in the network's code"
-    OTHER_RUN = "another run of the same module has to run in float"
-
-
-class UnreachableNode(Reason):
-    """A node that cannot get a quantizer in the PyTorch network."""
-
-    obstacle: QuantizerObstacle
-
-    def skip_reason(self) -> str:
-        return str(self.obstacle)
-
-
 # Skipped nodes --------------------------------------------------------------------------------
 
 
-@record
+@dataclass(frozen=True)
 class SkippedNode:
     """A node that insertion could have quantized, but left float."""
 
@@ -339,4 +281,4 @@ def nothing_to_quantize(
 
 def _remove_names(reason: Reason) -> Reason:
     names = {name: "" for name in ("node", "weight", "add") if hasattr(reason, name)}
-    return replace_fields(reason, **names)
+    return replace(reason, **names)

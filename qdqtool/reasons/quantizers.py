@@ -1,7 +1,5 @@
 """Reasons about quantizers: types, zero points, axes, and forms other than Q/DQ."""
 
-from __future__ import annotations
-
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.tensors import Scale
@@ -66,8 +64,8 @@ class UnsignedZeroPoint(Reason):
     def message(self, finding: Finding, cause: Cause) -> str:
         default = "" if self.is_explicit else " (it has no zero point, which means uint8 in ONNX)"
         return (
-            f"{self.node} quantizes to uint8{default}: TensorRT reads int8 and clips everything "
-            f"above 127 x {format_scale(self.scale)}."
+            f"{self.node} quantizes to uint8{default}: TensorRT reads int8 and clips values above "
+            f"127 x {format_scale(self.scale)}."
         )
 
 

@@ -1,7 +1,5 @@
 """Reasons about residual Adds and the convolutions before them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from qdqtool.reasons.finding import Cause, Finding, Reason, attempted, fixable

@@ -1,14 +1,12 @@
 """Reasons about scales: invalid, implausible, computed, or unsuitable for the data."""
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from enum import StrEnum
 
 from qdqtool.ir.qdq import PerChannel
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.reasons.tensors import Scale
 from qdqtool.reasons.text import Message, format_number, format_scale
-from qdqtool.util.records import record
 from qdqtool.util.text import format_count
 
 
@@ -198,7 +196,7 @@ class ScaleImplausible(Reason):
         return f"{text}{effect}. {reason}", _RECALIBRATE
 
 
-@record
+@dataclass(frozen=True)
 class DeadPart:
     """A tensor, or a part of a Concat, whose values a quantizer all maps to one value.
 
@@ -339,7 +337,7 @@ class ActivationPerChannel(Reason, key="activation-per-channel"):
         return f"{self.dq} quantizes an activation per channel ({scales})."
 
 
-@record
+@dataclass(frozen=True)
 class ActivationFit:
     """Fit of a Q's scale to the measured values of its input.
 

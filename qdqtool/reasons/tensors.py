@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from qdqtool.ir.operators import CUTS, JOINS
 from qdqtool.ir.qdq import PerChannel
-from qdqtool.util.records import once, record
+from qdqtool.util.records import once
 
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None if unknown."""
@@ -15,7 +16,7 @@ Scale = float | PerChannel | None
 STEPS = 100  # maximum steps of a path that are listed; networks have a dozen
 
 
-@record
+@dataclass(frozen=True)
 class TensorSize:
     """Size of a tensor.
 
@@ -28,7 +29,7 @@ class TensorSize:
     values: int
 
 
-@record
+@dataclass(frozen=True)
 class PathStep:
     """An operator between a tensor and its consumer, or an operator that a Q or DQ moved past.
 
@@ -91,7 +92,7 @@ class ConsumerKind(StrEnum):
     OUTPUT = "output"
 
 
-@record
+@dataclass(frozen=True)
 class TensorConsumer:
     """A consumer of a tensor, downstream of operators that a Q could pass.
 
@@ -119,7 +120,7 @@ class TensorConsumer:
     shares: bool = False
 
 
-@record
+@dataclass(frozen=True)
 class TensorOrigin:
     """Producer of a tensor, upstream of operators that a Q could pass.
 

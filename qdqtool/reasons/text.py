@@ -1,7 +1,5 @@
 """Parts of messages: scales, sizes, nodes, consumers and producers as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reasons about weights and biases: their quantizers, scales and storage."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from qdqtool.ir.precision import Precision
@@ -179,16 +177,19 @@ class WeightsShared(Reason, key="weights-shared"):
         )
 
 
-class WeightScalesCause(StrEnum):
-    """Cause of scales that do not fit their weights."""
-
-    AXIS = "axis"
-    FACTOR = "factor"
-    OTHER_WEIGHTS = "other-weights"
-    TENSOR = "tensor"
-    TOO_LARGE = "too-large"
-    SATURATED = "saturated"
-    EXCEPTION = "exception"
+WeightScalesCause = StrEnum(
+    "WeightScalesCause",
+    [
+        "AXIS",
+        "FACTOR",
+        "OTHER_WEIGHTS",
+        "TENSOR",
+        "TOO_LARGE",
+        "SATURATED",
+        "EXCEPTION",
+    ],
+)
+"""Cause of scales that do not fit their weights."""
 
 
 _WEIGHT_SCALE_ADVICE = {

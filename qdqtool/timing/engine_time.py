@@ -20,7 +20,6 @@ from qdqtool.timing.work import LayerWork
 from qdqtool.timing.workload import EngineWorkload, predict_workload
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed
-from qdqtool.util.records import replace_fields
 
 Array = npt.NDArray[np.float64]
 # Newest weakly typed target whose simulation names layers.
@@ -84,7 +83,7 @@ def target_with_layers(target: Target) -> Target:
     """Return the target, or a strongly typed classic TensorRT for TensorRT-RTX."""
     if not target.is_rtx:
         return target
-    return replace_fields(strongly_typed(WEAKLY_TYPED), largest_fp8_head=target.largest_fp8_head)
+    return replace(strongly_typed(WEAKLY_TYPED), largest_fp8_head=target.largest_fp8_head)
 
 
 def time_engine(

@@ -97,6 +97,7 @@ def estimate(
         layers, kernel_ms = simulated.layers, engine.kernel_ms
         correction = make_calibration(calibrate, gpu.name, layers, kernel_ms, total_ms)
     ms = engine.running_ms(correction, has_gaps=not cuda_graph)
+    profile_ms = engine.profile_ms(correction)
     idle_ms = engine.without_work().running_ms(correction, has_gaps=not cuda_graph)
     workload = engine.workload
     conversions = [
@@ -110,7 +111,7 @@ def estimate(
     result = TimeEstimate(
         gpu,
         total_ms=float(ms.sum()),
-        conversions_ms=float(ms[conversions].sum()),
+        conversions_ms=float(profile_ms[conversions].sum()),
         batch=factor,
         calibration=correction,
         unknown=workload.unknown,
@@ -127,7 +128,6 @@ def estimate(
         quantized=_main_precision(resolved_model, simulated),
     )
     set_range(result, float(engine.counts.sum()))
-    profile_ms = engine.profile_ms(correction)
     result.kernels = _list_kernels(engine, profile_ms)
     if simulated is prediction:
         result.layers = profile_ms[: len(workload.layers)].tolist()

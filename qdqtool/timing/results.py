@@ -173,7 +173,7 @@ class TimeEstimate:
         total_ms: Milliseconds of one run, end to end on the GPU (trtexec's GPU Compute Time).
         low_ms: Lower end of the range that contains 80 % of measured times.
         high_ms: Upper end of that range.
-        conversions_ms: Part of the total that converts data types (remaining Q and DQ).
+        conversions_ms: Milliseconds of the remaining Q and DQ, as a profile shows them.
         layers: Milliseconds of each predicted layer as a profile would show them, in the
             prediction's order.
         kernels: Every kernel, the slowest first.

@@ -5,8 +5,6 @@ NVIDIA/TensorRT issues 3589 (Maxwell removed in 8.6) and 3826 (10.0.1 rejects Pa
 JetPack for Xavier (7.2) is 5, with TensorRT 8.5.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import NamedTuple
 

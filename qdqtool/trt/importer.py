@@ -104,8 +104,6 @@ class Importer:
 
     def _unique_name(self, node: Node) -> str:
         name = self.model.function_node_names.get(node.name) or node.proto.name
-        if name == node.name:
-            name = node.name  # saves memory: a protobuf message creates a new string at each access
         name = name or (f"node_of_{node.output}" if node.output else node.name)
         unique = name
         while unique in self._names:
@@ -266,16 +264,11 @@ class Importer:
         inputs: list[Tensor] = []
         for name in node.inputs:
             tensor = self._input(name)
-            if self._has_lower_rank(name, rank):
+            dims = self.model.constant_shape(name)
+            if dims is not None and len(dims) < rank:
                 tensor = self._add_shuffle(tensor)
             inputs.append(tensor)
         self._add_node(node, inputs, operation=operators.operator_of(node).operation)
-
-    def _has_lower_rank(self, name: str, rank: int) -> bool:
-        if not self.model.is_constant(name):
-            return False
-        dims = self.model.constant_shape(name)
-        return dims is not None and len(dims) < rank
 
     def _import_quantizer(self, node: Node) -> None:
         x = self._input(node.input(0))
@@ -286,8 +279,7 @@ class Importer:
         layer.quant = read_params(self.model, node)
         if x.producer is not None and x.producer.kind is _QUANTIZE:
             layer.paired_q = x.producer.nodes[0]
-        if computed:
-            layer.has_computed_scale = True
+        layer.has_computed_scale = bool(computed)
 
     def _import_convolution(self, node: Node) -> None:
         weights, bias = node.input(1), node.input(2)
@@ -368,8 +360,7 @@ class Importer:
     def _import_matrix_product(self, node: Node) -> None:
         inputs = [self._input(node.input(0)), self._input(node.input(1))]
         bias = node.input(2) if node.op == "Gemm" else ""
-        out = self._tensor(node.output)
-        product = out
+        product = out = self._tensor(node.output)
         if bias:
             product = Tensor(f"{node.name}_matmul_output", node.output, out.elem_type)
         name = self._unique_name(node)

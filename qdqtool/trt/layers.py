@@ -7,8 +7,8 @@ absorbed the DQs before it and the Q after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from qdqtool.evidence import Case
 from qdqtool.ir.operators import CONVOLVE, INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
@@ -32,6 +32,7 @@ _FLOAT_WITH_FP8 = (LayerKind.POOLING, LayerKind.RESIZE)
 _MYELIN_OPERATORS = frozenset(name for name, operator in OPERATORS.items() if operator.myelin)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Tensor:
     """A tensor between layers.
 
@@ -50,28 +51,17 @@ class Tensor:
             None if the tensor has separate memory.
     """
 
-    __slots__ = (
-        "consumers",
-        "elem_type",
-        "is_output",
-        "name",
-        "producer",
-        "shape",
-        "source",
-        "view_of",
-    )
+    name: str
+    source: str = ""
+    elem_type: int = 0
+    shape: Dims | None = None
+    producer: Layer | None = None
+    consumers: dict[Layer, int] = field(default_factory=dict)
+    is_output: bool = False
+    view_of: Tensor | None = None
 
-    def __init__(
-        self, name: str, source: str = "", elem_type: int = 0, shape: Dims | None = None
-    ) -> None:
-        self.name = name
-        self.source = source or name
-        self.producer: Layer | None = None
-        self.consumers: dict[Layer, int] = {}
-        self.is_output = False
-        self.elem_type = elem_type
-        self.shape = shape
-        self.view_of: Tensor | None = None
+    def __post_init__(self) -> None:
+        self.source = self.source or self.name
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name}>"
@@ -244,7 +234,6 @@ For a layer of the model, the first number is its place and the others are 0. A 
 inserted has the place of its neighbor, then -1 if it was inserted before the neighbor and 1 if
 after. The third number orders several layers inserted at the same point.
 """
-UNRANKED: Rank = (0, 0, 0)
 
 
 def rank_before(rank: Rank, part: int = 0) -> Rank:
@@ -265,6 +254,7 @@ def next_rank(rank: Rank) -> Rank:
     return rank[0], rank[1], rank[2] + 1
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Layer:
     """A layer of TensorRT's network, with the state that passes give it.
 
@@ -293,6 +283,8 @@ class Layer:
             it cannot.
         window: Type and geometry of a POOLING.
         weights: Weights. Only layers of a kind in :data:`WEIGHTED` have the attribute.
+        shuffling: State of a SHUFFLE.
+        fusion: Neighboring layers that a layer with weights has fused.
         quant: Scale and zero point of a Q, DQ or copy.
         has_computed_scale: Whether the scale of a Q or DQ is computed at run time.
         is_clone: Whether a Q is one of the copies before the inputs of a Concat.
@@ -323,117 +315,54 @@ class Layer:
         copies: Copies that an eliminated Concat needs: the name and the copied tensor of each.
     """
 
-    __slots__ = (
-        "_fusion",
-        "_shuffling",
-        "activation",
-        "activation_and_add",
-        "acts_as",
-        "becomes_copy",
-        "blocked_by",
-        "cases",
-        "copies",
-        "dims",
-        "dq_moved_past",
-        "has_computed_scale",
-        "has_steps",
-        "id",
-        "in_myelin",
-        "inputs",
-        "int8",
-        "int8_out",
-        "is_clone",
-        "is_eliminated",
-        "kind",
-        "merged_quantizers",
-        "name",
-        "nodes",
-        "op",
-        "operation",
-        "outputs",
-        "owner",
-        "paired_q",
-        "passage",
-        "path",
-        "per_channel",
-        "possible_pooling",
-        "quant",
-        "quantized_type",
-        "rank",
-        "region",
-        "relu_name",
-        "requantizes",
-        "residual",
-        "shift_only",
-        "source_scale",
-        "stationary_cases",
-        "weights",
-        "window",
-    )
-    weights: LayerWeights
-
-    def __init__(self, kind: LayerKind, name: str, op: str = "") -> None:
-        self.id = -1
-        self.kind = kind
-        self.name = name
-        self.op = op
-        self.inputs: list[Tensor] = []
-        self.outputs: list[Tensor] = []
-        self.nodes: list[str] = []
-        self.rank = UNRANKED
-        self.cases: dict[Case, None] = {}
-        self.owner = ""
-        self.passage: QPassage | None = None
-        self.activation = ""
-        self.operation = ""
-        self.relu_name = ""
-        self.per_channel = True
-        self.shift_only = False
-        self.has_steps = False
-        self.dims: tuple[int, ...] | None = None
-        self.possible_pooling: str | None = None
-        self.window: PoolingWindow | None = None
-        self.quant: QuantParams | None = None
-        self.has_computed_scale = False
-        self.is_clone = False
-        self.paired_q = ""
-        self.path: OperatorPath = EMPTY_PATH
-        self.merged_quantizers: tuple[tuple[str, OperatorPath], ...] = ()
-        self.blocked_by: Reason | None = None
-        self.stationary_cases: tuple[Case, ...] = ()
-        self.acts_as = ""
-        self.activation_and_add: tuple[str, str] | None = None
-        self.source_scale: Scale = None
-        self.dq_moved_past = False
-        self.requantizes = False
-        self.int8 = False
-        self.int8_out = False
-        self.quantized_type = _INT8
-        self.residual: Tensor | None = None
-        self.in_myelin = False
-        self.region: MyelinRegion | None = None
-        self.becomes_copy = False
-        self.is_eliminated = False
-        self.copies: tuple[tuple[str, Tensor], ...] = ()
-        self._shuffling: ShuffleState | None = None
-        self._fusion: FusedParts | None = None
+    kind: LayerKind
+    name: str
+    op: str = ""
+    id: int = -1
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    owner: str = ""
+    rank: Rank = (0, 0, 0)
+    cases: dict[Case, None] = field(default_factory=dict)
+    passage: QPassage | None = None
+    activation: str = ""
+    operation: str = ""
+    relu_name: str = ""
+    per_channel: bool = True
+    shift_only: bool = False
+    has_steps: bool = False
+    dims: tuple[int, ...] | None = None
+    possible_pooling: str | None = None
+    window: PoolingWindow | None = None
+    weights: LayerWeights = field(init=False)
+    shuffling: ShuffleState = field(default_factory=ShuffleState)
+    fusion: FusedParts = field(default_factory=FusedParts)
+    quant: QuantParams | None = None
+    has_computed_scale: bool = False
+    is_clone: bool = False
+    paired_q: str = ""
+    path: OperatorPath = EMPTY_PATH
+    merged_quantizers: tuple[tuple[str, OperatorPath], ...] = ()
+    blocked_by: Reason | None = None
+    stationary_cases: tuple[Case, ...] = ()
+    acts_as: str = ""
+    activation_and_add: tuple[str, str] | None = None
+    source_scale: Scale = None
+    dq_moved_past: bool = False
+    requantizes: bool = False
+    int8: bool = False
+    int8_out: bool = False
+    quantized_type: Precision = _INT8
+    residual: Tensor | None = None
+    in_myelin: bool = False
+    region: MyelinRegion | None = None
+    becomes_copy: bool = False
+    is_eliminated: bool = False
+    copies: tuple[tuple[str, Tensor], ...] = ()
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}>"
-
-    @property
-    def shuffling(self) -> ShuffleState:
-        """State of a SHUFFLE, created on first access."""
-        if self._shuffling is None:
-            self._shuffling = ShuffleState()
-        return self._shuffling
-
-    @property
-    def fusion(self) -> FusedParts:
-        """Neighboring layers that a layer with weights has fused, created on first access."""
-        if self._fusion is None:
-            self._fusion = FusedParts()
-        return self._fusion
 
     @property
     def pooling_type(self) -> str:
@@ -493,17 +422,22 @@ class Layer:
 
 
 def find_reachable(
-    start: Iterable[Layer], neighbors: Callable[[Layer], Iterable[Layer]]
+    start: Collection[Layer], neighbors: Callable[[Layer], Iterable[Layer]]
 ) -> dict[Layer, None]:
     """Return start layers and all layers reachable from them, in breadth-first order."""
-    reachable = dict.fromkeys(start)
-    queue = list(reachable)
+    return dict.fromkeys(walk(start, neighbors))
+
+
+def walk(start: Iterable[Layer], neighbors: Callable[[Layer], Iterable[Layer]]) -> Iterator[Layer]:
+    """Yield start layers and all layers reachable from them, each once, breadth first."""
+    visited = set(start)
+    queue = list(start)
     for layer in queue:
+        yield layer
         for neighbor in neighbors(layer):
-            if neighbor not in reachable:
-                reachable[neighbor] = None
+            if neighbor not in visited:
+                visited.add(neighbor)
                 queue.append(neighbor)
-    return reachable
 
 
 def create_shuffle(name: str, rank: Rank) -> Layer:

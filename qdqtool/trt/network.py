@@ -117,17 +117,11 @@ class Network:
 
         The search is breadth first. It starts at layers without inputs, in creation order.
         """
-        open_inputs = [0] * (next(reversed(self.layers), -1) + 1)  # by id of the layer
-        ready = []
-        for layer in self.layers.values():
-            count = 0
-            for tensor in layer.inputs:  # no list of producers, because this runs very often
-                if tensor.producer is not None:
-                    count += 1
-            if count:
-                open_inputs[layer.id] = count
-            else:
-                ready.append(layer)
+        open_inputs = {
+            layer.id: sum(tensor.producer is not None for tensor in layer.inputs)
+            for layer in self.layers.values()
+        }
+        ready = [layer for layer in self.layers.values() if not open_inputs[layer.id]]
         for layer in ready:
             for tensor in layer.outputs:
                 for consumer, count in tensor.consumers.items():
@@ -138,18 +132,9 @@ class Network:
 
     def layers_of_kind(self, *kinds: LayerKind) -> list[Layer]:
         """Return the layers of some kinds, in the order in which the optimizer visits them."""
-        layers = sorted(
+        return sorted(
             (layer for kind in kinds for layer in self._by_kind[kind].values()), key=_RANK
         )
-        return layers
-
-    def has(self, *kinds: LayerKind) -> bool:
-        """Return whether the network has a layer of one of the kinds."""
-        return any(self._by_kind[kind] for kind in kinds)
-
-    def contains(self, layer: Layer) -> bool:
-        """Return whether a layer is still part of the network."""
-        return layer.id in self.layers
 
     def single_consumer_pairs(
         self, *kinds: LayerKind, consumer_kind: LayerKind | None = None
@@ -160,11 +145,10 @@ class Network:
             kinds: Kinds of the layers.
             consumer_kind: Kind that the consumer must have; None for any.
         """
-        if consumer_kind is not None and not self.has(consumer_kind):
-            return
+        consumer_kinds = () if consumer_kind is None else (consumer_kind,)
         for layer in self.layers_of_kind(*kinds):
-            consumer = layer.out.single_consumer()
-            if consumer is not None and (consumer_kind is None or consumer.kind is consumer_kind):
+            consumer = layer.out.single_consumer(*consumer_kinds)
+            if consumer is not None:
                 yield layer, consumer
 
     def layers_to_visit(self, kind: LayerKind) -> list[Layer]:
@@ -175,31 +159,12 @@ class Network:
         """
         if self.focus is None:
             return self.layers_of_kind(kind)
-        layers = self._by_kind[kind]
-        if len(layers) < len(self.focus) + len(self.edited_tensors):  # use the shorter list
-            visited = self._layers_at_edits(layers.values())
-        else:
-            visited = [*self._layers_of_edited_tensors(kind)]
-        visited.sort(key=_RANK)
-        return visited
-
-    def _layers_at_edits(self, layers: Iterable[Layer]) -> list[Layer]:
-        is_disjoint = {*(self.focus or ()), *self.edited_tensors}.isdisjoint
-        return [
-            layer
-            for layer in layers
-            if not (is_disjoint(layer.inputs) and is_disjoint(layer.outputs))
-        ]
-
-    def _layers_of_edited_tensors(self, kind: LayerKind) -> dict[Layer, None]:
-        layers: dict[Layer, None] = {}
-        for tensor in itertools.chain(self.focus or (), self.edited_tensors):
-            for consumer in tensor.consumers:
-                if consumer.kind is kind:
-                    layers[consumer] = None
+        layers: set[Layer] = set()
+        for tensor in itertools.chain(self.focus, self.edited_tensors):
+            layers.update(consumer for consumer in tensor.consumers if consumer.kind is kind)
             if tensor.producer is not None and tensor.producer.kind is kind:
-                layers[tensor.producer] = None
-        return layers
+                layers.add(tensor.producer)
+        return sorted(layers, key=lambda layer: (layer.rank, layer.id))
 
     # Editing ----------------------------------------------------------------------------------
 
@@ -212,11 +177,10 @@ class Network:
 
     def set_input(self, layer: Layer, position: int, tensor: Tensor) -> None:
         """Connect one input of a layer to another tensor."""
-        old = layer.inputs[position]
-        old.drop_consumer(layer)
-        layer.inputs[position] = tensor
+        self.drop_input(layer, position)
+        layer.inputs.insert(position, tensor)
         tensor.add_consumer(layer)
-        self.edited_tensors[old] = self.edited_tensors[tensor] = None
+        self.edited_tensors[tensor] = None
 
     def add_input(self, layer: Layer, tensor: Tensor) -> None:
         """Append an input to a layer."""
@@ -245,7 +209,9 @@ class Network:
         If one of these tensors is a network output, ``new`` becomes the network output instead.
         """
         replaced = dict.fromkeys((old, *more))
-        self._replace_inputs(replaced, new)
+        consumers = {consumer: None for tensor in replaced for consumer in tensor.consumers}
+        for consumer in consumers:
+            consumer.inputs = [new if t in replaced else t for t in consumer.inputs]
         for tensor in replaced:
             for consumer, count in tensor.consumers.items():
                 new.add_consumer(consumer, count)
@@ -255,14 +221,6 @@ class Network:
                 new.is_output = True
                 self.outputs = [new if t is tensor else t for t in self.outputs]
         self.edited_tensors[new] = None
-
-    @staticmethod
-    def _replace_inputs(replaced: Collection[Tensor], new: Tensor) -> None:
-        consumers: dict[Layer, None] = {}
-        for tensor in replaced:
-            consumers.update(dict.fromkeys(tensor.consumers))
-        for consumer in consumers:
-            consumer.inputs = [new if t in replaced else t for t in consumer.inputs]
 
     def remove(self, layer: Layer) -> None:
         """Remove a layer. Its outputs lose their producer."""
@@ -363,19 +321,12 @@ class Network:
 _CASES_WITHOUT_OUTCOME = frozenset({"constant", "identity"})
 
 
+@functools.cache
 def is_seen_on(case: Case, target: Target) -> bool:
     """Return whether a build of the target's major TensorRT version shows a case."""
-    return target.major_version in _major_versions(case)
-
-
-@functools.cache
-def _major_versions(case: Case) -> frozenset[int]:
-    majors: set[str] = set()
-    for name in case.build_names():
-        if name in BUILDS:
-            words = BUILDS[name].tensorrt.split()
-            majors.update(word.partition(".")[0] for word in words)
-    return frozenset(int(major) for major in majors if major.isdigit())
+    builds = [BUILDS[name] for name in case.build_names() if name in BUILDS]
+    versions = [version for build in builds for version in build.tensorrt.split()]
+    return any(version.partition(".")[0] == str(target.major_version) for version in versions)
 
 
 def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:

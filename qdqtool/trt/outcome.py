@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.evidence import Case, Evidence
+from qdqtool.evidence import Evidence
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import describe_model
@@ -35,7 +35,6 @@ from qdqtool.trt.result import (
     TensorPrecision,
 )
 from qdqtool.trt.targets import Target
-from qdqtool.util.records import replace_fields
 
 Assume = Mapping[str, str]
 """Choices by name, such as ``{"silu-add": "fused"}``."""
@@ -126,7 +125,7 @@ def apply_assumptions(target: Target, assume: Assume | None) -> Target:
 
 
 def _with_silu_add(target: Target, value: SiluAdd) -> Target:
-    return replace_fields(target, residual_through_activation=value == SiluAdd.FUSED)
+    return replace(target, residual_through_activation=value == SiluAdd.FUSED)
 
 
 def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
@@ -228,10 +227,6 @@ class Outcome:
         self._output_names: dict[str, str] = {}
         # Types that kernels write because of a fused Q, by the id of the tensor before the Q.
         self._fused_types: dict[int, Precision] = {}
-        self._evidence: dict[
-            tuple[tuple[Case, ...], frozenset[Case]], tuple[Evidence, tuple[str, ...]]
-        ] = {}
-        self._listed_tensors: dict[int, TensorPrecision] = {}
         order = network.breadth_first()
         self._set_precisions(order)
         self._list_engine(order)
@@ -291,8 +286,7 @@ class Outcome:
             self._list_copies(layer)
             if not layer.is_eliminated:
                 self._list_layer(layer, parallel)
-        if self._output_names:
-            self._rename_outputs()
+        self._rename_outputs()
 
     def _layers_in_kernels(self, order: list[Layer]) -> dict[int, Layer]:
         """Return the layers that are inside a kernel of Myelin, by layer id.
@@ -350,7 +344,8 @@ class Outcome:
             return
         listed_type = _engine_type(layer)
         name = merged_name or layer.name
-        if not merged_name and _is_kernel(layer, listed_type):
+        is_kernel = layer.region is not None and listed_type in (KERNEL, _PRODUCT)
+        if is_kernel and layer.nodes and not merged_name:
             name = layer.nodes[0]
         entry = EngineLayer(name, listed_type, inputs, outputs, list(layer.nodes))
         self.layers.append(entry)
@@ -359,20 +354,13 @@ class Outcome:
 
     def _list_tensor(self, tensor: Tensor) -> TensorPrecision:
         tensor = self._sources.get(id(tensor), tensor)
-        listed = self._listed_tensors.get(id(tensor))
-        if listed is None:
-            precision = self._fused_types.get(id(tensor)) or self.precision(tensor)
-            listed = TensorPrecision(tensor.memory.name, precision)
-            self._listed_tensors[id(tensor)] = listed
-        return listed
+        precision = self._fused_types.get(id(tensor)) or self.precision(tensor)
+        return TensorPrecision(tensor.memory.name, precision)
 
     def _rename_outputs(self) -> None:
-        for entry in self.layers:
-            entry.inputs = list(map(self._rename_output, entry.inputs))
-            entry.outputs = list(map(self._rename_output, entry.outputs))
-
-    def _rename_output(self, listed: TensorPrecision) -> TensorPrecision:
-        return replace(listed, tensor=self._output_names.get(listed.tensor, listed.tensor))
+        for layer in self.layers:
+            for listed in (*layer.inputs, *layer.outputs):
+                listed.tensor = self._output_names.get(listed.tensor, listed.tensor)
 
     # Myelin -----------------------------------------------------------------------------------
 
@@ -469,9 +457,9 @@ class Outcome:
         inputs = [data]
         if layer.residual is not None:
             inputs.append(self.precision(layer.residual))
-        evidence, case_ids = self._find_evidence(layer)
         fusion = layer.fusion
         name = fusion.merged_name or layer.name
+        fused = [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
         return ConvOutcome(
             node.index,
             node.name,
@@ -481,31 +469,18 @@ class Outcome:
             inputs,
             self.precision(layer.out),
             layer=name if layer.region is None else None,
-            fused=self._fused_nodes(layer, node),
-            evidence=evidence,
-            cases=list(case_ids),
+            fused=fused,
+            evidence=self._find_evidence(layer),
+            cases=list(map(case_id, layer.cases)),
             activation=fusion.activation.op if fusion.activation is not None else "",
             bare=fusion.tensor_before_activation or layer.out.source,
         )
 
-    def _fused_nodes(self, layer: Layer, node: Node) -> list[str]:
-        return [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
-
-    def _find_evidence(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
-        """Return the evidence of a layer's outcome, and the ids of the layer's cases.
-
-        The evidence is the weakest evidence of the cases of the layer and of the conversions that
-        produce its inputs.
-        """
-        layer_cases = tuple(layer.cases)
+    def _find_evidence(self, layer: Layer) -> Evidence:
+        """Return the weakest evidence of a layer and of the conversions that produce its inputs."""
         copies = [producer for producer in layer.producers if producer.kind is _COPY]
-        copy_cases = frozenset(case for copy in copies for case in copy.cases)
-        evidence = self._evidence.get((layer_cases, copy_cases))
-        if evidence is None:
-            weakest = weakest_evidence([*layer_cases, *copy_cases], self._target)
-            evidence = weakest, tuple(map(case_id, layer_cases))
-            self._evidence[layer_cases, copy_cases] = evidence
-        return evidence
+        copy_cases = (case for copy in copies for case in copy.cases)
+        return weakest_evidence([*layer.cases, *copy_cases], self._target)
 
     def _is_float_product(self, node: Node, has_constant: bool) -> bool:
         if node.op != "MatMul" or has_constant:
@@ -517,10 +492,6 @@ class Outcome:
             return self._model.node(name)
         except KeyError:
             return None
-
-
-def _is_kernel(layer: Layer, listed_type: str) -> bool:
-    return layer.region is not None and bool(layer.nodes) and listed_type in (KERNEL, _PRODUCT)
 
 
 def _quantizes(copy: Layer) -> bool:

@@ -165,36 +165,28 @@ class PipelineRun:
     def run_loop(self, steps: list[Pass]) -> list[Reason]:
         """Run passes in rounds until no pass changes anything; return the last round's reasons.
 
-        The first round visits all tensors. Later rounds visit only tensors that the previous round
-        edited, to save time. When such a round changes nothing, a last round visits all tensors
-        again. Only its reasons are returned, because reasons of earlier rounds may no longer hold.
+        A round ends at the first change by a pass other than the first pass. The first round visits
+        all tensors. Later rounds visit only tensors that the previous round edited, to save time.
+        When such a round changes nothing, a last round visits all tensors again. Only its reasons
+        are returned, because reasons of earlier rounds may no longer hold.
         """
         network = self._network
         network.focus, network.reports_reasons = None, False
         while True:
             network.edited_tensors = {}
             start = len(self.trace)
-            reasons = self._run_round(steps)
+            reasons: list[Reason] = []
+            for step in steps:
+                before = len(self.trace)
+                reasons += self.run_pass(step)
+                if len(self.trace) > before and step is not steps[0]:
+                    break
             if len(self.trace) > start:
                 network.focus, network.reports_reasons = network.edited_tensors, False
             elif network.reports_reasons:
                 return reasons
             else:
                 network.focus, network.reports_reasons = None, True
-
-    def _run_round(self, steps: list[Pass]) -> list[Reason]:
-        """Run passes in turn, up to the first change by a pass other than the first pass.
-
-        Returns:
-            Reasons of the passes that ran.
-        """
-        reasons: list[Reason] = []
-        for step in steps:
-            before = len(self.trace)
-            reasons += self.run_pass(step)
-            if len(self.trace) > before and step is not steps[0]:
-                break
-        return reasons
 
 
 def run(network: Network, target: Target, last: type[Pass] | None = None) -> PipelineRun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from qdqtool.trt.trace import Event
 from qdqtool.util.files import InputFiles
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import save_answer
+from qdqtool.util.outputs import SavableResult
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:
@@ -284,7 +283,7 @@ class ConvOutcome:
 
 
 @dataclass(slots=True, repr=False)
-class Prediction:
+class Prediction(SavableResult):
     """Prediction of the engine that TensorRT builds from a Q/DQ model.
 
     Attributes:
@@ -335,15 +334,6 @@ class Prediction:
     notes: list[Note] = field(default_factory=list)
     requested_target: str = ""
     read: InputFiles | None = field(default=None, repr=False, compare=False)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON that ``qdqtool predict --format json`` prints, atomically.
-
-        Raises:
-            QdqtoolError: ``path`` is an input file, its folder is missing, or it cannot be
-                written.
-        """
-        save_answer(path, self.as_json(), self.read)
 
     def __repr__(self) -> str:
         summary = self.summary()

@@ -8,12 +8,12 @@ The builds that prove the properties are in ``qdqtool/trt/builds.tsv``.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.evidence import Evidence
-from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import read_rows
 
 DEFAULT_TARGET = "trt10"  # current version, also in JetPack 6 and 7
@@ -40,7 +40,7 @@ _FUSED_11 = (
 )
 
 
-@record
+@dataclass(frozen=True)
 class Target:
     """One TensorRT version, or a range of versions that behave alike.
 
@@ -236,7 +236,7 @@ class Target:
     @property
     def rules_title(self) -> str:
         """Product and version whose rules apply: ``TensorRT 8.6`` if the user named 9."""
-        return replace_fields(self, requested_version="").title
+        return replace(self, requested_version="").title
 
     @property
     def title(self) -> str:
@@ -340,7 +340,7 @@ class Target:
                 code="unsupported",
                 parameter="gpu",
             )
-        return replace_fields(self, capabilities=(number,), has_named_capability=True)
+        return replace(self, capabilities=(number,), has_named_capability=True)
 
     def for_fp8(self) -> Target:
         """Return the target for a model with FP8.
@@ -351,10 +351,10 @@ class Target:
         """
         if self.is_rtx:
             is_named = self.has_named_capability
-            return self if is_named else replace_fields(self, capabilities=DEFAULT_FP8_SM)
+            return self if is_named else replace(self, capabilities=DEFAULT_FP8_SM)
         if self.strongly_typed or self.has_built_typing or not self.has_fp8:
             return self
-        return replace_fields(strongly_typed(self), typed_for_fp8=True)
+        return replace(strongly_typed(self), typed_for_fp8=True)
 
 
 _TRT10 = Target(
@@ -423,7 +423,7 @@ TARGETS: dict[str, Target] = {
                 regions=True,
             ),
             _TRT10,
-            replace_fields(
+            replace(
                 _TRT10,
                 name="trt11",
                 version=(11, 0),
@@ -525,11 +525,11 @@ def _find_by_version(text: str) -> Target | None:
     is_range = "." not in target.name and "." in version  # trt10 covers 10.0 and later versions
     if version_numbers(version) == target.version and version.count(".") < 2 and not is_range:
         return target
-    named = replace_fields(target, requested_version=version)
+    named = replace(target, requested_version=version)
     if not named.borrows_rules:  # a patch version
         return named
     proof = f"{version} is predicted with the nearest rules, those of {target.name}; {target.proof}"
-    return replace_fields(named, proof=proof)
+    return replace(named, proof=proof)
 
 
 def strongly_typed(
@@ -558,11 +558,10 @@ def strongly_typed(
             code="unsupported",
             parameter=parameter,
         )
-    return replace_fields(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
+    return replace(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
 
-@record
-class TrtexecSupport:
+class TrtexecSupport(NamedTuple):
     """Options that the trtexec of a version has.
 
     Attributes:
@@ -621,8 +620,7 @@ def target_of_version(version: str) -> Target:
     return max(candidates, key=lambda t: t.version)
 
 
-@record
-class PublishedBuild:
+class PublishedBuild(NamedTuple):
     """A published TensorRT build, which cases and targets refer to as evidence.
 
     Attributes:

@@ -12,13 +12,11 @@ joining word outside brackets is split wrongly. Line ends inside names are not s
 prints them as line ends.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from qdqtool.util.json_text import Json
-from qdqtool.util.records import record
 
 RUNNING = "Running"
 REMOVING = "Removing"
@@ -73,8 +71,7 @@ class Event:
         }
 
 
-@record
-class LineFormat:
+class LineFormat(NamedTuple):
     """Wording of one kind of log line.
 
     Attributes:

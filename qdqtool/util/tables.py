@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 _VERBATIM_FIELDS = ("pattern",)  # fields whose line breaks and spaces are kept
@@ -68,53 +68,38 @@ def join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def make_entry(kind: type[T], fields: Mapping[str, Any], entry_name: str) -> T:
-    """Create a record from the fields of an entry in a table.
+def make_entry(kind: Callable[..., T], fields: Mapping[str, Any], entry_name: str) -> T:
+    """Create a dataclass or named tuple from the fields of an entry in a table.
+
+    Lists become tuples, and the names of values become members of enumerations.
 
     Args:
-        kind: Record class, whose fields are the schema. A field may be a text, a boolean, a list of
-            texts (as a tuple), an enumeration (by value), or an object of the field's type.
+        kind: Class, whose fields are the schema.
         fields: Values by field name.
         entry_name: Name of the entry for messages.
 
     Raises:
-        ValueError: A field is missing, unknown, empty or has another type.
+        ValueError: A field is missing, unknown or empty, or an enumeration has no such value.
     """
-    names, defaults = kind._fields, kind._defaults  # type: ignore[attr-defined]
-    unknown = fields.keys() - set(names)
-    missing = [name for name in names if name not in defaults and name not in fields]
-    if unknown or missing:
-        reason = f"unknown field {', '.join(sorted(unknown))}"
-        if not unknown:
-            reason = f"missing field {', '.join(missing)}"
-        raise ValueError(f"{entry_name}: {reason}")
-    hints = _type_hints(kind)  # type: ignore[arg-type]
-    return kind(
-        **{name: _convert(hints[name], value, name, entry_name) for name, value in fields.items()}
-    )
+    hints = _type_hints(kind)
+    values = {
+        name: _convert(value, hints.get(name), name, entry_name) for name, value in fields.items()
+    }
+    try:
+        return kind(**values)
+    except TypeError as error:  # a field is missing or unknown
+        raise ValueError(f"{entry_name}: {error}") from None
 
 
-def _convert(hint: Any, value: Any, name: str, entry_name: str) -> Any:
-    """Convert a value of a table to the type of a record's field.
-
-    Raises:
-        ValueError: The value is empty or has another type.
-    """
+def _convert(value: Any, hint: Any, name: str, entry_name: str) -> Any:
+    """Convert a value of a table to the type of a field; `hint` is the type of the field."""
+    if value == "":
+        raise ValueError(f"{entry_name}.{name}: the text is empty; write a text, or leave it out")
+    if isinstance(value, list):
+        return tuple(value)
     if isinstance(value, str) and name not in _VERBATIM_FIELDS:
         value = join_lines(value)
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-    if get_origin(hint) is tuple and isinstance(value, list | tuple):
-        element = kinds[0] if isinstance(kinds[0], type) else object
-        if all(isinstance(v, element) for v in value):
-            return tuple(value)
-        raise ValueError(f"{entry_name}.{name}: {value!r} is not a list of {kinds[0].__name__}")
-    kind = kinds[0] if len(kinds) == 1 else hint  # X for a field of type X | None
-    if isinstance(kind, type):
-        if issubclass(kind, enum.Enum):
-            return kind(value)
-        if type(value) is kind and value != "":
-            return value
-    elif value != "":
-        return value
-    kind_name = getattr(kind, "__name__", kind)
-    raise ValueError(f"{entry_name}.{name}: {value!r} is not a {kind_name}")
+    for choice in (hint, *get_args(hint)):  # the arguments of `X | None`
+        if isinstance(choice, type) and issubclass(choice, enum.Enum):
+            return choice(value)
+    return value

@@ -31,7 +31,7 @@ from qdqtool.ir.qdq import quantizers
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.options import GpuOptions
-from qdqtool.trt.result import Assumption, Prediction
+from qdqtool.trt.result import Prediction
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import (
     DEFAULT_TARGET,
@@ -46,7 +46,6 @@ from qdqtool.trt.trace import Event
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
-from qdqtool.util.records import replace_fields
 from qdqtool.verification import local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
@@ -69,14 +68,6 @@ BuildFile: TypeAlias = str | os.PathLike[str]
 _MAX_CONFLICTS = 0.1
 # Minimum share of a model's convolutions that a build must name to count as its build.
 MIN_NAMED = 0.2
-# Codes of the notes about an assumption. First key: the build agrees with the chosen value
-# everywhere. Second key: the chosen value is the assumed value.
-_ASSUMPTION_NOTES = {
-    (True, True): "shown-as-assumed",
-    (True, False): "shown-otherwise",
-    (False, True): "nearest-as-assumed",
-    (False, False): "nearest-otherwise",
-}
 
 
 def verify(
@@ -108,9 +99,9 @@ def verify(
     """
     with record_inputs() as inputs:
         build = load_build(builds)
-        result, _ = verify_model(load(model), build, target, GpuOptions(gpu, clock))
-    result.read = inputs
-    return result
+        verification, _ = verify_model(load(model), build, target, GpuOptions(gpu, clock))
+    verification.read = inputs
+    return verification
 
 
 def verify_model(
@@ -127,17 +118,17 @@ def verify_model(
     check_same_model(model, build)
     prediction = predict(model, resolved)
     if resolved.is_rtx:
-        result = verify_rtx_build(model, prediction, build)
+        verification = verify_rtx_build(model, prediction, build)
     else:
-        result = compare_under_assumptions(model, prediction, build, resolved)
-        assert result.prediction is not None
+        verification = compare_under_assumptions(model, prediction, build, resolved)
+        assert verification.prediction is not None
         from qdqtool.verification.times import compare_times, explain_missing_estimate
 
-        result.times = compare_times(model, result.prediction, build, resolved, gpu)
-        if result.times is None and gpu.gpu is None:
+        verification.times = compare_times(model, verification.prediction, build, resolved, gpu)
+        if verification.times is None and gpu.gpu is None:
             notes += explain_missing_estimate(build)
-    result.notes[:0] = [*build.notes, *notes]
-    return result, resolved
+    verification.notes[:0] = [*build.notes, *notes]
+    return verification, resolved
 
 
 def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Build:
@@ -159,8 +150,8 @@ def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Bui
     model = next((os.fspath(f) for f in files if is_model_name(f)), None)
     if model is not None:
         raise BuildLogError(
-            "an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "
-            "when it built the first model; 'qdqtool compare' takes two models",
+            "is an ONNX model, not a build. Give the log or the layer JSON of a build of the first "
+            "model; 'qdqtool compare' takes two models",
             model,
             code="wrong-format",
             parameter="builds",
@@ -179,7 +170,7 @@ def choose_target_for_gpu(
         QdqtoolError: The GPU is unknown, or the target or the build does not support the GPU.
     """
     resolved, notes = choose_target(build, target)
-    resolved = replace_fields(resolved, has_built_typing=True)
+    resolved = replace(resolved, has_built_typing=True)
     depends_on_gpu = resolved.is_rtx or resolved.needs_hopper_for_fp8
     if not depends_on_gpu and options.gpu is None:
         return resolved, notes
@@ -189,7 +180,7 @@ def choose_target_for_gpu(
     built_capability = parse_device("", build.gpu).cc
     gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
     if resolved.is_rtx and build.targets:
-        resolved = replace_fields(resolved, capabilities=build.targets, has_named_capability=True)
+        resolved = replace(resolved, capabilities=build.targets, has_named_capability=True)
         if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
                 f"`gpu` {gpu.name}: has compute capability {gpu.cc}, but the build is for "
@@ -218,30 +209,16 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if build.is_rtx:
         return RTX, []
     version = build.tensorrt or build.version_hint
-    if version is None:
-        note = Note(
-            f"the build does not state its TensorRT version; {DEFAULT_TARGET} was used for the "
-            "prediction. Give `target` if the version is another one",
-            code="no-version",
-            target=DEFAULT_TARGET,
-        )
-        return TARGETS[DEFAULT_TARGET], [note]
-    if build.tensorrt is None and version == LATEST_SPELLING:
-        note = Note(
-            f"the build does not state its TensorRT version, and its format fits {version} and "
-            f"10: {DEFAULT_TARGET} was used for the prediction (`target` sets it)",
-            code="ambiguous-version",
-            version=version,
-            target=DEFAULT_TARGET,
-        )
-        return TARGETS[DEFAULT_TARGET], [note]
-    resolved = target_of_version(version)
     if build.tensorrt is not None:
-        return resolved, []
+        return target_of_version(build.tensorrt), []
+    resolved = TARGETS[DEFAULT_TARGET]
+    if version not in (None, LATEST_SPELLING):
+        resolved = target_of_version(version)
+    spelling = f", and its format is that of {version} or later" if version else ""
     note = Note(
-        f"the build does not state its TensorRT version; its format is that of {version}, so the "
-        f"prediction is for {resolved.name}",
-        code="version-of-spelling",
+        f"the build does not state its TensorRT version{spelling}: the prediction is for "
+        f"{resolved.name}. Give `target` if the version is another one",
+        code="no-version",
         version=version,
         target=resolved.name,
     )
@@ -290,15 +267,10 @@ def check_same_model(model: Model, build: Build) -> None:
     check_not_empty(build)
     named, total = count_named_convolutions(model, build)
     if named < MIN_NAMED * total and not is_all_myelin(build):
-        why = "the build is of another model. Give the model of this build"
-        if named and not build.layers and not build.trace:
-            why = (
-                "the log ends in its parse section, or is of another model. Give the complete log "
-                "of this model"
-            )
         raise BuildLogError(
             f"contains {named or 'none'} of the {total} convolutions of "
-            f"{model.path or 'the model'}: {why}",
+            f"{model.path or 'the model'}: the build is of another model, or its log is cut off. "
+            "Give the model and the complete log of one build",
             build.display_name,
             code="different-models",
         )
@@ -367,39 +339,33 @@ def compare_under_assumptions(
             continue
         if value != assumed:
             assumptions = best.prediction.assumptions if best.prediction else []
-            shown = Note("shown by the build", code="shown-by-build")
-            assumptions[:1] = [replace(a, why=shown) for a in assumptions[:1]]
-        best.notes.append(_fit_note(assumption, value, errors[value] == (0, 0), target))
+            why = Note("shown by the build", code="shown-by-build")
+            assumptions[:1] = [replace(a, why=why) for a in assumptions[:1]]
+        fits = errors[value] == (0, 0)
+        shown = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
+        best.notes.append(
+            Note(
+                f"{name}: the build {shown} (assumed for {target.name}: {assumed})",
+                code="shown-by-build" if fits else "nearest-to-build",
+                name=name,
+                value=value,
+                assumed=assumed,
+                target=target.name,
+            )
+        )
     return best
 
 
-def _fit_note(assumption: Assumption, value: str, fits: bool, target: Target) -> Note:
-    """Describe how well the chosen value of an assumption fits the build."""
-    is_assumed = value == assumption.value
-    shown = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
-    expected = f"; {assumption.value} is assumed for {target.name}"
-    if fits and is_assumed:
-        expected = f", as assumed for {target.name}"
-    return Note(
-        f"{assumption.name}: the build {shown}{expected}",
-        code=_ASSUMPTION_NOTES[fits, is_assumed],
-        name=assumption.name,
-        value=value,
-        assumed=assumption.value,
-        target=target.name,
-    )
-
-
-def count_errors(result: Verification) -> tuple[int, int]:
+def count_errors(verification: Verification) -> tuple[int, int]:
     """Return the number of mismatched convolutions, and the total of all disagreements.
 
     The total is the number of disagreeing pass lines, layers that do not agree, and mismatches.
     """
-    trace = result.trace
+    trace = verification.trace
     lines = max(trace.predicted or 0, trace.built or 0) - (trace.agree or 0) if trace.built else 0
-    layers = (result.layers.total or 0) - (result.layers.agree or 0)
-    convolutions = sum(m.kind == MismatchKind.CONVOLUTION for m in result.mismatches)
-    return convolutions, lines + layers + len(result.mismatches)
+    layers = (verification.layers.total or 0) - (verification.layers.agree or 0)
+    convolutions = sum(m.kind == MismatchKind.CONVOLUTION for m in verification.mismatches)
+    return convolutions, lines + layers + len(verification.mismatches)
 
 
 def compare_with_build(
@@ -444,7 +410,8 @@ def compare_with_build(
     if has_fp32_remainder(build):
         notes.append(
             Note(
-                "the float layers run in FP32, because the build had no --fp16",
+                "the float layers run in FP32, because the build had no --fp16. Build with --fp16 "
+                "if they may run in FP16",
                 code="no-fp16-flag",
             )
         )
@@ -523,20 +490,20 @@ def verify_with_builder(
     check_choice("builder", builder, BUILDERS, BuilderError)
     assert builder is not None
     capabilities = None if capability is None else [int(capability)]
-    result = local_build.build_model(model, builder, sm=capabilities)
-    if result.status == "timeout":
+    built = local_build.build_model(model, builder, sm=capabilities)
+    if built.status == "timeout":
         raise BuilderError(
-            f"the build did not end in time: {result.message}. Build the model separately, and "
+            f"the build did not end in time: {built.message}. Build the model separately, and "
             "give the log",
             str(model),
             code="timeout",
         )
-    if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
-        return verify(loaded, result.build, target=target)
+    if builder != "tensorrt-rtx" and built.build is not None and built.status == "built":
+        return verify(loaded, built.build, target=target)
     resolved = target_named(target or RTX)
     if capability is not None:
         resolved = resolved.with_capability(capability)
-    return _compare_with_local_build(predict(loaded, resolved), result, loaded.path or "model")
+    return _compare_with_local_build(predict(loaded, resolved), built, loaded.path or "model")
 
 
 def _parse_capability(sm: str | None) -> str | None:
@@ -553,28 +520,28 @@ def _parse_capability(sm: str | None) -> str | None:
 
 
 def _compare_with_local_build(
-    prediction: Prediction, result: local_build.BuiltModel, name: str
+    prediction: Prediction, built: local_build.BuiltModel, name: str
 ) -> Verification:
     """Compare the status of a local build, and its convolutions if the build succeeded."""
     facts = BuildFacts(
-        BuildSource(result.builder),
-        tensorrt=result.version or None,
+        BuildSource(built.builder),
+        tensorrt=built.version or None,
         complete=True,
-        status=result.status,
-        message=result.message,
+        status=built.status,
+        message=built.message,
     )
-    is_built = result.status == "built"
-    pairs = local_build.pair_convolutions(prediction, result.nodes) if is_built else []
+    is_built = built.status == "built"
+    pairs = local_build.pair_convolutions(prediction, built.nodes) if is_built else []
     verification = verification_from_pairs(prediction, pairs, facts)
-    if local_build.is_status_as_predicted(prediction, result) is False:
+    if local_build.is_status_as_predicted(prediction, built) is False:
         predicted = build_status(prediction)
-        actual = f"{result.status}: {result.message}" if result.message else result.status
+        actual = f"{built.status}: {built.message}" if built.message else built.status
         verification.mismatches.append(
             Mismatch(
                 MismatchKind.BUILD,
                 name,
                 {"status": predicted},
-                {"status": result.status},
+                {"status": built.status},
                 Difference.STATUS,
                 (predicted, actual),
             )
@@ -582,10 +549,10 @@ def _compare_with_local_build(
     elif not is_built:
         verification.notes.append(
             Note(
-                f"prediction and build agree: {result.status}: {result.message}",
+                f"prediction and build agree: {built.status}: {built.message}",
                 code="built-alike",
-                status=result.status,
-                message=result.message,
+                status=built.status,
+                message=built.message,
             )
         )
     return verification
@@ -604,7 +571,7 @@ def verify_from_log(
         BuildLogError: The log cannot be read, is of TensorRT-RTX, or lacks a complete parse
             section with Q/DQ.
     """
-    build = _read_sources(sources)
+    build = load_build(sources)
     reject_implicit_int8(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {build.display_name if build.files else 'the log'}"
@@ -626,12 +593,12 @@ def verify_from_log(
     differences = set(first.trace) ^ set(second.trace)
     events = tuple(sorted(differences, key=lambda e: (e.pass_name, e.kind, e.subject)))
     convolutions = _find_scale_dependent_convolutions(first, second)
-    result = compare_with_build(equal, first, build, convolutions, events)
+    verification = compare_with_build(equal, first, build, convolutions, events)
     counts = sorted({p.conversions for p in (first, second) if p.conversions is not None})
     if len(counts) > 1:
-        result.conversions = replace(result.conversions, predicted=None)
+        verification.conversions = replace(verification.conversions, predicted=None)
         few, many = counts
-        result.notes.append(
+        verification.notes.append(
             Note(
                 f"{few} to {many} conversions predicted, depending on the scales",
                 code="conversions-between",
@@ -639,9 +606,9 @@ def verify_from_log(
                 many=many,
             )
         )
-    result.notes[:0] = [*notes, *unknowns]
+    verification.notes[:0] = [*notes, *unknowns]
     if events:
-        result.notes.append(
+        verification.notes.append(
             Note(
                 f"{len(events)} pass lines depend on which scales are equal, so they were not "
                 "compared",
@@ -649,14 +616,7 @@ def verify_from_log(
                 count=len(events),
             )
         )
-    return result
-
-
-def _read_sources(sources: Sequence[str | os.PathLike[str] | Build]) -> Build:
-    for source in sources:
-        if isinstance(source, Build):
-            return source
-    return read_build(*(s for s in sources if not isinstance(s, Build)))
+    return verification
 
 
 def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> None:
@@ -684,15 +644,11 @@ def _find_missing_tensor(graph: onnx.GraphProto) -> str | None:
 
 
 def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) -> tuple[str, ...]:
-    outcomes, others = _outcomes_by_name(first), _outcomes_by_name(second)
+    outcomes, others = (
+        {c.name: (c.precision, list(c.inputs), c.output, set(c.fused)) for c in p.convolutions}
+        for p in (first, second)
+    )
     return tuple(name for name, outcome in outcomes.items() if others.get(name) != outcome)
-
-
-def _outcomes_by_name(prediction: Prediction) -> dict[str, tuple[object, ...]]:
-    return {
-        c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused))
-        for c in prediction.convolutions
-    }
 
 
 def copy_with_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:

@@ -21,7 +21,6 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import is_qdq
 from qdqtool.ir.sizes import is_multiplication
-from qdqtool.reasons.finding import Reason
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.trace import FUSING_INTO
 from qdqtool.util.json_text import Json
@@ -218,12 +217,11 @@ def compare_convolutions(
     skipped = set(uncertain)
     unknown: list[str] = []
     mismatches: list[Mismatch] = []
-    # The reversed order keeps the first reason of each node.
-    reasons = {r.node: r for r in reversed(prediction.refusals)}
-    passes = _fusing_passes(prediction)
+    rules = _name_rules(prediction)
+    named = {node.name for node in model.nodes if node.op in _NAMED_OPERATORS}
     for conv in prediction.convolutions:
         built = read_built_convolution(model.node(conv.name), conv, build, mapper, lines)
-        difference = None if conv.name in skipped else _find_difference(model, conv, built)
+        difference = None if conv.name in skipped else _find_difference(named, conv, built)
         if difference is not None:
             mismatches.append(
                 Mismatch(
@@ -235,7 +233,7 @@ def compare_convolutions(
                     built.as_json(),
                     *difference,
                     built.line or None,
-                    _describe_rule(conv, reasons.get(conv.name), passes.get(conv.name)),
+                    rules.get(conv.name, f"as layer {conv.layer or conv.name}"),
                 )
             )
         elif conv.name in skipped or built.precision is None or built.output is None:
@@ -302,7 +300,10 @@ def _read_layer(
     nodes = mapper.nodes(layer)
     built = BuiltConvolution(layer=layer.name, line=layer.line)
     if is_myelin_kernel(layer):
-        _read_myelin_kernel(built, layer, nodes)
+        # A kernel that computes two convolutions does not show the type of each.
+        if product_rank(layer) is not None and sum(n.op in WEIGHTED for n in nodes) <= 1:
+            built.precision = none_if_unknown(compute_precision(layer))
+            built.output = none_if_unknown(output_precision(layer))
         return built
     built.precision = none_if_unknown(layer.input_precision)
     if layer.outputs:
@@ -310,31 +311,22 @@ def _read_layer(
         built.output = none_if_unknown(output.precision)
     fused = (n for n in nodes if n.op != "Constant" and not is_qdq(n))
     built.fused = [n.name for n in fused if n.name != node.name]
-    has_residual = len(conv.inputs) > 1 or _has_residual(layer, nodes)
+    is_merged = " || " in layer.name and len(layer.outputs) > 1
+    has_add = not is_merged and any(n.op == "Add" for n in nodes)
+    has_residual = len(conv.inputs) > 1 or has_add
     inputs = [t.precision for t in layer.inputs[: 2 if has_residual else 1]]
     if inputs and Precision.UNKNOWN not in inputs:
         built.inputs = inputs
     return built
 
 
-def _has_residual(layer: BuiltLayer, nodes: list[Node]) -> bool:
-    is_merged = " || " in layer.name and len(layer.outputs) > 1
-    return not is_merged and any(n.op == "Add" for n in nodes)
-
-
-def _read_myelin_kernel(built: BuiltConvolution, layer: BuiltLayer, nodes: list[Node]) -> None:
-    """Set compute and output type from a Myelin kernel, unless it computes two convolutions."""
-    if product_rank(layer) is not None and sum(n.op in WEIGHTED for n in nodes) <= 1:
-        built.precision = none_if_unknown(compute_precision(layer))
-        built.output = none_if_unknown(output_precision(layer))
-
-
 def _find_difference(
-    model: Model, conv: ConvOutcome, built: BuiltConvolution
+    named: Collection[str], conv: ConvOutcome, built: BuiltConvolution
 ) -> DetailedDifference | None:
     """Return the first difference between prediction and build.
 
-    None if everything that the build shows agrees.
+    None if everything that the build shows agrees. `named` has the nodes whose names TensorRT keeps
+    in the names of layers.
     """
     if built.contradiction is not None:
         return built.contradiction
@@ -354,19 +346,11 @@ def _find_difference(
         return Difference.LACKS_RESIDUAL if missing_inputs > 0 else Difference.HAS_RESIDUAL, ()
     if built.fused is None or not built.layer or " || " in built.layer:
         return None
-    return _find_fusion_difference(model, conv.fused, built.fused)
-
-
-def _is_named_in_layers(model: Model, name: str) -> bool:
-    """Return whether TensorRT keeps this fused node's name in the layer's name."""
-    try:
-        return model.node(name).op in _NAMED_OPERATORS
-    except KeyError:
-        return False
+    return _find_fusion_difference(named, conv.fused, built.fused)
 
 
 def _find_fusion_difference(
-    model: Model, predicted: list[str], built: list[str]
+    named: Collection[str], predicted: list[str], built: list[str]
 ) -> DetailedDifference | None:
     """Return the first Add or MaxPool that only one side fuses; None if both sides agree."""
     for difference, names, others in (
@@ -374,7 +358,7 @@ def _find_fusion_difference(
         (Difference.ABSORBED, built, predicted),
     ):
         for name in names:
-            if name not in others and _is_named_in_layers(model, name):
+            if name in named and name not in others:
                 return difference, (name,)
     return None
 
@@ -383,17 +367,17 @@ def _precision_name(precision: Precision) -> str:
     return "float" if precision == Precision.FLOAT else str(precision)
 
 
-def _fusing_passes(prediction: Prediction) -> dict[str, str]:
-    """Return the first pass that fuses a Q or DQ into each node, by the node's name."""
-    passes: dict[str, str] = {}
+def _name_rules(prediction: Prediction) -> dict[str, str]:
+    """Return the pass that decided about each node, by the node's name.
+
+    This is the pass with the first reason against a fusion at the node, else the first pass that
+    fuses a Q or DQ into the node.
+    """
+    rules: dict[str, str] = {}
+    for reason in prediction.refusals:
+        rules.setdefault(reason.node, f"by {reason.pass_name}: {reason.key}")
     for event in prediction.trace:
         if event.kind == FUSING_INTO:
             for name in _possible_names(event.object):
-                passes.setdefault(name, event.pass_name)
-    return passes
-
-
-def _describe_rule(conv: ConvOutcome, reason: Reason | None, pass_name: str | None) -> str:
-    if reason is not None:
-        return f"by {reason.pass_name}: {reason.key}"
-    return f"by {pass_name}" if pass_name is not None else f"as layer {conv.layer or conv.name}"
+                rules.setdefault(name, f"by {event.pass_name}")
+    return rules

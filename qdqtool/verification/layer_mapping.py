@@ -185,19 +185,6 @@ def count_named_convolutions(model: Model, build: Build) -> tuple[int, int]:
     return named, len(names)
 
 
-def _find_parsed_conflicts(
-    view: View, build: Build, shapes: Mapping[int, tuple[int, ...]]
-) -> dict[str, NameConflict]:
-    parsed = {n.name: n for n in build.parse.nodes if n.name}
-    conflicts: dict[str, NameConflict] = {}
-    for node in view.nodes_with_weights:
-        shape = shapes.get(node.index, ())
-        conflict = _compare_parsed_node(node, parsed.get(trt_name(node)), shape)
-        if conflict is not None:
-            conflicts[node.name] = conflict
-    return conflicts
-
-
 def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[NameConflict]:
     """Return the names that stand for different nodes in the model and in the build.
 
@@ -207,11 +194,20 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
         n.index: view.weights(n).source for n in view.nodes_with_weights if view.weights(n).folded
     }
     shapes = {i: tuple(view.model.constant_shape(name) or ()) for i, name in weights.items()}
-    conflicts = _find_parsed_conflicts(view, build, shapes)
+    parsed = {n.name: n for n in build.parse.nodes if n.name}
+    conflicts: dict[str, NameConflict] = {}
+    for node in view.nodes_with_weights:
+        printed = parsed.get(trt_name(node))
+        conflict = printed and _compare_parsed_node(node, printed, shapes.get(node.index, ()))
+        if conflict:
+            conflicts[node.name] = conflict
     weight_names = set(weights.values())
     for layer in mapper.layers:
-        product = _find_single_product(layer, mapper)
-        if product is None or product.name in conflicts:
+        products = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
+        if len(products) != 1 or product_rank(layer) is None:
+            continue
+        product = products[0]
+        if product.name in conflicts:
             continue
         bases = layer.parse_name().bases
         built_weights = [name for name in bases if name in weight_names]
@@ -223,17 +219,10 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
     return list(conflicts.values())
 
 
-def _find_single_product(layer: BuiltLayer, mapper: NodeMapper) -> Node | None:
-    nodes = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
-    return nodes[0] if len(nodes) == 1 and product_rank(layer) is not None else None
-
-
 def _compare_parsed_node(
-    node: Node, printed: ParsedNode | None, shape: tuple[int, ...]
+    node: Node, printed: ParsedNode, shape: tuple[int, ...]
 ) -> NameConflict | None:
     """Return a conflict of operator or weights' shape with the parse section, else None."""
-    if printed is None:
-        return None
     if printed.op != node.op:
         return NameConflict(node.name, node.op, printed.op)
     tensor = printed.inputs[1] if len(printed.inputs) > 1 else None

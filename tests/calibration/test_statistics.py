@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from calibration import amax_of, collect, load_statistics
 from calibration.cache import Statistics
 from calibration.statistics import (
-    DEFAULT_BINS,
     IMAGES,
     POSITIONS,
     TensorStatistics,
@@ -44,24 +43,6 @@ def with_channels(number: int) -> TensorStatistics:
 
 
 # One tensor
-
-
-def test_new_statistics_have_no_values() -> None:
-    stats = TensorStatistics()
-    assert stats.bins == DEFAULT_BINS == 2048 and stats.spots == []
-    assert counts_of(stats)[:4] == (0, 0, math.inf, -math.inf) and stats.focus is None
-
-
-def test_added_arrays_count_together() -> None:
-    values = RNG.normal(0.3, 2, (2, 3, 50, 50)).astype(np.float32)
-    stats = TensorStatistics(2048)
-    for row in values:
-        stats.add(row)
-    assert (stats.count, stats.minimum, stats.maximum) == (
-        values.size,
-        float(values.min()),
-        float(values.max()),
-    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +101,7 @@ def test_values_that_are_not_finite_are_counted_apart(value: float) -> None:
 @pytest.mark.parametrize(
     "values", [[], [0.0], [0.5, -3.0, 7.0], [1.0, math.nan], [math.inf], [1e-30, 1e30]]
 )
-def test_looked_at_values_equal_values_added_to_both(
+def test_values_in_focus_equal_values_added_to_both(
     before: list[float], values: list[float]
 ) -> None:
     once, twice = of(*before), of(*before)
@@ -132,13 +113,6 @@ def test_looked_at_values_equal_values_added_to_both(
         twice.add(array)
         twice.add_focus([array])
     assert counts_of(once) == counts_of(twice)
-
-
-def test_looked_at_values_begin_a_focus() -> None:
-    stats = of(1.0)
-    assert stats.focus is None
-    stats.add(np.array([2.0], np.float32), looked_at=True)
-    assert stats.focus is not None and stats.focus.count == 1
 
 
 @pytest.mark.parametrize("partly", [[0.5], []], ids=["part", "nothing"])
@@ -258,11 +232,6 @@ def test_statistics_that_cannot_be_merged(parts: list[TensorStatistics], check: 
         merge_all(parts)
 
 
-def test_merge_all() -> None:
-    stats = of(1.0)
-    assert merge_all([stats, of(2.0), of(3.0)]).count == 3 and merge_all(iter([stats])) is stats
-
-
 ARRAYS = st.lists(
     st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12),
     min_size=1,
@@ -379,7 +348,7 @@ def test_channels_are_counted_for_inputs_of_linear_layers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("samples", [0, 1, 15, 16, 17, 33, 100])
-def test_sixteen_samples_are_spotted(samples: int) -> None:
+def test_sixteen_samples_have_spots(samples: int) -> None:
     expected = {k * samples // 16 for k in range(16)} if samples > 16 else set(range(16))
     assert spot_sample_numbers(samples) == expected and len(expected) == 16
     assert spot_sample_numbers(None) == set(range(16))
@@ -387,7 +356,7 @@ def test_sixteen_samples_are_spotted(samples: int) -> None:
 
 @pytest.mark.parametrize("channels", [1, 47, 48, 49, 100])
 @pytest.mark.parametrize("number", [0, 1, 777])
-def test_taken_positions_and_channels(channels: int, number: int) -> None:
+def test_spots_are_at_spread_positions_and_channels(channels: int, number: int) -> None:
     array = np.arange(2 * channels * 60, dtype=np.float32).reshape(2, channels, 6, 10)
     golden = 0.6180339887498949
     positions = [int((k + number) * golden % 1.0 * 60) for k in range(48)]
@@ -411,12 +380,12 @@ def test_taken_positions_and_channels(channels: int, number: int) -> None:
         ((1, 0, 20, 20), False),
     ],
 )
-def test_taken_needs_a_map_of_48_positions(shape: tuple[int, ...], enough: bool) -> None:
+def test_spots_need_a_map_of_48_positions(shape: tuple[int, ...], enough: bool) -> None:
     assert (find_spots(np.zeros(shape, np.float32), 0) is not None) == enough
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_taken_needs_finite_values_at_its_positions(value: float) -> None:
+def test_spots_need_finite_values(value: float) -> None:
     array, stats = np.zeros((1, 1, 100, 100), np.float32), TensorStatistics()
     array[0, 0, 99, 99] = value
     assert find_spots(array, 0) is not None

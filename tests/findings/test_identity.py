@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -13,7 +14,7 @@ from qdqtool.errors import ModelError
 from qdqtool.evidence import Evidence
 from qdqtool.extraction.cut import ModelCutter
 from qdqtool.findings.identity import finding_key
-from qdqtool.findings.messages import describe_finding
+from qdqtool.findings.report import describe_finding
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost, LossCause
@@ -24,7 +25,6 @@ from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.trt.result import Prediction
-from qdqtool.util.records import replace_fields
 from tests.findings.graphs import GRAPHS
 from tests.findings.test_producers import prediction
 from tests.findings.test_reasons import TARGETS
@@ -55,18 +55,17 @@ PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), TensorSize("8x4x4", 128))
     [
         {"elements": TensorSize("2", 2)},
         {"elements": None},
-        {"consumers": (replace_fields(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
+        {"consumers": (replace(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
         {"tensor": "u", "activation": PathStep("s", "Relu")},  # in no message
     ],
 )
 def test_key_ignores_sizes_and_nodes_after_the_consumers(changes: dict[str, Any]) -> None:
-    assert key_of(replace_fields(PLAIN, **changes)) == key_of(PLAIN)
+    assert key_of(replace(PLAIN, **changes)) == key_of(PLAIN)
 
 
 def test_key_ignores_names_of_network_outputs() -> None:
     first, second = (
-        key_of(replace_fields(PLAIN, consumers=(replace_fields(OUTPUT, node=name),)))
-        for name in "ab"
+        key_of(replace(PLAIN, consumers=(replace(OUTPUT, node=name),))) for name in "ab"
     )
     assert first == second != key_of(PLAIN)
 
@@ -113,15 +112,13 @@ def test_key_of_pooling_is_its_quantized_side() -> None:
     [
         {"node": "m"},
         {"consumers": ()},
-        {"consumers": (replace_fields(CONV, node="d"),)},
-        {"consumers": (replace_fields(CONV, scale=0.5),)},
-        {
-            "consumers": (replace_fields(CONV, feeds_weighted=False),)
-        },  # nothing after it is quantized
+        {"consumers": (replace(CONV, node="d"),)},
+        {"consumers": (replace(CONV, scale=0.5),)},
+        {"consumers": (replace(CONV, feeds_weighted=False),)},  # nothing after it is quantized
     ],
 )
 def test_key_has_each_value_that_decides(changes: dict[str, Any]) -> None:
-    assert key_of(replace_fields(PLAIN, **changes)) != key_of(PLAIN)
+    assert key_of(replace(PLAIN, **changes)) != key_of(PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -134,15 +131,14 @@ def test_key_has_each_field_of_the_finding(changes: dict[str, Any]) -> None:
 
 def test_key_has_classes_of_further_refusals() -> None:
     reduced = ReduceNotPooling("pass", "c", "q", ())
-    others = (), (reduced,), (replace_fields(reduced, dq="r"),)
+    others = (), (reduced,), (replace(reduced, dq="r"),)
     keys = [key_of(PLAIN, "POOL-FLOAT", also=also) for also in others]
     assert keys[0] != keys[1] == keys[2]
 
 
 def test_key_with_scale_nan_equals_itself() -> None:
     first, second = (
-        key_of(replace_fields(PLAIN, consumers=(replace_fields(CONV, scale=float("nan")),)))
-        for _ in range(2)
+        key_of(replace(PLAIN, consumers=(replace(CONV, scale=float("nan")),))) for _ in range(2)
     )
     assert first == second
 
@@ -173,10 +169,8 @@ def test_key_of_conversion_has_the_producer_unless_another_finding_explains_it(
     assert len(reasons) > 10
     for stays in reasons:
         assert isinstance(stays, RemainingConversion)
-        origin = replace_fields(
-            stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8
-        )
-        moved = replace_fields(stays, origin=origin)
+        origin = replace(stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8)
+        moved = replace(stays, origin=origin)
         plain = stays.quantize and stays.precision in COVERED_TYPES
         assert (key_of(stays, "CONVERSION") == key_of(moved, "CONVERSION")) is not plain
         see, other = (("OUT-FLOAT", "c"),), (("OUT-FLOAT", "d"),)
@@ -197,9 +191,7 @@ def test_keys_of_a_network_are_unique_and_repeatable(place: int, reason: str) ->
 
 def words_without_sizes(finding: Finding) -> tuple[str, ...]:
     causes = [
-        replace_fields(c, reason=replace_fields(c.reason, elements=None))
-        if hasattr(c.reason, "elements")
-        else c
+        replace(c, reason=replace(c.reason, elements=None)) if hasattr(c.reason, "elements") else c
         for c in finding.causes
     ]
     return str(finding.severity), *describe_finding(

@@ -157,15 +157,9 @@ def texts(value: object, place: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        pytest.param(
-            {"targets": [], "evidence": "seen"}, "missing field source", id="field-missing"
-        ),
-        pytest.param({**HOLDS, "sauce": "x"}, "unknown field sauce", id="field-unknown"),
-        pytest.param({**HOLDS, "source": 3}, "source: 3 is not a str", id="number-for-text"),
-        pytest.param({**HOLDS, "source": ""}, "source: '' is not a str", id="text-empty"),
-        pytest.param(
-            {**HOLDS, "targets": [8]}, r"\[8\] is not a list of str", id="list-of-numbers"
-        ),
+        pytest.param({"targets": [], "evidence": "seen"}, "'source'", id="field-missing"),
+        pytest.param({**HOLDS, "sauce": "x"}, "'sauce'", id="field-unknown"),
+        pytest.param({**HOLDS, "source": ""}, "X.holds.source: the text is empty", id="text-empty"),
         pytest.param({**HOLDS, "evidence": "heard"}, "'heard'", id="choice-unknown"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 import calibration
 import qdqtool
-from calibration.cache import read_tensorrt_cache
+from calibration.range_tables import read_range_table
 from calibration.runner import CacheMismatch
 from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
@@ -21,8 +21,7 @@ from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import ModelInfo
-from qdqtool.patterns.heads import find_head
-from qdqtool.reasons.placement import PLACEMENT, FloatForAccuracy, SkippedNode
+from qdqtool.reasons.placement import PLACEMENT, FloatNode, SkipCause, SkippedNode
 from qdqtool.trt.result import Prediction
 from tests.indexing import indexed
 from tests.insertion.nets import (
@@ -61,9 +60,9 @@ def test_insert_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch)
     yolo = yolov8n(SIZE, classes=8)
     indexings = indexed(monkeypatch)
     inserted = qdqtool.insert(yolo, folder)
-    # The model once, and copies without weights: one for each of two placements, one without
-    # quantizers.
-    assert len(indexings) == 4
+    # The model, its copy to edit, and copies without weights: one for each of two placements, one
+    # without quantizers.
+    assert len(indexings) == 5
     check(inserted.model)
     assert len(inserted.weights) == 60
     assert {s.node for s in inserted.skipped} == {
@@ -147,7 +146,7 @@ def test_insert_takes_scales_from_tensorrt_table(folder: Path, tmp_path: Path) -
     table = tmp_path / "calib.table"
     first = qdqtool.insert(small(), folder, predict=False)
     write_table(first, table)
-    assert read_tensorrt_cache(table)["x"] == pytest.approx(first.activations[0].scale)
+    assert read_range_table(table).scales["x"] == pytest.approx(first.activations[0].scale)
     second = qdqtool.insert(small(), calib_table=table, predict=False)
     assert [q.scale for q in second.activations] == [q.scale for q in first.activations]
 
@@ -268,7 +267,7 @@ def insertion() -> Insertion:
     return Insertion(
         one_layer(),
         quantized,
-        [SkippedNode(FloatForAccuracy(PLACEMENT, "n"))],
+        [SkippedNode(FloatNode(PLACEMENT, "n", SkipCause.ACCURACY))],
         {"images": 2},
         [group],
     )
@@ -292,8 +291,9 @@ def test_json_compute_capabilities_do_not_need_prediction(
     assert (result.prediction is not None) is predict
 
 
-def test_json_without_losses_and_prediction() -> None:
-    data = insertion().as_json()
+def test_json_of_losses_groups_and_prediction() -> None:
+    result = insertion()
+    data = result.as_json()
     assert (data["losses"], data["prediction"], data["output"], data["notes"]) == (
         None,
         None,
@@ -309,10 +309,6 @@ def test_json_without_losses_and_prediction() -> None:
             "members": [{"tensor": "y", "amax": 63.5, "bits_lost": -0.25}],
         }
     ]
-
-
-def test_json_with_losses_and_prediction() -> None:
-    result = insertion()
     result.losses = ActivationLosses(0.5, [], 1, 2)
     result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
     data = result.as_json()
@@ -380,10 +376,6 @@ def test_float_nodes_of_classifier(net: Net, outputs: int) -> None:
     model = net.index()
     assert find_head_float_nodes(model, "box") == {}
     assert names(model, find_head_float_nodes(model, "float")) == {f"fc{i}" for i in range(outputs)}
-
-
-def test_find_head_of_network_without_head() -> None:
-    assert find_head(Model(one_layer())).finals == set()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from qdqtool.insertion.rewrite import round_weights
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import save
 from qdqtool.ir.precision import Precision
-from qdqtool.reasons.placement import Fp8Obstacle, NoFastFp8
+from qdqtool.reasons.placement import FloatNode, SkipCause
 from qdqtool.runtime.sessions import open_session
 from qdqtool.verification.local_build import build_model
 from tests.errors import has
@@ -114,21 +114,21 @@ def conv_net(kernel: int = 3, cin: int = 32, cout: int = 32, group: int = 1) -> 
     [
         ({}, None),
         ({"kernel": 5}, None),
-        ({"kernel": 7}, Fp8Obstacle.KERNEL),
-        ({"group": 32}, Fp8Obstacle.GROUPS),
-        ({"group": 2}, Fp8Obstacle.GROUPS),
-        ({"cin": 16}, Fp8Obstacle.CHANNELS),
-        ({"cout": 16}, Fp8Obstacle.CHANNELS),
+        ({"kernel": 7}, SkipCause.FP8_KERNEL),
+        ({"group": 32}, SkipCause.FP8_GROUPS),
+        ({"group": 2}, SkipCause.FP8_GROUPS),
+        ({"cin": 16}, SkipCause.FP8_CHANNELS),
+        ({"cout": 16}, SkipCause.FP8_CHANNELS),
         ({"cin": 17, "cout": 17}, None),
     ],
 )
 def test_forms_of_convolutions_that_remain_float(
-    form: dict[str, int], obstacle: Fp8Obstacle | None
+    form: dict[str, int], obstacle: SkipCause | None
 ) -> None:
     model = conv_net(**form).index()
     placement = place(model, FP8_RULES)
     reasons = [s.record for s in placement.skipped]
-    obstacles = [r.obstacle for r in reasons if isinstance(r, NoFastFp8)]
+    obstacles = [r.cause for r in reasons if isinstance(r, FloatNode)]
     assert obstacles == ([] if obstacle is None else [obstacle])
     included = place(model, PlacementRules(head="none", number_format=FP8, include=["^c$"]))
     assert not included.skipped
@@ -138,20 +138,20 @@ def test_forms_of_convolutions_that_remain_float(
     ("shape", "columns", "obstacle"),
     [
         ((4, 32), 32, None),
-        ((1, 32), 32, Fp8Obstacle.SINGLE_ROW),
-        ((4, 8), 32, Fp8Obstacle.CHANNELS),
-        ((4, 32), 15, Fp8Obstacle.CHANNELS),
+        ((1, 32), 32, SkipCause.FP8_SINGLE_ROW),
+        ((4, 8), 32, SkipCause.FP8_CHANNELS),
+        ((4, 32), 15, SkipCause.FP8_CHANNELS),
     ],
 )
 def test_forms_of_products_that_remain_float(
-    shape: tuple[int, int], columns: int, obstacle: Fp8Obstacle | None
+    shape: tuple[int, int], columns: int, obstacle: SkipCause | None
 ) -> None:
     net = Net()
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     weights = net.const("w", np.ones((shape[1], columns)))
     net.output(net.op("MatMul", "m", "x", weights))
     reasons = [s.record for s in place(net.index(), FP8_RULES).skipped]
-    obstacles = [r.obstacle for r in reasons if isinstance(r, NoFastFp8)]
+    obstacles = [r.cause for r in reasons if isinstance(r, FloatNode)]
     assert obstacles == ([] if obstacle is None else [obstacle])
 
 

@@ -1,5 +1,6 @@
 import shlex
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from onnx import helper
 
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
-from qdqtool.errors import ModelError
 from qdqtool.formats.insertion_text import render
 from qdqtool.insertion.losses import (
     SMALL_ERROR,
@@ -26,7 +26,7 @@ from qdqtool.insertion.losses import (
 )
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import QuantizedTensor
-from qdqtool.insertion.switchable_network import NetworkSegment
+from qdqtool.insertion.switchable_network import SwitchableNetwork
 from qdqtool.ir.graph import Model
 from tests.insertion.nets import (
     Net,
@@ -107,44 +107,34 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(opset: int, ir:
 
 
 @dataclass
-class SegmentRuns:
-    """Runs of segments on two threads; the first runs of two samples wait for each other.
+class NetworkRuns:
+    """Runs of the network on two threads; the first runs of two samples wait for each other.
 
     Attributes:
         samples: First value of the sample of each run.
-        failing: First value of the sample whose first run fails. Runs of the other sample go on
-            after the thread of the failure has ended.
     """
 
     samples: list[float] = field(default_factory=list)
-    failing: float | None = None
-    failed: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
     both: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=60))
 
     def begin(self, sample: float) -> None:
         self.samples.append(sample)
         if len(self.samples) <= 2:
             self.both.wait()
-        if sample == self.failing:
-            self.thread = threading.current_thread()
-            self.failed.set()
-            raise ModelError("broken sample")
-        if self.failing is not None:
-            assert self.failed.wait(60) and self.thread is not None
-            self.thread.join(60)
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> SegmentRuns:
-    """Record the runs of segments; two samples are measured at once."""
-    runs, run_segment = SegmentRuns(), NetworkSegment.run
+def runs(monkeypatch: pytest.MonkeyPatch) -> NetworkRuns:
+    """Record the runs of the network; two samples are measured at once."""
+    runs, run_network = NetworkRuns(), SwitchableNetwork.run
 
-    def record_run(segment: NetworkSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        runs.begin(float(values["x"].flat[0]))
-        return run_segment(segment, values)
+    def record_run(
+        network: SwitchableNetwork, sample: dict[str, np.ndarray], floats: Collection[str] = ()
+    ) -> dict[str, np.ndarray]:
+        runs.begin(float(sample["x"].flat[0]))
+        return run_network(network, sample, floats)
 
-    monkeypatch.setattr(NetworkSegment, "run", record_run)
+    monkeypatch.setattr(SwitchableNetwork, "run", record_run)
     monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda: 2)
     return runs
 
@@ -172,34 +162,20 @@ def test_measure_gives_same_losses_on_one_and_two_threads(
     assert losses[0] is not None and losses[0] == losses[1]
 
 
-def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: SegmentRuns) -> None:
+def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: NetworkRuns) -> None:
     assert measure_all(chain_insertion, images(3), samples=2)
     assert len(set(runs.samples[:2])) == 2
-    # Cuts before the second to the fourth activation make four segments. Each sample runs four with
-    # all activations float, four with all quantized, and four, three, two and one with each
-    # activation left out.
-    assert len(runs.samples) == 2 * (4 + 4 + 4 + 3 + 2 + 1)
-
-
-def test_measure_ends_runs_after_failure(chain_insertion: Insertion, runs: SegmentRuns) -> None:
-    data = images(2)
-    runs.failing = float(data[0]["x"].flat[0])
-    with pytest.raises(ModelError, match="broken sample"):
-        measure_all(chain_insertion, data, samples=2)
-    # The other sample finishes the run that it is at, of four segments, and begins no other.
-    assert len(runs.samples) == 1 + 4
+    # Each sample runs with all activations float, with all quantized, and with each of four float.
+    assert len(runs.samples) == 2 * (1 + 1 + 4)
 
 
 @pytest.mark.parametrize(
-    ("percentile", "tried", "segments"),
-    [
-        (99.5, 0, 3 * (1 + 1)),
-        (98.0, 4, 3 * (1 + 1) + 2 * (3 + 4 + 3 + 2 + 1)),
-    ],
+    ("percentile", "tried", "count"),
+    [(99.5, 0, 3 * (1 + 1)), (98.0, 4, 3 * (1 + 1) + 2 * 4)],
     ids=["small error", "large error"],
 )
 def test_measure_tries_activations_only_for_large_error(
-    percentile: float, tried: int, segments: int, runs: SegmentRuns
+    percentile: float, tried: int, count: int, runs: NetworkRuns
 ) -> None:
     """Three samples run with all activations float and quantized, two of them with each float."""
     result = qdqtool.insert(
@@ -207,7 +183,7 @@ def test_measure_tries_activations_only_for_large_error(
     )
     losses = result.losses = measure_all(result, images(3), samples=None)
     assert losses is not None and (losses.error > SMALL_ERROR) == bool(tried)
-    assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, segments)
+    assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, count)
     assert ("--losses 3 tries them" in str(render(result, 400, everything=True))) == (not tried)
 
 
@@ -289,13 +265,6 @@ def test_losses_leave_out_activation_without_error(
     losses = measure_all(result, data, samples=2)
     assert losses is not None and (losses.samples, losses.tried) == (2, 4)
     assert "x" not in [loss.tensor for loss in losses.tensors] and len(losses.tensors) == 3
-
-
-def test_measure_limits_samples_and_named_tensors(
-    exact_insertion: tuple[Insertion, list[dict[str, np.ndarray]]],
-) -> None:
-    losses = measure_all(*exact_insertion, samples=3, reported=2)
-    assert losses is not None and losses.samples == 3 and len(losses.tensors) == 2
 
 
 def test_measure_returns_none_without_error(

@@ -15,7 +15,6 @@ from qdqtool.insertion.placement import (
 )
 from qdqtool.insertion.structure import branch_lengths
 from qdqtool.ir.graph import Model
-from qdqtool.ir.operators import weight_scale_axis
 from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.convolutions import FloatDeconvolution
 from qdqtool.reasons.weights import WeightsNotConstant
@@ -119,10 +118,18 @@ def test_residual_of_bare_convolution_quantizes_skip() -> None:
         (
             "conv",
             PlacementRules(residual_after_activation="none"),
-            (placement_reasons.FloatResidual, False),
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.RESIDUAL_WITHOUT_GAIN),
         ),
-        ("conv", PlacementRules(residual="none"), (placement_reasons.FloatResidual, True)),
-        ("end", PlacementRules(head="none"), (placement_reasons.FloatResult, False)),
+        (
+            "conv",
+            PlacementRules(residual="none"),
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.RESIDUAL_NOT_REQUESTED),
+        ),
+        (
+            "end",
+            PlacementRules(head="none"),
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.RESULT_NOT_QUANTIZED),
+        ),
     ],
     ids=["target", "user", "float consumer"],
 )
@@ -205,7 +212,10 @@ def test_pooling_of_classifier_is_quantized() -> None:
 def test_pooling_next_to_float_consumer_is_left_float() -> None:
     result = place_net(classifier(True))
     assert not quantized_inputs(result, "gap")
-    assert reasons(result)["gap"] == (placement_reasons.FloatInput,)
+    assert reasons(result)["gap"] == (
+        placement_reasons.FloatNode,
+        placement_reasons.SkipCause.INPUT_READ_AS_FLOAT,
+    )
 
 
 def test_poolings_in_a_row_are_quantized(net: Net) -> None:
@@ -391,8 +401,8 @@ def test_can_be_quantized(
         (
             PlacementRules(floats=["c1", "add", "no such"], include=["c1"]),
             {
-                "c1": (placement_reasons.FloatForAccuracy,),
-                "add": (placement_reasons.FloatForAccuracy,),
+                "c1": (placement_reasons.FloatNode, placement_reasons.SkipCause.ACCURACY),
+                "add": (placement_reasons.FloatNode, placement_reasons.SkipCause.ACCURACY),
             },
         ),
     ],
@@ -412,13 +422,12 @@ def test_exclusion_names_first_pattern_that_matches() -> None:
     assert len(result.skipped) == 4 and not result.inputs
 
 
-def transposed_net() -> Net:
+def transposed_net(group: int = 1) -> Net:
     """Return a convolution ``c`` and a transposed convolution ``t``."""
     net = Net()
     weights = net.const("w", np.ones((16, 16, 2, 2)))
-    return net.output(
-        net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), weights)
-    )
+    relu = net.op("Relu", "r", net.conv("c", "x"))
+    return net.output(net.op("ConvTranspose", "t", relu, weights, group=group))
 
 
 def test_transposed_convolution_is_left_float_for_rtx() -> None:
@@ -427,9 +436,11 @@ def test_transposed_convolution_is_left_float_for_rtx() -> None:
     assert reasons(rtx) == {"t": (FloatDeconvolution,)}
 
 
-@pytest.mark.parametrize(("per_channel", "axis"), [(False, None), (True, 1)])
-def test_axis_of_transposed_convolution(per_channel: bool, axis: int | None) -> None:
-    result = place_net(transposed_net(), PlacementRules(transposed_per_channel=per_channel))
+@pytest.mark.parametrize(
+    ("group", "per_channel", "axis"), [(1, False, None), (1, True, 1), (2, True, None)]
+)
+def test_axis_of_transposed_convolution(group: int, per_channel: bool, axis: int | None) -> None:
+    result = place_net(transposed_net(group), PlacementRules(transposed_per_channel=per_channel))
     assert {w.node.name: w.axis for w in result.weights} == {"c": 0, "t": axis}
 
 
@@ -469,12 +480,12 @@ def test_unsuitable_inputs_are_left_float_even_if_included(net: Net) -> None:
     result = place(Model(proto), PlacementRules(head="none", include=["."]))
     assert [w.node.name for w in result.weights] == ["right"]
     assert reasons(result) == {
-        "constant": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.CONSTANT),
-        "computed": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.CONSTANT),
-        "ta": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.TRANSPOSED),
+        "constant": (placement_reasons.FloatNode, placement_reasons.SkipCause.CONSTANT_INPUT),
+        "computed": (placement_reasons.FloatNode, placement_reasons.SkipCause.CONSTANT_INPUT),
+        "ta": (placement_reasons.FloatNode, placement_reasons.SkipCause.TRANSPOSED_INPUT),
         "other": (placement_reasons.CustomDomain, "example"),
-        "empty": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.EMPTY),
-        "missing": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.UNREADABLE),
+        "empty": (placement_reasons.FloatNode, placement_reasons.SkipCause.EMPTY_WEIGHTS),
+        "missing": (placement_reasons.FloatNode, placement_reasons.SkipCause.UNREADABLE_WEIGHTS),
     }
 
 
@@ -608,12 +619,15 @@ def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
     ("net", "exclude", "reason"),
     [
         pytest.param(
-            pooling_net(), ["^a$"], (placement_reasons.NoQuantizedProducer,), id="float before"
+            pooling_net(),
+            ["^a$"],
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.NO_QUANTIZED_PRODUCER),
+            id="float before",
         ),
         pytest.param(
             pooling_net("AveragePool"),
             [],
-            (placement_reasons.NoQuantizedProducer,),
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.NO_QUANTIZED_PRODUCER),
             id="pooling before",
         ),
         pytest.param(
@@ -624,7 +638,10 @@ def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
         ),
         pytest.param(pooling_net(after="Softmax"), [], None, id="float after"),
         pytest.param(
-            pooling_net(output=True), [], (placement_reasons.FloatInput,), id="float consumer"
+            pooling_net(output=True),
+            [],
+            (placement_reasons.FloatNode, placement_reasons.SkipCause.INPUT_READ_AS_FLOAT),
+            id="float consumer",
         ),
     ],
 )
@@ -651,26 +668,6 @@ def test_longest_path_ignores_constant_nodes(net: Net, constant_nodes: bool) -> 
     net.output(net.op("Add", "add", shortcut, block))
     model = with_constant_nodes(net.model()) if constant_nodes else net.model()
     assert branch_lengths(Model(model), block, shortcut) == (3, 1)
-
-
-@pytest.mark.parametrize(
-    ("op", "shape", "attributes", "axis"),
-    [
-        ("Conv", (16, 16, 3, 3), {}, 0),
-        ("ConvTranspose", (16, 8, 2, 2), {}, 1),
-        ("ConvTranspose", (16, 8, 2, 2), {"group": 2}, None),
-        ("Gemm", (16, 16), {}, 1),
-        ("Gemm", (16, 16), {"transB": 1}, 0),
-        ("MatMul", (16, 16), {}, 1),
-    ],
-)
-def test_weight_scale_axis(
-    net: Net, op: str, shape: tuple[int, ...], attributes: dict[str, int], axis: int | None
-) -> None:
-    weights = net.const("w", np.zeros(shape))
-    node = Model(net.output(net.op(op, "n", "x", weights, **attributes)).open_model()).node("n")
-    assert weight_scale_axis(node, len(shape), True) == axis
-    assert weight_scale_axis(node, len(shape), False) == (None if op == "ConvTranspose" else axis)
 
 
 # Class scores -------------------------------------------------------------------------------------

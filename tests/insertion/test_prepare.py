@@ -4,9 +4,8 @@ import onnx.parser
 import pytest
 
 from qdqtool.errors import ModelError
-from qdqtool.insertion.prepare import MIN_OPSET, prepare
+from qdqtool.insertion.prepare import prepare
 from qdqtool.ir.graph import Model
-from qdqtool.patterns.half import HALF_OPSET
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -161,67 +160,22 @@ def test_random_einsums_keep_values() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "written"),
     [
-        (["b", "n", "s"], ["b", "s", "d"], True),
-        (["b", "n", "s"], ["b", "t", "d"], False),
+        (["b", "n", "s"], ["b", "s", "d"], False),
         (["b", "n", "s"], ["b", 8, "d"], False),
-        (["b", "n", None], ["b", None, "d"], False),
         (["b", "n", 1], ["b", 8, "d"], False),
         (["b", "n", 8], ["b", 8, "d"], True),
     ],
 )
 def test_einsum_needs_equal_summed_sizes(
-    net: Net, left: list[int | str | None], right: list[int | str | None], written: bool
+    net: Net, left: list[int | str], right: list[int | str], written: bool
 ) -> None:
-    """A named size of two inputs follows through the graph, whatever value_info states after it."""
     net.inputs = [
         onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape)
         for n, shape in (("x", left), ("y", right))
     ]
-    net.output(net.op("Einsum", "e", net.op("Relu", "r", "x"), "y", equation="bns,bsd->bnd"))
-    model = net.model()
-    del model.graph.value_info[:]
-    last = left[2] if isinstance(left[2], int) else "???"
-    stated = onnx.helper.make_tensor_value_info("r.out", onnx.TensorProto.FLOAT, ["?", "??", last])
-    model.graph.value_info.append(stated)
-    _, notes = prepare_copy(model)
+    net.output(net.op("Einsum", "e", "x", "y", equation="bns,bsd->bnd"))
+    _, notes = prepare_copy(net.model())
     assert notes == [note("products-written", count=1)] * written
-
-
-@pytest.mark.parametrize("moved", [False, True])
-def test_einsum_after_reshape_of_open_sizes(net: Net, moved: bool) -> None:
-    """Exports with open sizes split heads as [b, n, 4, 16 // 4], not as [b, n * 2, 4, 2]."""
-    net.inputs = [
-        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["b", "n", 16])
-        for n in ("x", "y")
-    ]
-    zero = net.const("zero", [0], np.int64)
-    split = []
-    for t in ("x", "y"):
-        sizes = [
-            net.op(
-                "Gather",
-                f"{t}.{i}",
-                net.op("Shape", f"{t}.shape{i}", t),
-                net.const(f"{t}.i{i}", i, np.int64),
-            )
-            for i in range(3)
-        ]
-        sizes[2] = net.op(
-            "Div", f"{t}.part", sizes[2], net.const(f"{t}.by", 8 if moved else 4, np.int64)
-        )
-        if moved:
-            sizes[1] = net.op("Mul", f"{t}.many", sizes[1], net.const(f"{t}.times", 2, np.int64))
-        b, n, part = (net.op("Unsqueeze", f"{s}.one", s, zero) for s in sizes)
-        shape = net.op(
-            "Concat", f"{t}.concat", b, n, net.const(f"{t}.heads", [4], np.int64), part, axis=0
-        )
-        split.append(net.op("Reshape", f"{t}.split", t, shape))
-    before = net.output(net.op("Einsum", "e", *split, equation="bihd,bjhd->bhij")).model()
-    after, _ = prepare_copy(before)
-    assert len(nodes_of(after, "Einsum")) == moved
-    rng = np.random.default_rng(0)
-    feeds = {t: rng.normal(0, 1, (2, 3, 16)).astype(np.float32) for t in ("x", "y")}
-    assert_same_outputs(before, after, feeds, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -243,28 +197,16 @@ def test_einsum_equation_gets_lower_case(net: Net, equation: str, written: bool)
     assert len(notes) == bool(written)
 
 
-def test_weights_with_another_consumer_are_copied(net: Net) -> None:
-    out = net.conv("c", "x", kernel=1, bias=False)
-    before = net.output(out, net.op("Relu", "r", "c.weight")).model()
-    after, _ = prepare_and_compare(before)
-    assert nodes_of(after, "Conv")[0].input[1] != "c.weight"
-
-
-def test_weights_of_three_nodes_get_two_copies(net: Net) -> None:
+def test_shared_weights_are_copied(net: Net) -> None:
+    """Also before a BatchNormalization is folded, and for a consumer that is no layer."""
     square = net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
-    before = net.output(*(net.op("Conv", f"c{i}", "x", square) for i in range(3))).model()
-    after, notes = prepare_and_compare(before)
-    assert notes == [note("weights-copied", count=2)]
-    assert [n.input[1] for n in after.graph.node] == ["w", "w_copy", "w_copy_1"]
-
-
-def test_shared_weights_are_copied_before_folding(net: Net) -> None:
-    first = net.conv("a", "x", bias=False)
-    second = net.conv("b", "x", bias=False, weight="a.weight")
-    before = net.output(net.norm("na", first), net.norm("nb", second)).model()
-    after, notes = prepare_and_compare(before)
-    assert notes[0] == note("weights-copied", count=1)
-    assert len({n.input[1] for n in nodes_of(after, "Conv")}) == 2
+    first, *others = (net.op("Conv", f"c{i}", "x", square) for i in range(3))
+    net.output(net.norm("n", first), *others)
+    net.output(net.conv("d", "x", kernel=1), net.op("Relu", "r", "d.weight"))
+    after, notes = prepare_and_compare(net.model())
+    assert notes[0] == note("weights-copied", count=3)
+    weights = {n.name: n.input[1] for n in nodes_of(after, "Conv")}
+    assert len(set(weights.values())) == 4 and weights["d"] != "d.weight"
 
 
 def deep_network(length: int) -> onnx.ModelProto:
@@ -500,10 +442,6 @@ def test_lower_opset_is_raised(
     model = net.output(net.conv("c", "x")).model(opset, ir=ir if opset >= least else 6)
     assert prepare(Model(model), opset=least) == expected
     assert (model.opset_import[0].version, model.ir_version) == (max(opset, least), ir)
-
-
-def test_opset_limits() -> None:
-    assert (MIN_OPSET, HALF_OPSET) == (13, 19)
 
 
 def test_opset_of_domain_ai_onnx_is_raised(net: Net) -> None:

@@ -1,12 +1,14 @@
 """Residual inputs after an activation: the placement with the better worst case is chosen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rules
+from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import find_scale_groups
@@ -14,7 +16,6 @@ from qdqtool.ir.graph import Model
 from qdqtool.trt.outcome import simulate, simulate_without_alternatives
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, Target, target_named
-from qdqtool.util.records import replace_fields
 from tests.insertion.nets import Net, copy_model, detector, nodes_of, prediction, value_of
 
 TRT85 = target_named("trt8.5")
@@ -48,7 +49,7 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     proto = sketch(model, residual_after_activation=option).proto
     result = {}
     for fused in (False, True):
-        target = replace_fields(TRT85, residual_through_activation=fused)
+        target = replace(TRT85, residual_through_activation=fused)
         summary = simulate(Model(proto), target).summary()
         result[fused] = summary["int8_to_int8"], summary["conversions"]
     return result
@@ -87,8 +88,11 @@ def test_sketch_is_predicted_as_counted_by_hand(
     assert {key: summary[key] for key in expected} == expected
 
 
-def test_no_residual_is_quantized_for_rtx() -> None:
-    assert choose_option(bottleneck("silu"), target=TARGETS["rtx1.7"]) == "none"
+@pytest.mark.parametrize(("precision", "option"), [("int8", "skip"), ("fp8", "none")])
+def test_skip_input_is_quantized_for_rtx_with_int8(precision: str, option: str) -> None:
+    options = PlacementOptions(precision=precision)
+    chosen, _ = rules.choose_rules(bottleneck("silu"), options, TARGETS["rtx1.7"])
+    assert chosen.residual_after_activation == option
 
 
 def test_yolov8_gets_placement_with_better_worst_case() -> None:

@@ -1,86 +1,18 @@
-"""Records and texts of exceptions."""
+"""Comparison of reasons, and texts of exceptions."""
 
 import copy
-import dataclasses
 import os
 import pickle
 import subprocess
 import sys
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from qdqtool.buildlog.names import base_name
-from qdqtool.util.records import field_values, record, replace_fields
+from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.util.text import drop_repeated_sentences, reason_of
-
-# A record behaves as a frozen dataclass.
-
-
-@record
-class Base:
-    reason: ClassVar[str] = "base"
-    name: str
-    size: int = 3
-
-
-@record
-class Part(Base):
-    reason: ClassVar[str] = "part"
-    last: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    name: str
-    size: int = 3
-    last: tuple[int, ...] = ()
-
-
-@pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        (("a",), {}),
-        (("a", 1, (2,)), {}),
-        ((), {"last": (1,), "name": "b"}),
-        (("a", 4), {"last": ()}),
-    ],
-)
-def test_record_equals_dataclass(args: tuple[object, ...], named: dict[str, object]) -> None:
-    part, reference = Part(*args, **named), Reference(*args, **named)  # type: ignore[arg-type]
-    assert field_values(part) == dataclasses.astuple(reference)
-    assert repr(part) == repr(reference).replace("Reference", "Part")
-    assert part == Part(*args, **named) and hash(part) == hash(Part(*args, **named))  # type: ignore[arg-type]
-    assert part != Base(part.name, part.size) and part != replace_fields(part, size=99)
-    assert replace_fields(part, size=99) == Part(part.name, 99, part.last)
-    assert pickle.loads(pickle.dumps(part)) == part == copy.deepcopy(part)
-
-
-@pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        ((), {}),
-        (("a", 1, (), 2), {}),
-        (("a",), {"name": "b"}),
-        (("a",), {"other": 1}),
-        (("a",), {"reason": "x"}),
-    ],
-)
-def test_record_rejects_arguments_like_dataclass(
-    args: tuple[object, ...], named: dict[str, object]
-) -> None:
-    for kind in (Reference, Part):
-        with pytest.raises(TypeError):
-            kind(*args, **named)  # type: ignore[call-arg]
-
-
-def test_record_cannot_be_changed() -> None:
-    part = Part("a")
-    with pytest.raises(AttributeError):
-        part.name = "b"  # type: ignore[misc]
-    with pytest.raises(AttributeError):
-        del part.size
-    assert field_values(part) == ("a", 3, ())
 
 
 @pytest.mark.parametrize(
@@ -111,16 +43,31 @@ def test_reason_of_is_one_short_line(error: Exception, options: Any, reason: str
     assert reason_of(error, **options) == reason
 
 
-def test_hash_of_pickled_record_is_computed_anew() -> None:
+VALUES = ("lint", "conv", "tensor", "relu", "Relu")
+
+
+class DerivedReason(InputNotDequantized):
+    """Another class with the same fields."""
+
+
+def test_reason_compares_by_class_and_fields() -> None:
+    reason = InputNotDequantized(*VALUES)
+    copied = pickle.loads(pickle.dumps(reason))
+    assert reason == copied == copy.deepcopy(reason) and hash(reason) == hash(copied)
+    assert reason != replace(reason, node="other") and reason != DerivedReason(*VALUES)
+    assert repr(reason).startswith("InputNotDequantized(pass_name='lint', node='conv'")
+
+
+def test_hash_of_pickled_reason_is_computed_anew() -> None:
     # Hashes of texts differ between processes.
     script = (
-        "import pickle, sys; from tests.util.test_base import Part;"
-        "part = pickle.load(sys.stdin.buffer); sys.exit(hash(part) != hash(Part('a', last=(1, 2))))"
+        "import pickle, sys; reason, other = pickle.load(sys.stdin.buffer), pickle.load(sys.stdin.buffer);"
+        "sys.exit(hash(reason) != hash(other))"
     )
-    part = Part("a", last=(1, 2))
-    hash(part)
+    reason, other = (InputNotDequantized(*VALUES) for _ in range(2))
+    hash(reason)
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    data = pickle.dumps(part)
+    data = pickle.dumps(reason) + pickle.dumps(other)
     subprocess.run([sys.executable, "-c", script], input=data, env=environment, check=True)
 
 

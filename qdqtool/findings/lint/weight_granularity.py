@@ -8,7 +8,7 @@ channel loses bits, and the engine is as fast.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.targets import target_named
-from qdqtool.util.records import record
 
 MAX_VALUES = 64_000_000  # maximum weights that are read in a network
 MAX_LAYER_VALUES = 8_000_000  # maximum weights of a layer that is read
@@ -32,8 +31,7 @@ MAX_COMPARED = 100_000  # maximum weights of a layer that are compared with mult
 _MAX_STEP_ERROR = 1e-3  # maximum distance from a multiple, in steps
 
 
-@record
-class ChannelRanges:
+class ChannelRanges(NamedTuple):
     """Ranges of the channels of weights with one scale.
 
     Attributes:

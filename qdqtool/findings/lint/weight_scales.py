@@ -12,7 +12,8 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,6 @@ from qdqtool.trt.fault_checks import (
     find_extreme_scales,
     weight_scale_implausible,
 )
-from qdqtool.util.records import record
 
 _INT8_MAX = 127.0
 _MAX_VALUES = 64_000_000  # maximum weights that are read; layers of larger networks are sampled
@@ -61,7 +61,7 @@ _MAX_LAYER_RATIO = 1.5  # median of a layer over that of all layers
 _MAX_LAYER_SPREAD = 8.0
 
 
-@record
+@dataclass(frozen=True)
 class _ChannelRatios:
     """Ratios of weights to their scales. Layers that share weights share this object.
 
@@ -87,8 +87,7 @@ class _ChannelRatios:
         return np.log(self.ratios)
 
 
-@record
-class _LayerFit:
+class _LayerFit(NamedTuple):
     """Fit of the scales of one layer.
 
     Attributes:

@@ -46,16 +46,12 @@ class ConvActPoolFusion(Pass):
         )
         for conv, pool in pairs:
             if conv.int8 and conv.int8_out and _is_stem(conv) and _is_stem_pool(pool.window):
-                if conv.fusion.quantized_relu:
-                    self._refuse_quantized_relu(conv, pool)
+                relu = conv.fusion.quantized_relu
+                if relu:  # TensorRT may have no kernel for the three layers
+                    self.refuse(StemBeforePool(self.name, node_name(conv), relu, node_name(pool)))
                 case = STEM if conv.weights.kernel == (7, 7) else OTHER_STEM
                 self.fuse_consumer(network, case, conv, pool)
                 conv.fusion.has_pooling = True
-
-    def _refuse_quantized_relu(self, conv: Layer, pool: Layer) -> None:
-        """Record that TensorRT may have no kernel for the fused layer."""
-        relu = conv.fusion.quantized_relu
-        self.refuse(StemBeforePool(self.name, node_name(conv), relu, node_name(pool)))
 
 
 def _is_stem(conv: Layer) -> bool:

@@ -39,7 +39,9 @@ class DqQFusion(Pass):
     def _apply(self, network: Network) -> None:
         for dq in network.layers_to_visit(LayerKind.DEQUANTIZE):
             for q in list(dq.out.consumers):
-                if q.kind == LayerKind.QUANTIZE and q.data is dq.out and _is_removable(dq, q):
+                if q.kind != LayerKind.QUANTIZE or q.data is not dq.out or q.out.is_output:
+                    continue
+                if dq.quant is not None and q.quant is not None:
                     self._remove_pair(network, dq, q)
 
     def _remove_pair(self, network: Network, dq: Layer, q: Layer) -> None:
@@ -61,9 +63,5 @@ class DqQFusion(Pass):
             network.set_output(producer, out, producer.outputs.index(source))
             if out.shape is None:
                 out.shape = source.shape
-        if network.contains(dq):
+        if dq.id in network.layers:
             network.remove_if_unused(dq)
-
-
-def _is_removable(dq: Layer, q: Layer) -> bool:
-    return dq.quant is not None and q.quant is not None and not q.out.is_output

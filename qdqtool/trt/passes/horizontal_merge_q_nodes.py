@@ -105,9 +105,6 @@ class HorizontalMergeQNodes(Pass):
                 merged.setdefault(survivor, []).append(q)
         for survivor, others in merged.items():
             self._eliminate(network, survivor, others)
-        self._refuse_different_scales(tensor, remaining)
-
-    def _refuse_different_scales(self, tensor: Tensor, remaining: list[Layer]) -> None:
         different = check_equal_scales(self.name, node_name(remaining[0]), tensor, remaining)
         if different is not None:
             if None in different.scales:

@@ -121,9 +121,10 @@ class MyelinRegions(Pass):
         for seed in filter(seeds.__contains__, network.breadth_first()):
             if seed in assigned:
                 continue
-            members = _find_region(seed)
+            members = find_reachable([seed], _neighbors_in_region)
             assigned.update(members)
-            region = _create_region(seed, members)
+            nodes = [node for layer in members for node in layer.nodes]
+            region = MyelinRegion(node_name(seed), seed.op, nodes)
             if not is_absorbed:
                 region.possible.extend(q.name for q in _quantizers_around(members))
                 network.regions.append(region)
@@ -275,11 +276,6 @@ def _has_constant_weights(layer: Layer) -> bool:
     return _multiplies(layer) and layer.weights.constant
 
 
-def _create_region(seed: Layer, members: Iterable[Layer]) -> MyelinRegion:
-    nodes = [node for layer in members for node in layer.nodes]
-    return MyelinRegion(node_name(seed), seed.op, nodes)
-
-
 def _names(layer: Layer) -> list[str]:
     return layer.nodes or [layer.owner or layer.name]
 
@@ -310,10 +306,6 @@ def _needs_myelin_on_10(layer: Layer) -> bool:
     return _multiplies(layer) or layer.kind == LayerKind.SOFTMAX or needs_myelin(layer)
 
 
-def _find_region(seed: Layer) -> Collection[Layer]:
-    return find_reachable([seed], _neighbors_in_region)
-
-
 def _neighbors_in_region(layer: Layer) -> list[Layer]:
     neighbors = find_reachable(
         [layer], lambda other: other.neighbors if other is layer or other.kind in QDQ else ()
@@ -325,7 +317,7 @@ def _neighbors_in_region(layer: Layer) -> list[Layer]:
     ]
 
 
-def _quantizers_around(members: Iterable[Layer]) -> list[Layer]:
+def _quantizers_around(members: Collection[Layer]) -> list[Layer]:
     """Return the Q and DQ next to a region, and further Q and DQ in a row with them."""
     around = find_reachable(members, _neighboring_quantizers)
     return sorted((q for q in around if q.kind in QDQ), key=lambda q: q.rank)

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Sequence
 
 from qdqtool.ir.operators import GATES
 from qdqtool.reasons.fusions import InsideActivation
@@ -75,7 +74,7 @@ class PointWiseFusion(Pass):
         if self.target.constants_first:
             self._absorb_constants(network)
         for layer in network.layers_of_kind(*POINTWISE_KINDS):
-            while network.contains(layer) and _can_fuse(layer):
+            while layer.id in network.layers and _can_fuse(layer):
                 consumer = self._next_of_chain(network, layer)
                 if consumer is None:
                     break
@@ -100,7 +99,8 @@ class PointWiseFusion(Pass):
         products = [layer for layer in consumers if layer.kind != LayerKind.ACTIVATION]
         if not gates or not all(_multiplies_by(layer, gates) for layer in products):
             return
-        if self.target.fuses_quantized_relu and _is_quantized_relu(consumers):
+        is_relu_alone = len(consumers) == 1 and is_relu(consumers[0])
+        if self.target.fuses_quantized_relu and is_relu_alone and can_absorb(q_after(gates[0].out)):
             return
         self.refuse(
             InsideActivation(
@@ -269,10 +269,6 @@ def _constant_number(tensor: Tensor) -> Layer | None:
     if layer is None or layer.kind != LayerKind.CONSTANT or layer.dims is None:
         return None
     return layer if math.prod(layer.dims) == 1 else None
-
-
-def _is_quantized_relu(consumers: Sequence[Layer]) -> bool:
-    return len(consumers) == 1 and is_relu(consumers[0]) and can_absorb(q_after(consumers[0].out))
 
 
 def _quantized_convolution(tensor: Tensor) -> Layer | None:

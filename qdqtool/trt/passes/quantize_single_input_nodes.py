@@ -53,7 +53,10 @@ class QuantizeSingleInputNodes(Pass):
     def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.REDUCE):
             if layer.op in AVERAGES:
-                self._refuse_reduce(layer)
+                dq_name = node_name(dq_before(layer.data))
+                consumers, size = find_consumers(layer.out), tensor_size(layer.data)
+                name = node_name(layer)
+                self.refuse(ReduceNotPooling(self.name, name, dq_name, consumers, size))
         for layer in network.layers_of_kind(LayerKind.POOLING):
             if layer.pooling_type == "AVERAGE":
                 self._quantize_pooling(network, layer)
@@ -66,7 +69,9 @@ class QuantizeSingleInputNodes(Pass):
             layer.add_cases(FP8)
             return
         if dq is None or q is None:
-            self._refuse_one_side(layer, dq is not None)
+            origin, consumers = find_origin(layer.data), find_consumers(layer.out)
+            name, size = node_name(layer), tensor_size(layer.data)
+            self.refuse(PoolingOneSide(self.name, name, dq is not None, origin, consumers, size))
             return
         case = WINDOW if layer.op == "AveragePool" else GLOBAL
         self.fire_running(case, layer)
@@ -75,20 +80,3 @@ class QuantizeSingleInputNodes(Pass):
         if network.bypass_dq(dq, layer):
             self.fire(case, layer, REMOVING, dq.name)
         layer.int8 = True
-
-    def _refuse_reduce(self, layer: Layer) -> None:
-        dq_name = node_name(dq_before(layer.data))
-        consumers, size = find_consumers(layer.out), tensor_size(layer.data)
-        self.refuse(ReduceNotPooling(self.name, node_name(layer), dq_name, consumers, size))
-
-    def _refuse_one_side(self, layer: Layer, is_input_quantized: bool) -> None:
-        self.refuse(
-            PoolingOneSide(
-                self.name,
-                node_name(layer),
-                is_input_quantized,
-                find_origin(layer.data),
-                find_consumers(layer.out),
-                tensor_size(layer.data),
-            )
-        )

@@ -11,7 +11,7 @@ class ScaleScaleFusion(Pass):
 
     def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.SCALE):
-            while network.contains(layer) and len(layer.nodes) < MAX_JOINED:
+            while layer.id in network.layers and len(layer.nodes) < MAX_JOINED:
                 consumer = layer.out.single_consumer(LayerKind.SCALE)
                 if consumer is None or layer.relu_name:
                     break

@@ -18,7 +18,7 @@ class ShuffleShuffleFusion(Pass):
 
     def _apply(self, network: Network) -> None:
         for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
-            while network.contains(shuffle) and len(shuffle.nodes) < MAX_JOINED:
+            while shuffle.id in network.layers and len(shuffle.nodes) < MAX_JOINED:
                 consumer = shuffle.out.single_consumer(LayerKind.SHUFFLE)
                 if consumer is None or consumer.shuffling.after_matmul:
                     break

@@ -1,5 +1,4 @@
 from collections import deque
-from collections.abc import Iterable
 
 from qdqtool.errors import ModelError
 from qdqtool.reasons.different_scales import ConcatScales
@@ -93,13 +92,9 @@ class SplitQAcrossPrecedingFanIn(Pass):
             return
         after = quantizer_scale(clones[0])
         scales = tuple(after if q is None else _own_scale(q) for q in quantizers)
-        if _has_other_scale(scales, after):
+        if any(scale not in (None, after) for scale in scales):
             name, size = node_name(concat), tensor_size(concat.out)
             self.refuse(ConcatScales(self.name, name, scales, after, size))
-
-
-def _has_other_scale(scales: Iterable[Scale], scale: Scale) -> bool:
-    return any(other is not None and other != scale for other in scales)
 
 
 def _create_clone(concat: Layer, q: Layer, position: int) -> Layer:

@@ -1,4 +1,5 @@
 from collections import deque
+from dataclasses import replace
 
 from qdqtool.reasons.motion import ManyConsumers
 from qdqtool.trt.neighbors import find_consumers, to_step
@@ -18,7 +19,6 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.util.records import replace_fields
 
 INSERTED = seen(
     "inserted-shuffle",
@@ -104,8 +104,8 @@ class VanillaSwapWithPreceedingDQ(Pass):
 
     def _swap(self, network: Network, case: Case, dq: Layer, op: Layer) -> None:
         assert op.passage is not None
-        if case is PER_CHANNEL:
-            _update_axis(dq, op)
+        if case is PER_CHANNEL and dq.quant is not None and dq.quant.axis is not None:
+            dq.quant = replace(dq.quant, axis=_axis_after(dq.quant.axis, op))
         dq.add_cases(op.passage.case)
         self.fire_running(case, dq)
         self.fire(case, op, SWAPPING, dq.name, op.name)
@@ -182,11 +182,6 @@ def _choose_case(dq: Layer, op: Layer) -> Case | None:
     if dq.quant is None or dq.quant.axis is None:
         return LISTED
     return PER_CHANNEL if _axis_after(dq.quant.axis, op) is not None else None
-
-
-def _update_axis(dq: Layer, op: Layer) -> None:
-    if dq.quant is not None and dq.quant.axis is not None and op.kind != LayerKind.IDENTITY:
-        dq.quant = replace_fields(dq.quant, axis=_axis_after(dq.quant.axis, op))
 
 
 def _axis_after(axis: int, op: Layer) -> int | None:

@@ -207,17 +207,19 @@ def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> 
         capabilities: Compute capabilities to build for, such as 86 for SM86.
     """
     model = states.model
-    for tensor in model.initializers.values():
-        yield from _check_constant(tensor.name, tensor.data_type)
+    constants = [*model.initializers, *(n.output for n in model.ordered if n.op == "Constant")]
+    for name in constants:
+        constant_type = model.elem_type(name)
+        if constant_type in _BAD_CONSTANTS:
+            yield _fault(name, FaultKind.CONSTANT_TYPE, _BAD_CONSTANTS[constant_type])
     for name in model.inputs:
         if model.elem_type(name) in _UNSUPPORTED_TYPES:
             kind = onnx.TensorProto.DataType.Name(model.elem_type(name)).lower()
-            values = (UnsupportedForm.INPUT, kind)
-            yield CompilerFault(COMPILER, name, FaultKind.OPERATOR, values)
+            yield _fault(name, FaultKind.OPERATOR, UnsupportedForm.INPUT, kind)
     for node in model.ordered:
         if node.domain in STANDARD:
             yield from (
-                _fault(node, FaultKind.OPERATOR, form, node.op)
+                _fault(node.name, FaultKind.OPERATOR, form, node.op)
                 for test, form in _FORMS_BY_OPERATOR.get(node.op, ())
                 if test(node, states.types.get(node.input(0), 0))
             )
@@ -236,41 +238,27 @@ def _check_node(states: GraphStates, node: Node) -> Iterator[Reason]:
     elif node.op in UNSUPPORTED and node.domain in STANDARD:
         is_plugin = node.op in _PLUGINS
         form = UnsupportedForm.PLUGIN if is_plugin else UnsupportedForm.OPERATOR
-        yield _fault(node, FaultKind.OPERATOR, form, node.op)
+        yield _fault(node.name, FaultKind.OPERATOR, form, node.op)
+    elif node.op == "NonMaxSuppression":
+        yield _fault(node.name, FaultKind.NMS)
     elif node.op in _CHECKS:
         yield from _CHECKS[node.op](states, node)
 
 
-def _fault(node: Node, fault: FaultKind, *values: str) -> CompilerFault:
-    return CompilerFault(COMPILER, node.name, fault, values)
-
-
-def _check_constant(name: str, data_type: int) -> Iterator[Reason]:
-    if data_type in _BAD_CONSTANTS:
-        values = (_BAD_CONSTANTS[data_type],)
-        yield CompilerFault(COMPILER, name, FaultKind.CONSTANT_TYPE, values)
-
-
-def _check_constant_node(states: GraphStates, node: Node) -> Iterator[Reason]:
-    proto = states.model.constant_proto(node.output)
-    if proto is not None:
-        yield from _check_constant(node.output, proto.data_type)
-
-
-def _check_nms(states: GraphStates, node: Node) -> Iterator[Reason]:
-    yield _fault(node, FaultKind.NMS)
+def _fault(name: str, fault: FaultKind, *values: str) -> CompilerFault:
+    return CompilerFault(COMPILER, name, fault, values)
 
 
 def _check_cast(states: GraphStates, node: Node) -> Iterator[Reason]:
     is_uint8 = node.attributes.get("to") == onnx.TensorProto.UINT8
     if is_uint8 and not states.model.is_output(node.output):
-        yield _fault(node, FaultKind.OPERATOR, UnsupportedForm.UINT8_BETWEEN, node.op)
+        yield _fault(node.name, FaultKind.OPERATOR, UnsupportedForm.UINT8_BETWEEN, node.op)
 
 
 def _check_instance_norm(states: GraphStates, node: Node) -> Iterator[Reason]:
     shape = states.model.shape(node.input(0))
     if shape is not None and all(d == 1 for d in shape[2:]):
-        yield _fault(node, FaultKind.ONE_VALUE)
+        yield _fault(node.name, FaultKind.ONE_VALUE)
 
 
 def _check_convolution(states: GraphStates, node: Node) -> Iterator[Reason]:
@@ -282,12 +270,12 @@ def _check_convolution(states: GraphStates, node: Node) -> Iterator[Reason]:
     if data and weights and not is_computed_alike:
         kind = "IConvolutionLayer" if node.op == "Conv" else "IDeconvolutionLayer"
         names = (str(_TYPE_NAMES.get(elem_type, elem_type)) for elem_type in (data, weights))
-        yield _fault(node, FaultKind.FLOAT_TYPES, kind, *names)
+        yield _fault(node.name, FaultKind.FLOAT_TYPES, kind, *names)
         return
     if data in _TYPE_NAMES and data not in WIDTH:
-        yield _fault(node, FaultKind.INTEGERS, _TYPE_NAMES[data])
+        yield _fault(node.name, FaultKind.INTEGERS, _TYPE_NAMES[data])
     if node.op == "Conv" and _reads_int8_and_int4(states, node):
-        yield _fault(node, FaultKind.INT4_WEIGHTS)
+        yield _fault(node.name, FaultKind.INT4_WEIGHTS)
 
 
 def _reads_int8_and_int4(states: GraphStates, node: Node) -> bool:
@@ -299,12 +287,10 @@ def _reads_int8_and_int4(states: GraphStates, node: Node) -> bool:
 
 
 _CHECKS: dict[str, Callable[[GraphStates, Node], Iterator[Reason]]] = {
-    "NonMaxSuppression": _check_nms,
     "Cast": _check_cast,
     "InstanceNormalization": _check_instance_norm,
     "Conv": _check_convolution,
     "ConvTranspose": _check_convolution,
-    "Constant": _check_constant_node,
 }
 
 
@@ -319,12 +305,6 @@ def _check_pair(states: GraphStates, node: Node) -> list[Reason]:
     return [fault for fault, same in zip(faults, renamed, strict=True) if same not in q_faults]
 
 
-def _check_output_type(node: Node, name: str) -> Iterator[Reason]:
-    kind = _BAD_CONSTANTS.get(node.integer("output_dtype", 0))
-    if kind is not None and not node.input(2):
-        yield CompilerFault(COMPILER, name, FaultKind.OUTPUT_TYPE, (kind,))
-
-
 def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
     """Yield the faults of a quantizer, with ``name`` as its node; None for each passed check."""
     if qdq.is_dq(node):
@@ -334,8 +314,10 @@ def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Rea
             yield bias
             return
         if source == onnx.TensorProto.UINT8 and node.input(0) in states.model.inputs:
-            yield CompilerFault(COMPILER, name, FaultKind.UINT8_INPUT)
-    yield from _check_output_type(node, name)
+            yield _fault(name, FaultKind.UINT8_INPUT)
+    output_type = _BAD_CONSTANTS.get(node.integer("output_dtype", 0))
+    if output_type is not None and not node.input(2):
+        yield _fault(name, FaultKind.OUTPUT_TYPE, output_type)
     yield from _check_scale(states, node, name)
     yield from _check_zero_point(states, node, name)
 
@@ -352,11 +334,8 @@ def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason 
     if node.input(1) not in states.constants.plain:
         yield from _check_computed_scale(states, node, name)
         return
-    shape, dims, axis = (
-        states.scale_shape(node),
-        model.shape(node.input(0)),
-        states.scale_axis(node),
-    )
+    shape, dims = states.scale_shape(node), model.shape(node.input(0))
+    axis = states.scale_axis(node)
     if shape is not None and 0 in shape:
         yield fault_checks.scale_count(COMPILER, name, 0, axis, dims or (), strict=True)
         return
@@ -368,7 +347,7 @@ def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason 
         blocks = bool(node.integer("block_size", 0))
         yield fault_checks.scale_rank(COMPILER, name, shape, blocks, is_accepted=blocks)
         if blocks and axis % max(len(dims), 1) < len(dims) - 2:
-            yield CompilerFault(COMPILER, name, FaultKind.BLOCKS, (str(axis),))
+            yield _fault(name, FaultKind.BLOCKS, str(axis))
         return
     axis += len(dims) if -len(dims) <= axis < 0 else 0
     yield fault_checks.scale_count(COMPILER, name, shape[0], axis, dims, strict=True)
@@ -380,7 +359,7 @@ def _check_computed_scale(states: GraphStates, node: Node, name: str) -> Iterato
         q = producer if producer is not None and qdq.is_q(producer) else node
         is_weight = q.input(0) in states.constants.with_quantizers
         fault = FaultKind.WEIGHTS_SCALE if is_weight else FaultKind.SCALE
-        yield CompilerFault(COMPILER, name, fault, (node.input(1),))
+        yield _fault(name, fault, node.input(1))
 
 
 def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
@@ -388,7 +367,7 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
     if not zero_point:
         return
     if zero_point not in constants.plain:
-        yield CompilerFault(COMPILER, name, FaultKind.ZERO_POINT, (zero_point,))
+        yield _fault(name, FaultKind.ZERO_POINT, zero_point)
         return
     shape, scales = constants.shape(zero_point), states.scale_shape(node)
     precision = qdq.read_params(states.model, node).precision
@@ -396,12 +375,13 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
         count = math.prod(scales)
         yield fault_checks.zero_point_count(COMPILER, name, count, math.prod(shape))
     value = constants.value(zero_point)
-    if value is not None and precision == Precision.FP8:
-        zeros = qdq.ParameterValues(np.asarray(value).astype(np.float64))
+    if value is None:
+        return
+    zeros = qdq.ParameterValues(value.astype(np.float64))
+    if precision == Precision.FP8:
         yield fault_checks.nonzero_fp8_zero_point(COMPILER, name, zeros)
-    elif value is not None:
+    else:
         unsigned = precision == Precision.UINT8
-        zeros = qdq.ParameterValues(np.asarray(value).astype(np.float64))
         yield fault_checks.nonzero_zero_point(COMPILER, name, name, zeros, unsigned)
 
 
@@ -423,7 +403,7 @@ def find_half_scale_fault(
     verdict = resolve_precision(states.model, node, left, right, capabilities)
     if isinstance(verdict, Reason) and not isinstance(verdict, FloatFp8Column):
         return None
-    return _fault(node, FaultKind.HALF_SHAPE1, right.dq.name)
+    return _fault(node.name, FaultKind.HALF_SHAPE1, right.dq.name)
 
 
 def find_mixed_types_fault(
@@ -442,7 +422,7 @@ def find_mixed_types_fault(
     }
     if types != {Precision.INT8, Precision.FP8}:
         return None
-    return _fault(node, FaultKind.MIXED_TYPES, *sorted(types))
+    return _fault(node.name, FaultKind.MIXED_TYPES, *sorted(types))
 
 
 def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Reason]:
@@ -453,7 +433,7 @@ def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Rea
         word, first = _FIRST_CAPABILITIES[precision]
         lacking = ", ".join(f"sm{c}" for c in capabilities if c < first)
         if lacking:
-            yield _fault(node, FaultKind.HARDWARE_TYPE, word, lacking, str(first))
+            yield _fault(node.name, FaultKind.HARDWARE_TYPE, word, lacking, str(first))
 
 
 # Name of a type in messages, and the first compute capability with this type.

@@ -9,8 +9,6 @@ There are two causes:
   Columns whose weights have one scale are FP8, unless they have no bias and read a network input.
 """
 
-from __future__ import annotations
-
 import onnx
 
 from qdqtool.ir import qdq

@@ -13,6 +13,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from qdqtool.trt.rtx.operands import (
     IntegerState,
     State,
 )
-from qdqtool.util.records import replace_fields
 
 # The compiler moves a Q up before these operators, even if they have other consumers.
 _PULLED = frozenset(
@@ -330,7 +330,7 @@ class IntegerMotion:
     def _reciprocal(self, node: Node, state: IntegerState) -> State:
         if not self.consumers.can_join_scale(node, node.input(0), "", _find_transparent(state)):
             return _lose(LossCause.SHARED, node, state)
-        return self._move_axes(node, replace_fields(state, inverted=not state.inverted))
+        return self._move_axes(node, replace(state, inverted=not state.inverted))
 
     def _join(self, node: Node, quantized: list[IntegerState]) -> State:
         first = quantized[0]
@@ -345,13 +345,13 @@ class IntegerMotion:
                 return first  # the compiler concatenates the scales along with the integers
         if not all(first.has_scale_of(state) for state in quantized):
             return _lose(LossCause.JOIN_SCALE, node, first)
-        return replace_fields(first, scalar=all(state.scalar for state in quantized))
+        return replace(first, scalar=all(state.scalar for state in quantized))
 
     def _cast(self, node: Node, state: IntegerState) -> State:
         width = WIDTH.get(node.integer("to", 0))
         if width is None:
             return _lose(LossCause.OPERATOR, node, state)
-        return replace_fields(state, width=width, narrowest=min(width, state.narrowest))
+        return replace(state, width=width, narrowest=min(width, state.narrowest))
 
     def _multiply(self, node: Node, state: IntegerState) -> State:
         """Return the state after a Mul or Div, whose constant becomes a factor of the scale.
@@ -376,7 +376,7 @@ class IntegerMotion:
                 step = np.float32(self._read_number(constant))
                 factor = factor * step if node.op == "Mul" or is_reversed else factor / step
         axes = self._find_scale_axes(node, data, dims, state)
-        return replace_fields(state, axes=axes, factor=float(factor), inverted=inverted)
+        return replace(state, axes=axes, factor=float(factor), inverted=inverted)
 
     def _read_number(self, constant: str) -> float:
         value = self.constants.scalar(constant)
@@ -418,7 +418,7 @@ class IntegerMotion:
         )
         if not is_joined or not self._is_zero_border(node, pads):
             return _lose(LossCause.PAD, node, state)
-        return replace_fields(state, pad=node)
+        return replace(state, pad=node)
 
     def _is_zero_border(self, node: Node, pads: list[int]) -> bool:
         """Return whether a Pad adds zeros around spatial axes only, for a rank of 4 or 5."""
@@ -485,7 +485,7 @@ class IntegerMotion:
             axes = _map_axes(node, state.axes, before, after)
         if axes is None:
             return _lose(LossCause.AXIS, node, state)
-        return replace_fields(state, axes=frozenset(axes))
+        return replace(state, axes=frozenset(axes))
 
 
 def _find_transparent(state: IntegerState) -> frozenset[str]:

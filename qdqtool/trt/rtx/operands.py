@@ -6,6 +6,7 @@ Tensors that are computed from constants alone are constants for the compiler.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.fault_checks import deconvolution_float
 from qdqtool.trt.rtx.fp8_kernels import find_fp8_obstacle
-from qdqtool.util.records import record
 
 # Bits of each ONNX float type.
 WIDTH: dict[int, int] = {
@@ -34,7 +34,7 @@ WIDTH: dict[int, int] = {
 }
 
 
-@record
+@dataclass(frozen=True)
 class IntegerState:
     """State of a tensor that equals integers times a scale, which the compiler can multiply.
 
@@ -74,7 +74,7 @@ class IntegerState:
         return first == second
 
 
-@record
+@dataclass(frozen=True)
 class FloatState:
     """State of a tensor whose integers the compiler cannot use.
 
