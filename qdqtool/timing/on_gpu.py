@@ -77,24 +77,16 @@ def predict_on_gpu(
             )
             if extend is not None:
                 extend(index, prediction, time, assumed_target)
-        _save_calibration(time, options)
+        if options.save_calibration and time.calibration is not None:
+            write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
     findings = gpu_findings(prediction, gpu, index)
     prediction.findings += findings
-    _set_int8_speed(prediction.findings, gpu)
+    for finding in prediction.findings:
+        finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:
         time.obstacle = _find_obstacle(findings)
         prediction.time = time.as_json()
     return prediction, time
-
-
-def _save_calibration(time: TimeEstimate, options: TimingOptions) -> None:
-    if options.save_calibration and time.calibration is not None:
-        write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
-
-
-def _set_int8_speed(findings: Iterable[Finding], gpu: Gpu) -> None:
-    for finding in findings:
-        finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
 
 
 def _find_obstacle(findings: Iterable[Finding]) -> str | None:

@@ -314,17 +314,15 @@ class TimeEstimate:
         return fields | {"supported": self.is_supported}
 
     def _to_json(self) -> Json:
-        parts = {
-            "float": self.float_time,
-            "gain": self.gain_range,
-        }
+        gain = self.gain_range
         return {
             "gpu": self.gpu.name,
             "clock_mhz": round(self.gpu.clock),
             **{name: round_significant(getattr(self, name)) for name in _TOTALS},
             "layouts": self.layouts,
             "layers_ms": round_significant(sum(self.layers)),
-            **{name: part.as_json() if part else None for name, part in parts.items()},
+            "float": self.float_time.as_json() if self.float_time else None,
+            "gain": gain.as_json() if gain else None,
             "best": _best_json(self.best, self.best_range),
             "best_fp8": _best_json(self.best_fp8, self.best_fp8_range),
             "fastest": None if self.fastest is None else str(self.fastest),
