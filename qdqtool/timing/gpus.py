@@ -674,7 +674,8 @@ def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
     if mode is not None:
         sms, clock = mode
         note = Note(
-            f"the {limit:g} W mode has {sms} of {gpu.sms} SMs at {clock:.0f} MHz",
+            f"the {limit:g} W mode has {sms} of {gpu.sms} SMs at up to {clock:.0f} MHz. Fix the "
+            "clock with jetson_clocks: otherwise it falls when the GPU waits",
             code="power-mode",
         )
         return replace(gpu, sms=sms, clock=clock), note
