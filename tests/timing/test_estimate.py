@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.timing_data import NETWORKS, network_work, read
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
 from qdqtool.formats.time_text import add_speed
@@ -28,7 +29,7 @@ from qdqtool.timing.gpus import Gpu, all_gpus, choose_gpu, find_gpu
 from qdqtool.timing.model_variants import TensorShapes
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.timing.physics import load_constants
+from qdqtool.timing.physics import estimate_seconds, load_constants
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from tests.notes import note_codes
@@ -474,6 +475,30 @@ def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str, gpu: 
     prediction = predict(model, "trt10", advice=False)
     time = estimate(model, prediction, find_gpu(gpu), TARGETS["trt10"])
     assert time.gain is not None and time.gain < MOST_GAIN
+
+
+@functools.cache
+def stored_networks() -> dict[str, dict[str, list[dict[str, str]]]]:
+    """Return the layers of all published networks of the fit, by network and variant."""
+    networks: dict[str, dict[str, list[dict[str, str]]]] = {}
+    for row in read(NETWORKS):
+        networks.setdefault(row["network"], {}).setdefault(row["variant"], []).append(row)
+    return {name: variants for name, variants in networks.items() if len(variants) > 1}
+
+
+# The L2 of the first three holds the INT8 tensors of many layers, but not the FP16 tensors.
+@pytest.mark.parametrize("name", ["L4", "RTX 4090", "RTX 5000 Ada", "RTX 3060", "A100 40GB"])
+def test_gain_of_fitted_networks_is_at_most_the_ratio_of_rates_or_bytes(name: str) -> None:
+    gpu, faults = find_gpu(name), {}
+    for network, variants in stored_networks().items():
+        plain, quantized = (
+            network_work(variants[variant], Precision.FP16, 32, gpu) for variant in ("float", "qdq")
+        )
+        gain = estimate_seconds(plain, gpu).sum() / estimate_seconds(quantized, gpu).sum()
+        ratio = sum(w.bytes_moved for w in plain) / sum(w.bytes_moved for w in quantized)
+        if gain > max(MOST_GAIN, ratio):
+            faults[network] = gain
+    assert not faults and len(stored_networks()) > 60
 
 
 @pytest.mark.parametrize(
