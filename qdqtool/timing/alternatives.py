@@ -59,7 +59,9 @@ def _float_time(
     """
     typed = target.strongly_typed
     stored = file_float_type(resolved_model) if typed else result.float_type
-    own_ms = result.total_ms if result.is_float else estimate_like(result, resolved_model, target)
+    own_ms = result.total_ms
+    if not result.is_float:
+        _, own_ms = _simulate_like(result, resolved_model, target)
     if stored == result.gpu.float_type or result.gpu.float_type == Precision.FP32:
         return FloatTime(stored, own_ms)
     if typed:
@@ -68,7 +70,8 @@ def _float_time(
             target = WEAKLY_TYPED
         else:
             resolved_model, _ = model_variants.resolve_inputs(fp16, result.requested_batch or 1)
-    fp16_ms = estimate_like(replace(result, float_type=Precision.FP16), resolved_model, target)
+    with_fp16 = replace(result, float_type=Precision.FP16)
+    _, fp16_ms = _simulate_like(with_fp16, resolved_model, target)
     if fp16_ms <= own_ms:
         return FloatTime(Precision.FP16, fp16_ms, own_ms)
     return FloatTime(stored, own_ms)
@@ -108,20 +111,13 @@ def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:
     GPU, batch, float type and calibration are taken from ``time``.
     """
     resolved_model, _ = model_variants.resolve_inputs(model, time.requested_batch or 1)
-    return estimate_like(time, resolved_model, target)
-
-
-def estimate_like(time: TimeEstimate, resolved_model: Model, target: Target) -> float:
-    """Return the milliseconds of another model as :func:`estimate_variant` does.
-
-    The input shapes of the model must be fixed.
-    """
     return _simulate_like(time, resolved_model, target)[1]
 
 
 def _simulate_like(
     time: TimeEstimate, resolved_model: Model, target: Target
 ) -> tuple[Prediction, float]:
+    """Return the prediction and the milliseconds of another model, with fixed input shapes."""
     resolved_model = fold_constants(resolved_model)
     simulated = simulate_without_alternatives(resolved_model, target_with_layers(target))
     float_types = float_choices(resolved_model, target, time.float_type)

@@ -703,9 +703,8 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
     """Check that a power mode changes the clock of a GPU.
 
     Raises:
-        QdqtoolError: The power mode has no effect.
+        QdqtoolError: The power mode has no effect, or no mode of the board has this power.
     """
-    reason = ""
     if not gpu.is_jetson:
         reason = (
             f"{gpu.name} has no power modes; give `clock`, the SM clock that nvidia-smi shows "
@@ -714,29 +713,21 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
     elif clock is not None:
         reason = "`clock` is given, which takes precedence"
     else:
-        _check_watts(gpu, power)
-    if reason:
-        raise QdqtoolError(
-            f"`power` {power[:40]}: has no effect, because {reason}",
-            code="option-without-effect",
-            parameter="power",
-        )
-
-
-def _check_watts(gpu: Gpu, power: str) -> None:
-    """Check that a power mode is within the limits of a Jetson.
-
-    Raises:
-        QdqtoolError: The power is lower or higher than any mode of the board.
-    """
-    limit = _parse_watts(power)
-    if limit is not None and not _MIN_WATTS <= limit <= gpu.power:
-        raise QdqtoolError(
-            f"`power` {power[:40]}: {gpu.name} has modes from {_MIN_WATTS:g}W to {gpu.power:g}W, "
-            "and MAXN; choose one of them (nvpmodel -q prints the current mode)",
-            code="out-of-range",
-            parameter="power",
-        )
+        limit = _parse_watts(power)
+        if limit is not None and not _MIN_WATTS <= limit <= gpu.power:
+            raise QdqtoolError(
+                f"`power` {power[:40]}: {gpu.name} has modes from {_MIN_WATTS:g}W to "
+                f"{gpu.power:g}W, and MAXN; choose one of them (nvpmodel -q prints the current "
+                "mode)",
+                code="out-of-range",
+                parameter="power",
+            )
+        return
+    raise QdqtoolError(
+        f"`power` {power[:40]}: has no effect, because {reason}",
+        code="option-without-effect",
+        parameter="power",
+    )
 
 
 def restrict_to_target(target: Target, gpu: Gpu) -> Gpu:

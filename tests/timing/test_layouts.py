@@ -396,7 +396,7 @@ def test_time_of_kernels() -> None:
     compute = 1e6 * 256 * 2304 / (clocks * rate)
     moved = 1e6 * 256 * 2 + 256 * 2304
     memory = max(
-        moved * (1 - 3e6 * c["l2_share"] / moved) / (c["dram"] * 360e9),
+        moved * (1 - 3e6 * c["l2_share"] / (2 * moved)) / (c["dram"] * 360e9),
         moved / (c["l2"] * clocks * 32),
     )
     p = 1 + c["overlap"]
@@ -406,8 +406,28 @@ def test_time_of_kernels() -> None:
     kernel = conv_physics(1e6, 256.0, 2304.0, 256.0)
     assert time_of(kernel) == pytest.approx(expected, rel=1e-9)
     conversion = LayerWork(work.CONVERSION, HALF, I8, channels=64.0, read=2e8, written=1e8)
-    expected = floor + 3e8 * (1 - 3e6 * c["l2_share"] / 3e8) / (c["copy"] * 360e9)
+    expected = floor + 3e8 * (1 - 3e6 * c["l2_share"] / 4e8) / (c["copy"] * 360e9)
     assert time_of(conversion) == pytest.approx(expected, rel=1e-9)
+
+
+# Milliseconds of profiled kernels that convert images of three channels.
+@pytest.mark.parametrize(
+    ("name", "source", "target", "elements", "measured"),
+    [
+        ("Orin Nano Super", FULL, I8, 512 * 1024, 0.135),
+        ("AGX Orin 64GB", HALF, I8, 6 * 256 * 704, 0.065),
+        ("RTX 3080 Ti", HALF, I8, 4 * 256 * 704, 0.0113),
+        ("A100 80GB PCIe", FULL, HALF, 32 * 224 * 224, 0.075),
+    ],
+)
+def test_time_of_the_conversion_of_an_image(
+    name: str, source: Precision, target: Precision, elements: int, measured: float
+) -> None:
+    read, written = (3.0 * elements * work.width(p) for p in (source, target))
+    conversion = LayerWork(
+        work.CONVERSION, source, target, channels=3.0, read=read, written=written
+    )
+    assert 1e3 * time_of(conversion, find_gpu(name)) == pytest.approx(measured, rel=0.3)
 
 
 def test_time_of_empty_kernels() -> None:
