@@ -131,8 +131,12 @@ def choose_residual_inputs(
     other builds they do not. If both inputs are quantized, the Add is always an INT8 layer of its
     own. If only the skip input is quantized, the Add costs nothing when fused, and conversions when
     not fused. So each placement is simulated under both assumptions, and the placement with the
-    better worst case is chosen. TensorRT-RTX writes float from every convolution and fuses
-    pointwise operators, so that Q/DQ there would only cost accuracy.
+    better worst case is chosen.
+
+    TensorRT-RTX fuses the Add into the kernel after the convolution, which reads a quantized skip
+    input as INT8: TensorRT-RTX 1.7.1 then builds 41 instead of 42 kernels of a ResNet-18, which
+    read 13 % fewer bytes of activations. A second quantized input changes no kernel. FP8 changes
+    none of them.
 
     Returns:
         ``both``, ``skip`` or ``none`` for `residual_after_activation` of
@@ -140,7 +144,7 @@ def choose_residual_inputs(
         the comparison, else None.
     """
     if target.is_rtx:
-        return "none", None
+        return "none" if rules.number_format == FP8 else "skip", None
     if rules.residual != "auto":
         return OPTIONS[0], None
     first = place(model, replace(rules, residual_after_activation=OPTIONS[0]))
