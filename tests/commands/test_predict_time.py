@@ -30,6 +30,17 @@ def test_predict_gpu_text(model: str, cli: Cli) -> None:
         assert row.count(" ms") == 2  # the time, and the end of its range
 
 
+def test_input_conversion_is_a_note(model: str, cli: Cli) -> None:
+    """The time next to the Q/DQ layers, the saving and JSON are the same number."""
+    text = cli("predict", model, "--gpu", "rtx 3060", "--all")
+    _, found, note = text.partition("note INPUT-CONVERSION")
+    assert found
+    (saving,) = re.findall(r"saves: at most ([\d.]+) ms", note.split("\n\n")[0])
+    assert re.search(rf"Q/DQ layers .*\({saving} ms\)", text)
+    time = cli.json("predict", model, "--gpu", "rtx 3060")["time"]
+    assert float(saving) == pytest.approx(time["conversions_ms"], rel=1e-2)
+
+
 def test_predict_gpu_layers_lists_the_time_of_each_layer(model: str, cli: Cli) -> None:
     arguments = ("--gpu", "T4", "--target", "trt8.6")
     layers = cli.json("predict", model, *arguments)["layers"]
