@@ -439,10 +439,10 @@ def infer_attributes(node: ParsedNode, listed: dict[str, Any]) -> InferredAttrib
         node: The node as the parser printed it.
         listed: Fields of the engine layer that absorbed the node.
     """
-    result = InferredAttributes(node, listed)
+    inferred = InferredAttributes(node, listed)
     if node.op in _RULES:
-        _RULES[node.op](result)
-    return result
+        _RULES[node.op](inferred)
+    return inferred
 
 
 def _find_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[int] | None:

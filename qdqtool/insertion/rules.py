@@ -36,22 +36,10 @@ Greater is better.
 def choose_placement(
     model: Model, options: PlacementOptions, target: Target
 ) -> tuple[PlacementRules, Placement]:
-    """Return the rules for a prepared model, and its placement.
+    """Return the rules that follow from options and target for a prepared model, and its placement.
 
     Raises:
         QdqtoolError: As for :func:`qdqtool.insertion.placement.place`.
-    """
-    rules, placement = choose_rules(model, options, target)
-    return rules, placement or place(model, rules)
-
-
-def choose_rules(
-    model: Model, options: PlacementOptions, target: Target
-) -> tuple[PlacementRules, Placement | None]:
-    """Return the placement rules that follow from options and target for a prepared model.
-
-    Returns:
-        The rules, and the placement by these rules if a comparison already made it, else None.
     """
     rules = PlacementRules(
         options.head,
@@ -69,7 +57,8 @@ def choose_rules(
         failing=[f for f in (LargeKernel, DepthwiseAdd, DepthwiseSilu) if _is_warning(f, target)],
     )
     option, placement = choose_residual_inputs(model, rules, target, options.unify)
-    return replace(rules, residual_after_activation=option), placement
+    rules = replace(rules, residual_after_activation=option)
+    return rules, placement or place(model, rules)
 
 
 def choose_fp8_target(target: Target) -> Target:

@@ -171,13 +171,13 @@ def compare_conversions(
     built = _built_conversions(build, complete)
     if built is None:
         return PartComparison(ConversionCounts(prediction.conversions))
-    result = PartComparison(ConversionCounts(prediction.conversions, len(built)))
+    comparison = PartComparison(ConversionCounts(prediction.conversions, len(built)))
     if prediction.conversions is None:
-        return result
+        return comparison
     predicted_names = Counter(name.removesuffix(SCALE_NODE) for name in prediction.conversion_nodes)
     built_names = Counter(name.removesuffix(SCALE_NODE) for name in built)
     lines = {layer.name.removesuffix(SCALE_NODE): layer.line for layer in build.layers}
-    result.mismatches = [
+    comparison.mismatches = [
         Mismatch(
             MismatchKind.CONVERSION,
             name,
@@ -191,7 +191,7 @@ def compare_conversions(
         Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.ABSENT)
         for name in (predicted_names - built_names).elements()
     ]
-    return result
+    return comparison
 
 
 def _built_conversions(build: Build, complete: bool) -> list[str] | None:

@@ -249,7 +249,7 @@ def test_predict_capability_findings(
 
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.6", "trt10", "trt11", "rtx1.7"])
 def test_predict_gpu_estimates_for_each_target(model: str, cli: Cli, target: str) -> None:
-    """Three convolutions of 0.23 GMACs each: between a hundredth of a millisecond and one."""
+    """Three convolutions of 0.23 GMACs each take from 0.01 to 1 ms."""
     time = cli.json("predict", model, "--gpu", "RTX 3060", "--target", target)["time"]
     assert 0.01 < time["total_ms"] < 1
 
@@ -366,7 +366,7 @@ def test_note_about_fp8_comes_with_a_row_of_fp8(
 def test_advice_to_quantize_depends_on_the_fastest_type(
     gpu: str, advises_auto: bool, tmp_path: Path, cli: Cli
 ) -> None:
-    """B300 computes INT8 far slower than FP16."""
+    """INT8 is far slower than FP16 on B300."""
     path = save_model(tmp_path, convolution_chain(channels=256, quantized=False))
     text = cli("predict", path, "--gpu", gpu)
     assert ("--precision auto --gpu" in " ".join(text.split())) == advises_auto

@@ -1,3 +1,5 @@
+"""Calibration: statistics of activations, and the ranges of quantizers."""
+
 import math
 import re
 from collections.abc import Callable, Iterator
