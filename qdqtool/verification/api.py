@@ -503,7 +503,7 @@ def verify_with_builder(
     resolved = target_named(target or RTX)
     if capability is not None:
         resolved = resolved.with_capability(capability)
-    return _compare_with_local_build(predict(loaded, resolved), built, loaded.path or "model")
+    return _compare_with_local_build(predict(loaded, resolved), built, str(model))
 
 
 def _parse_capability(sm: str | None) -> str | None:
