@@ -106,7 +106,7 @@ _MIN_SHARE = 0.8  # minimum share of the sampled lines with the prefix
 
 
 class LogPrefixStripper:
-    """Remover of the prefixes of containers, CI services and journals: time, service, pod.
+    """Remover of the prefix that a container, CI service or journal writes before each line.
 
     The form of a prefix is its text with placeholders for words and numbers. A prefix is removed if
     its form is the most frequent before TensorRT's own prefix, and most lines of the log begin

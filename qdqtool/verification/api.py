@@ -132,7 +132,7 @@ def verify_model(
 
 
 def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Build:
-    """Read the files of one build, or return the build that was read already."""
+    """Read the files of one build, or return a build that is already read."""
     if len(builds) == 1 and isinstance(builds[0], Build):
         return builds[0]
     files: list[BuildFile] = []
@@ -240,7 +240,7 @@ def _note_other_version(build: Build, target: Target) -> list[Note]:
 
 
 def _is_same_version(version: str, is_rtx: bool, target: Target) -> bool:
-    """Return whether a build's version is that of a target, as precisely as the user named it."""
+    """Return whether a build's version equals a target's, up to the digits that the user gave."""
     if is_rtx or target.is_rtx:
         return is_rtx == target.is_rtx
     numbers, named = version_numbers(version), target.version_name.split(".")[:2]
