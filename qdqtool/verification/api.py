@@ -626,7 +626,7 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
     gap = next((g for g in build.gaps if g.section == Section.PARSE), None)
     missing = _find_missing_tensor(proto.graph)
     if gap is not None or missing is not None:
-        why = f"{gap} is missing" if gap is not None else f"no node produces {missing}"
+        why = str(gap) if gap is not None else f"no node produces {missing}"
         raise BuildLogError(
             f"{name}: {why}, so the log has only a part of the network, which cannot be "
             "predicted; give the model as well",
