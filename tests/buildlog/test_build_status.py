@@ -184,7 +184,7 @@ def test_rerun_commands_of_an_unknown_version() -> None:
     commands = rerun_commands(Build(command="trtexec --onnx=a.onnx --int8"))
     assert list(commands) == ["8.2 to 10", "11"]
     old, new = commands.values()
-    assert old.startswith("trtexec --onnx=a.onnx --int8 --fp16 --verbose")
+    assert old.startswith("trtexec --onnx=a.onnx --int8 --verbose")
     assert new.startswith("trtexec --onnx=a.onnx --verbose") and "--int8" not in new
     assert "--separateProfileRun" in old and "--separateProfileRun" not in new
 
