@@ -34,7 +34,6 @@ def round_to_e4m3(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _exponents(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-    """Return the exponents of numbers, at least :data:`_MIN_EXPONENT`."""
     fractions, exponents = np.frexp(numbers)
     return np.where(fractions == 0, _MIN_EXPONENT, np.maximum(exponents - 1, _MIN_EXPONENT))
 

@@ -398,6 +398,14 @@ class Model:
     def _nodes_by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}
 
+    @property
+    def positions(self) -> dict[int, int]:
+        """Position of each node in topological order, by node index."""
+        positions: dict[int, int] = self.cache.setdefault("positions", {})
+        if not positions:
+            positions.update((node.index, place) for place, node in enumerate(self.ordered))
+        return positions
+
     def producer(self, tensor: str) -> Node | None:
         """Return the node that produces a tensor; None for inputs and initializers."""
         return self.producers.get(tensor)

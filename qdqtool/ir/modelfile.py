@@ -20,7 +20,7 @@ from qdqtool.ir.graph import Model, hash_message
 from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
 from qdqtool.proto.custom_quantizers import has_custom_quantizers, replace_custom_quantizers
-from qdqtool.proto.functions import check_functions, find_called_functions, inline_functions
+from qdqtool.proto.functions import check_functions, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
 from qdqtool.proto.subgraphs import message_fields, with_subgraph_nodes
 from qdqtool.util import compression, limits
@@ -202,10 +202,9 @@ def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: 
     proto = deepcopy(source)
     if has_custom:
         replace_custom_quantizers(proto)
-    functions = tuple(dict.fromkeys(f.name for f in find_called_functions(proto)))
-    names = inline_functions(proto, path or "model in memory")
+    functions, node_names = inline_functions(proto, path or "model in memory")
     model = Model(proto, path, sha256 or hash_message(source), base_dir)
-    model.inlined_functions, model.function_node_names = functions, names
+    model.inlined_functions, model.function_node_names = functions, node_names
     return fold_constant_branches(model)
 
 
