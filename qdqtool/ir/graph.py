@@ -29,6 +29,7 @@ from qdqtool.proto.subgraphs import (
     find_captured_tensors,
     sort_topologically,
 )
+from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and dimensions
@@ -631,5 +632,10 @@ def _read_type(value: onnx.TypeProto) -> TensorType:
 
 def hash_message(proto: onnx.ModelProto) -> str:
     """Return the SHA-256 of a message; empty if the message is too large for a file."""
-    data = external.serialize(proto)
-    return "" if data is None else hashlib.sha256(data).hexdigest()
+    parts = external.message_parts(proto)
+    if parts is None or sum(map(len, parts)) > limits.MODEL_MESSAGE:
+        return ""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

@@ -127,7 +127,6 @@ def _check_dims(tensor: onnx.TensorProto, path: str) -> None:
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
-_BLOCK_BYTES = 1 << 24
 MAX_PROTO_BYTES = limits.MODEL_MESSAGE  # larger models keep their weights in external files
 
 
@@ -220,8 +219,6 @@ def _read(path: Path) -> bytes:
 def _read_limited(file: IO[bytes], path: Path) -> bytes:
     """Return a model's unpacked bytes.
 
-    Reading block by block never allocates more memory than the file has bytes.
-
     Raises:
         ModelError: The file is damaged, or protobuf cannot read that many bytes.
     """
@@ -233,12 +230,11 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes:
         limit = min(limits.max_unpacked_size(size), MAX_PROTO_BYTES)
         blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
-    data = bytearray(head)
-    while block := file.read(_BLOCK_BYTES):
-        data += block
-        if len(data) > MAX_PROTO_BYTES:
-            raise _too_large(path, b"")
-    return bytes(data)
+    file.seek(0)
+    data = file.read(MAX_PROTO_BYTES + 1)
+    if len(data) > MAX_PROTO_BYTES:
+        raise _too_large(path, b"")
+    return data
 
 
 def _too_large(path: Path, head: bytes) -> ModelError:
@@ -341,12 +337,12 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
         proto: The model. It is not changed.
         path: Output file.
     """
-    data = external.serialize(proto)
-    if data is None or len(data) >= MAX_PROTO_BYTES:
+    parts = external.message_parts(proto)
+    if parts is None or sum(map(len, parts)) >= MAX_PROTO_BYTES:
         _split_weights(proto, Path(path))
         return
     with atomic_write(path) as file:
-        file.write(data)
+        file.writelines(parts)
 
 
 def _split_weights(proto: onnx.ModelProto, path: Path) -> None:
