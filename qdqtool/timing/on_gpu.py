@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.findings.obstacles import is_rejected
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.precision import Precision
@@ -37,6 +38,8 @@ def predict_on_gpu(
     extend: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
 ) -> tuple[Prediction, TimeEstimate | None]:
     """Predict, add findings about the GPU, and estimate the time if a GPU is named.
+
+    The prediction has no time and no savings if TensorRT rejects the model.
 
     Args:
         model: The model.
@@ -85,7 +88,11 @@ def predict_on_gpu(
         finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:
         time.obstacle = _find_obstacle(findings)
-        prediction.time = time.as_json()
+        if time.is_supported and is_rejected(prediction.findings):
+            for finding in prediction.findings:
+                finding.saves_ms = None
+        else:
+            prediction.time = time.as_json()
     return prediction, time
 
 
