@@ -198,7 +198,7 @@ def fit(data: Data, rounds: int = 25, first: Fitted | None = None) -> Fitted:
             damping *= 4
         else:
             break
-        if gain < 1e-7:
+        if gain < 1e-4:
             break
     return unpack(x, architectures)
 

@@ -519,11 +519,12 @@ class _WorkloadBuilder:
         read = main.read * width(input_type)
         if len(layer.inputs) > 1:
             # A residual. Or a bias that an Identity copies, as torch writes equal biases.
-            tensor, precision = layer.inputs[1].tensor, layer.inputs[1].precision
-            elements = self._count_elements(tensor)
+            second = layer.inputs[1]
+            elements = self._count_elements(second.tensor)
             if elements is None:
                 elements = main.written
-            read += min(elements, main.written) * width(self._resolve_type(precision, tensor))
+            second_type = self._resolve_type(second.precision, second.tensor)
+            read += min(elements, main.written) * width(second_type)
         for edge in layer.outputs:
             if self.shapes.get(edge.tensor) is None:
                 self.engine_elements.setdefault(edge.tensor, written / len(layer.outputs))

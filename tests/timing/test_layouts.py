@@ -427,7 +427,7 @@ def test_time_of_the_conversion_of_an_image(
     conversion = LayerWork(
         work.CONVERSION, source, target, channels=3.0, read=read, written=written
     )
-    assert 1e3 * time_of(conversion, find_gpu(name)) == pytest.approx(measured, rel=0.3)
+    assert 1e3 * time_of(conversion, find_gpu(name)) == pytest.approx(measured, rel=0.4)
 
 
 def test_time_of_empty_kernels() -> None:
