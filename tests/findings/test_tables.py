@@ -343,7 +343,7 @@ def copy_with_examples(root: Path) -> Path:
             new = new.replace(mark, f"{mark}    ExampleReason,\n")
         path.write_text(new, "utf-8")
     pipeline = root / "qdqtool" / "trt" / "pipeline.py"
-    mark = "from qdqtool.trt.passes.scale_activation_fusion"
+    mark = "from qdqtool.trt.passes._infra"
     text = pipeline.read_text("utf-8").replace("ConcatRemoval)", "ConcatRemoval, ExamplePass)")
     text = text.replace(mark, f"from qdqtool.trt.passes.example_pass import ExamplePass\n{mark}", 1)
     pipeline.write_text(text, "utf-8")
