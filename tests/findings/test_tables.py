@@ -203,7 +203,7 @@ AFTER = {
     "qdqtool/ir/operators.py": "_TABLE: tuple[Operator, ...] = (\n",
     "qdqtool/trt/passes/slice_removal.py": "class SliceRemoval",
     "qdqtool/findings/lint/operators.py": "    for node in view.model.nodes:\n",
-    "tests/wording.py": '    """One small network for each kind that none of the others has."""\n',
+    "tests/wording.py": '    """Yield a small network for each wording that no other network shows."""\n',
 }
 # Indentation of the examples that are statements. The others are entries of a list.
 INDENTED = {
