@@ -101,7 +101,7 @@ def render(
     if trace:
         _add_trace(page, prediction)
     options = options or NextOptions(target_option(target.display_name))
-    _add_closing(page, prediction, _choose_precision(options, times))
+    _add_closing(page, prediction, times, _choose_precision(options, times))
     return page
 
 
@@ -382,7 +382,9 @@ def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
     return counts
 
 
-def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
+def _add_closing(
+    page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate], options: NextOptions
+) -> None:
     groups = _group_by_code(prediction.findings)
     notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
     notes.pop("INPUT-CONVERSION", None)  # the row about Q/DQ layers reports it
@@ -393,7 +395,11 @@ def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -
     )
     if notes and not page.everything:
         page.fill(f"Notes (--all): {', '.join(notes)}")
-    _add_remedies(page, prediction, options)
+    if times and not any(time.gpu.has_int8 for time in times):
+        flag = " with --fp16" if _can_use_fp16(times) else ""
+        page.fill(f"Next: build the float model{flag}, because the GPU has no INT8.")
+    else:
+        _add_remedies(page, prediction, options)
 
 
 def target_option(name: str) -> str:

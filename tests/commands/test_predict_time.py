@@ -30,6 +30,15 @@ def test_predict_gpu_text(model: str, cli: Cli) -> None:
         assert row.count(" ms") == 2  # the time, and the end of its range
 
 
+def test_float_file_is_not_to_be_quantized_for_a_gpu_without_int8(
+    model: str, cli: Cli, tmp_path: Path
+) -> None:
+    save_model(tmp_path, convolution_chain(quantized=False))
+    arguments = ("predict", model, "--target", "8.5", "--gpu", "Jetson Nano")
+    assert "qdqtool insert" not in cli(*arguments).split("Found")[1]
+    assert "qdqtool insert" in cli(*arguments, "--gpu", "T4").split("Found")[1]
+
+
 def test_input_conversion_is_a_note(model: str, cli: Cli) -> None:
     """The time next to the Q/DQ layers, the saving and JSON are the same number."""
     text = cli("predict", model, "--gpu", "rtx 3060", "--all")
