@@ -429,7 +429,10 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
     if default:
         fixed = fixed_model_path(path)
         page.fill(f"{_BY_FIX} {format_count(len(default), 'place')} can be fixed without new data:")
-        page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}{option}")
+        only = _select_codes(prediction.findings, default)
+        page.add_command(
+            "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{option}"
+        )
     if on_request:
         codes = " ".join(f"--only {code}" for code in dict.fromkeys(f.code for f in on_request))
         other = fixed_model_path(fixed)
@@ -440,6 +443,16 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
         page.add_command(
             "", f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{option}"
         )
+
+
+def _select_codes(findings: Iterable[Finding], default: Iterable[Finding]) -> str:
+    """Return ``--only`` options for the codes that are to be fixed; empty if fix needs none.
+
+    Without options, ``fix`` also changes FP32 layers for which FP16 gains nothing on this GPU.
+    """
+    if all(finding.code != "FLOAT-FP32" or finding.gains for finding in findings):
+        return ""
+    return "".join(f" --only {code}" for code in dict.fromkeys(f.code for f in default))
 
 
 def _add_convolutions(

@@ -239,8 +239,9 @@ def test_predict_gpu_estimates_for_each_target(model: str, cli: Cli, target: str
 
 def test_gpus_lists_all_or_one(cli: Cli) -> None:
     assert "Jetson Orin NX 16GB" in cli("gpus")
-    (gpu,) = cli.json("gpus", "orin-nx")["gpus"]
-    assert gpu["name"] == "Jetson Orin NX 16GB" and gpu["source"]
+    (gpu,) = cli.json("gpus", "orin-nx-8gb")["gpus"]
+    assert gpu["name"] == "Jetson Orin NX 8GB" and gpu["source"]
+    assert cli.json("gpus", "orin-nx")["gpus"][0]["name"] == "Jetson Orin NX 16GB"
     assert "nonsense" in cli.refuse("gpus", "nonsense")
 
 
