@@ -44,7 +44,7 @@ class OutputNoise:
     Attributes:
         each: By output, the root mean square of the difference divided by that of the float output.
         finite: Whether all values are finite.
-        parts: The same error of each part of an output, by output and joined tensor.
+        parts: This error for each part of an output, by output and joined tensor.
         lost: Parts that are constant although they vary in the float network.
     """
 
@@ -93,7 +93,7 @@ class OutputError:
         channels: First and last channel. None for a whole output, or if the part is not a range.
         before: Root mean square of the difference divided by that of the float output, before
             fixing.
-        after: The same error after fixing.
+        after: This error after fixing.
         lost: Whether all values are equal in the fixed model, but not in the float network.
     """
 

@@ -222,7 +222,6 @@ def _set_scale(view: View, editor: Editor, node: Node, scale: FloatArray) -> Non
 def _requantize_constant(
     view: View, editor: Editor, dq: Node, params: QuantParams, scale: FloatArray
 ) -> None:
-    """Convert stored integers to int8 with new scales and a zero point of 0."""
     stored = view.model.constant(dq.input(0))
     if stored is None or params.scale is None or params.zero_point is None:
         return
