@@ -20,7 +20,7 @@ from qdqtool.buildlog.agreement import (
     MismatchKind,
 )
 from qdqtool.evidence import Evidence
-from qdqtool.findings.messages import describe_finding
+from qdqtool.findings.report import describe_finding
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, Reason, Severity
@@ -30,8 +30,13 @@ from qdqtool.reasons.fusions import (
     ConvTransposeBatchNorm,
 )
 from qdqtool.reasons.inputs import InputNotDequantized
-from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
-from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.outputs import (
+    OutputDifferentScales,
+    OutputManyConsumers,
+    OutputNotQuantized,
+    PoolingOneSide,
+    ReduceNotPooling,
+)
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, TensorConsumer
 from qdqtool.reasons.weights import WeightsNotDequantized

@@ -1,4 +1,4 @@
-"""Processes: closed streams, children that outlive them, control characters, limits of memory."""
+"""Processes: closed streams, control characters, widths of terminals, little memory."""
 
 import base64
 import contextlib
@@ -222,7 +222,7 @@ def test_json_has_only_numbers(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """NaN and infinity are not JSON; parsers other than Python's reject them."""
+    """NaN and infinity are not JSON, and most parsers reject them."""
     monkeypatch.chdir(tmp_path)
     write_seeds(tmp_path)
     proto = onnx.load("own.onnx")
@@ -251,7 +251,10 @@ def test_model_with_a_name_that_is_not_utf8_is_refused() -> None:
 
 @pytest.mark.parametrize(("calls", "refused"), [(64, False), (65, True)])
 def test_constants_of_functions_count_for_each_call(calls: int, refused: bool) -> None:
-    """Inlining copies them: 16 MB in a function with 500 calls kept `fix` busy for more than a minute."""
+    """Inlining copies the constants of a function for each call.
+
+    A function with 16 MB and 500 calls would take more than a minute.
+    """
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
     value = helper.make_tensor("v", 1, [1 << 20], bytes(4 << 20), raw=True)
     body = [
@@ -315,7 +318,7 @@ def test_odd_width_of_the_terminal(
 
 @pytest.mark.parametrize("columns", ["0", "9" * 5000], ids=["none", "too many"])
 def test_odd_width_of_the_terminal_of_a_process(columns: str) -> None:
-    """A process may ask for the width while it starts."""
+    """The width may be needed during the start of a process."""
     done = shell(f"{TOOL} explain SKIP-FLOAT", env={**os.environ, "COLUMNS": columns})
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
 

@@ -1,7 +1,7 @@
-"""The time that regular expressions take grows linearly with the length of the text.
+"""Regular expressions take time linear in the length of the text.
 
-Each pattern in the package is matched against texts that provoke backtracking. The tests compare measurements of one
-process at two lengths, so that they do not depend on the speed of the machine.
+Each pattern of the package is matched against texts that cause backtracking. Tests compare
+measurements of one process at two lengths, so that they do not depend on the speed of the machine.
 """
 
 import ast
@@ -152,10 +152,12 @@ def group_literals(items: Any) -> list[list[Any]]:
 
 
 def provoking_texts(items: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield texts that match the start of a pattern, then repeat one part of it, but never match its end.
+    """Yield texts that match the start of a pattern and then repeat a part of it.
+
+    The texts never match the end of the pattern.
 
     Yields:
-        Start of the text, the part to repeat, end of the text.
+        Start of the text, the part to repeat, and end of the text.
     """
     groups = group_literals(items)
     for first, last in itertools.combinations(range(min(len(groups), 9) + 1), 2):
@@ -188,7 +190,10 @@ def apply_method(pattern: re.Pattern[Any], method: str, text: str) -> None:
 def slow_text(
     pattern: re.Pattern[Any], method: str, limit: float = LINEAR, longest: int = LONGEST
 ) -> str:
-    """Return the start of a text on which the pattern grows faster than `limit` allows, empty if there is none."""
+    """Return the start of a text for which the time of a pattern grows faster than `limit`.
+
+    Empty if there is no such text.
+    """
     texts = {
         *provoking_texts(parser.parse(pattern.pattern, pattern.flags)),
         *(("", unit, "") for unit in "[( "),

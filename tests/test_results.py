@@ -1,4 +1,4 @@
-"""Results of all functions have the same members, and short texts in a session."""
+"""Results of all functions have the same members and short representations."""
 
 import json
 from pathlib import Path

@@ -12,6 +12,7 @@ from qdqtool.reasons.conversions import RemainingConversion, ScalesAround
 from qdqtool.reasons.finding import Cause, Finding, FindingCode, Reason, Severity
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import TensorSize
+from qdqtool.reasons.text import NO_ACTION, Message
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import Target, target_named
 
@@ -26,11 +27,28 @@ def title_of(code: FindingCode) -> str:
     return codes.get(code).title
 
 
-def describe_finding(finding: Finding) -> tuple[str, str]:
-    """Return the message and the fix of a finding. The first call loads the table of codes."""
-    from qdqtool.findings import messages
+def describe_finding(finding: Finding) -> Message:
+    """Return the message of a finding, and its fix; the fix is empty if no action is needed.
 
-    return messages.describe_finding(finding)
+    The first call loads the table of codes.
+    """
+    from qdqtool.findings import codes
+
+    entry = codes.get(finding.code)
+    general = entry.fix_on(finding.has_fast_int8)
+    message = fix = ""
+    for cause in finding.causes:
+        reason = cause.reason
+        description = reason.message(finding, cause)
+        text, advice = (description, "") if isinstance(description, str) else description
+        if not message:
+            message, fix = text, "" if advice == NO_ACTION else advice or general
+            is_failure = finding.severity == Severity.ERROR and not reason.quotes
+            error = entry.error_text(finding.target) if is_failure else ""
+            message += f' TensorRT says: "{error}"' if error else ""
+        elif text not in message:
+            message += f" {text}"
+    return message, fix
 
 
 class FindingReport:
@@ -99,8 +117,9 @@ class FindingReport:
             if gains and not first.gains:
                 first.gains, first.severity = True, severity
             first.automatic = first.automatic and automatic
-            if joined:
-                _join_cause(first, cause, values)
+            if joined and cause not in first.causes:
+                first.causes += (cause,)
+                first.values = max(first.values or 0, values or 0) or None
             return True
         severity = _adjust_severity(severity, fatal) if gains else Severity.INFO
         finding = Finding(
@@ -279,12 +298,6 @@ class RecordedReasons:
             if self.report.has(code, node):
                 return ((code, node),)
         return ()
-
-
-def _join_cause(finding: Finding, cause: Cause, values: int | None) -> None:
-    if cause not in finding.causes:
-        finding.causes += (cause,)
-        finding.values = max(finding.values or 0, values or 0) or None
 
 
 def _adjust_severity(severity: Severity, fatal: bool | None) -> Severity:

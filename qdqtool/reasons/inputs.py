@@ -1,8 +1,8 @@
 """Reasons why the data and weights of a convolution cannot be multiplied in INT8 or FP8."""
 
 from qdqtool.ir.precision import Precision
+from qdqtool.reasons.conversions import ManyConsumers
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
-from qdqtool.reasons.motion import ManyConsumers
 from qdqtool.reasons.tensors import PathStep, TensorSize
 from qdqtool.reasons.text import Message, format_node
 
@@ -53,7 +53,7 @@ class InputNotDequantized(Reason, key="input-not-dequantized"):
             return (
                 f"{self.node} runs in float: {self.dq} has {len(shared.consumers)} consumers, and "
                 f"only a DQ with a single consumer moves down{past}.",
-                f"Give {self.node} its own DequantizeLinear, after the same QuantizeLinear.",
+                f"Give {self.node} a DequantizeLinear of its own, after the same QuantizeLinear.",
             )
         where = (
             f"past {self.blocker.node} ({self.blocker.op}) to it"

@@ -14,14 +14,13 @@ from qdqtool.errors import ModelError
 from qdqtool.evidence import Evidence
 from qdqtool.extraction.cut import ModelCutter
 from qdqtool.findings.identity import finding_key
-from qdqtool.findings.messages import describe_finding
+from qdqtool.findings.report import describe_finding
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost, LossCause
 from qdqtool.reasons.conversions import COVERED_TYPES, RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, Severity
-from qdqtool.reasons.outputs import OutputNotQuantized
-from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.outputs import OutputNotQuantized, PoolingOneSide, ReduceNotPooling
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.trt.result import Prediction

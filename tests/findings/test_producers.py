@@ -25,10 +25,10 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons import fp8
 from qdqtool.reasons.compiler import IntegersLost
+from qdqtool.reasons.conversions import ConcatReadElsewhere, ManyConsumers, NotCommuting
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
-from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommuting
 from qdqtool.reasons.outputs import OutputScale
 from qdqtool.reasons.quantizers import OutsideRules
 from qdqtool.reasons.weights import WeightsAxis, WeightsNotDequantized
@@ -93,7 +93,7 @@ IN_SEVERAL_MODULES = {
 }
 
 
-def test_refusal_is_made_in_one_module() -> None:
+def test_reason_is_made_in_one_module() -> None:
     """Checks, passes, TensorRT-RTX and placements call the same function. A second one would find other faults."""
     places = defaultdict(set)
     names = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in REPORTED)})\b")

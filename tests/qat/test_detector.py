@@ -1,4 +1,4 @@
-"""The example `examples/qat_yolov8`, and the kinds of calibration data."""
+"""The example `examples/qat_yolov8`, and the types of calibration data."""
 
 import copy
 import importlib
@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from torch import nn
 
 import qdqtool
 from qdqtool import qat
-from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.errors import DataError
 from qdqtool.qat import batches
 from qdqtool.qat.batch_norms import freeze_batch_norms, is_untrained
 from tests.errors import has
@@ -27,7 +26,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "qat_yolov8"
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[dict[str, ModuleType]]:
-    """Import the files of the example, which import each other by bare names."""
+    """Import the files of the example, which import each other as top-level modules."""
     sys.path.insert(0, str(FOLDER))
     names = ("shapes", "detector", "training", "evaluation", "naive")
     try:
@@ -79,7 +78,7 @@ def test_generated_boxes_are_inside_image(example: dict[str, ModuleType]) -> Non
 
 
 def test_generated_boxes_are_exact(example: dict[str, ModuleType]) -> None:
-    """The sides of a rectangle are steps in brightness, larger than those a pixel further in."""
+    """The brightness changes more at the sides of a rectangle than one pixel further in."""
     pictures, objects = example["shapes"].generate(20, 7)
     steps = []
     for picture, objects_in in zip(pictures.astype(float), objects, strict=True):
@@ -217,7 +216,7 @@ def test_calibrate_accepts_data(data: object) -> None:
 
 
 class Unread(dict[str, object]):
-    """Batch that can only be indexed."""
+    """Batch that only supports indexing."""
 
     def __repr__(self) -> str:
         raise AssertionError("a batch is not printed")
@@ -233,7 +232,7 @@ def test_fn_reads_only_its_part_of_a_batch() -> None:
 
 
 def test_array_is_not_copied() -> None:
-    """A memory map of a large file stays one, and activations keep its order in memory."""
+    """Memory maps of large files are not read, and activations keep their memory order."""
     values = IMAGES.numpy().transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
     tensor = batches.convert_batch(values, None, None, None).tensors[0]  # type: ignore[arg-type]
     assert np.shares_memory(tensor.numpy(), values)
@@ -308,24 +307,3 @@ def test_batch_of_keyword_arguments() -> None:
     qat.calibrate(model, [{"left": IMAGES, "right": IMAGES * 3, "label": LABELS}], "max")
     left, right = (nets.range_of(model, f"{name}._input_quantizer") for name in "ab")
     assert right == pytest.approx(3 * left)
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "parameter"),
-    [
-        (IMAGES, {"method_for": [("nothing", "max")]}, "`method_for`"),
-        (torch.full_like(IMAGES, torch.nan), {}, "`exclude`"),
-    ],
-)
-def test_errors_name_parameters(
-    data: torch.Tensor, options: dict[str, Any], parameter: str
-) -> None:
-    """Options of the command line are not mentioned."""
-    with pytest.raises(QdqtoolError, match=parameter) as caught:
-        qat.calibrate(prepared(), [data], **options)
-    assert "--" not in str(caught.value)
-
-
-def test_plan_names_parameters() -> None:
-    text = qat.plan(nets.Shared(), torch.randn(1, 16, 8, 8), exclude=["both"]).text()
-    assert "--" not in text and "excluded by `exclude` both" in text

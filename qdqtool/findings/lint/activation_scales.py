@@ -72,13 +72,11 @@ def find_int8_quantizers(view: View) -> list[Node]:
 def check_uniform(view: View, report: FindingReport) -> None:
     """Add a finding if all activations and weights have the same scale (placeholders)."""
     quantizers = find_int8_quantizers(view)
-    if len(quantizers) < _MIN_UNIFORM:
-        return
     scales = [_scale_of(view, quantizer) for quantizer in quantizers]
     weights = [view.weights(node).first_quantizer for node in view.nodes_with_weights]
     quantized = [view.params(node).scale for node in weights if node is not None]
     values = {*scales, *(s for scale in quantized if scale is not None for s in np.unique(scale))}
-    if len(quantized) >= _MIN_UNIFORM and len(values) == 1:
+    if min(len(scales), len(quantized)) >= _MIN_UNIFORM and len(values) == 1:
         report.add(UniformScales(MODEL_CHECK, "", scales[0], len(quantizers), len(quantized)))
 
 
@@ -296,21 +294,19 @@ def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
         scale: max(shares) if len(shares) <= max(2, _MAX_EQUAL_SCALES * len(fits)) else 0.0
         for scale, shares in shares_by_scale.items()
     }
-    misfits = [
+    median = float(np.median([f.used for f in fits])) if fits else 1.0
+    lowest, highest = 0.0, math.inf  # of the share of steps in use
+    if median > _MAX_MEDIAN_FACTOR:
+        highest = _MAX_MEDIAN_FACTOR
+    elif median < 1 / _MAX_MEDIAN_FACTOR:
+        lowest = 1 / _MAX_MEDIAN_FACTOR
+    return [
         f
         for f in fits
         if f.clipped > _MAX_CLIPPED_SHARE
         or f.lost > _MAX_LOST_POWER
         or max(f.used, used[f.scale]) < _MIN_USED_STEPS
-    ]
-    median = float(np.median([f.used for f in fits])) if fits else 1.0
-    if 1 / _MAX_MEDIAN_FACTOR <= median <= _MAX_MEDIAN_FACTOR:
-        return misfits
-    return [
-        f
-        for f in fits
-        if f in misfits
-        or (f.used > _MAX_MEDIAN_FACTOR if median > 1 else f.used < 1 / _MAX_MEDIAN_FACTOR)
+        or not lowest <= f.used <= highest
     ]
 
 
