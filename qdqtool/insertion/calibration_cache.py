@@ -95,7 +95,8 @@ def complete_scales(
 
     Args:
         model: The network without Q/DQ.
-        quantizer_scales: amax / 127 by tensor from quantizers; names that the network lacks are ignored.
+        quantizer_scales: amax / 127 by tensor from quantizers. Names that the network lacks are
+            ignored.
         measured: amax / 127 by tensor from a calibration, for tensors without a quantizer.
         unary: Whether to use the rule ``unary``.
     """
