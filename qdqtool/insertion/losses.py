@@ -377,7 +377,7 @@ class _ErrorMeasurement:
 class SwitchableNetwork:
     """A Q/DQ model in which each activation can be left float, without a new session.
 
-    Every Q/DQ pair of an activation gets a switch input. Weights are always quantized. Any number of
+    Every Q/DQ pair of an activation gets a switch input. Weights are always quantized. Several
     threads may run the network.
     """
 
