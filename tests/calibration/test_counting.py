@@ -1,16 +1,14 @@
 """Counting samples: counters, threads that share them, and portions for the workers of a cluster."""
 
-import inspect
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration import cluster_pass
 from calibration.arrays import MemorySource
 from calibration.cluster_pass import (
     CountingEngine,
@@ -83,16 +81,8 @@ def hooked(counter: SampleCounter, hook: Any) -> list[TensorStatistics]:
     return list(counter.tensors.values())
 
 
-def test_counter_counts_the_largest_tensors_first() -> None:
-    sizes: list[int] = []
-    with SampleCounter(None, ["few", "most", "some"], 64, None, 1) as counter:
-        hooked(counter, lambda array: sizes.append(array.size))
-        counter.add(0, ({"few": np.zeros(1), "most": np.zeros(9), "some": np.zeros(5)}, 1))
-    assert sizes == [9, 5, 1]
-
-
 def test_counter_waits_for_its_threads_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calling thread runs out of memory while another one counts; the counter is used again at once."""
+    """The calling thread runs out of memory while another thread counts."""
     waits, caller = Waits(monkeypatch), threading.current_thread()
     other_counts, states = threading.Event(), queue.SimpleQueue[str]()
     events: list[str] = []
@@ -116,38 +106,6 @@ def test_counter_waits_for_its_threads_after_a_failure(monkeypatch: pytest.Monke
         assert not counter.lock.locked()
     assert events == ["other thread counts", "caller waits"]
     assert sum(part.count for part in parts) == VALUES.size
-
-
-def test_counter_counts_in_its_turn_and_snapshots_see_whole_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waits, waiting = Waits(monkeypatch), queue.SimpleQueue[str]()
-
-    def start(name: str, work: Callable[[], object]) -> threading.Thread:
-        def run() -> None:
-            waits.listen(lambda: waiting.put(name))
-            work()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
-
-    turn, snapshots = threading.Semaphore(0), list[int]()
-    with SampleCounter(None, ["x"], 256, None, 1, 1, turns=turn) as counter:
-        counter.lock = threading.Semaphore(1)  # type: ignore[assignment]  # reports its waits
-        running = ThreadPass(iter(()), [counter])
-        adding = start("add", lambda: counter.add(0, SAMPLE))
-        assert waiting.get(timeout=HANG) == "add" and counter.images == 0
-        with counter.lock:  # as while a sample is being added
-            turn.release()
-            assert waiting.get(timeout=HANG) == "add"
-            looking = start("look", lambda: snapshots.append(running.snapshot()[0]["x"].count))
-            assert waiting.get(timeout=HANG) == "look"
-            assert counter.images == 0 and not snapshots
-        adding.join()
-        looking.join()
-    assert counter.images == 1 and counter.tensors["x"].count == VALUES.size
-    assert snapshots in ([0], [VALUES.size])
 
 
 @pytest.mark.parametrize(("counters", "at_once"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
@@ -179,40 +137,11 @@ def test_snapshot_in_the_middle_is_a_copy_and_at_the_end_is_not() -> None:
 # Portions of samples for the workers of a cluster
 
 
-def payload(
-    model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1
-) -> CountingPayload:
-    return CountingPayload(model, "net.onnx", names, 64, None, (SPEC,), fetched, 3)
-
-
-@pytest.mark.parametrize(
-    ("threads", "fetched", "counters", "each"),
-    [(1, 1, 1, 1), (2, 1, 2, 1), (8, 1, 4, 2), (8, 128 << 20, 2, 4), (7, 1 << 40, 1, 7)],
-)
-def test_engine_gives_threads_to_counters(
-    monkeypatch: pytest.MonkeyPatch, threads: int, fetched: int, counters: int, each: int
-) -> None:
-    created: list[int] = []
-    opened: list[int] = []
-    parameters = inspect.signature(SampleCounter)
-    monkeypatch.setattr(
-        cluster_pass,
-        "SampleCounter",
-        lambda *a: created.append(parameters.bind(*a).arguments["threads"]),
-    )
-    monkeypatch.setattr(
-        cluster_pass, "open_packed_session", lambda model, count, name: opened.append(count)
-    )
-    engine = CountingEngine(payload(b"model", fetched=fetched), threads)
-    assert created == [each] * counters and opened == [each]
-    assert engine.payload.model == b"", "the session keeps its own copy"
-    CountingEngine(payload(b"", ("images",), fetched), threads)
-    assert opened == [each], "inputs need no session"
-
-
 @pytest.fixture
 def engine() -> CountingEngine:
-    return CountingEngine(payload(pack_model(load(conv_net()), ["c1"])), 1)
+    counting = {"names": ("images", "c1"), "bins": 64, "focus": None, "samples": 3}
+    model = pack_model(load(conv_net()), ["c1"])
+    return CountingEngine(CountingPayload(model, "net.onnx", (SPEC,), counting), 2)
 
 
 def portion(*numbers: int, identities: tuple[bytes, ...] = ()) -> SamplePortion:

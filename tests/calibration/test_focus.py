@@ -1,4 +1,4 @@
-"""Focus: the positions where a network looks, and the ranges that keep what is there."""
+"""Focus: positions in focus, and ranges that keep their values."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration import Focus, TensorStatistics, amax_of, collect, focus, load_statistics
+from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics
 from calibration.focus import THRESHOLD, FocusMap, dilate_mask, resize_mask
 from calibration.methods import (
     FOCUS_WEIGHT,
@@ -79,20 +79,6 @@ def test_other_activations_have_no_values(shape: tuple[int, ...]) -> None:
     assert positions.values(np.zeros(shape, np.float32)) == []
 
 
-def test_masks_are_resized_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[tuple[int, int]] = []
-
-    def record(mask: Mask, height: int, width: int) -> Mask:
-        sizes.append((height, width))
-        return resize_mask(mask, height, width)
-
-    monkeypatch.setattr(focus, "resize_mask", record)
-    positions = FocusMap([mask_of(4, 4, (0, 0))])
-    for _ in range(2):
-        positions.values(np.zeros((1, 3, 8, 8), np.float32))
-    assert sizes == [(8, 8)]
-
-
 FULL, MOST = np.ones((2, 2), bool), mask_of(2, 2, (0, 0), (0, 1), (1, 0))
 
 
@@ -122,7 +108,7 @@ def test_mask_covers_a_map_if_it_has_all_positions(
 
 
 def class_output(*values: float) -> Floats:
-    """Return a class output that is low but for the corner and every third cell from it."""
+    """Return a class output that is low except in the corner and every third cell of its row."""
     array = np.full((1, 1, 10, 10), -9.0, np.float32)
     array[0, 0, 0, : 3 * len(values) : 3] = values
     return array
@@ -253,7 +239,7 @@ def test_focus_power_falls_with_the_share_of_the_focus(rare: int, power: float) 
 
 @pytest.mark.parametrize(("spread", "power"), [(2.0, 3.0), (30.0, 2.0)])
 def test_focus_power_is_two_if_a_step_hides_the_negative_side(spread: float, power: float) -> None:
-    """SiLU of small values keeps the power; of large values, a step is all of its negative side."""
+    """For SiLU of large values, one step is as large as the negative side."""
     inputs = np.random.default_rng(3).standard_normal(20_000) * spread
     values = (inputs / (1 + np.exp(-inputs))).astype(np.float32)
     stats = focused(values, values[:1_000])
