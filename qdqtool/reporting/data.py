@@ -343,7 +343,7 @@ class TuningPoint:
     metric: float
     low: float | None
     high: float | None
-    int8: int | None
+    int8: int
     conversions: int | None
     ms: float | None
     chosen: bool

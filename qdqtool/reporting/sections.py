@@ -6,7 +6,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from qdqtool.verification.result import Verification
 
 
-_Container = TypeVar("_Container", dict[str, Any], list[Any])
 MAX_MISMATCHES = 500
 
 
@@ -132,7 +131,7 @@ def read_tuning(path: str | os.PathLike[str], model: Model) -> data.TuningPlot:
     try:
         _check_tuned_model(model, result, name)
         return _parse_tuning(result)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"the tuning result is damaged ({str(error)[:80]}); run qdqtool tune again",
             name,
@@ -166,8 +165,7 @@ def _read_tuning_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _check_tuned_model(model: Model, result: dict[str, Any], path: str) -> None:
     """Raise an error if the model lacks more than half of the nodes that a result names."""
-    sites = _as_objects(result.get("sites"))
-    names = {str(node) for site in sites for node in _as_list(site.get("nodes"))}
+    names = {str(node) for site in result["sites"] for node in site.get("nodes", ())}
     common = sum(node.name in names for node in model.nodes)
     if 2 * common < len(names):
         raise DataError(
@@ -179,46 +177,40 @@ def _check_tuned_model(model: Model, result: dict[str, Any], path: str) -> None:
         )
 
 
-def _have_numbers(points: Iterable[dict[str, Any]], name: str) -> bool:
-    return all(_as_optional_number(point.get(name)) is not None for point in points)
-
-
 def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
-    metric, goal = _as_object(result.get("metric")), _as_object(result.get("goal"))
-    complete_front = [
-        {"index": i, **point} for i, point in enumerate(_as_objects(result["front"])[:MAX_POINTS])
-    ]
+    metric, goal, chosen = result["metric"], result["goal"], result["chosen"]
+    complete_front = result["front"][:MAX_POINTS]
     # If tune reached its time limit, some configurations were not measured on held-out images.
     front = [point for point in complete_front if point["metric"] is not None]
     if not front:
         raise ValueError("its Pareto front is empty")
-    others = _as_objects(result.get("others"))[:MAX_POINTS]
-    measured = [p for p in others if p.get("metric") is not None]
+    others = result["others"][:MAX_POINTS]
+    measured = [point for point in others if point["metric"] is not None]
     unmeasured = len(complete_front) - len(front) + len(others) - len(measured)
-    is_timed_front, has_costs = _have_numbers(front, "ms"), _have_numbers(front, "cost")
-    points = [_parse_point(p, True, is_timed_front, has_costs) for p in front]
-    points += [_parse_point(p, False, is_timed_front, has_costs) for p in measured]
-    chosen = _as_object(result.get("chosen"))
-    _mark_chosen(chosen, front, points)
+    cost = "cost" if any(point["ms"] is None for point in front) else "ms"
+    points = [_parse_point(point, cost) for point in (*front, *measured)]
+    for fields, point in zip(front, points, strict=False):
+        point.on_front = True
+        point.chosen = fields["index"] == chosen["index"]
     float_metric = _as_optional_number(metric.get("float"))
     keep = _as_optional_number(goal.get("keep"))
     return data.TuningPlot(
-        metric=display_name(str(metric.get("name") or "metric"), 80),
-        sentence=display_message(str(metric.get("sentence") or "")),
-        axis=_axis_label(result, is_timed_front),
+        metric=display_name(str(metric["name"]), 80),
+        sentence=display_message(str(metric["sentence"])),
+        axis=_axis_label(result, cost),
         points=points,
         float_metric=float_metric,
         keep=keep * float_metric if keep is not None and float_metric is not None else None,
         budget=_as_optional_number(goal.get("budget_ms")),
-        reached=goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
-        is_float=chosen.get("int8") == 0,
-        sites=[_format_site(site) for site in _as_objects(result.get("sites"))[:MAX_SITES]],
+        reached=goal.get("reached"),
+        is_float=chosen["int8"] == 0,
+        sites=[_format_site(site) for site in result["sites"][:MAX_SITES]],
         notes=_list_tuning_notes(result, unmeasured),
     )
 
 
 def _list_tuning_notes(result: dict[str, Any], unmeasured: int) -> list[str]:
-    notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
+    notes = [*result["notes"], *result["warnings"]][:MAX_NOTES]
     texts = [display_message(as_options(str(note))) for note in notes]
     if unmeasured:
         count = format_count(unmeasured, "choice")
@@ -226,60 +218,27 @@ def _list_tuning_notes(result: dict[str, Any], unmeasured: int) -> list[str]:
     return texts
 
 
-def _axis_label(result: dict[str, Any], is_timed_front: bool) -> str:
-    cost = _as_object(result.get("cost"))
-    if not is_timed_front:
-        default = "convolutions left float, and conversions"
-        return display_message(str(cost.get("sentence") or default))
+def _axis_label(result: dict[str, Any], cost: str) -> str:
+    if cost == "cost":
+        return display_message(str(result["cost"]["sentence"]))
     gpu = f" on {display_name(str(result['gpu']), 60)}" if result.get("gpu") else ""
     return f"estimated milliseconds{gpu}"
 
 
-def _parse_point(
-    point: dict[str, Any], on_front: bool, is_timed_front: bool, has_costs: bool
-) -> data.TuningPoint:
-    if is_timed_front and point.get("ms") is not None:
-        x = _as_number(point["ms"])
-    elif has_costs:
-        x = _as_number(point["cost"])
-    else:
-        x = _as_number(point.get("conversions", 0)) - _as_number(point.get("int8", 0))
-    name = point.get("name") or f"{point.get('int8', '?')} INT8"
+def _parse_point(point: dict[str, Any], cost: str) -> data.TuningPoint:
+    """Return a point, whose horizontal position is the field ``ms`` or ``cost``."""
     return data.TuningPoint(
-        name=display_name(str(name), 120),
-        x=x,
-        metric=_as_number(point["metric"]),
+        name=display_name(str(point.get("name") or f"{point['int8']} INT8"), 120),
+        x=float(point[cost]),
+        metric=float(point["metric"]),
         low=_as_optional_number(point.get("low")),
         high=_as_optional_number(point.get("high")),
-        int8=_as_optional_count(point.get("int8")),
-        conversions=_as_optional_count(point.get("conversions")),
-        ms=_as_optional_number(point.get("ms")),
+        int8=int(point["int8"]),
+        conversions=None if point["conversions"] is None else int(point["conversions"]),
+        ms=_as_optional_number(point["ms"]),
         chosen=False,
-        on_front=on_front,
+        on_front=False,
     )
-
-
-def _mark_chosen(
-    choice: dict[str, Any], front: list[dict[str, Any]], points: list[data.TuningPoint]
-) -> None:
-    """Mark the point of the chosen configuration.
-
-    The point is found by the index on the front, else by the numbers of INT8 layers and conversions
-    and the metric.
-    """
-    for fields, point in zip(front, points, strict=False):
-        point.chosen = choice.get("index", -1) == fields["index"]
-    if not choice or any(point.chosen for point in points):
-        return
-    numbers = (
-        _as_optional_count(choice.get("int8")),
-        _as_optional_count(choice.get("conversions")),
-        _as_optional_number(choice.get("metric")),
-    )
-    for point in points:
-        if (point.int8, point.conversions, point.metric) == numbers:
-            point.chosen = True
-            return
 
 
 def _format_site(site: dict[str, Any]) -> list[str]:
@@ -292,41 +251,8 @@ def _format_site(site: dict[str, Any]) -> list[str]:
     ]
 
 
-def _as_object(value: Any) -> dict[str, Any]:
-    return _as_container(dict, value, "an object")
-
-
-def _as_objects(value: Any) -> list[dict[str, Any]]:
-    return [_as_object(item) for item in _as_list(value)]
-
-
-def _as_list(value: Any) -> list[Any]:
-    return _as_container(list, value, "a list")
-
-
-def _as_container(kind: type[_Container], value: Any, description: str) -> _Container:
-    """Return a value of the type `kind` unchanged, and an empty container for None.
-
-    Raises:
-        TypeError: The value has another type.
-    """
-    if not isinstance(value, kind | None):
-        raise TypeError(f"{str(value)[:30]!r} is not {description}")
-    return kind() if value is None else value
-
-
-def _as_number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:30]!r} is not a number")
-    return float(value)
-
-
 def _as_optional_number(value: Any) -> float | None:
-    return None if value is None else _as_number(value)
-
-
-def _as_optional_count(value: Any) -> int | None:
-    return None if value is None else int(_as_number(value))
+    return None if value is None else float(value)
 
 
 # Histograms with the ranges of the model and of each method ---------------------------------------
