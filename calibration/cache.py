@@ -19,7 +19,6 @@ from calibration.dataset import DataQuality
 from calibration.statistics import MIN_TOP, OCTAVES, TensorStatistics, histogram_bytes
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from qdqtool.util.files import read_input
 from qdqtool.util.json_text import parse_json
 from qdqtool.util.outputs import atomic_write, write_text
 from qdqtool.util.text import reason_of
@@ -411,31 +410,12 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
 # TensorRT's calibration table ---------------------------------------------------------------------
 
 
-def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
-    """Read TensorRT's calibration table.
+def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
+    """Return the scales by tensor name in the text of TensorRT's calibration table.
 
     The first line is ``TRT-<version>-<calibrator>``. Each other line is
     ``<tensor>: <8 hexadecimal digits>``, the scale (amax / 127) as a big-endian IEEE 754 float
     (``IInt8Calibrator::writeCalibrationCache``).
-
-    Returns:
-        Scales by tensor name.
-
-    Raises:
-        DataError: The file is missing or is not a calibration table.
-    """
-    name = os.fspath(path)
-    try:
-        text = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            "cannot be read as a TensorRT calibration table: not text", name, code="wrong-encoding"
-        ) from error
-    return parse_tensorrt_cache(text, name)
-
-
-def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
-    """Return the scales in the text of a calibration table; see :func:`read_tensorrt_cache`.
 
     Args:
         text: Contents of the file.
@@ -476,7 +456,7 @@ def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
 def write_tensorrt_cache(
     path: str | os.PathLike[str], scales: Mapping[str, float], version: str = TENSORRT_VERSION
 ) -> None:
-    """Write TensorRT's calibration table, atomically; see :func:`read_tensorrt_cache`.
+    """Write TensorRT's calibration table, atomically; see :func:`parse_tensorrt_cache`.
 
     Args:
         path: File to write.

@@ -17,12 +17,12 @@ from calibration.cache import (
     Statistics,
     load_progress,
     load_statistics,
-    read_tensorrt_cache,
     save_progress,
     save_statistics,
     write_tensorrt_cache,
 )
 from calibration.dataset import DataQuality
+from calibration.range_tables import read_range_table
 from calibration.runner import collect
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
@@ -341,7 +341,7 @@ def test_table_with_other_lines_is_rejected(
     path = tmp_path / "t.cache"
     path.write_text(f"TRT-8601-MinMaxCalibration\ny: 3f800000\n{line}\n")
     with pytest.raises(DataError, check=reports(code, "line 3", *values, path=str(path))):
-        read_tensorrt_cache(path)
+        read_range_table(path)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_other_files_are_no_tables(tmp_path: Path, content: bytes, code: str) ->
     path = tmp_path / "t.cache"
     path.write_bytes(content)
     with pytest.raises(DataError, check=has(code, path=str(path))):
-        read_tensorrt_cache(path)
+        read_range_table(path)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_other_files_are_no_tables(tmp_path: Path, content: bytes, code: str) ->
 )
 def test_table_is_read(tmp_path: Path, text: str, scales: dict[str, float]) -> None:
     (tmp_path / "t.cache").write_text(text)
-    assert read_tensorrt_cache(tmp_path / "t.cache") == scales
+    assert read_range_table(tmp_path / "t.cache").scales == scales
 
 
 def test_table_is_written(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from calibration.cluster_pass import (
     CountingEngine,
     CountingPayload,
     SamplePortion,
+    VerifiedSource,
     count_portion,
     portion_size,
 )
@@ -216,19 +217,19 @@ def engine() -> CountingEngine:
 
 def portion(*numbers: int, identities: tuple[bytes, ...] = ()) -> SamplePortion:
     source = MemorySource(FEEDS[: len(numbers)], [SPEC])
-    return SamplePortion(
-        numbers, source, identities or [source.digest(k) for k in range(len(numbers))]
-    )
+    digests = identities or [source.digest(k) for k in range(len(numbers))]
+    return SamplePortion(numbers, VerifiedSource(source, digests))
 
 
 def test_count_portion_returns_the_statistics_of_one_portion(engine: CountingEngine) -> None:
     assert str(portion(4, 7, 9)) == "samples 4 to 9"
     for _ in range(2):  # nothing of the first portion is left in the second
-        result = count_portion(engine, portion(4, 7, 9), threading.Event())
-        assert (result["images"], result["skipped"], result["quality"]["total"]) == (3, [], 3)
-        counts = {name: part.count for name, part in result["tensors"].items()}
+        counted = count_portion(engine, portion(4, 7, 9), threading.Event())
+        statistics = counted.statistics
+        assert (statistics.images, counted.skipped, counted.quality.total) == (3, [], 3)
+        counts = {name: part.count for name, part in statistics.items()}
         assert counts == {"images": 3 * 768, "c1": 3 * 1024}
-        assert len(result["tensors"]["images"].spots) == 3
+        assert len(statistics["images"].spots) == 3
 
 
 def test_count_portion_ends_with_its_job(engine: CountingEngine) -> None:

@@ -110,7 +110,7 @@ class HugeModel:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph, self.functions = model.graph, model.functions
 
-    def SerializeToString(self) -> bytes:
+    def SerializeToString(self, **options: bool) -> bytes:
         raise self.error("exceeds maximum protobuf size of 2GB")
 
     def Clear(self) -> None:

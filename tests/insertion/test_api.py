@@ -8,7 +8,7 @@ import pytest
 
 import calibration
 import qdqtool
-from calibration.cache import read_tensorrt_cache
+from calibration.range_tables import read_range_table
 from calibration.runner import CacheMismatch
 from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
@@ -147,7 +147,7 @@ def test_insert_takes_scales_from_tensorrt_table(folder: Path, tmp_path: Path) -
     table = tmp_path / "calib.table"
     first = qdqtool.insert(small(), folder, predict=False)
     write_table(first, table)
-    assert read_tensorrt_cache(table)["x"] == pytest.approx(first.activations[0].scale)
+    assert read_range_table(table).scales["x"] == pytest.approx(first.activations[0].scale)
     second = qdqtool.insert(small(), calib_table=table, predict=False)
     assert [q.scale for q in second.activations] == [q.scale for q in first.activations]
 
