@@ -221,11 +221,6 @@ def test_spread_of_indices(total: int, most: int, indices: list[int]) -> None:
     assert list(result[1:3]) == indices[1:3] and list(result[::-1]) == indices[::-1]
 
 
-def test_dataset_passes_arrays_on_unchanged() -> None:
-    data = Dataset(ListSource(ROWS), [IMAGE], 9)
-    assert all(s["x"] is r for s, r in zip(data, ROWS, strict=True))
-
-
 @pytest.mark.parametrize(
     ("shape", "array"),
     [((2, 1, 1, 2), (2, 1, 1, 2)), ((None, 1, 1, 2), (5, 1, 1, 2)), ((), ())],
@@ -441,18 +436,6 @@ def test_odd_images_are_a_warning(quality: DataQuality, notes: list[Note]) -> No
 def test_odd_ranges_of_inputs_are_a_warning(low: float, high: float, note: Note | None) -> None:
     warnings = list(DataQuality(total=MANY, low=low, high=high).warnings())
     assert warnings == ([note] if note else [])
-
-
-def test_quality_merges() -> None:
-    quality = DataQuality()
-    assert quality == DataQuality(0, np.inf, -np.inf, 0, 0, 0)
-    for other in (
-        DataQuality(1, 0.25, 0.5, 1),
-        DataQuality(1, 0.125, 2.0, 0, 1, 7),
-        DataQuality(1, np.inf, -np.inf),
-    ):
-        quality.merge(other)
-    assert quality == DataQuality(3, 0.125, 2.0, 1, 1, 7)
 
 
 # Opening data: arguments, names of files, lists

@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from calibration.statistics import (
-    MIN_TOP,
-    MagnitudeCounter,
     TensorStatistics,
     mantissa_bits,
-    top_exponent,
 )
 from qdqtool.errors import DataError
 from tests.calibration.checks import reports
@@ -118,18 +115,6 @@ def test_histogram_bins_of_values(values: list[float], bins: dict[float, int]) -
     assert {float(e): int(c) for e, c in zip(edges, counts, strict=False) if c} == bins
 
 
-def test_window_of_octaves() -> None:
-    assert MIN_TOP == -106 and np.finfo(np.float32).tiny == TINY
-    tops = [top_exponent(x) for x in (0.0, 2.0**-107, 2.0**-106, 2.0**-105)]
-    assert tops == [-106, -106, -105, -104]
-    assert len(MagnitudeCounter(5).counts) == 1 + 20 * 32
-
-
-@pytest.mark.parametrize(("bins", "bits"), [(4, 1), (8, 2), (64, 5), (2048, 10), (65536, 15)])
-def test_mantissa_bits(bins: int, bits: int) -> None:
-    assert mantissa_bits(bins) == bits
-
-
 @pytest.mark.parametrize(
     ("value", "end"),
     [
@@ -147,38 +132,3 @@ def test_last_bin_ends_at_the_largest_magnitude(value: float, end: float) -> Non
 def test_histogram_without_magnitudes_has_one_bin(values: list[float]) -> None:
     histogram = statistics_of(*values).histogram
     assert [part.tolist() for part in histogram] == [[len(values)], [0.0, TINY]]
-
-
-def test_counter_copies_counts_only_if_they_change() -> None:
-    counter = MagnitudeCounter(5)
-    counter.raise_top(3)
-    counter.add(np.array([1.0, 5.0], np.float32))
-    counts = counter.counts
-    counter.raise_top(3)
-    counter.raise_top(-3)
-    assert counter.counts is counts and counter.top == 3
-    shared = [np.shares_memory(counter.histogram(5.0, b).counts, counts) for b in (None, 5, 9, 4)]
-    assert shared == [True, True, True, False]
-
-
-@pytest.mark.parametrize("octaves", [1, 19, 20, 21, 40])
-def test_lowest_bin_gets_what_leaves_the_window(octaves: int) -> None:
-    values = np.array([0.5, 0.9, 2.0**-20], np.float32)
-    moved = TensorStatistics.of(values, 64).counter
-    moved.raise_top(octaves)
-    expected = MagnitudeCounter(5)
-    expected.raise_top(octaves)
-    expected.add(values)
-    assert moved.counts.tolist() == expected.counts.tolist()
-
-
-@pytest.mark.parametrize("octaves", [1, 19, 20, 21, 40])
-@pytest.mark.parametrize("first", [1, 5, 300])
-def test_absorb_counts_from_some_bin_on(octaves: int, first: int) -> None:
-    part = statistics_of(0.5, 0.9, 2.0**-20).counter
-    part.counts[1:first] = 0
-    empty, counter = MagnitudeCounter(5), MagnitudeCounter(5)
-    for raised in (empty, counter):
-        raised.raise_top(octaves)
-    counter.absorb(part.top, int(part.counts[0]), first, part.counts[first:])
-    assert counter.counts.tolist() == empty.merge(part).counts.tolist()

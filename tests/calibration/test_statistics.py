@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from calibration import amax_of, collect, load_statistics
 from calibration.cache import Statistics
 from calibration.statistics import (
-    DEFAULT_BINS,
     IMAGES,
     POSITIONS,
     TensorStatistics,
@@ -44,24 +43,6 @@ def with_channels(number: int) -> TensorStatistics:
 
 
 # One tensor
-
-
-def test_new_statistics_have_no_values() -> None:
-    stats = TensorStatistics()
-    assert stats.bins == DEFAULT_BINS == 2048 and stats.spots == []
-    assert counts_of(stats)[:4] == (0, 0, math.inf, -math.inf) and stats.focus is None
-
-
-def test_added_arrays_count_together() -> None:
-    values = RNG.normal(0.3, 2, (2, 3, 50, 50)).astype(np.float32)
-    stats = TensorStatistics(2048)
-    for row in values:
-        stats.add(row)
-    assert (stats.count, stats.minimum, stats.maximum) == (
-        values.size,
-        float(values.min()),
-        float(values.max()),
-    )
 
 
 @pytest.mark.parametrize(
@@ -132,13 +113,6 @@ def test_looked_at_values_equal_values_added_to_both(
         twice.add(array)
         twice.add_focus([array])
     assert counts_of(once) == counts_of(twice)
-
-
-def test_looked_at_values_begin_a_focus() -> None:
-    stats = of(1.0)
-    assert stats.focus is None
-    stats.add(np.array([2.0], np.float32), looked_at=True)
-    assert stats.focus is not None and stats.focus.count == 1
 
 
 @pytest.mark.parametrize("partly", [[0.5], []], ids=["part", "nothing"])
@@ -256,11 +230,6 @@ def test_copy_does_not_go_on_counting() -> None:
 def test_statistics_that_cannot_be_merged(parts: list[TensorStatistics], check: Any) -> None:
     with pytest.raises(DataError, check=check):
         merge_all(parts)
-
-
-def test_merge_all() -> None:
-    stats = of(1.0)
-    assert merge_all([stats, of(2.0), of(3.0)]).count == 3 and merge_all(iter([stats])) is stats
 
 
 ARRAYS = st.lists(

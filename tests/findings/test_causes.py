@@ -84,13 +84,6 @@ def test_float_residual_is_reported_with_its_conversions() -> None:
     assert all(("SKIP-FLOAT", "sum") in f.causes[0].see for f in conversions.values())
 
 
-def test_residual_with_both_sides_quantized_is_reported() -> None:
-    finding = outcome(residual("own", conv_side=True))[1]["ADD-BOTH"]
-    assert finding.node == "sum" and finding.severity == Severity.INFO
-    assert cause(finding).scales == pytest.approx((0.08, 0.07))
-    assert cause(finding).quantizer == "side.Q"
-
-
 def test_residual_after_activation_has_no_quantized_side() -> None:
     model = residual("own", conv_side=True, activation=True, relu=False)
     assert "ADD-BOTH" not in outcome(model)[1]
@@ -105,11 +98,6 @@ def test_add_without_q_after_it_is_reported() -> None:
     assert any(("ADD-OUT-FLOAT", finding.node) in others for others in see)
 
 
-def test_activation_before_add_is_reported() -> None:
-    finding = outcome(residual("own", activation=True, relu=False))[1]["ADD-ACT"]
-    assert finding.node == "sum" and cause(finding).activation == "s2.m"
-
-
 @pytest.mark.parametrize("skip", ["own", "shared"])
 def test_quantized_residual_has_no_finding(skip: str) -> None:
     prediction, findings = outcome(residual(skip))
@@ -117,31 +105,10 @@ def test_quantized_residual_has_no_finding(skip: str) -> None:
     assert prediction.convolution("c2").int8_in_int8_out
 
 
-def test_pooling_with_float_consumer_is_reported(g: Graph) -> None:
-    x = g.pool(g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0"), "pool")
-    y = g.conv(x, "c1", 16, scale=0.03)
-    finding = outcome(g.model(quantized_reader(g, g.add(y, x, "sum"))))[1]["POOL-MIXED"]
-    assert finding.node == "pool" and "c0" in finding.convolutions
-    assert {"sum", "c1.in.Q"} <= names(finding)
-
-
-def test_silu_without_q_after_it_is_reported(g: Graph) -> None:
-    y = g.op("Softmax", g.silu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "s"), "soft", axis=1)
-    prediction, findings = outcome(g.model(quantized_reader(g, y)))
-    finding = findings["SILU-NO-Q-AFTER"]
-    assert finding.node == "s.m" and "soft" in names(finding)
-    assert not prediction.convolution("c0").int8_in_int8_out
-
-
 def test_float_network_output_is_a_note(g: Graph) -> None:
     finding = outcome(g.model(g.conv(g.input(1, 16, 16, 16), "c0", 16)))[1]["OUT-FLOAT"]
     assert finding.severity == Severity.INFO
     assert [r.kind for r in cause(finding).consumers] == [ConsumerKind.OUTPUT]
-
-
-def test_pair_before_relu_is_reported(g: Graph) -> None:
-    y = g.relu(g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner"), "r")
-    assert outcome(g.model(quantized_reader(g, y)))[1]["ACT-INNER-Q"].node == "inner.Q"
 
 
 @pytest.mark.parametrize("gate", [False, True])

@@ -64,14 +64,6 @@ def simple(**changes: Any) -> onnx.ModelProto:
     return g.model(g.op("Conv", [y, w], "c1", kernel_shape=[1, 1]))
 
 
-@pytest.mark.parametrize(
-    ("target", "code"), [("trt8.5", "CT-BN"), ("trt11", "CT-BN"), ("rtx1.7", "CT-FLOAT")]
-)
-def test_batch_norm_after_conv_transpose_is_reported(g: Graph, target: str, code: str) -> None:
-    y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose")
-    assert code in predicted_codes(g.model(g.bn(y, "bn")), target)
-
-
 @pytest.mark.parametrize(("target", "code"), [("trt8.5", "FLAG-FP16"), ("trt11", "FLOAT-FP32")])
 def test_clean_model_has_only_a_hint_about_float(target: str, code: str) -> None:
     assert codes_of(simple(), target) == {code}
@@ -90,10 +82,6 @@ def test_fp16_scale_is_reported_if_weakly_typed() -> None:
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16))
     assert "SCALE-FP16" in codes_of(proto, "trt8.6")
     assert codes_of(proto, "trt11").isdisjoint({"SCALE-FP16", "FLOAT-FP32"})
-
-
-def test_computed_scale_is_reported() -> None:
-    assert "SCALE-DYNAMIC" in codes_of(GRAPHS["scale-computed"]())
 
 
 @pytest.mark.parametrize(
@@ -172,26 +160,9 @@ def test_wrong_number_of_scales_is_reported() -> None:
     assert (reason.count, reason.axis, reason.shape) == (8, 0, (16, 8, 1, 1))
 
 
-def test_scales_of_wrong_rank_are_reported() -> None:
-    g = Graph(opset=13)
-    w = g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0)
-    assert "SCALE-RANK" in codes_of(without_shapes(g, weighted(g, w)), "trt10")
-
-
 def test_wrong_number_of_zero_points_is_reported() -> None:
     reason = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
     assert (reason.scales, reason.zero_points) == (16, 1)
-
-
-def test_int16_is_reported() -> None:
-    g = Graph(opset=21)
-    x = g.pair(g.input(1, 16, 8, 8), "a", integer=np.int16)
-    assert cause(finding(without_shapes(g, x), "QTYPE")).kind == "int16"
-
-
-def test_integer_operator_is_reported(g: Graph) -> None:
-    x = g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3), "dq")
-    assert "QOPERATOR" in codes_of(without_shapes(g, x))
 
 
 @pytest.mark.parametrize(
@@ -234,11 +205,6 @@ def test_weights_that_are_read_directly_have_no_finding(
     arguments: tuple[str, ...], target: str
 ) -> None:
     assert "WEIGHT-INDIRECT" not in predicted_codes(stored(*arguments), target)
-
-
-def test_weights_that_are_a_network_output_are_reported(g: Graph) -> None:
-    w = g.pair(ones(g), "wq")
-    assert finding(g.model(weighted(g, w), w), "W-Q-OUTPUT").node == "wq.DQ"
 
 
 def test_weights_that_are_not_constant_are_reported() -> None:

@@ -135,10 +135,6 @@ def test_weights_per_tensor_are_fixed_from_float_weights_alone(g: Graph, kind: s
     assert found.causes[0].reason.rounded == (kind != "float")
 
 
-def test_weights_per_channel_are_no_finding(g: Graph) -> None:
-    assert findings(g, g.conv(g.input(1, 16, 8, 8), "c", 16), "W-PER-TENSOR") == []
-
-
 @pytest.mark.parametrize("op", ["ConvTranspose"])
 def test_weights_per_tensor_where_the_target_takes_no_other(g: Graph, op: str) -> None:
     """insert gives such a layer one scale itself."""

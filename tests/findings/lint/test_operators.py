@@ -102,11 +102,6 @@ def test_plugin_is_reported_and_layers_have_the_types_of_outcomes(g: Graph) -> N
         assert [t.precision for t in layer.outputs] == [conv.output]
 
 
-def test_fp32_remainder_is_reported_on_rtx(g: Graph) -> None:
-    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
-    assert findings_of(g.model(g.conv(x, "c1", 24)), "FLOAT-FP32", "rtx1.7")
-
-
 def test_small_bias_that_a_convolution_absorbs_is_not_reported(net: Net) -> None:
     net.output(net.op("Add", "sum", net.conv("c", "x"), net.const("b", np.full((16, 1, 1), 1e-9))))
     model = qdqtool.insert(net.model(), images(1), predict=False).model
