@@ -1,4 +1,4 @@
-from qdqtool.reasons.scales import ScaleComputed
+from qdqtool.trt import fault_checks
 from qdqtool.trt.passes._infra import (
     QDQ,
     REMOVING,
@@ -38,8 +38,10 @@ class ConstQDQInitializersFusion(Pass):
         for layer in network.layers_of_kind(*QDQ):
             case = COMPUTED if layer.has_computed_scale else CONSTANT
             self.fire_running(case, layer)
-            if layer.has_computed_scale:
-                self.refuse(ScaleComputed(self.name, node_name(layer), node_name(layer)))
+            name = node_name(layer)
+            computed = fault_checks.scale_computed(self.name, name, name, layer.has_computed_scale)
+            if computed is not None:
+                self.refuse(computed)
             self._fold_constants(network, case, layer)
 
     def _fold_constants(self, network: Network, case: Case, layer: Layer) -> None:
