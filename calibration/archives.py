@@ -64,7 +64,8 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         header = ArrayHeader(shape, dtype, fortran, file.tell())
     except Exception as error:  # numpy, zipfile and zlib raise many classes
         raise DataError(
-            f"{name}: not a numpy array file: {reason_of(error)}", code="wrong-format"
+            f"{name}: not a numpy array file: {reason_of(error)}; save it with numpy.save",
+            code="wrong-format",
         ) from error
     if dtype.hasobject:
         reason = "holds Python objects, which are never loaded; save plain numbers"
@@ -102,7 +103,9 @@ def read_values(file: IO[bytes], header: ArrayHeader, name: str) -> Array:
         values = np.frombuffer(file.read(header.nbytes), header.dtype)
         return values.reshape(header.shape, order="F" if header.fortran else "C")
     except Exception as error:  # numpy, zipfile and zlib raise many classes
-        raise DataError(f"{name}: damaged: {reason_of(error)}", code="file-damaged") from error
+        raise DataError(
+            f"{name}: damaged: {reason_of(error)}; save it again", code="file-damaged"
+        ) from error
 
 
 class Archive:
@@ -125,12 +128,14 @@ class Archive:
         self._close = weakref.finalize(self, file.close)
         size = os.fstat(file.fileno()).st_size
         if not size:
-            raise DataError("is empty", self.path, code="empty")
+            raise DataError("is empty; save it with numpy.savez", self.path, code="empty")
         try:
             self._zip = zipfile.ZipFile(file)
         except Exception as error:  # zipfile raises many classes for damaged directories
             raise DataError(
-                f"not an npz file: {reason_of(error)}", self.path, code="wrong-format"
+                f"not an npz file: {reason_of(error)}; save it with numpy.savez",
+                self.path,
+                code="wrong-format",
             ) from error
         self.members = {
             entry.filename.removesuffix(".npy"): entry
@@ -155,7 +160,7 @@ class Archive:
             return self._zip.open(self.members[name])
         except Exception as error:
             raise DataError(
-                f"array '{name}': cannot be read: {reason_of(error)}",
+                f"array '{name}': cannot be read: {reason_of(error)}; save the file again",
                 self.path,
                 code="file-damaged",
             ) from error
@@ -198,5 +203,9 @@ def read_arrays(path: StrPath) -> dict[str, Array]:
             )
     with Archive(path) as archive:
         if not archive.members:
-            raise DataError("holds no arrays", os.fspath(path), code="empty")
+            raise DataError(
+                "holds no arrays; save an array for each model input",
+                os.fspath(path),
+                code="empty",
+            )
         return {name: archive.read(name) for name in archive.members}

@@ -88,7 +88,10 @@ class StackedArray:
         self.shape, self.dtype, self.start = header.shape, header.dtype, header.start
         self.row_bytes = header.nbytes // max(len(self), 1)
         if len(self) and not self.row_bytes:
-            raise self._error(f"its samples have no values (shape {list(self.shape)})", "empty")
+            raise self._error(
+                f"its samples have no values (shape {list(self.shape)}); give a sample in each row",
+                "empty",
+            )
         limits.check_size(
             self.row_bytes, limits.SAMPLE, f"{self.label}: one sample takes", DataError
         )
@@ -112,7 +115,8 @@ class StackedArray:
             return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
         except Exception as error:  # numpy, zipfile and zlib raise many classes
             raise self._error(
-                f"cut off or damaged at sample {index}: {reason_of(error)}", "file-damaged"
+                f"cut off or damaged at sample {index}: {reason_of(error)}; save it again",
+                "file-damaged",
             ) from error
 
 
@@ -134,13 +138,13 @@ class StackedSource(SampleSource):
         if len(set(lengths.values())) > 1:
             text = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
             raise DataError(
-                f"the arrays have different numbers of samples: {text}",
+                f"the arrays have different numbers of samples: {text}; save as many rows of each",
                 str(path),
                 code="wrong-length",
             )
         self.rows: Sequence[int] = range(next(iter(lengths.values())))
         if not self.rows:
-            raise DataError("holds no samples", str(path), code="empty")
+            raise DataError("holds no samples; save at least one", str(path), code="empty")
         self.random_access = all(array.random_access for array in self.arrays.values())
         first = self.load(0)  # checks the shapes before any work is done
         self.single_rows = all(first[i.name].ndim == len(self.arrays[i.name].shape) for i in inputs)
@@ -519,12 +523,16 @@ def _read_list(path: Path, max_images: int) -> list[Path]:
         content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"cannot be read as a list of images: {error}", str(path), code="wrong-encoding"
+            f"cannot be read as a list of images: {error}; save it in UTF-8",
+            str(path),
+            code="wrong-encoding",
         ) from error
     lines = [line.strip() for line in io.StringIO(content, newline=None)]
     names = [line for line in lines if line and not line.startswith("#")]
     if not names:
-        raise DataError("lists no images", str(path), code="no-images")
+        raise DataError(
+            "lists no images; write the path of an image on each line", str(path), code="no-images"
+        )
     return [_resolve_path(names[i], path.parent) for i in spread_indices(len(names), max_images)]
 
 

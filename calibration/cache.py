@@ -440,11 +440,14 @@ def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
             (scale,) = struct.unpack("!f", bytes.fromhex(digits.strip().rjust(8, "0")))
         except (ValueError, struct.error):
             raise DataError(
-                f"line {number} is not 'tensor: 8 hexadecimal digits'", name, code="invalid-line"
+                f"line {number} is not 'tensor: 8 hexadecimal digits'; write the table again",
+                name,
+                code="invalid-line",
             ) from None
         if not tensor or not math.isfinite(scale) or scale < 0:
             raise DataError(
-                f"line {number}: scale {scale:g} of tensor '{tensor}' is not usable",
+                f"line {number}: scale {scale:g} of tensor '{tensor}' is not usable; calibrate "
+                "again",
                 name,
                 code="invalid-scale",
                 node=tensor,

@@ -105,7 +105,7 @@ class DataQuality:
             )
         if self.nonfinite:
             yield Note(
-                f"{self.nonfinite} of {total} samples contain NaN or infinities",
+                f"{self.nonfinite} of {total} samples contain NaN or infinities; check these files",
                 code="nonfinite-samples",
                 nonfinite=self.nonfinite,
                 total=total,
@@ -163,7 +163,7 @@ class InputSpec:
             )
         if not array.size:
             raise DataError(
-                f"{what} holds no values: its shape is {list(array.shape)}",
+                f"{what} holds no values: its shape is {list(array.shape)}; give at least one row",
                 code="empty",
                 node=self.name,
             )

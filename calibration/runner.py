@@ -237,7 +237,11 @@ class _Calibration:
                 parameter="data",
             )
         if not statistics.images:
-            raise DataError("the calibration data holds no samples", code="empty", parameter="data")
+            raise DataError(
+                "the calibration data holds no samples; give at least one image or array",
+                code="empty",
+                parameter="data",
+            )
         return statistics
 
     def _describe_list(self) -> str:

@@ -48,11 +48,14 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
     except KeyError:
         raise ModelError(
-            f"{label} is not a tensor of numbers", path, code="not-a-tensor", node=value.name
+            f"{label} is not a tensor of numbers; export the model without it",
+            path,
+            code="not-a-tensor",
+            node=value.name,
         ) from None
     if dtype.kind not in "fiub":
         raise ModelError(
-            f"{label} has the type {dtype}; calibration supports numbers and booleans",
+            f"{label} has the type {dtype}; export the model with inputs of numbers or booleans",
             path,
             code="wrong-type",
             node=value.name,
@@ -140,9 +143,9 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
             )
         if name not in computed:
             close = difflib.get_close_matches(name, computed, 1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
+            hint = f"did you mean '{close[0]}'?" if close else "give an input or a computed tensor"
             raise ModelError(
-                f"unknown tensor '{name}'{hint}",
+                f"unknown tensor '{name}'; {hint}",
                 _display_path(model),
                 code="unknown-choice",
                 parameter="tensors",

@@ -64,7 +64,9 @@ def open_url_source(
         ) from None
     except Exception as error:  # each file system has its own classes of errors
         raise DataError(
-            f"cannot be listed: {reason_of(error)}", url, code="file-unreadable"
+            f"cannot be listed: {reason_of(error)}; check the URL and your credentials",
+            url,
+            code="file-unreadable",
         ) from None
     root = path.rstrip("/")
     if found == [root]:
