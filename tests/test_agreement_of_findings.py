@@ -24,7 +24,7 @@ from qdqtool.buildlog.agreement import (
     TraceCounts,
 )
 from qdqtool.evidence import Evidence
-from qdqtool.findings.messages import describe_finding
+from qdqtool.findings.report import describe_finding
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, Reason, Severity

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from qdqtool.commands import cli
 from qdqtool.commands.help_sections import SECTIONS
 from qdqtool.evidence import Evidence
-from qdqtool.findings.messages import describe_finding as worded_finding
+from qdqtool.findings.report import describe_finding as worded_finding
 from qdqtool.formats.output import (
     Style,
     TextPage,

@@ -10,7 +10,7 @@ import onnx
 
 import qdqtool
 from qdqtool.evidence import Evidence
-from qdqtool.findings import messages, obstacles
+from qdqtool.findings import obstacles, report
 from qdqtool.findings.rules import REASON_MODULES, finding_code
 from qdqtool.formats.build_text import render_comparison
 from qdqtool.prediction import predict
@@ -297,7 +297,7 @@ def findings() -> tuple[tuple[str, list[Finding]], ...]:
             r.node,
             (Cause(r),),
             Evidence.SEEN,
-            messages.describe_finding,
+            report.describe_finding,
             target="trt8.5",
         )
         for r in records()

@@ -174,10 +174,11 @@ def suggest_code(text: str) -> str:
 
 
 _MAX_WORDS = 2  # maximum words of a code that is written without hyphens
+_MAX_SIMILAR = 3
 
 
-def find_similar_codes(text: str, count: int = 3) -> list[str]:
-    """Return codes of similar spelling, the nearest first; empty for more than two words."""
+def find_similar_codes(text: str) -> list[str]:
+    """Return at most 3 codes of similar spelling, the nearest first; none for over two words."""
     if len(text.split()) > _MAX_WORDS:
         return []
     name = text.strip().upper().replace("_", "-")
@@ -185,7 +186,7 @@ def find_similar_codes(text: str, count: int = 3) -> list[str]:
         return []
     import difflib
 
-    close = difflib.get_close_matches(name, CODES, n=count, cutoff=0.6)
+    close = difflib.get_close_matches(name, CODES, n=_MAX_SIMILAR, cutoff=0.6)
     words = set(name.split("-"))
     parts = [code for code in CODES if name in code or words & set(code.split("-"))]
-    return list(dict.fromkeys([*close, *parts]))[:count]
+    return list(dict.fromkeys([*close, *parts]))[:_MAX_SIMILAR]

@@ -16,7 +16,7 @@ from pathlib import Path
 from qdqtool.buildlog import log
 from qdqtool.buildlog.names import parse_layer_name
 from qdqtool.util.json_text import Json
-from qdqtool.util.tables import make_entry, read_sections
+from qdqtool.util.tables import join_lines, make_entry, read_sections
 
 HARMLESS, WARNING, ERROR = "harmless", "warning", "error"
 
@@ -78,14 +78,6 @@ _MAX_TEXT = 20_000
 
 
 @dataclass(frozen=True)
-class _ErrorCode:
-    """Meaning of ``Error Code N``."""
-
-    number: int
-    meaning: str
-
-
-@dataclass(frozen=True)
 class _TensorrtPart:
     """A part of TensorRT.
 
@@ -125,9 +117,8 @@ class NodeKind:
 
 
 _FORMS = read_sections(Path(__file__).with_name("error_forms.toml"))
-_CODES = {
-    c.number: c.meaning for c in (make_entry(_ErrorCode, entry, "code") for entry in _FORMS["code"])
-}
+# Meaning of ``Error Code N`` by number.
+_CODES = {entry["number"]: join_lines(entry["meaning"]) for entry in _FORMS["code"]}
 _PARTS = tuple(make_entry(_TensorrtPart, entry, "part") for entry in _FORMS["part"])
 _PARSER = _PARTS[0]
 NODE_KINDS = {
@@ -215,9 +206,9 @@ def _find_part(file: str, *, is_parser: bool) -> tuple[str, str]:
 
 
 _TOPICS = {  # topics by words in the condition or function of an error; the first match counts
-    ("scale",): ("The error concerns scales: their number, or a missing scale."),
-    ("axis", "dims", "shape"): ("The error concerns shapes or axes."),
-    ("memory", "alloc"): ("The error concerns memory."),
+    ("scale",): "The error concerns scales: their number, or a missing scale.",
+    ("axis", "dims", "shape"): "The error concerns shapes or axes.",
+    ("memory", "alloc"): "The error concerns memory.",
 }
 
 
@@ -253,7 +244,7 @@ def _find_message(text: str) -> str:
 def _describe_form(error: ErrorLine) -> Iterator[str]:
     """Yield one sentence for each part of an error text."""
     if error.status:
-        yield (f"The parser reports {error.status}.")
+        yield f"The parser reports {error.status}."
     if error.condition:
         yield f"A condition in TensorRT's code did not hold: {error.condition}."
     elif error.quoted and not error.file:
@@ -434,7 +425,7 @@ def adapt_to_node(entry: KnownError, text: str) -> KnownError:
                 f"{shorten_name(node.name)}: the kind of this node is not clear from its name. "
                 f"{entry.cause}"
             ),
-            unknown=("The kind of the node is unknown; this advice is for convolutions."),
+            unknown="The kind of the node is unknown; this advice is for convolutions.",
         )
     advice = node.kind if node.kind.cause else NODE_KINDS["plain"]
     ends = " to ".join(map(shorten_name, node.ends)) or "its first to its last node"

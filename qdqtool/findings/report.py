@@ -12,6 +12,7 @@ from qdqtool.reasons.conversions import RemainingConversion, ScalesAround
 from qdqtool.reasons.finding import Cause, Finding, FindingCode, Reason, Severity
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import TensorSize
+from qdqtool.reasons.text import NO_ACTION, Message
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import Target, target_named
 
@@ -26,11 +27,28 @@ def title_of(code: FindingCode) -> str:
     return codes.get(code).title
 
 
-def describe_finding(finding: Finding) -> tuple[str, str]:
-    """Return the message and the fix of a finding. The first call loads the table of codes."""
-    from qdqtool.findings import messages
+def describe_finding(finding: Finding) -> Message:
+    """Return the message of a finding, and its fix; the fix is empty if no action is needed.
 
-    return messages.describe_finding(finding)
+    The first call loads the table of codes.
+    """
+    from qdqtool.findings import codes
+
+    entry = codes.get(finding.code)
+    general = entry.fix_on(finding.has_fast_int8)
+    message = fix = ""
+    for cause in finding.causes:
+        reason = cause.reason
+        description = reason.message(finding, cause)
+        text, advice = (description, "") if isinstance(description, str) else description
+        if not message:
+            message, fix = text, "" if advice == NO_ACTION else advice or general
+            is_failure = finding.severity == Severity.ERROR and not reason.quotes
+            error = entry.error_text(finding.target) if is_failure else ""
+            message += f' TensorRT says: "{error}"' if error else ""
+        elif text not in message:
+            message += f" {text}"
+    return message, fix
 
 
 class FindingReport:

@@ -151,7 +151,7 @@ def test_counter_counts_in_its_turn_and_snapshots_see_whole_samples(
 
 
 @pytest.mark.parametrize(("counters", "at_once"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
-def test_half_of_the_tallies_count_at_a_time(counters: int, at_once: int) -> None:
+def test_half_of_the_counters_count_at_a_time(counters: int, at_once: int) -> None:
     free = counting_semaphore(counters)
     assert sum(free.acquire(blocking=False) for _ in range(counters)) == at_once
 

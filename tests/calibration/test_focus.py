@@ -268,7 +268,7 @@ def test_focus_power_is_two_if_a_step_hides_the_negative_side(spread: float, pow
     ("step", "power"),
     [(0.1, 3.0), (0.5, 3.0), (0.6, 2.8), (0.75, 2.5), (1.0, 2.0), (4.0, 2.0), (None, 3.0)],
 )
-def test_settle_lowers_the_power_by_the_step_over_the_negative_depth(
+def test_focus_range_lowers_the_power_by_step_over_negative_depth(
     step: float | None, power: float
 ) -> None:
     depth = 0.25 if step is not None else 0.0  # a ReLU has no negative side

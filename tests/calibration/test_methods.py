@@ -388,7 +388,7 @@ def test_focus_power_needs_the_focus_of_every_tensor() -> None:
         assert focus_power(parts) == 2.0
 
 
-def test_settle_searches_once_if_the_power_is_two() -> None:
+def test_focus_range_searches_once_if_the_power_is_two() -> None:
     powers: list[float] = []
 
     def search(power: float) -> float:
@@ -418,7 +418,7 @@ def parabola(ranges: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("top", [9.0, 1.0625])
-def test_unbiased_weighs_the_biased_error_of_ranges_near(top: float) -> None:
+def test_reduce_bias_weighs_the_biased_error_of_ranges_near(top: float) -> None:
     stats, tried = flat_area(1.46 / 127, top), list[Floats]()
 
     def error(ranges: Floats) -> Floats:
@@ -441,18 +441,18 @@ def test_unbiased_weighs_the_biased_error_of_ranges_near(top: float) -> None:
         pytest.param(flat_area(1.46 / 127), np.zeros_like, id="no error"),
     ],
 )
-def test_unbiased_keeps_the_range(stats: TensorStatistics, error: object) -> None:
+def test_reduce_bias_keeps_the_range(stats: TensorStatistics, error: object) -> None:
     assert reduce_bias([stats], 0.5, error) == 0.5  # type: ignore[arg-type]
 
 
-def test_unbiased_ignores_tensors_without_a_biased_error() -> None:
+def test_reduce_bias_ignores_tensors_without_a_biased_error() -> None:
     biased = flat_area(1.46 / 127)
     parts = [biased, flat_area(0.0), TensorStatistics.of(EVEN)]
     assert reduce_bias(parts, 1.0, parabola) == reduce_bias([biased], 1.0, parabola) < 1.0
 
 
 @pytest.mark.parametrize(("cost", "place"), [(0.98, 5), (1.02, 2)])
-def test_unbiased_weighs_the_biased_error_twenty_times(cost: float, place: int) -> None:
+def test_reduce_bias_weighs_the_biased_error_twenty_times(cost: float, place: int) -> None:
     """A range three places below is taken where it costs less than it saves, and not where it costs more."""
     stats = flat_area(1.46 / 127)
     biased, whole = rounding_errors(stats.spots, NEAR, 127)

@@ -101,7 +101,7 @@ def test_values_that_are_not_finite_are_counted_apart(value: float) -> None:
 @pytest.mark.parametrize(
     "values", [[], [0.0], [0.5, -3.0, 7.0], [1.0, math.nan], [math.inf], [1e-30, 1e30]]
 )
-def test_looked_at_values_equal_values_added_to_both(
+def test_values_in_focus_equal_values_added_to_both(
     before: list[float], values: list[float]
 ) -> None:
     once, twice = of(*before), of(*before)
@@ -348,7 +348,7 @@ def test_channels_are_counted_for_inputs_of_linear_layers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("samples", [0, 1, 15, 16, 17, 33, 100])
-def test_sixteen_samples_are_spotted(samples: int) -> None:
+def test_sixteen_samples_have_spots(samples: int) -> None:
     expected = {k * samples // 16 for k in range(16)} if samples > 16 else set(range(16))
     assert spot_sample_numbers(samples) == expected and len(expected) == 16
     assert spot_sample_numbers(None) == set(range(16))
@@ -356,7 +356,7 @@ def test_sixteen_samples_are_spotted(samples: int) -> None:
 
 @pytest.mark.parametrize("channels", [1, 47, 48, 49, 100])
 @pytest.mark.parametrize("number", [0, 1, 777])
-def test_taken_positions_and_channels(channels: int, number: int) -> None:
+def test_spots_are_at_spread_positions_and_channels(channels: int, number: int) -> None:
     array = np.arange(2 * channels * 60, dtype=np.float32).reshape(2, channels, 6, 10)
     golden = 0.6180339887498949
     positions = [int((k + number) * golden % 1.0 * 60) for k in range(48)]
@@ -380,12 +380,12 @@ def test_taken_positions_and_channels(channels: int, number: int) -> None:
         ((1, 0, 20, 20), False),
     ],
 )
-def test_taken_needs_a_map_of_48_positions(shape: tuple[int, ...], enough: bool) -> None:
+def test_spots_need_a_map_of_48_positions(shape: tuple[int, ...], enough: bool) -> None:
     assert (find_spots(np.zeros(shape, np.float32), 0) is not None) == enough
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_taken_needs_finite_values_at_its_positions(value: float) -> None:
+def test_spots_need_finite_values(value: float) -> None:
     array, stats = np.zeros((1, 1, 100, 100), np.float32), TensorStatistics()
     array[0, 0, 99, 99] = value
     assert find_spots(array, 0) is not None

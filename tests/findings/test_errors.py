@@ -255,7 +255,7 @@ def test_named_node_ignores_other_messages() -> None:
     assert parse_missing_kernel("Could not find any kernel for node conv") is None
 
 
-def test_short_cuts_the_middle_of_long_names() -> None:
+def test_shorten_name_cuts_the_middle_of_long_names() -> None:
     assert shorten_name("x" * 90) == "x" * 90
     assert shorten_name("a" * 45 + "b" * 46) == f"{'a' * 40}...{'b' * 40}"
 

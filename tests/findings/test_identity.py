@@ -14,7 +14,7 @@ from qdqtool.errors import ModelError
 from qdqtool.evidence import Evidence
 from qdqtool.extraction.cut import ModelCutter
 from qdqtool.findings.identity import finding_key
-from qdqtool.findings.messages import describe_finding
+from qdqtool.findings.report import describe_finding
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost, LossCause

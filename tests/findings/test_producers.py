@@ -93,7 +93,7 @@ IN_SEVERAL_MODULES = {
 }
 
 
-def test_refusal_is_made_in_one_module() -> None:
+def test_reason_is_made_in_one_module() -> None:
     """Checks, passes, TensorRT-RTX and placements call the same function. A second one would find other faults."""
     places = defaultdict(set)
     names = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in REPORTED)})\b")

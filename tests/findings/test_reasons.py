@@ -97,14 +97,14 @@ def values(item: object) -> Iterator[object]:
         yield from values(part)
 
 
-def test_refusal_classes_have_graph_finding_and_node() -> None:
+def test_reason_classes_have_graph_finding_and_node() -> None:
     assert set(CLASSES) == set(GRAPHS) == set(FINDINGS)
     for kind in CLASSES.values():
         assert {"pass_name", "node"} < set(kind.__match_args__)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("reason", GRAPHS)
-def test_refusal_becomes_finding_with_its_values(reason: str) -> None:
+def test_reason_becomes_finding_with_its_values(reason: str) -> None:
     prediction = predict(GRAPHS[reason](), TARGETS.get(reason, "trt8.5"))
     assert reason in {r.key for r in prediction.refusals}
     code, expected = FINDINGS[reason]

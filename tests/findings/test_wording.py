@@ -4,7 +4,7 @@ import pytest
 
 import qdqtool
 from qdqtool.evidence import Evidence
-from qdqtool.findings.messages import describe_finding
+from qdqtool.findings.report import describe_finding
 from qdqtool.findings.rules import reason_classes
 from qdqtool.reasons.compiler import CompilerFault, FaultKind, UnsupportedForm
 from qdqtool.reasons.different_scales import ScalesDiffer

@@ -106,7 +106,7 @@ def test_page_escapes_hostile_names(tmp_path: Path) -> None:
     assert all(len(node["name"]) <= page.MAX_NAME + 40 for node in nodes)
 
 
-def test_shown_shortens_long_names_apart() -> None:
+def test_display_name_shortens_long_names_apart() -> None:
     first, second = (page.display_name("x" * 1999 + end) for end in "ab")
     assert first != second and "…" in first
     assert page.display_name("short") == "short"
@@ -136,7 +136,7 @@ def test_sort_key_and_count_texts() -> None:
         ("a/b", "Conv", "a/b"),
     ],
 )
-def test_plain_drops_slash_and_operator(name: str, op: str, plain: str) -> None:
+def test_strip_operator_drops_slash_and_operator(name: str, op: str, plain: str) -> None:
     assert page.strip_operator(name, op) == plain
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "where", ["local", "local:4", "tcp://host:8786", "tls://10.0.0.1:8786", "host:8786"]
 )
-def test_check_where_accepts_addresses(where: str) -> None:
+def test_check_cluster_accepts_addresses(where: str) -> None:
     check_cluster(where)
 
 
@@ -45,7 +45,7 @@ def test_check_where_accepts_addresses(where: str) -> None:
         ("local:9999", "out-of-range", ["local:9999", "1 to 1024"]),
     ],
 )
-def test_check_where_rejects_other_values(where: object, code: str, values: list[str]) -> None:
+def test_check_cluster_rejects_other_values(where: object, code: str, values: list[str]) -> None:
     with pytest.raises(ClusterError, check=reports(code, *values, parameter="cluster")):
         check_cluster(where)
 
