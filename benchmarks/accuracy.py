@@ -1,29 +1,35 @@
-"""Agreement of quantized YOLOv8-style detectors with the float model's own detections, on data of any kind.
+"""Measure how well quantized YOLOv8-style detectors agree with the float model's detections.
 
-    python benchmarks/accuracy.py SPLITS.toml [--methods focus,mse,max] [--modelopt PYTHON] [--onnxruntime]
-                                  [--work FOLDER] [--limit N] [--json FILE] [--page docs/accuracy.md]
+    python benchmarks/accuracy.py SPLITS.toml [--methods focus,mse,max] [--modelopt PYTHON]
+                                  [--onnxruntime] [--work FOLDER] [--limit N] [--json FILE]
+                                  [--page docs/accuracy.md]
 
-SPLITS.toml lists the splits; paths are relative to it. Models and images are the user's: nothing is downloaded.
+SPLITS.toml lists the splits; paths are relative to this file. You provide models and images:
+nothing is downloaded.
 
     [[split]]
     name = "people, other kind"
-    model = "yolov8s.onnx"              # float, output [1, 4 + classes, anchors]
-    calibration = "photographs"         # folder of images, or an npy of inputs [n, 3, h, w]
-    evaluation = "street"               # the same; other images, best from another source
-    judge = true                        # false: settings were chosen while looking at this split
-    limit = 60                          # at most so many evaluation images, evenly spread (as --limit)
+    model = "yolov8s.onnx"      # float, output [1, 4 + classes, anchors]
+    calibration = "photographs" # folder of images, or an npy of inputs [n, 3, h, w]
+    evaluation = "street"       # folder or npy of other images, best from another source
+    judge = true                # false if settings were chosen with this split
+    limit = 60                  # maximum number of evaluation images, evenly spread (as --limit)
 
-How it is measured:
+Method:
 
-* The reference is what the float model detects with a score of at least 0.25; it measures change, not accuracy.
-* AP over IoU 0.50 to 0.95, 101 points. "pooled" ranks the detections of all classes together, which is steadier where
-  classes are rare; "classes" is the mean over the classes.
-* All tools get the same arrays: ours, ModelOpt (`--modelopt`: an interpreter that has it) and onnxruntime's
-  quantize_static. The peers leave float what Ultralytics excludes (last convolutions of the head and the DFL).
-* Quantized models run in onnxruntime on the CPU without graph optimizations, which would replace Q/DQ.
-* Differences are paired: the same resampled images for both. "all splits" is the mean over the splits, each resampled.
+* The reference is the float model's detections with a score of at least 0.25. So the result is a
+  change, not an accuracy.
+* The metric is AP over IoU 0.50 to 0.95 with 101 points. "pooled" ranks the detections of all
+  classes together, which is steadier if classes are rare. "classes" is the mean over the classes.
+* All tools get the same arrays: qdqtool, ModelOpt (`--modelopt` names an interpreter with
+  ModelOpt) and quantize_static of onnxruntime. The other tools leave the nodes float that
+  Ultralytics excludes: the last convolutions of the head, and the DFL.
+* Quantized models run in onnxruntime on the CPU without graph optimizations, which would replace
+  Q/DQ.
+* Differences are paired: both methods get the same resampled images. "all splits" is the mean over
+  the splits, each resampled.
 
-`--work` keeps detections and calibration statistics, so that a run that was interrupted goes on where it was.
+`--work` keeps detections and calibration statistics, so that an interrupted run can continue.
 """
 
 import argparse
@@ -43,7 +49,7 @@ from common import Images
 import qdqtool
 from qdqtool.accuracy.detections import DetectionMatches, compute_average_precision
 
-EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # Ultralytics' exclusions for ModelOpt, on its own names
+EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # nodes that Ultralytics excludes for ModelOpt
 FILES = ("model", "calibration", "evaluation")
 MODELOPT = """
 import sys, numpy
@@ -56,7 +62,7 @@ quantize(model, quantize_mode="int8", calibration_data={name: numpy.load(data)},
 
 @dataclass
 class Split:
-    """One calibration and one evaluation set for a model."""
+    """Calibration and evaluation images of one model."""
 
     name: str
     model: Path
@@ -64,14 +70,18 @@ class Split:
     evaluation: Path
     judge: bool = True
     limit: int | None = None
-    made_from: str = ""  # digest of the model and the calibration arrays
+    made_from: str = ""  # hash of the model and the calibration arrays
     images: tuple[int, int] = (0, 0)
     matches: dict[str, list[DetectionMatches]] = field(default_factory=dict)
 
 
 @dataclass
 class Result:
-    """One method on one split: average precision from 0 to 1, and the first method's minus its own."""
+    """Result of one method on one split.
+
+    Average precisions are from 0 to 1. The difference is that of the first method minus this
+    method.
+    """
 
     split: str
     method: str
@@ -90,27 +100,34 @@ def main() -> int:
     parser.add_argument(
         "--methods",
         default="focus,mse,max",
-        help="of `insert`; first the one that the others are compared with (default: %(default)s)",
+        help="methods of `insert`; the first is the reference of the differences "
+        "(default: %(default)s)",
     )
     parser.add_argument(
-        "--modelopt", metavar="PYTHON", help="an interpreter with nvidia-modelopt[onnx]"
+        "--modelopt", metavar="PYTHON", help="Python interpreter with nvidia-modelopt[onnx]"
     )
     parser.add_argument("--modelopt-methods", default="entropy,max")
     parser.add_argument(
-        "--onnxruntime", action="store_true", help="quantize_static, MinMax and Percentile"
+        "--onnxruntime",
+        action="store_true",
+        help="measure quantize_static with MinMax and Percentile",
     )
-    parser.add_argument("--only", metavar="REGEX", default="", help="splits by name")
     parser.add_argument(
-        "--limit", type=int, help="at most so many evaluation images, evenly spread"
+        "--only", metavar="REGEX", default="", help="measure only the splits whose names match"
     )
-    parser.add_argument("--threads", type=int, default=0, help="of onnxruntime while evaluating")
+    parser.add_argument(
+        "--limit", type=int, help="maximum number of evaluation images, evenly spread"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, help="threads of onnxruntime for the evaluation"
+    )
     parser.add_argument(
         "--work",
         type=Path,
         default=Path("accuracy-work"),
-        help="where detections and statistics are kept (default: %(default)s)",
+        help="folder for detections and statistics (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", type=Path, help="write the figures to this JSON file")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     splits = [
@@ -158,7 +175,7 @@ def measure(split: Split, methods: Sequence[str], options: argparse.Namespace) -
 def result(
     splits: Sequence[Split], name: str, method: str, first: str, int8: int = 0, seconds: float = 0.0
 ) -> Result:
-    """A method's mean over splits."""
+    """Return the mean result of a method over splits."""
     mine = [s.matches[method] for s in splits]
     by_class = float(np.mean([compute_average_precision(m, False).mean() for m in mine]))
     made = Result(
@@ -177,7 +194,7 @@ def result(
 
 
 def across(splits: Sequence[Split], judge: bool) -> list[Result]:
-    """Means over the splits, for the methods that all of them have."""
+    """Return the means over the splits, for the methods that all splits have."""
     if not splits:
         return []
     methods = [m for m in splits[0].matches if all(m in s.matches for s in splits)]
@@ -186,7 +203,7 @@ def across(splits: Sequence[Split], judge: bool) -> list[Result]:
 
 
 def quantized(split: Split, method: str, calibration: Images, options: argparse.Namespace) -> bytes:
-    """The Q/DQ model of a method."""
+    """Return the Q/DQ model of a method."""
     tool, _, how = method.partition(" ")
     if not how:
         return ours(split, method, calibration, options)
@@ -200,12 +217,12 @@ def quantized(split: Split, method: str, calibration: Images, options: argparse.
 
 
 def key(split: Split, method: str = "") -> str:
-    """Names what is kept of a split."""
+    """Return the name of the files that are kept for a split."""
     return common.digest(repr((split.made_from, method)).encode(), ())[:16]
 
 
 def ours(split: Split, method: str, calibration: Images, options: argparse.Namespace) -> bytes:
-    """``method[+option=value...]``, for example ``focus+residual=none``."""
+    """Return the model of `insert` for ``method[+option=value...]``: ``focus+residual=none``."""
     name, *rest = method.split("+")
     extra: dict[str, Any] = {
         k: v not in ("False", "no") if v in ("True", "False") else v
@@ -246,7 +263,11 @@ def modelopt(
 
 
 def onnxruntime_static(split: Split, method: str, calibration: Images, output: Path) -> None:
-    """In the form that TensorRT takes: symmetric, per channel, float bias, inputs of the convolutions only."""
+    """Quantize in a form that TensorRT supports.
+
+    The form is symmetric and per channel, with float biases and Q/DQ at the inputs of convolutions
+    only.
+    """
     import onnx
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -282,7 +303,7 @@ def onnxruntime_static(split: Split, method: str, calibration: Images, output: P
 
 
 def page(splits: Sequence[Split], results: Sequence[Result]) -> str:
-    """A line for each split, a column for each method."""
+    """Return a table with a line for each split and a column for each method."""
     methods = list(dict.fromkeys(r.method for r in results))
     by = {(r.split, r.method): r for r in results}
     labels = {s.name: f" ({s.images[0]}, {s.images[1]}){'' if s.judge else ' *'}" for s in splits}

@@ -1,13 +1,15 @@
-"""A small vision transformer and a small detector with queries, in float and in INT8: docs/attention.md.
+"""Compare INT8 with float for a small vision transformer and a small detector with queries.
 
-    python benchmarks/attention.py [--page docs/attention.md] [--table vit|detector|outliers|random|onesided]
+    python benchmarks/attention.py [--page docs/attention.md]
+                                   [--table vit|detector|outliers|random|onesided]
 
-Both learn from generated pictures, which takes a quarter of a minute each. Some channels of their tokens begin far
-from zero and some gains of their normalizations are large, as in published transformers; training goes on from there.
-The last 64 of 4,096 training pictures calibrate, pictures of another seed judge. ``outliers`` trains the first with
-several shares of such channels and seeds; ``random`` leaves its weights as they were drawn, and these channels are 1 to
-10 times as large as there, each by a factor of its own (one over a uniform number); ``onesided`` is the same with
-outliers of one sign alone.
+Both networks learn from generated images, in a quarter of a minute each. Before the training, some
+channels of their tokens are far from zero, and some gains of their normalizations are large, as in
+published transformers. The last 64 of 4,096 training images are for calibration; images of another
+seed are for evaluation. ``outliers`` trains the vision transformer with several numbers of such
+channels and several seeds. ``random`` does not train the network, and multiplies these channels by
+random factors from 1 to 10 (one over a uniform number). ``onesided`` is like ``random``, but all
+outliers have one sign.
 """
 
 import copy
@@ -36,7 +38,7 @@ OUTLIERS, OFFSET, GAIN = (
     3,
     8.0,
     20.0,
-)  # channels, where their tokens begin, and the gain of normalizations there
+)  # number of outlier channels, their offset, and the gain of normalizations there
 QUERIES = {"vit": 0, "detector": 4}
 TABLES = (*QUERIES, "outliers", "random", "onesided")
 COUNTS, SEEDS = (
@@ -49,7 +51,16 @@ Made = tuple[onnx.ModelProto, set[str]]
 
 
 def pictures(count: int, seed: int) -> tuple[Images, Images, npt.NDArray[np.int64]]:
-    """Images [n, 3, 32, 32] of a striped square on noise, its box (center and size, 0 to 1), direction of stripes."""
+    """Return generated images of a striped square on noise.
+
+    Args:
+        count: Number of images.
+        seed: Seed of the generator.
+
+    Returns:
+        Images [n, 3, 32, 32]; center and size of each square, from 0 to 1, [n, 4]; direction of the
+        stripes, [n].
+    """
     rng = np.random.default_rng(seed)
     made = rng.normal(0.45, 0.12, (count, 3, SIDE, SIDE)).astype(np.float32)
     kinds = rng.integers(0, KINDS, count)
@@ -69,7 +80,7 @@ def pictures(count: int, seed: int) -> tuple[Images, Images, npt.NDArray[np.int6
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """A pre-norm block; with ``memory`` its attention reads that."""
+    """Pre-norm transformer block; with ``memory``, its attention reads the memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +102,10 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class Network(nn.Module):  # type: ignore[misc]
-    """The direction of the stripes by the mean of the tokens, and with ``queries`` also a box by a decoder."""
+    """Network that predicts the direction of the stripes from the mean of the tokens.
+
+    With ``queries``, a decoder also predicts the box.
+    """
 
     def __init__(
         self, queries: int, outliers: int = OUTLIERS, heavy: bool = False, one_sign: bool = False
@@ -168,7 +182,10 @@ def exported(network: nn.Module) -> onnx.ModelProto:
 def with_stream(
     model: onnx.ModelProto, floats: onnx.ModelProto, data: Sequence[dict[str, Images]]
 ) -> onnx.ModelProto:
-    """Q/DQ also in front of both inputs of each sum of the residual stream, by the largest value that was seen."""
+    """Add Q/DQ before both inputs of each sum of the residual stream.
+
+    Scales come from the largest magnitude of each input on the data.
+    """
     loaded = Model(floats)
     sums = [
         n
@@ -215,7 +232,10 @@ def calibrating() -> list[dict[str, Images]]:
 
 
 def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Callable[..., Made]:
-    """What makes a Q/DQ model with options of ``insert``, and names the warnings of outliers."""
+    """Return a function that inserts Q/DQ with options of ``insert``.
+
+    The function returns the Q/DQ model and the codes of the outlier warnings.
+    """
 
     def inserted(**options: Any) -> Made:
         result = qdqtool.insert(floats, data, losses=0, predict=False, **options)
@@ -227,10 +247,16 @@ def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Call
 def by_outliers(
     steps: int, one_sign: bool = False
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of what INT8 costs by the share of outlier channels, the mean of all seeds (least and most).
+    """Return head and rows of a table of the loss by INT8 for several numbers of outlier channels.
 
-    With 0 steps of training the error of the results, root mean square over their standard deviation; else the share of
-    right directions.
+    Each cell is the mean over the seeds, with the least and the most. With training, the value is
+    the
+    fraction of correct directions. Without training, the value is the root mean square error of the
+    outputs over their standard deviation.
+
+    Args:
+        steps: Steps of training; 0 for no training.
+        one_sign: Whether all outliers have one sign.
     """
     found, head = [], ("outlier channels", *(("float",) if steps else ()), *VARIANTS, "ACT-OUTLIER")
     for count in COUNTS:
@@ -272,7 +298,7 @@ def by_outliers(
 
 
 def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
-    """What is float, what INT8, how good each is, and what was warned of."""
+    """Return a row for each form of quantization: accuracy, box overlap and findings."""
     floats, data = exported(trained(queries, steps)), calibrating()
     inserted = inserter(floats, data)
     plain, said = inserted()
@@ -302,8 +328,8 @@ def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--table", choices=TABLES, action="append", help="only this one")
-    parser.add_argument("--steps", type=int, default=350, help="of training, for each network")
+    parser.add_argument("--table", choices=TABLES, action="append", help="write only this table")
+    parser.add_argument("--steps", type=int, default=350, help="steps of training for each network")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for name in given.table or TABLES:

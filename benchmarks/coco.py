@@ -1,17 +1,21 @@
-"""mAP of YOLO models on COCO val2017: the float model, `qdqtool insert`, and Q/DQ models of other tools.
+"""Measure mAP on COCO val2017: the float model, `qdqtool insert`, and Q/DQ models of other tools.
 
 usage:
     yolo export model=yolov8n.pt format=onnx opset=17
-    python -m benchmarks.coco yolov8n.onnx --images val2017 --annotations instances_val2017.json --calib train2017
-    python -m benchmarks.coco yolov8n.onnx ... --other modelopt=yolov8n_modelopt.onnx --limit 500 -o rows.json
+    python -m benchmarks.coco yolov8n.onnx --images val2017
+        --annotations instances_val2017.json --calib train2017
+    python -m benchmarks.coco yolov8n.onnx ... --other modelopt=yolov8n_modelopt.onnx
+        --limit 500 -o rows.json
 
-COCO cannot be downloaded on the machine on which qdqtool is developed, so this script has been run on generated images
-only (tests/test_coco.py), and qdqtool's documents have no mAP on COCO. Please report what it prints.
+COCO cannot be downloaded on the machine on which qdqtool is developed. So this script has been run
+on generated images only (tests/test_coco.py), and the documents of qdqtool have no mAP on COCO.
+Please report your results.
 
-Models have 80 classes in COCO's order, and the output of YOLOv8 to YOLO26. Images are letterboxed to the model's square
-input, as in a deployment; `yolo val` uses rectangles, which gives slightly other values (yolov8n: published 37.3). The
-evaluation is COCO's: 100 detections for each image, IoU .50 to .95, 101 recalls, crowds ignored, the mean over the
-classes. Calibration images come from another folder than those that are evaluated.
+Models have 80 classes in the order of COCO, and the output of YOLOv8 to YOLO26. Images are
+letterboxed to the square input of the model, as in a deployment. `yolo val` uses rectangles, which
+gives slightly other values (yolov8n: published 37.3). The evaluation is that of COCO: 100
+detections for each image, IoU .50 to .95, 101 recalls, crowds ignored, the mean over the classes.
+Use another folder for calibration than for evaluation.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class GroundTruth:
     Attributes:
         boxes: Two corners of each object in pixels of the image, [n, 4].
         classes: Number of the class, [n].
-        crowd: Whether it is a group of objects, which is neither found nor missed, [n].
+        crowd: Whether the object is a group of objects, which is neither found nor missed, [n].
     """
 
     boxes: Floats
@@ -60,10 +64,10 @@ class CocoRow:
     """mAP of one model.
 
     Attributes:
-        model: Its name.
+        model: Name of the model.
         images: Number of images.
         map50_95: Mean over IoU .50 to .95 and over the classes.
-        map50: The same at IoU .50.
+        map50: Mean over the classes at IoU .50.
     """
 
     model: str
@@ -76,10 +80,10 @@ class CocoRow:
 
 
 def read_annotations(path: Path) -> dict[str, GroundTruth]:
-    """Return the objects of each image of a COCO file, by the name of its file.
+    """Return the objects of each image of a COCO file, by name of the image file.
 
     Raises:
-        SystemExit: It is not a COCO file of detections.
+        SystemExit: The file is not a COCO file of detections.
     """
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -115,9 +119,9 @@ class ClassMatches:
     """Detections of one class on all images.
 
     Attributes:
-        scores: Score of each detection, of one array for each image.
-        hits: Whether it matches an object at each IoU, arrays [n, 10].
-        ignored: Whether it matches a crowd, arrays [n, 10].
+        scores: Score of each detection, one array for each image.
+        hits: Whether a detection matches an object at each IoU, arrays [n, 10].
+        ignored: Whether a detection matches a crowd at each IoU, arrays [n, 10].
         objects: Number of objects without crowds.
     """
 
@@ -153,9 +157,9 @@ def _match_class(
     objects: Floats,
     crowd: npt.NDArray[np.bool_],
 ) -> None:
-    """Match detections of one class on one image, best first, and add them.
+    """Match detections of one class on one image with objects, best score first, and add them.
 
-    An object matches once, a crowd any number of times, and only detections without an object.
+    An object matches one detection. A crowd matches any number of detections that match no object.
     """
     overlaps = _overlaps(boxes, objects, crowd)
     hits = np.zeros((len(boxes), len(IOUS)), np.bool_)
@@ -176,7 +180,10 @@ def _match_class(
 
 
 def _overlaps(boxes: Floats, objects: Floats, crowd: npt.NDArray[np.bool_]) -> Floats:
-    """Return the IoU of boxes and objects; of a crowd, the part of the box that is inside."""
+    """Return the IoU of boxes and objects, [boxes, objects].
+
+    For a crowd, the value is the fraction of the box that is inside of the crowd.
+    """
     low = np.maximum(boxes[:, None, :2], objects[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], objects[None, :, 2:])
     inside = np.prod(np.clip(high - low, 0.0, None), axis=2)
@@ -226,7 +233,7 @@ def detect_images(model: bytes, paths: Sequence[Path], size: int) -> Iterator[De
 
 
 def undo_letterbox(boxes: Floats, width: int, height: int, size: int) -> Floats:
-    """Return boxes in a letterboxed square input as boxes in the image."""
+    """Convert boxes in a letterboxed square input to pixels of the image, [n, 4]."""
     ratio = min(size / height, size / width)
     padding = [round((size - max(1, round(side * ratio))) / 2 - 0.1) for side in (width, height)]
     if (width, height) == (size, size):
@@ -252,7 +259,7 @@ def measure(
 
 
 def format_rows(rows: Sequence[CocoRow]) -> str:
-    """Return a table with the difference of each model to the first one."""
+    """Return a table with the difference of each model from the first model."""
     first = rows[0]
     return table(
         ("model", "mAP50-95", "minus float", "mAP50"),
@@ -283,7 +290,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     truth = read_annotations(options.annotations)
     names = sorted(name for name in truth if (options.images / name).is_file())
     if not names:
-        sys.exit(f"{options.images}: has none of the images of {options.annotations}")
+        sys.exit(
+            f"{options.images}: the images of {options.annotations} are missing; give their folder"
+        )
     count = min(options.limit or len(names), len(names))
     names = [names[i] for i in np.unique(np.linspace(0, len(names) - 1, count).astype(int))]
     models = {"float": options.model.read_bytes()}

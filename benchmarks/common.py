@@ -1,4 +1,4 @@
-"""What the scripts share: tables in pages, rows in files, splits of images, detectors, and paired differences."""
+"""Functions that the benchmarks share: tables, splits of images, detectors and intervals."""
 
 import argparse
 import hashlib
@@ -27,12 +27,12 @@ Images = npt.NDArray[np.float32]
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """A parser that prints a script's docstring as it stands, with the option that all tables have."""
+    """Return a parser that prints a script's docstring unchanged, with the option ``--page``."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--page", type=Path, help="write the tables between their marks in this page"
+        "--page", type=Path, help="write the tables between their marks into this page"
     )
     return parser
 
@@ -44,9 +44,20 @@ def publish(
     file: Path | None = None,
     rows: Sequence[Any] = (),
 ) -> None:
-    """Prints a table; where they are named, writes it between its marks in a page, and its rows (dataclasses) as JSON.
+    """Print a table; also write the table into a page, and its rows as JSON.
 
-    The marks are ``<!-- NAME: ... -->`` and ``<!-- end of NAME -->``; exits where the page has none.
+    The table replaces the text between the marks ``<!-- NAME: ... -->`` and
+    ``<!-- end of NAME -->``.
+
+    Args:
+        name: Name of the marks.
+        text: The table.
+        page: Page to write to; None for no page.
+        file: JSON file for the rows; None for no file.
+        rows: Dataclasses with the rows of the table.
+
+    Raises:
+        SystemExit: The page does not have the marks.
     """
     print(text)
     if file is not None:
@@ -56,12 +67,15 @@ def publish(
     marks = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(\n<!-- end of {name} -->)", re.DOTALL)
     found, count = marks.subn(lambda m: f"{m[1]}{text}{m[2]}", page.read_text("utf-8"))
     if not count:
-        sys.exit(f"{page}: has no '<!-- {name}: ... --> ... <!-- end of {name} -->'")
+        sys.exit(
+            f"{page}: the marks '<!-- {name}: ... --> ... <!-- end of {name} -->' are missing; "
+            "add them to the page"
+        )
     page.write_text(found, "utf-8")
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Markdown."""
+    """Return a Markdown table."""
     return "\n".join(
         f"| {' | '.join(map(str, line))} |" for line in (head, ("---",) * len(head), *rows)
     )
@@ -73,7 +87,16 @@ def kept_rows(
     measure: Callable[[str], dict[str, Any]],
     prefix: str = "",
 ) -> dict[str, Any]:
-    """The rows of a JSON file and those of the names that it lacks, each written as soon as it is measured."""
+    """Return the rows of a JSON file by name, and measure the names that the file lacks.
+
+    Each measured row is written to the file at once, so that an interrupted run can continue.
+
+    Args:
+        names: Names of the rows.
+        file: The JSON file; None to measure all rows.
+        measure: Function that measures the row of a name.
+        prefix: Text before the name in the progress line.
+    """
     found: dict[str, Any] = (
         json.loads(file.read_text()) if file is not None and file.exists() else {}
     )
@@ -88,14 +111,20 @@ def kept_rows(
 
 
 def failure(error: BaseException) -> str:
-    """The class and the first line of what another tool raised."""
+    """Return the class and the first line of an exception, at most 200 characters."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:200]
 
 
 def read_splits(path: Path, files: Sequence[str], only: str = "") -> list[dict[str, Any]]:
-    """The ``[[split]]`` of a TOML file whose name has a match of ``only``; exits with one line where one lacks a file.
+    """Return the ``[[split]]`` tables of a TOML file whose names match a pattern.
 
-    ``files`` are the keys that name files, relative to the TOML file.
+    Args:
+        path: The TOML file.
+        files: Keys with the names of files, relative to the TOML file.
+        only: Regular expression on the names of the splits.
+
+    Raises:
+        SystemExit: The TOML file is damaged, or a split lacks a key or a file.
     """
     try:
         entries: list[dict[str, Any]] = tomllib.loads(path.read_text("utf-8"))["split"]
@@ -117,7 +146,10 @@ def read_splits(path: Path, files: Sequence[str], only: str = "") -> list[dict[s
 
 
 def load_samples(model: str | Path, data: str | Path) -> Images:
-    """The images of a folder as the model takes them (letterbox, RGB, 0 to 1), or an npy file of them: [n, 3, h, w]."""
+    """Return the images of a folder as inputs of a model, float32 [n, 3, h, w].
+
+    Images are letterboxed RGB from 0 to 1. An npy file contains the inputs themselves.
+    """
     from calibration.arrays import open_data
     from calibration.session import input_specs
     from qdqtool.ir.input_shapes import metadata_size
@@ -133,7 +165,7 @@ def load_samples(model: str | Path, data: str | Path) -> Images:
 
 
 def evenly(array: Images, wanted: int) -> list[Images]:
-    """At most so many rows, evenly spread, each with a batch dimension."""
+    """Return at most `wanted` rows of an array, evenly spread, each with a batch dimension."""
     chosen = np.unique(np.linspace(0, len(array) - 1, min(wanted, len(array))).astype(int))
     return [np.ascontiguousarray(array[i : i + 1]) for i in chosen]
 
@@ -145,7 +177,10 @@ def input_name(model: Path) -> str:
 
 
 def run_model(model: bytes | str, samples: Iterable[Images], threads: int = 0) -> list[Detections]:
-    """Detections of a model on inputs [1, 3, height, width], onnxruntime on the CPU, Q/DQ computed in float."""
+    """Return the detections of a model on inputs [1, 3, h, w].
+
+    onnxruntime runs the model on the CPU, and computes Q/DQ in float.
+    """
     from qdqtool.runtime.sessions import open_session
 
     session = open_session(model, threads, optimize="extended", fold_qdq=False)
@@ -156,7 +191,10 @@ def run_model(model: bytes | str, samples: Iterable[Images], threads: int = 0) -
 
 
 def digest(model: bytes, images: Iterable[Images]) -> str:
-    """Of a model and the arrays it is run on: a folder may get more images, a file another model."""
+    """Return the SHA-256 of a model and of the arrays that it runs on.
+
+    File names are not enough, because a folder may get more images, and a file another model.
+    """
     data = hashlib.sha256(model)
     for image in images:
         data.update(np.ascontiguousarray(image).data)
@@ -166,7 +204,7 @@ def digest(model: bytes, images: Iterable[Images]) -> str:
 def detect(
     model: bytes, samples: Sequence[Images], work: Path, threads: int = 0
 ) -> list[Detections]:
-    """Detections of a model, from the folder where they were kept if it has them."""
+    """Return the detections of a model; detections in the work folder are not computed again."""
     path = work / f"{digest(model, samples)[:24]}.detections.npz"
     if not path.exists():
         found = run_model(model, samples, threads)
@@ -186,10 +224,19 @@ def detect(
 def judge_of(
     model: Path, samples: Sequence[Images], work: Path, threads: int
 ) -> Callable[[bytes], list[DetectionMatches]]:
-    """Compares what other models detect on each image with what this one does with a score of at least 0.25."""
+    """Return a function that compares another model's detections with those of this model.
+
+    Detections of this model with a score of at least 0.25 are the reference.
+
+    Args:
+        model: Float model.
+        samples: Inputs of the model, [1, 3, h, w].
+        work: Folder for detections.
+        threads: Threads of onnxruntime; 0 for all cores.
+    """
     references = [d.above(0.25) for d in detect(model.read_bytes(), samples, work, threads)]
     print(
-        f"{len(samples)} images to judge on, {sum(len(r.scores) for r in references)} boxes",
+        f"{len(samples)} images for evaluation, {sum(len(r.scores) for r in references)} boxes",
         flush=True,
     )
     return lambda other: list(
@@ -198,21 +245,31 @@ def judge_of(
 
 
 def corners(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Low and high corners [..., 4] of boxes that are given as center and size [..., 4]."""
+    """Convert boxes from center and size to low and high corners, [..., 4]."""
     return np.concatenate(
         [boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1
     )
 
 
 def pooled(matches: Sequence[DetectionMatches]) -> float:
-    """AP over IoU 0.50 to 0.95, the detections of all classes ranked together."""
+    """Return AP over IoU 0.50 to 0.95, with the detections of all classes ranked together."""
     return float(compute_average_precision(matches, True).mean())
 
 
 def paired(
     pairs: Sequence[tuple[Sequence[Any], Sequence[Any]]], value: Callable[[Sequence[Any]], float]
 ) -> tuple[float, float, float]:
-    """The first minus the second, the mean over the pairs, with the 95 % interval of a paired bootstrap over images."""
+    """Return the mean difference (first minus second) of pairs, with its 95 % interval.
+
+    The interval is that of a paired bootstrap over images.
+
+    Args:
+        pairs: Results of two methods for each image, for each split.
+        value: Function from the results of images to the compared value.
+
+    Returns:
+        The difference, and the lower and the upper end of the interval.
+    """
     rng = np.random.default_rng(0)
     values = np.zeros(RESAMPLES)
     difference = 0.0

@@ -1,12 +1,13 @@
-"""Fits the constants of the time model (qdqtool.timing.physics) and says how far they can be trusted.
+"""Fit the constants of the time model (qdqtool.timing.physics), and measure its errors.
 
 usage: python benchmarks/fit_timing.py [--write] [--quick]
 
-Reads the derived tables in benchmarks/timing alone (see timing_data.py). Fits all, then again without each architecture
-in turn, and judges what was left out. --write puts the constants, with the spreads measured on what was left out, into
-qdqtool/timing/constants.json; timing_docs.py then writes the tables and the plot into docs/. Damped least squares on
-logarithms with robust weights; a prior holds each constant near its start, so that data that say nothing about one do
-not move it.
+Reads only the derived tables in benchmarks/timing (see timing_data.py). The script fits all data,
+then fits again without one architecture at a time, and measures the errors for the data that were
+left out. --write stores the constants, with the spreads of the data that were left out, in
+qdqtool/timing/constants.json; timing_docs.py then writes the tables and the plot into docs/. The
+fit is damped least squares on logarithms with robust weights. A prior holds each constant near its
+start, so that data without information about a constant do not move the constant.
 """
 
 import argparse
@@ -29,11 +30,13 @@ from qdqtool.timing import physics, work
 CONSTANTS = Path(physics.__file__).with_name("constants.json")
 Array = npt.NDArray[np.float64]
 
-# What a call from Python, without a CUDA graph, takes more for each kernel: of those measurements, not of the GPU.
+# Additional microseconds per kernel of a call from Python without a CUDA graph. A constant of the
+# measurement, not of the GPU.
 HOST = "host_us"
-CALL = "call_us"  # of Ultralytics' predictor in Python, for each call
-GAP = "gap_us"  # between two kernels of an engine that is enqueued without a CUDA graph, as trtexec does by default
-GAP_MYELIN = "gap_myelin_us"  # the same on Blackwell
+CALL = "call_us"  # microseconds per call of Ultralytics' predictor in Python
+# Microseconds between two kernels of an engine without a CUDA graph, the default of trtexec.
+GAP = "gap_us"
+GAP_MYELIN = "gap_myelin_us"  # microseconds between two kernels on Blackwell
 START = {
     "floor_us": 1.0,
     "floor_clocks": 4000.0,
@@ -62,18 +65,21 @@ START = {
     "layout": 0.45,
     "floor_myelin": 0.8,
     "int8_myelin": 0.8,
-    "to_float_old": 0.65,  # the one such layer of a TITAN RTX takes 1.5 times what those that write INT8 do
+    "to_float_old": 0.65,  # from one layer of a TITAN RTX: 1.5 times the time of layers that write INT8
 }
-# How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached. A weak
-# prior of the others let constants of few layers (few_fp16: 130 to 490) move when a network was left out.
+# Strengths of the priors. Physics leaves little freedom for the fraction of the bandwidth. With weak
+# priors of the other constants, constants of few layers (few_fp16: 130 to 490) changed when a network
+# was left out.
 LOOSE_PRIOR, SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 0.1, 1.0, 0.2
-GAIN_WEIGHT = 1.0  # of a measured pair; one network on one GPU has .3. Users choose by the gain
+# Weight of a measured pair; one network on one GPU has .3. Users decide by the gain.
+GAIN_WEIGHT = 1.0
 FIRM = ("dram", "overlap", "floor_us")
-LOOSE = ("floor_myelin", "int8_myelin", GAP_MYELIN, HOST, CALL)  # starts without a source
+# Constants whose start values have no source.
+LOOSE = ("floor_myelin", "int8_myelin", GAP_MYELIN, HOST, CALL)
 
 
 class Model:
-    """The physical model over a set of measurements, as a function of the logarithms of its constants."""
+    """Time model for a set of measurements, as a function of the logarithms of its constants."""
 
     def __init__(self, data: Data) -> None:
         works = [(w, m.gpu, m.cold) for m in data for w in m.works]
@@ -99,7 +105,7 @@ class Model:
         return total
 
     def errors(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
-        """log(model / measured)."""
+        """Return log(estimated time / measured time) of each measurement."""
         result: Array = np.log(self.seconds(constants, factors) / self.measured)
         return result
 
@@ -113,14 +119,15 @@ def unpack(x: Array, architectures: Sequence[str]) -> tuple[dict[str, float], di
 
 
 def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float]]:
-    """Constants and factors of architectures: damped, robust least squares."""
+    """Return constants, and factors of architectures, by damped and robust least squares."""
     model = Model(data)
     architectures = sorted({m.gpu.cc for m in data})
     start = np.concatenate([np.log(list(START.values())), np.zeros(len(architectures))])
     priors = dict.fromkeys(START, SHARED_PRIOR)
     priors |= dict.fromkeys(FIRM, FIRM_PRIOR) | dict.fromkeys(LOOSE, LOOSE_PRIOR)
     prior = np.sqrt([*priors.values(), *[ARCHITECTURE_PRIOR] * len(architectures)])
-    # The gain of a pair counts beside both times; only under trtexec, as calls from Python hold more than the engine.
+    # The gain of a pair counts in addition to both times. Only pairs of trtexec count, because calls
+    # from Python contain more than the engine.
     pairs = [
         (p.half, p.integer)
         for p in pairs_of(data)
@@ -183,12 +190,18 @@ def summary(errors: Array) -> str:
 
 
 def gpu_names(data: Data) -> list[str]:
-    """The GPU of each measurement; an A100 is one GPU, whatever its memory."""
+    """Return the GPU of each measurement.
+
+    The name of an A100 is without its memory, because all A100 count as one GPU.
+    """
     return ["A100" if m.gpu.name.startswith("A100") else m.gpu.name for m in data]
 
 
 def fitter(data: Data) -> Callable[[Iterable[bool]], tuple[dict[str, float], dict[str, float]]]:
-    """Fits over measurements that are named, without those of weight 0; the same ones are fitted once."""
+    """Return a function that fits a selection of the measurements.
+
+    Equal selections are fitted once. Measurements of weight 0 are never fitted.
+    """
 
     @cache
     def fitted(used: tuple[bool, ...]) -> tuple[dict[str, float], dict[str, float]]:
@@ -198,7 +211,12 @@ def fitter(data: Data) -> Callable[[Iterable[bool]], tuple[dict[str, float], dic
 
 
 def left_out(data: Data, which: Sequence[str]) -> Array:
-    """Errors of every measurement by a fit that has seen none of its kind, such as its GPU or its architecture."""
+    """Return the error of each measurement by a fit without all measurements of its group.
+
+    Args:
+        data: The measurements.
+        which: Group of each measurement, such as its GPU or its architecture.
+    """
     errors, fitted = np.zeros(len(which)), fitter(data)
     for one in sorted(set(which)):
         inside = [w == one for w in which]
@@ -209,17 +227,24 @@ def left_out(data: Data, which: Sequence[str]) -> Array:
 
 
 def spread(errors: Array, weights: Array, share: float = 0.8) -> float:
-    """The factor within which a share of measurements lies, each counted by its weight."""
+    """Return the factor within which a fraction of the measurements lies.
+
+    Args:
+        errors: Logarithms of estimated over measured times.
+        weights: Weight of each measurement.
+        share: Fraction of the total weight.
+    """
     order = np.argsort(np.abs(errors))
     run = np.cumsum(weights[order])
     return float(np.exp(np.abs(errors)[order][np.searchsorted(run, share * run[-1])]))
 
 
 def wide_enough(errors: Array, data: Data) -> float:
-    """The factor within which 80 % of whole networks lie, by weight and by number.
+    """Return the factor within which 80 % of whole networks lie, by weight and by number.
 
-    By number an engine that was measured several times (the same GPU, network, types and batch) counts once, with the
-    error in the middle.
+    By number, an engine that was measured several times (the same GPU, network, types and batch)
+    counts
+    once, with its median error.
     """
     weights = np.asarray([m.weight for m in data])
     used = weights > 0
@@ -240,7 +265,9 @@ def main() -> int:
         action="store_true",
         help="write constants.json and benchmarks/timing/judged.json",
     )
-    parser.add_argument("--quick", action="store_true", help="no leaving out")
+    parser.add_argument(
+        "--quick", action="store_true", help="do not fit again without parts of the data"
+    )
     args = parser.parse_args()
     single, whole = layers(), totals()
     count = len(single)
@@ -322,7 +349,10 @@ def main() -> int:
 
 
 def calibrated(data: Data, errors: Array) -> tuple[Array, Array]:
-    """What is left of the errors of one network on a GPU when another network on it corrects them; weights."""
+    """Return errors after a correction by another network on the same GPU, and their weights.
+
+    There is one error for each ordered pair of different networks on one GPU.
+    """
     left, weights = [], []
     for i, one in enumerate(data):
         for j, other in enumerate(data):
@@ -335,7 +365,10 @@ def calibrated(data: Data, errors: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Pair:
-    """INT8 and FP16 of one network on one GPU, measured the same way: places of both in the measurements."""
+    """Times of one network on one GPU in INT8 and FP16, measured with one method.
+
+    `half` and `integer` are the positions of the two times in the measurements.
+    """
 
     gpu: str
     network: str
@@ -345,7 +378,10 @@ class Pair:
 
 
 def pairs_of(data: Data) -> list[Pair]:
-    """Every pair whose placement is known, in the order of the tables; nothing is left out by how well it fits."""
+    """Return all pairs whose placement is known, in the order of the tables.
+
+    Pairs with large errors are included.
+    """
     plain: dict[tuple[str, ...], int] = {}
     found = []
     whole = [(i, m.gpu, m.label) for i, m in enumerate(data) if " " in m.label]
@@ -367,12 +403,18 @@ def pairs_of(data: Data) -> list[Pair]:
 
 
 def base_of(network: str) -> str:
-    """The network whatever its placement."""
+    """Return the name of a network without its placement."""
     return re.sub(r"@.*|-pair-.*|-modelopt|-linears|-416|-qat.*", "", network)
 
 
 def judge_pairs(everything: Data, whole: Data, first: int) -> list[dict[str, Any]]:
-    """Each pair by a fit that has seen neither its network nor its GPU; ``first`` is where whole networks begin."""
+    """Estimate each pair by a fit without its network and without its GPU.
+
+    Args:
+        everything: All measurements.
+        whole: Measurements of whole networks, which are the end of `everything`.
+        first: Position of the first whole network in `everything`.
+    """
     pairs = pairs_of(whole)
     gpus = gpu_names(everything)
     networks = [base_of(m.label.split()[1]) if " " in m.label else m.label for m in everything]
@@ -398,7 +440,10 @@ def judge_pairs(everything: Data, whole: Data, first: int) -> list[dict[str, Any
 
 
 def gain_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How far gains lie off, and how often the faster one was right where the two differ by more than 5 %."""
+    """Return the errors of the gains, and the number of pairs whose faster type is right.
+
+    Only pairs count whose times differ by more than 5 %.
+    """
     errors = np.asarray([np.log(r["left_out"] / r["measured"]) for r in rows])
     clear = [r for r in rows if abs(np.log(r["measured"])) > np.log(1.05)]
     right = sum((r["left_out"] > 1) == (r["measured"] > 1) for r in clear)

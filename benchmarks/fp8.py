@@ -1,12 +1,13 @@
-"""Accuracy of networks in FP32, INT8 and FP8: docs/fp8.md.
+"""Compare the accuracy of networks in FP32, INT8 and FP8: docs/fp8.md.
 
     python benchmarks/fp8.py [--page docs/fp8.md]
-    python benchmarks/fp8.py --network NAME MODEL.onnx CALIBRATION TEST PREPROCESS [--page docs/fp8.md]
+    python benchmarks/fp8.py --network NAME MODEL.onnx CALIBRATION TEST PREPROCESS
+                             [--page docs/fp8.md]
 
-Without --network, a small vision transformer learns from generated pictures (benchmarks/attention.py), three times for
-each kind of outlier channels. --network, which may be repeated, measures the agreement of a trained network with its
-float model. CALIBRATION and TEST are folders or lists of images, PREPROCESS is yolo, imagenet or half (mean and
-deviation 0.5).
+Without --network, a small vision transformer learns from generated images
+(benchmarks/attention.py), three times for each kind of outlier channels. --network, which may be
+repeated, measures the agreement of a trained network with its float model. CALIBRATION and TEST are
+folders or lists of images. PREPROCESS is yolo, imagenet or half (mean and deviation 0.5).
 """
 
 import tempfile
@@ -38,7 +39,10 @@ FORMATS = {
 
 
 def output_error(floats: onnx.ModelProto, model: onnx.ModelProto) -> float:
-    """Root mean square difference of the outputs over their standard deviation, on pictures that nobody trained on."""
+    """Return the root mean square difference of the outputs over their standard deviation.
+
+    The images were not used for training.
+    """
     images = attention.pictures(attention.CALIBRATING, 2)[0]
     first, other = (
         np.concatenate([o[0] for o in attention.outputs(m, images)]) for m in (floats, model)
@@ -47,7 +51,7 @@ def output_error(floats: onnx.ModelProto, model: onnx.ModelProto) -> float:
 
 
 def transformers() -> str:
-    """Correct directions and output errors, the mean of the networks (least to most)."""
+    """Return a table of correct directions and output errors: mean, least and most."""
     lines = []
     for case, (count, offset, gain) in CASES.items():
         attention.OFFSET, attention.GAIN = offset, gain
@@ -69,7 +73,13 @@ def transformers() -> str:
 
 
 def networks(given: list[list[str]]) -> str:
-    """Agreement of each network in each format with its float model, and what ``auto`` chooses."""
+    """Return a table of the agreement of each network and format with the float model.
+
+    The table also has the choice of ``precision="auto"``.
+
+    Args:
+        given: Name, model, calibration images, test images and preprocessing of each network.
+    """
     lines = []
     for name, path, calibration, test, preprocess in given:
         prepared = PREPROCESS[preprocess]

@@ -1,11 +1,12 @@
-"""Published builds of TensorRT 10 and 11 against their predictions: layers, conversions, times and gains.
+"""Compare published builds of TensorRT 10 and 11 with predicted layers, conversions and times.
 
 usage: python -m benchmarks.pairs SHARED FOLDER [--only TEXT] [--page docs/timing.md] [--store]
 
-SHARED is the folder of published measurements. Its scripts rebuild the ONNX graphs with random weights in FOLDER, each
-once; only small constants remain in the files. benchmarks/timing/pairs-2026.tsv has the measured figures. --store writes
-the predicted layers of both networks of each pair into benchmarks/timing/networks.tsv.gz, and the profiles of the U-Net
-into benchmarks/timing/layers.tsv, for fit_timing.py.
+SHARED is the folder of published measurements. Its scripts rebuild each ONNX graph once in FOLDER,
+with random weights; only small constants remain in the files. benchmarks/timing/pairs-2026.tsv has
+the measured figures. --store writes the predicted layers of both networks of each pair into
+benchmarks/timing/networks.tsv.gz, and the profiles of the U-Net into benchmarks/timing/layers.tsv,
+for fit_timing.py.
 """
 
 import math
@@ -50,19 +51,19 @@ UNET_PROFILES = {
 
 @dataclass(frozen=True)
 class PublishedPair:
-    """A build with Q/DQ, and one of the same network in FP16.
+    """A build with Q/DQ, and a build of the same network in FP16.
 
     Attributes:
         script: Script that rebuilds the graph, relative to one of PLACES, with its arguments.
         model: Name of the file.
-        network: Network, whatever its placement.
-        gpu: GPU.
+        network: Name of the network without its placement.
+        gpu: Name of the GPU.
         target: TensorRT version, with its typing.
-        batch: Batch of the times; None for that of the file.
+        batch: Batch of the times; None for the batch of the file.
         qdq_ms: Milliseconds with Q/DQ.
         float_ms: Milliseconds in FP16.
-        gain: Time of FP16 over that with Q/DQ.
-        layers: Number of engine nodes, or the range of it.
+        gain: Time of FP16 over the time with Q/DQ.
+        layers: Number of engine nodes, or a range of numbers.
         conversions: Number of Q and DQ that remain in the engine.
         note: Conditions of the measurement.
     """
@@ -159,10 +160,10 @@ class JudgedPair:
 
     Attributes:
         pair: The published figures.
-        time: Estimate.
+        time: Estimated time.
         layers: Number of predicted kernels that take time.
         listed: Number of predicted layers.
-        nodes: The same if each region of Myelin is one layer.
+        nodes: Number of predicted layers if each region of Myelin counts as one layer.
         conversions: Number of predicted conversions.
     """
 
@@ -175,7 +176,7 @@ class JudgedPair:
 
     @property
     def error(self) -> float | None:
-        """Logarithm of the estimated gain over the measured one; None if that is not published."""
+        """Logarithm of the estimated gain over the measured gain; None if unpublished."""
         if self.pair.gain is None or self.time.gain is None:
             return None
         return math.log(self.time.gain / self.pair.gain)
@@ -201,7 +202,7 @@ def _compare(measured: float | None, estimated: float | None) -> str:
 
 
 def _verdict(measured: float, estimated: float) -> str:
-    """Say whether the faster one is named rightly."""
+    """Return whether the prediction of the faster type is right."""
     if abs(math.log(measured)) <= math.log(1.05):
         return "within 5 %"
     return "right" if (measured > 1) == (estimated > 1) else "wrong"
@@ -223,7 +224,10 @@ def judge(pair: PublishedPair, path: Path) -> JudgedPair:
 
 
 def predicted_rows(pair: PublishedPair, path: Path) -> Rows:
-    """Return the layers of a pair for networks.tsv.gz: with Q/DQ as estimated, and in FP16."""
+    """Return the layers of a pair for networks.tsv.gz.
+
+    The layers with Q/DQ are those of the estimate; the float layers are in FP16.
+    """
     gpu, typed, quantized = find_gpu(pair.gpu), target_named(pair.target), load_slim(path)
     time = estimate(quantized, predict(quantized, typed, advice=False), gpu, typed, compare=False)
     assert time.workload is not None
@@ -237,7 +241,10 @@ def predicted_rows(pair: PublishedPair, path: Path) -> Rows:
 
 
 def profiled_rows(shared: Path, folder: Path) -> Rows:
-    """Return the layers of the U-Net's profiles whose work is known by their names, for layers.tsv."""
+    """Return the layers of the U-Net's profiles for layers.tsv.
+
+    Layers are matched by name, and layers of unknown work are left out.
+    """
     place = "unet-resnet50-orinnano-trt10162"
     target, gpu = target_named("10.16.2"), find_gpu(UNET_GPU)
     rows: Rows = []
@@ -255,7 +262,7 @@ def profiled_rows(shared: Path, folder: Path) -> Rows:
 
 
 def main() -> None:
-    """Rebuild, predict and print."""
+    """Rebuild and predict all pairs, and print the table."""
     parser = parser_of(__doc__)
     parser.add_argument("shared", type=Path, help="folder of published measurements")
     parser.add_argument("folder", type=Path, help="folder for the rebuilt graphs")

@@ -1,14 +1,16 @@
-"""QAT tools beside each other on a trained detector: box error, INT8 in and out, conversions, lines of code.
+"""Compare QAT tools on a trained detector: box error, INT8 layers, conversions, lines of code.
 
-    pip install 'qdqtool[qat]' ultralytics            # AGPL-3.0: measured here, no part of qdqtool
+    pip install 'qdqtool[qat]' ultralytics   # AGPL-3.0: measured here, not a part of qdqtool
     python benchmarks/qat.py --weights best.pt --images photographs/ --page docs/qat-results.md
 
-Nothing is fine-tuned: every row is the same float network with quantizers placed and calibrated by one tool, so that
-only places and ranges differ. The box error is the mean distance in pixels between the corners of the float network's
-50 most confident boxes of an image and the quantized network's boxes of the same cells, run with onnxruntime. The first
-images calibrate, the last ``--judge`` are judged. Conversions and INT8 convolutions are those predicted for trt8.5.
-Lines of code are the statements of a row's function below, from the float network to the file; the float export that
-two of them need counts for one.
+Nothing is fine-tuned. In each row, one tool places and calibrates quantizers in the same float
+network, so that rows differ only by placement and ranges. The box error is the mean distance in
+pixels between the corners of boxes of the float network and of the quantized network, in
+onnxruntime. It counts the cells of the 50 most confident boxes of the float network in each image.
+The first images are for calibration, and the last ``--judge`` images are for evaluation.
+Conversions and INT8 convolutions are predicted for trt8.5. Lines of code are the statements of a
+row's function below, from the float network to the file; the float export that two functions need
+counts as one.
 """
 
 import argparse
@@ -42,13 +44,13 @@ TOP = 50
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument(
-        "--weights", required=True, help="a checkpoint of Ultralytics' detectors (.pt)"
+        "--weights", required=True, help="checkpoint of a detector of Ultralytics (.pt)"
     )
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--size", type=int, default=640)
     parser.add_argument("--judge", type=int, default=8)
     parser.add_argument("--rows", nargs="+", default=list(TOOLS), choices=list(TOOLS))
-    parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
+    parser.add_argument("--keep", type=Path, help="JSON file for finished rows")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     publish("tools", compare_tools(options), options.page)
@@ -77,7 +79,7 @@ def compare_tools(options: argparse.Namespace) -> str:
                     "error": float(np.mean(errors)),
                     **qdqtool.predict(path, "trt8.5").summary(),
                 }
-            except Exception as error:  # another tool's: the row says what it raised
+            except Exception as error:  # an error of another tool becomes the row
                 traceback.print_exc()
                 return {"fails": failure(error)}
 
@@ -115,7 +117,7 @@ def compare_tools(options: argparse.Namespace) -> str:
 
 
 def load_images(folder: Path, size: int) -> Tensor:
-    """Center squares of the photographs, [n, 3, size, size], 0 to 1, in the order of their names."""
+    """Return the center squares of images by name, from 0 to 1, [n, 3, size, size]."""
     kinds = (".jpg", ".jpeg", ".png", ".bmp")
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in kinds)
     opened = (Image.open(path).convert("RGB") for path in paths)
@@ -134,14 +136,20 @@ def export_network(model: nn.Module, sample: Tensor, path: Path) -> None:
 
 
 def run(path: Path, images: Tensor) -> list[np.ndarray]:
-    """For each image [4 + classes, cells]: boxes (center and size, in pixels) and class scores."""
+    """Return boxes and class scores of each image, [4 + classes, cells].
+
+    Boxes are center and size in pixels.
+    """
     session = open_session(path, 0, optimize="basic")
     name = session.get_inputs()[0].name
     return [np.asarray(session.run(None, {name: image[None].numpy()})[0])[0] for image in images]
 
 
 def box_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Mean distance of box corners, in pixels, over the cells of the reference's most confident boxes."""
+    """Return the mean distance of box corners in pixels.
+
+    Only the cells of the reference's most confident boxes count.
+    """
     cells = np.argsort(-wanted[4:].max(0))[:TOP]
     return float(np.abs(corners(found[:4, cells].T) - corners(wanted[:4, cells].T)).mean())
 
@@ -159,7 +167,10 @@ def by_insert(yolo: Any, images: Tensor, path: Path) -> None:
 
 
 def by_ultralytics_qat(yolo: Any, images: Tensor, path: Path) -> None:
-    """Their prepare_qat, as quantize=8 in their trainer calls it, and their fuse() before the export."""
+    """Quantize with prepare_qat of Ultralytics, as their trainer does for quantize=8.
+
+    The network is fused before the export, as in Ultralytics.
+    """
     from ultralytics.utils.torch_utils import prepare_qat
 
     model = prepare_qat(
@@ -169,7 +180,7 @@ def by_ultralytics_qat(yolo: Any, images: Tensor, path: Path) -> None:
 
 
 def by_ultralytics_ptq(yolo: Any, images: Tensor, path: Path) -> None:
-    """Their onnx_int8_quantize, as export(quantize=8) calls it."""
+    """Quantize with onnx_int8_quantize of Ultralytics, as export(quantize=8) does."""
     from ultralytics.utils.export.onnx import onnx_int8_quantize
 
     plain = path.with_suffix(".float.onnx")
@@ -198,7 +209,10 @@ def by_modelopt_fused(yolo: Any, images: Tensor, path: Path) -> None:
 
 
 def by_pytorch_quantization(yolo: Any, images: Tensor, path: Path) -> None:
-    """quant_modules.initialize(), then the network is built again; ranges by a percentile of histograms."""
+    """Quantize with quant_modules.initialize(), which needs the network to be built again.
+
+    Ranges are percentiles of histograms.
+    """
     from absl import logging as absl_logging
     from pytorch_quantization import calib, quant_modules
     from pytorch_quantization import nn as quant_nn
@@ -249,7 +263,10 @@ TOOLS: dict[str, Callable[[Any, Tensor, Path], None]] = {
 
 
 def lines_of(row: Callable[..., Any]) -> int:
-    """Statements of a row's function, without docstring, imports and signature; with those of a row that it calls."""
+    """Return the number of statements of a row's function and of the rows' functions that it calls.
+
+    Docstring, imports and signature do not count.
+    """
     body = ast.parse(inspect.getsource(row)).body[0]
     kept = (ast.Expr, ast.Assign, ast.For, ast.With, ast.Try)
     own = sum(

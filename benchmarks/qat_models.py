@@ -1,15 +1,17 @@
-"""Networks of Ultralytics and torchvision through qdqtool.qat: prepare, calibrate, two steps of training, export.
+"""Prepare, calibrate, train and export networks of Ultralytics and torchvision with qdqtool.qat.
 
-    pip install 'qdqtool[qat]' ultralytics            # AGPL-3.0: measured here, no part of qdqtool
+    pip install 'qdqtool[qat]' ultralytics   # AGPL-3.0: measured here, not a part of qdqtool
     python benchmarks/qat_models.py --keep FILE.json --page docs/qat-models.md
     python benchmarks/qat_models.py --cost --page docs/qat-results.md
 
-The networks have random weights (nothing is downloaded) and BatchNormalization that has seen noise. A row says how many
-convolutions and linear layers the plan names, how many of them are predicted INT8 in the exported file and why the
-others are float, what the export check measured (see docs/qat.md) and the network's own noise.
+The networks have random weights (nothing is downloaded), and statistics of BatchNormalization from
+noise. Each network is trained for two steps. A row has the number of convolutions and linear layers
+in the plan, the number that is predicted INT8 in the exported file, the reasons for the others, the
+results of the export check (docs/qat.md) and the noise of the network.
 
-``--cost``: what qat.calibrate costs in float forward passes over the same images: CPU time of all threads, calibration
-and forward passes in turns on the same batches; the median of the pairs' ratios.
+``--cost`` measures the cost of qat.calibrate in float forward passes over the same images:
+processor time of all threads, calibration and forward passes in turns on the same batches, and the
+median of the ratios.
 """
 
 import argparse
@@ -103,7 +105,7 @@ TORCHVISION = (
     "swin3d_t",
     "raft_small",
 )
-# Inputs other than one picture of 64 pixels.
+# Sizes of inputs in pixels, if not 64.
 SIZES = {
     "rtdetr-l": 256,
     "yolov8s-world": 192,
@@ -118,7 +120,7 @@ SIZES = {
 }
 VIDEO = {"r3d_18": 4, "r2plus1d_18": 4, "s3d": 14, "mvit_v1_b": 16, "swin3d_t": 4}
 DETECTION = ("ssd", "retinanet", "fcos", "fasterrcnn", "maskrcnn", "keypointrcnn")
-RESIZED = 160  # what torchvision's detectors make of a picture, instead of 800
+RESIZED = 160  # size to which torchvision's detectors resize images, instead of 800
 COSTS = {
     "resnet18": 224,
     "mobilenet_v2": 224,
@@ -133,14 +135,18 @@ COSTS = {
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--models", nargs="+", help="default: all, with --cost some")
-    parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
     parser.add_argument(
-        "--cost", action="store_true", help="measure what calibration costs instead"
+        "--models", nargs="+", help="names of networks. [default: all; with --cost, eight]"
     )
-    parser.add_argument("--images", type=int, default=128, help="of --cost")
-    parser.add_argument("--batch", type=int, nargs="+", default=[16, 1], help="of --cost")
-    parser.add_argument("--pairs", type=int, default=3, help="of --cost")
+    parser.add_argument("--keep", type=Path, help="JSON file for finished rows")
+    parser.add_argument(
+        "--cost", action="store_true", help="measure the cost of calibration instead"
+    )
+    parser.add_argument("--images", type=int, default=128, help="number of images of --cost")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[16, 1], help="batch sizes of --cost"
+    )
+    parser.add_argument("--pairs", type=int, default=3, help="number of ratios of --cost")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.cost:
@@ -157,7 +163,7 @@ def main() -> None:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """One row; what was raised where it does not work."""
+    """Return the row of a network, or the error if a step fails."""
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             return _measured(name, Path(folder) / "model.onnx")
@@ -203,9 +209,11 @@ def _measured(name: str, path: Path) -> dict[str, Any]:
 
 
 def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[str, int]:
-    """Why layers with weights are float, and how many: as the plan says; others multiply activations, or differ.
+    """Return how many layers with weights are float, by reason.
 
-    What depends on constants alone is computed while TensorRT builds, and in no prediction.
+    Reasons come from the plan. Layers that only the prediction reports as float are counted
+    together.
+    Layers whose inputs are constant are left out, because TensorRT computes them during the build.
     """
     modules = dict(network.named_modules())
     reasons = Counter(
@@ -222,7 +230,7 @@ def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[st
 
 
 def built(name: str) -> tuple[Any, tuple[int, ...]]:
-    """The network (Ultralytics' in their wrapper) and the shape of one input."""
+    """Return a network (of Ultralytics: its wrapper) and the shape of one input."""
     size = SIZES.get(name, 128 if name in ULTRALYTICS else 64)
     if name in ULTRALYTICS:
         from ultralytics import RTDETR, YOLO
@@ -242,13 +250,16 @@ def built(name: str) -> tuple[Any, tuple[int, ...]]:
 
 
 def sample_of(name: str, shape: tuple[int, ...], count: int) -> Any:
-    """Noise in the form in which the network is called."""
+    """Return random inputs in the form in which a network is called."""
     images = torch.rand(count, *shape)
     return (images, torch.rand(count, *shape)) if name == "raft_small" else images
 
 
 def runs(network: nn.Module, names: Iterable[str], forward: Callable[[], Any]) -> int:
-    """How often these modules run in a forward pass: heads of detectors run once on each level of a pyramid."""
+    """Return the number of runs of some modules in one forward pass.
+
+    A module may run several times: a detection head runs once on each level of a pyramid.
+    """
     counted: list[nn.Module] = []
     modules = dict(network.named_modules())
     hooks = [
@@ -263,7 +274,12 @@ def runs(network: nn.Module, names: Iterable[str], forward: Callable[[], Any]) -
 
 
 def losses_of(name: str, network: nn.Module, sample: Any) -> list[Tensor]:
-    """What training adds up: the losses of torchvision's detectors, of others the squares of what they return."""
+    """Return the losses of a network, whose sum is trained.
+
+    The losses of torchvision's detectors are their own. Other networks have the mean squares of
+    their
+    outputs.
+    """
     if not name.startswith(DETECTION):
         return [
             t.float().square().mean() for t in tensors(call(network, sample)) if t.requires_grad
@@ -289,7 +305,7 @@ def norms_of(network: nn.Module) -> list[nn.Module]:
 
 
 def settle(network: nn.Module, forward: Callable[[], Any]) -> None:
-    """Statistics of BatchNormalization from noise, and biases that are not all alike."""
+    """Set statistics of BatchNormalization from noise, and make constant biases random."""
     norms = norms_of(network)
     momenta = [m.momentum for m in norms]
     for norm in norms:
@@ -308,7 +324,7 @@ def settle(network: nn.Module, forward: Callable[[], Any]) -> None:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Those in nested lists, tuples and dicts."""
+    """Return the tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]
     inside = (
@@ -322,7 +338,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def page(found: dict[str, dict[str, Any]]) -> str:
-    """Markdown, with a line on top that counts."""
+    """Return the tables in Markdown, after a sentence with the counts."""
     good = [r for r in found.values() if "fails" not in r]
     letters = dict(
         zip(sorted({why for r in good for why in r["apart"]}), string.ascii_lowercase, strict=False)
@@ -376,7 +392,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
 
 
 def costs(name: str, options: argparse.Namespace) -> tuple[object, ...]:
-    """A row: how many tensors are calibrated, and the ratio for each size of batch."""
+    """Return a row: number of calibrated tensors, and the ratio for each batch size."""
     torch.manual_seed(0)
     made, (channels, *_) = built(name)
     network = unwrap(made)
@@ -406,7 +422,7 @@ def costs(name: str, options: argparse.Namespace) -> tuple[object, ...]:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """CPU time of all threads."""
+    """Return the processor time of a function, in seconds of all threads."""
     before = time.process_time()
     run()
     return time.process_time() - before

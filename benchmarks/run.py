@@ -1,10 +1,12 @@
-"""Runs the benchmarks: `python benchmarks/run.py [NAME ...]`; without names, all that can run here.
+"""Run the benchmarks: `python benchmarks/run.py [NAME ...]`. Without names, run all possible ones.
 
-Each benchmark is a script beside this one, with a `main()` and a docstring that says what it measures; arguments after
-`--` go to the script: `python benchmarks/run.py attention -- --table vit`.
+Each benchmark is a script in this folder with a `main()`, and with a docstring that describes the
+measurement. Arguments after `--` go to the script:
+`python benchmarks/run.py attention -- --table vit`.
 
-`python benchmarks/run.py --compare COMMIT [CASE ...]` is the one tool for claims about speed and memory: it runs whole
-processes of that version and of the sources at hand in turns, and prints ratios with intervals (`benchmarks/speed.py`).
+`python benchmarks/run.py --compare COMMIT [CASE ...]` is the tool for claims about speed and
+memory. It runs whole processes of that version and of the present sources in turns, and prints
+ratios with intervals (`benchmarks/speed.py`).
 """
 
 import argparse
@@ -19,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from benchmarks.speed import CASES, HEAD, USUAL, compare  # noqa: E402
 
-DATA = {  # run these by name, with their arguments
+DATA = {  # benchmarks that need data of the user, and run by name only
     "accuracy": "models and images of your own",
     "coco": "a YOLO model, and COCO's images and annotations",
     "pairs": "a folder of published measurements",
@@ -29,7 +31,7 @@ DATA = {  # run these by name, with their arguments
 
 
 def benchmarks() -> dict[str, str]:
-    """Name and first docstring line of every script with a main()."""
+    """Return the first docstring line of every script with a main(), by name."""
     found = {}
     for path in sorted(HERE.glob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
@@ -42,7 +44,10 @@ def benchmarks() -> dict[str, str]:
 
 
 def missing(name: str) -> str:
-    """What a benchmark needs that a run of all has not: data, or packages that it imports; empty where it can run."""
+    """Return what a benchmark needs to run: data of the user, or missing packages.
+
+    Empty if the benchmark can run.
+    """
     if name in DATA:
         return DATA[name]
     tree = ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8")))
@@ -51,7 +56,7 @@ def missing(name: str) -> str:
 
 
 def imported(node: ast.AST) -> list[str]:
-    """The top-level packages that a statement imports."""
+    """Return the top-level packages that a statement imports."""
     if isinstance(node, ast.ImportFrom):
         return [str(node.module).partition(".")[0]]
     return [n.name.partition(".")[0] for n in node.names] if isinstance(node, ast.Import) else []
@@ -64,33 +69,34 @@ def main() -> int:
     known = benchmarks()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
-    parser.add_argument(
-        "--list", action="store_true", help="name the benchmarks and what they measure"
-    )
+    parser.add_argument("--list", action="store_true", help="list the benchmarks with descriptions")
     parser.add_argument(
         "--compare",
         metavar="COMMIT",
-        help=f"in turns with a version: {', '.join(CASES)} [default: {' '.join(USUAL)}]",
+        help=f"compare with a version: {', '.join(CASES)} [default: {' '.join(USUAL)}]",
     )
-    parser.add_argument("--runs", type=int, default=7, help="turns of --compare")
-    parser.add_argument("--model", type=Path, help="for the cases of --compare with photographs")
-    parser.add_argument("--photos", type=Path, help="a folder of them")
+    parser.add_argument("--runs", type=int, default=7, help="number of turns of --compare")
     parser.add_argument(
-        "--page", type=Path, help="write the table of --compare between the marks of that page"
+        "--model", type=Path, help="model for the cases of --compare with photographs"
+    )
+    parser.add_argument("--photos", type=Path, help="folder of photographs")
+    parser.add_argument(
+        "--page", type=Path, help="write the table of --compare between its marks into this page"
     )
     options = parser.parse_args(arguments)
     choices = CASES if options.compare else known
     unknown = [n for n in options.names if n not in choices]
     if unknown:
         parser.error(
-            f"no {'case' if options.compare else 'benchmark'} '{unknown[0]}'; there are {', '.join(choices)}"
+            f"{'case' if options.compare else 'benchmark'} '{unknown[0]}' is unknown; "
+            f"choose from {', '.join(choices)}"
         )
     if options.runs < 1:
-        parser.error("--runs: at least 1")
-    if options.compare:  # nothing is right or wrong about two versions
+        parser.error("--runs: give at least 1")
+    if options.compare:
         given = (path and path.resolve() for path in (options.model, options.photos))
         rows = compare(options.compare, options.names or USUAL, options.runs, *given)
-        import common  # not before: the peak of a process is at least what the one that starts it takes
+        import common  # imported late: the peak memory of a child is at least that of its parent
 
         common.publish("speed", common.table(HEAD, rows), options.page)
         return 0
@@ -101,7 +107,7 @@ def main() -> int:
     for name in options.names or known:
         why = "" if options.names else missing(name)
         if why:
-            print(f"== {name}: skipped, it needs {why}", flush=True)
+            print(f"== {name}: skipped, because {why} is missing", flush=True)
             continue
         print(f"== {name}: {known[name]}", flush=True)
         if subprocess.run(

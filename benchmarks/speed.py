@@ -1,10 +1,11 @@
-"""What `benchmarks/run.py --compare` measures: whole processes of two versions in turns, and plain inference.
+"""Measure `benchmarks/run.py --compare`: processes of two versions in turns, and plain inference.
 
-Both versions get the same files, made by the sources at hand: the demo model (YOLOv8n, random weights) and generated
-PNG images of its size, or what `--model` and `--photos` name. Their modules are compiled beforehand, as pip does.
-A ratio is the median over the turns, between order statistics of the turns: whatever the distribution, the median
-lies there with the probability given (5 turns: 94 %, 6: 97 %, 3: only 75 %). Seconds and megabytes are the least of
-the turns; processor time is user and system, of all threads and child processes.
+Both versions get the same files, made by the present sources: the demo model (YOLOv8n, random
+weights) and generated PNG images of its size, or the files of `--model` and `--photos`. The modules
+of both versions are compiled before the first turn, as pip does. A ratio is the median over the
+turns, between order statistics of the turns. For any distribution, the median lies between them
+with the printed probability (5 turns: 94 %, 6: 97 %, 3: only 75 %). Seconds and megabytes are the
+minimum over the turns. Processor time is user and system time of all threads and child processes.
 """
 
 import math
@@ -34,7 +35,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Run:
-    """One process: seconds of wall and of processor time, MB of peak memory."""
+    """One process: wall time and processor time in seconds, and peak memory in MB."""
 
     wall: float
     cpu: float
@@ -46,10 +47,10 @@ class Case:
     """One comparison.
 
     Attributes:
-        title: In a table.
-        command: The arguments of qdqtool; MODEL, IMAGES and OUT stand for files.
-        model: Writes MODEL.
-        images: Number and size of IMAGES; where the second is 0, those of `--photos`.
+        title: Title in the table.
+        command: Arguments of qdqtool; MODEL, IMAGES and OUT stand for files.
+        model: Function that writes MODEL; None for the file of `--model`.
+        images: Number and size of IMAGES; a size of 0 stands for the images of `--photos`.
         plain: Whether plain onnxruntime inference over the same images is measured too.
     """
 
@@ -62,7 +63,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median of ratios, the order statistics around it, and how surely it lies between them."""
+    """A median of ratios.
+
+    Attributes:
+        low: Lower end of the interval.
+        value: The median.
+        high: Upper end of the interval.
+        sure: Probability that the interval contains the median.
+    """
 
     low: float
     value: float
@@ -74,7 +82,10 @@ class Ratio:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Of pairs, with the narrowest interval that holds the median with 95 %, or the widest there is."""
+    """Return the median ratio of pairs, with the narrowest interval of at least 95 %.
+
+    With few pairs, the interval is the widest possible.
+    """
     each = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     n = len(each)
     outside, at = 2 * 0.5**n, 0
@@ -87,10 +98,10 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 
 
 def measure(command: Sequence[str], tree: Path) -> Run:
-    """Runs a process on the sources of a tree.
+    """Run a process on the sources of a tree.
 
     Raises:
-        RuntimeError: It ended with more than 1.
+        RuntimeError: The exit code is neither 0 nor 1.
     """
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile() as output:
@@ -114,7 +125,7 @@ def measure(command: Sequence[str], tree: Path) -> Run:
     return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-# What both versions get ------------------------------------------------------------------------------------------
+# Files of both versions --------------------------------------------------------------------------------------------
 
 
 def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
@@ -135,7 +146,7 @@ def _quantized(path: Path) -> None:
 
 
 def _large(path: Path) -> None:
-    """A long quantized network of small tensors, C2f blocks without end."""
+    """Write a quantized network of 100,000 nodes with small tensors: a chain of C2f blocks."""
     import onnx
 
     from tools.growth.families import c2f
@@ -207,7 +218,10 @@ for path in sorted(Path(sys.argv[2]).iterdir()):
 
 
 def made(name: str, folder: Path, model: Path | None, photos: Path | None) -> dict[str, str]:
-    """What the words of a case's command stand for; a process of its own makes files, so that this one stays small."""
+    """Make the files of a case; return the file for each word of the case's command.
+
+    A child process makes the files, so that the peak memory of this process remains small.
+    """
     case, found, steps = (
         CASES[name],
         {"OUT": folder / "out.onnx", "MODEL": model, "IMAGES": photos},
@@ -232,7 +246,7 @@ def made(name: str, folder: Path, model: Path | None, photos: Path | None) -> di
 
 
 def sources(commit: str, folder: Path) -> Path:
-    """The tree of a commit, unpacked."""
+    """Unpack the sources of a commit into a folder, and return the folder."""
     packed = folder.with_suffix(".tar")
     subprocess.run(["git", "-C", ROOT, "archive", "--output", packed, commit], check=True)
     shutil.unpack_archive(packed, folder, filter="data")
@@ -242,14 +256,14 @@ def sources(commit: str, folder: Path) -> Path:
 def compare(
     commit: str, names: Sequence[str], turns: int, model: Path | None, photos: Path | None
 ) -> list[list[str]]:
-    """Measures, prints, and returns the rows of a table.
+    """Measure cases; print and return the rows of a table.
 
     Args:
-        commit: The version to compare the sources at hand with.
-        names: Of cases.
-        turns: How often each process runs.
-        model: For the cases with photographs.
-        photos: A folder of them.
+        commit: Version to compare the present sources with.
+        names: Names of the cases.
+        turns: Number of runs of each process.
+        model: Model for the cases with photographs.
+        photos: Folder of photographs.
     """
     rows = []
     with tempfile.TemporaryDirectory(prefix="qdqtool-speed-") as name:
@@ -260,7 +274,7 @@ def compare(
             subprocess.run([sys.executable, "-m", "compileall", "-q", *packages], check=True)
         for case in names:
             if CASES[case].images == (0, 0) and (model is None or photos is None):
-                print(f"{case}: needs --model and --photos", flush=True)
+                print(f"{case}: skipped; give --model and --photos", flush=True)
                 continue
             rows.append(_in_turns(case, made(case, folder, model, photos), trees, turns))
     return rows
@@ -295,7 +309,7 @@ def _in_turns(name: str, files: dict[str, str], trees: dict[str, Path], turns: i
             sep="  ",
             flush=True,
         )
-        if part != "wall":  # of a busy machine it says little
+        if part != "wall":  # the wall time of a busy machine is not meaningful
             cells += [least["now"], str(against["before"]), str(against.get("plain", ""))]
     print(f"  in brackets with {ratio(values['now'], values['before']).sure:.0%}", flush=True)
     return cells

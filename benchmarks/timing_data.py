@@ -1,12 +1,13 @@
-"""What the time model is fitted on and judged by: layers of profiles and latencies of whole networks, with weights.
+"""Read the measurements for the time model: layers of profiles, and latencies of whole networks.
 
-usage: python benchmarks/timing_data.py FOLDER          # FOLDER holds exported models, <network>.onnx
+usage: python benchmarks/timing_data.py FOLDER     # exported models, FOLDER/<network>.onnx
 
-Adds these networks to benchmarks/timing/networks.tsv.gz, as the simulator predicts their layers (work of each at batch
-1; float types are left open in networks without Q/DQ, FP16 in those with; the variant ``qdq-fp32`` has an FP32
-remainder). ``<network>@<target>.onnx`` names another target than trt8.6. The other tables there are layers.tsv (kernels
-of published profiles: what each computes and moves, :mod:`qdqtool.timing.work`, and how long it took), latencies.tsv
-and latencies-2026.tsv (published milliseconds a call) and blind.tsv (published times that are judged only).
+The script adds these networks to benchmarks/timing/networks.tsv.gz, with the layers that the
+simulator predicts, at batch 1. Float types are open in networks without Q/DQ, and FP16 in networks
+with Q/DQ; in the variant ``qdq-fp32`` they are FP32. ``<network>@<target>.onnx`` names another
+target than trt8.6. The other tables are layers.tsv (kernels of published profiles: work of each
+kernel, see :mod:`qdqtool.timing.work`, and its time), latencies.tsv and latencies-2026.tsv
+(published milliseconds per call), and blind.tsv (published times that are never fitted).
 """
 
 import csv
@@ -50,7 +51,8 @@ WORK = (
     "steps",
 )
 FIELDS = ("network", "variant", *WORK)
-# Milliseconds a call under trtexec without profiling, of the engines with a profile; their layers are those predicted.
+# Milliseconds per call under trtexec without profiling, of engines with a profile. Their layers are
+# the predicted ones.
 TOTALS = (
     ("A100 80GB PCIe", "resnet18-qat", "float", "FP32", 2.0),
     ("A100 80GB PCIe", "resnet18-qat", "float", "FP16", 0.8628),
@@ -62,7 +64,8 @@ TOTALS = (
     ("Jetson AGX Orin 64GB", "bevfusion-orin", "qdq", "FP16", 8.607),
     ("RTX 3080 Ti", "bevfusion-3080ti", "qdq", "FP16", 1.584),
 )
-# What a profile added to each layer: (sum of layers - time without profiling) / layers; the others as in OVERHEAD.
+# Microseconds that a profile adds to each layer: (sum of layers - time without profiling) / layers.
+# Other engines have OVERHEAD.
 OVERHEADS = {
     "resnet18-fp32": 5.2,
     "resnet18-fp16": 6.2,
@@ -75,19 +78,20 @@ OVERHEADS = {
     "bevfusion-orin": 0.0,
     "bevfusion-3080ti": 0.5,
 }
-# For an engine of which only the profile is known: within the middle of those, least error on the worst engine.
+# Overhead of engines without a time of the whole engine: in the middle of the values above, with the
+# least error on the worst engine.
 OVERHEAD = 2.4
-# Jetsons whose source measured in another power mode than MAXN. The same author published the same times in a file
-# named after the 30 W mode. The clock was not fixed: the governor lowers it under a light load, so that the published
-# 95 % intervals reach 45 % of a time. These rows are judged only.
+# Jetsons that were measured in another power mode than MAXN. The author published the same times in a
+# file named after the 30 W mode. The clock was not fixed: the governor lowers the clock under a light
+# load, so the published 95 % intervals reach 45 % of a time. These rows are never fitted.
 MODES = {("Jetson AGX Orin 64GB", "Juanx65/ArtTRT"): "30W"}
-# INT8 builds from calibration tables without the flag of FP16: their float layers are FP32 or TF32.
+# INT8 builds from calibration tables without the FP16 flag: float layers are FP32 or TF32.
 INT8_IN_FP32 = "qdq-fp32"
 TARGET = "trt8.6"
 GPUS = {
     "yolo26m-416": "RTX PRO 6000 Blackwell",
     "yolo26m-416-modelopt@trt10": "RTX PRO 6000 Blackwell",
-}  # others: any
+}  # networks that are not listed are for any GPU
 TYPED = ("yolov8n-modelopt@trt10",)  # built strongly typed, with an FP16 remainder
 
 
@@ -103,16 +107,16 @@ def read(name: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A timed layer, or a timed network over its layers.
+    """Time of a layer, or of a network with the work of its layers.
 
     Attributes:
-        works: What each layer computes and moves.
-        gpu: Where it ran.
-        label: The engine of a layer; how, network, variant, float type and batch of a network.
-        seconds: That it took.
+        works: Work of each layer.
+        gpu: The GPU.
+        label: Engine of a layer. For a network: method, network, variant, float type and batch.
+        seconds: Measured time.
         overhead: Seconds that the measurement added.
-        weight: In the fit; 0 is judged only.
-        cold: Whether the network's weights do not fit the L2.
+        weight: Weight in the fit; 0 for measurements that are never fitted.
+        cold: Whether the weights of the network exceed the L2 cache.
     """
 
     works: Sequence[LayerWork]
@@ -129,7 +133,10 @@ Rows = list[list[object]]
 
 
 def with_overhead(data: Data, overhead: float) -> list[Measurement]:
-    """The same layers with the usual overhead of a profile: what is known of an engine nobody has measured."""
+    """Return measurements with the usual overhead of a profile, in microseconds per layer.
+
+    The overhead of an engine is unknown without a time of the whole engine.
+    """
     return [
         replace(m, overhead=0.0 if m.label.startswith("convolutions-") else overhead * 1e-6)
         for m in data
@@ -137,7 +144,7 @@ def with_overhead(data: Data, overhead: float) -> list[Measurement]:
 
 
 def layers() -> list[Measurement]:
-    """Kernels of profiles."""
+    """Return the kernels of published profiles."""
     data, rows = [], read("layers.tsv")
     counts = Counter(row["engine"] for row in rows)
     weights: dict[str, float] = defaultdict(float)
@@ -162,7 +169,10 @@ def layers() -> list[Measurement]:
 
 
 def totals() -> list[Measurement]:
-    """Whole networks: engines with a profile, then published latencies that the notes do not warn of."""
+    """Return the times of whole networks: engines with a profile, then published latencies.
+
+    Latencies with a warning in their notes are left out.
+    """
     data: list[Measurement] = []
     networks: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
     for row in read(NETWORKS):
@@ -196,8 +206,8 @@ def totals() -> list[Measurement]:
         name = pair_name(row["network"], row["model"], row["gpu"], row["target"])
         times = {"qdq": row["qdq_ms"], "float": row["float_ms"]}
         how, weight = "trtexec", 0.3 / counts[row["gpu"], row["network"]]
-        if not row["qdq_ms"] or row["gpu"] == "L4":  # at 72 W the clock is unknown
-            # Only the gain is judged, for which any time will do.
+        if not row["qdq_ms"] or row["gpu"] == "L4":  # at 72 W, the clock is unknown
+            # Only the gain is known. The time does not matter for the gain.
             times = times if row["qdq_ms"] else {"qdq": "1", "float": row["gain"]}
             how, weight = "gain", 0.0
         for variant, ms in times.items():
@@ -228,12 +238,12 @@ def totals() -> list[Measurement]:
             gpu = choose_gpu(row["gpu"], power=mode)
         slow_host = (
             row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"
-        )  # the call from Python takes milliseconds
+        )  # a call from Python takes milliseconds
         doubtful = mode is not None or slow_host or row["how"] in ("validation", "blind")
         remote = (
             row["gpu"] == "A100 40GB" and not yolo
-        )  # latency with the copies from and to the host
-        # A call from Python, in microseconds; that of Ultralytics is fitted.
+        )  # the latency includes copies from and to the host
+        # Microseconds of a call from Python; the calls of Ultralytics are fitted.
         offset = 80.0 if remote else 50.0 if row["how"] == "python" and not yolo else 0.0
         weight = (0.05 if remote else 0.3) / counts[row["gpu"], row["network"]]
         add(
@@ -254,7 +264,9 @@ def network_work(
     rows: Sequence[Mapping[str, str]], plain: Precision, batch: float, gpu: Gpu
 ) -> list[LayerWork]:
     made = [work_of(row, plain, batch) for row in rows]
-    if plain == Precision.FP32:  # no reformats to FP16 at the edges; without TF32 linear everywhere
+    if (
+        plain == Precision.FP32
+    ):  # no reformats to FP16 at inputs and outputs; without TF32, all layouts are linear
         without = (work.CONVERSION,) if gpu.has_tf32 else (work.CONVERSION, work.REFORMAT)
         made = [
             w
@@ -290,7 +302,7 @@ def work_of(
 
 
 def add_networks(folder: Path) -> None:
-    """The networks of a folder beside those of the table."""
+    """Add the networks of a folder to the table."""
     models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
     rows: Rows = []
     for name, path in models.items():
@@ -300,19 +312,19 @@ def add_networks(folder: Path) -> None:
 
 
 def pair_name(network: str, model: str, gpu: str, target: str) -> str:
-    """The name of a published pair in networks.tsv.gz."""
+    """Return the name of a published pair in networks.tsv.gz."""
     return f"{network}-pair-{model}-{gpu.replace(' ', '-')}@{target}"
 
 
 def work_row(network: str, variant: str, w: LayerWork) -> list[object]:
-    """A layer as a row of networks.tsv.gz."""
+    """Return a layer as a row of networks.tsv.gz."""
     values = (getattr(w, f) for f in WORK)
     cells = (f"{v:.9g}" if isinstance(v, (int, float)) else str(v) for v in values)
     return [network, variant, *cells]
 
 
 def store_networks(rows: Rows) -> None:
-    """Writes rows into networks.tsv.gz, in place of those of the same networks."""
+    """Write rows into networks.tsv.gz, and replace the rows of the same networks."""
     names = {row[0] for row in rows}
     kept = [[row.get(f) or 1 for f in FIELDS] for row in read(NETWORKS)]
     buffer = io.StringIO()
@@ -322,7 +334,7 @@ def store_networks(rows: Rows) -> None:
 
 
 def store_profile(rows: Rows) -> None:
-    """Writes rows into layers.tsv, in place of those of the same engines."""
+    """Write rows into layers.tsv, and replace the rows of the same engines."""
     path = HERE / "layers.tsv"
     head, *lines = path.read_text().splitlines()
     engines = {str(row[0]) for row in rows}
@@ -350,7 +362,7 @@ def of_network(name: str, path: Path) -> list[list[object]]:
             print(f"  {error}")
     rows: list[list[object]] = []
     for variant, chosen in variants:
-        # With Q/DQ some tensors of a layer are floats and some are not: their width has to be settled here.
+        # With Q/DQ, only some tensors of a layer are floats, so their type must be fixed here.
         plain = {"float": Precision.FLOAT, INT8_IN_FP32: Precision.FP32}.get(
             variant, Precision.FP16
         )

@@ -1,6 +1,8 @@
-"""Writes the tables of docs/timing.md, and docs/timing.svg: the time model against what was measured.
+"""Write the tables of docs/timing.md, and docs/timing.svg: estimated and measured times.
 
-usage: python benchmarks/timing_docs.py     # after fit_timing.py --write; reads benchmarks/timing/judged.json alone
+usage: python benchmarks/timing_docs.py     # after fit_timing.py --write
+
+Reads only benchmarks/timing/judged.json.
 """
 
 import json
@@ -22,7 +24,7 @@ from qdqtool.timing.gpus import find_gpu
 from qdqtool.timing.physics import load_constants
 
 DOCS = Path(__file__).parent.parent / "docs"
-COLOURS = {  # Okabe and Ito's, told apart by the colour-blind too
+COLORS = {  # colors of Okabe and Ito, which colorblind readers can distinguish
     "A100": "#0072b2",
     "Jetson": "#009e73",
     "RTX 20": "#56b4e9",
@@ -65,7 +67,10 @@ def fit_figures(layers: Rows, fitted: Rows) -> str:
     c = load_constants()
 
     def copies(network: str, *built: int) -> str:
-        """Changes of layout and copies of a network with Q/DQ, as derived for the fit, and what that leaves open."""
+        """Return the numbers of derived layout changes and copies of a network with Q/DQ.
+
+        The text also has the number of copies in each build that the derivation does not explain.
+        """
         kinds = [
             row["kind"]
             for row in read(NETWORKS)
@@ -96,7 +101,10 @@ def fit_figures(layers: Rows, fitted: Rows) -> str:
 
 
 def yolo_figures(networks: Rows) -> str:
-    """One row for each GPU, network, precision and batch: the one in the middle."""
+    """Return a table of the median errors of YOLO networks.
+
+    For each GPU, network, precision and batch, the row with the median error counts.
+    """
     groups: dict[tuple[str, str], Rows] = defaultdict(list)
     for row in networks:
         if "yolo" in row["what"] and "validation" not in row["what"]:
@@ -131,13 +139,13 @@ def blind_figures(blind: Rows) -> str:
 
 
 def has_steady_clock(pair: dict[str, Any]) -> bool:
-    """Whether a pair is not one of those whose clock followed the load (MODES of timing_data.py)."""
+    """Return whether the clock of a pair did not follow the load (MODES of timing_data)."""
     modes = {gpu for gpu, _ in MODES}
     return pair["gpu"] not in modes or not pair["what"].startswith("python ")
 
 
 def summary(blind: Rows, pairs: Rows) -> str:
-    """The first paragraph of the page."""
+    """Return the first paragraph of the page."""
     gains, steady = gain_figures(pairs), [p for p in pairs if has_steady_clock(p)]
     text = (
         f"For {len(blind)} published times of GPUs or networks outside the fit, the median error is "
@@ -278,7 +286,7 @@ def blind_table(blind: Rows) -> str:
 
 
 def ultralytics_table(blind: Rows) -> str:
-    """Ultralytics' published FP16 times on a T4, with the estimate of each."""
+    """Return a table of published FP16 times of Ultralytics on a T4, with estimates."""
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     for row in blind:
         _, network, _, plain, batch = row["what"].split()
@@ -286,7 +294,7 @@ def ultralytics_table(blind: Rows) -> str:
         if row["gpu"] == "Tesla T4" and named and (plain, batch) == ("FP16", "b1"):
             size = {"t": "n", "c": "l", "e": "x"}.get(named[2], named[2])
             text = f"{row['measured_ms']:.2f}, {row['model_ms']:.2f}"
-            cells[named[1]].setdefault(size, text)  # another source repeats some later
+            cells[named[1]].setdefault(size, text)  # another source repeats some values
     sizes = "nsmblx"
     return table(
         ("published, estimated ms", *sizes),
@@ -295,24 +303,27 @@ def ultralytics_table(blind: Rows) -> str:
 
 
 def short(what: str) -> str:
-    """A measurement without the GPU, which has a column of its own."""
+    """Return the label of a measurement without the GPU, which has its own column."""
     return re.sub(r"-pair-([\w.]+?)(?:\.keyhole)?-[^@]*@", r" \1@", what)
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Whether the faster one of a pair was named rightly."""
+    """Return whether the faster type of a pair was predicted correctly."""
     if abs(math.log(row["measured"])) <= math.log(1.05):
         return "within 5 %"
     return "right" if (row["measured"] > 1) == (row["left_out"] > 1) else "**wrong**"
 
 
 def is_blind(row: dict[str, Any]) -> bool:
-    """Whether it is in no fit."""
+    """Return whether a time is never fitted."""
     return bool(row["what"].startswith("blind"))
 
 
 def is_inside(row: dict[str, Any]) -> bool:
-    """Whether a measured time lies in the range that the estimate has, which is wider for boards of few watts."""
+    """Return whether a measured time is in the range of its estimate.
+
+    The range is wider for boards of few watts.
+    """
     spread = load_constants().spreads["total"]
     slowed = 1 / find_gpu(row["gpu"]).clock_share_under_load
     return bool(row["model_ms"] / spread <= row["measured_ms"] <= row["model_ms"] * spread * slowed)
@@ -323,7 +334,7 @@ def median(rows: Rows, key: str) -> float:
 
 
 def plot(networks: Rows, path: Path) -> None:
-    """Estimate over measurement against measured milliseconds, both logarithmic."""
+    """Plot estimated over measured time against measured milliseconds, both logarithmic."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -335,29 +346,27 @@ def plot(networks: Rows, path: Path) -> None:
     axes.axhspan(1 / factor, factor, color="#eef3f7", zorder=0)
     axes.axhline(1, color="black", linewidth=0.8, zorder=1)
 
-    def draw(
-        rows: Sequence[dict[str, Any]], key: str, colour: str, marker: str, label: str
-    ) -> None:
+    def draw(rows: Sequence[dict[str, Any]], key: str, color: str, marker: str, label: str) -> None:
         ratios = [min(max(r[key] / r["measured_ms"], 0.4), 2.5) for r in rows]
-        face = colour if marker == "o" else "white"
+        face = color if marker == "o" else "white"
         axes.scatter(
             [r["measured_ms"] for r in rows],
             ratios,
             22,
             face,
             marker=marker,
-            edgecolors=colour,
+            edgecolors=color,
             label=label,
         )
 
-    for name, colour in [*COLOURS.items(), ("", "#555")]:
+    for name, color in [*COLORS.items(), ("", "#555")]:
         mine = [
             n for n in networks if ("RTX 40" if "Ada" in n["gpu"] else n["gpu"]).startswith(name)
         ]
         networks = [n for n in networks if n not in mine]
         label = f"{name} series" if name.startswith("RTX") else name or "others"
-        draw([n for n in mine if not is_blind(n)], "left_out_ms", colour, "o", label)
-        draw([n for n in mine if is_blind(n)], "model_ms", colour, "D", "")
+        draw([n for n in mine if not is_blind(n)], "left_out_ms", color, "o", label)
+        draw([n for n in mine if is_blind(n)], "model_ms", color, "D", "")
     draw([], "", "#555", "D", "in no fit: blind")
     axes.set(
         xscale="log",

@@ -1,9 +1,10 @@
-"""The table of docs/evidence.md: the simulator against every build of tests/data/evidence.
+"""Print the table of docs/evidence.md: predictions compared with the builds of tests/data/evidence.
 
     python -m benchmarks.trust
 
-``right`` is data types of input, residual and output, and the Add and MaxPool taken in; lines are compared as a
-multiset of pass, event, subject and object, without those of ConstQDQInitializersFusion where a log only counts them.
+A convolution is right if the types of inputs, residual and output, and the absorbed Add and MaxPool
+agree. Lines are compared as a multiset of pass, event, subject and object. If a log only counts the
+lines of ConstQDQInitializersFusion, these lines are left out.
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ from tests.trt.test_evidence import COUNTED_ONLY, said, width
 
 
 def row(case: str) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return the row of a build."""
     build, predicted = BUILDS[case], {c.name: c for c in prediction(case).convolutions}
     built = truth(case)["convolutions"]
     right = 0
@@ -44,7 +45,7 @@ def row(case: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     cases = sorted(CASES, key=lambda c: (c not in WITH_TRACE, c))
     print(
         table(

@@ -1,20 +1,23 @@
-"""The front of `qdqtool tune` against what one would try without it, on images that tune never saw.
+"""Compare the front of `qdqtool tune` with simple placements, on images that tune did not use.
 
-    python benchmarks/tune.py SPLITS.toml [--gpu NAME] [--work FOLDER] [--only REGEX] [--chosen-on N] [--judge N]
-                              [--json FILE] [--page docs/tune-results.md]
+    python benchmarks/tune.py SPLITS.toml [--gpu NAME] [--work FOLDER] [--only REGEX]
+                              [--chosen-on N] [--judge N] [--json FILE]
+                              [--page docs/tune-results.md]
 
-SPLITS.toml lists the splits; paths are relative to it. Models and images are the user's: nothing is downloaded.
+SPLITS.toml lists the splits; paths are relative to this file. You provide models and images:
+nothing is downloaded.
 
     [[split]]
     name = "people"
-    model = "yolov8s.onnx"              # float, output [1, 4 + classes, anchors]
-    calibration = "photographs"         # ranges are made from these: a folder of images, or an npy of inputs
-    choose = "photographs-2"            # tune gets these as --eval: it chooses on one half and judges on the other
-    judge = "video"                     # nothing is chosen by these: what the table shows is measured here
-    others = { "ModelOpt entropy" = "modelopt.onnx" }   # finished Q/DQ models to compare with the front, if any
+    model = "yolov8s.onnx"        # float, output [1, 4 + classes, anchors]
+    calibration = "photographs"   # images for ranges: a folder, or an npy of inputs
+    choose = "photographs-2"      # --eval of tune: one half for the search, one half held out
+    judge = "video"               # images for the table, which tune does not use
+    others = { "ModelOpt entropy" = "modelopt.onnx" }   # optional Q/DQ models of other tools
 
-Every placement is compared with the most accurate point of the front (by the images that were chosen on) that costs no
-more; the interval is that of a paired bootstrap over the images to judge. What was measured is kept in the work folder.
+Every placement is compared with the most accurate point of the front that does not cost more.
+Points are chosen by their accuracy on the images of the search. The interval is that of a paired
+bootstrap over the images of `judge`. Measurements are kept in the work folder.
 """
 
 import argparse
@@ -33,14 +36,16 @@ from qdqtool.accuracy.detections import DetectionMatches
 from qdqtool.tuning.planner import PlacementCost
 
 FILES = ("model", "calibration", "choose", "judge")
-OBVIOUS = re.compile(
-    "everything INT8|worst|head|last|float"
-)  # what one would try without a search, by name
+OBVIOUS = re.compile("everything INT8|worst|head|last|float")  # names of simple placements
 
 
 @dataclass
 class Row:
-    """One placement on the images to judge, and the point of the front that costs no more minus it."""
+    """Result of one placement on the images of `judge`.
+
+    The difference is that of the best point of the front at the same cost or less, minus this
+    placement.
+    """
 
     split: str
     name: str
@@ -57,7 +62,7 @@ class Row:
 
 
 def measured(entry: dict[str, Any], options: argparse.Namespace) -> list[Row]:
-    """One split: tune, then its front and what it is compared with on the images to judge."""
+    """Run tune for one split; return the rows of its front and of other placements."""
     model: Path = entry["model"]
     name = common.input_name(model)
     calibration, choose, unseen = (common.load_samples(model, entry[k]) for k in FILES[1:])
@@ -90,7 +95,9 @@ def measured(entry: dict[str, Any], options: argparse.Namespace) -> list[Row]:
         x for x in common.evenly(unseen, options.judge) if common.digest(b"", x[0]) not in seen
     ]
     if not samples:
-        sys.exit(f"{entry['name']}: tune was given every image to judge on")
+        sys.exit(
+            f"{entry['name']}: every image of `judge` is also an image of tune; give other images"
+        )
     judge = common.judge_of(model, samples, options.work, 2)
     found: list[tuple[Row, list[DetectionMatches]]] = []
 
@@ -172,16 +179,15 @@ def main() -> int:
     parser.add_argument("--gpu")
     parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--chosen-on", type=int, default=16)
-    parser.add_argument(
-        "--swept-on", type=int, help="of these, for the sensitivity of single sites"
-    )
+    parser.add_argument("--swept-on", type=int, help="images for the sensitivity of single sites")
     parser.add_argument("--workers", type=int)
     parser.add_argument(
-        "--judged-on", type=int, default=4, help="of tune itself; the table has images of its own"
+        "--judged-on",
+        type=int,
+        default=4,
+        help="held-out images of tune; the table has other images",
     )
-    parser.add_argument(
-        "--judge", type=int, default=24, help="images that the table is measured on"
-    )
+    parser.add_argument("--judge", type=int, default=24, help="number of images for the table")
     parser.add_argument("--work", type=Path, default=Path("tune-work"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""``python -m tests``: pytest with its arguments; an interruption ends it without a traceback, also while it starts."""
+"""Run pytest: ``python -m tests ARGUMENTS``. An interruption never prints a traceback."""
 
 import sys
 

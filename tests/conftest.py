@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests whose option is not given."""
+    """Deselect tests with a marker whose option is not given."""
     excluded = [mark for mark, option in OPTIONS.items() if not config.getoption(option)]
     deselected = [item for item in items if any(item.get_closest_marker(m) for m in excluded)]
     items[:] = [item for item in items if item not in set(deselected)]
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return the client of a Dask cluster of two processes, which every test leaves as it was."""
+    """Return the client of a Dask cluster with two processes, which no test may change."""
     from tests.calibration.cluster.clusters import processes
 
     with processes(tmp_path_factory.mktemp("dask")) as dask_client:

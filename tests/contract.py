@@ -1,7 +1,8 @@
-"""What users build on, as plain data: Python API, command line, exit codes and JSON fields.
+"""Public interface as JSON: Python API, command line, exit codes and JSON fields.
 
-`tests/tools/record_contract.py` writes a record of a release into `tests/data`, and `tests/test_contract.py` compares
-the present with the records. Both describe the package with the functions here, which see it through public imports.
+`tests/tools/record_contract.py` writes a record of a release into `tests/data`, and
+`tests/test_contract.py` compares the present interface with the records. Both use the functions of
+this module, which use only public imports.
 """
 
 import contextlib
@@ -71,7 +72,7 @@ Description = dict[str, Any]
 
 
 def describe_module(name: str) -> Description:
-    """Return what can be done with each public name of a module."""
+    """Return a description of each public name of a module."""
     if "lightning" in OPTIONAL_PACKAGES.get(name, ()):
         from tests.qat.torchvision_ops import usable_torchvision
 
@@ -103,12 +104,18 @@ def describe_class(cls: type) -> Description:
 
 
 def is_constructed_by_users(cls: type) -> bool:
-    """Whether users construct the class: results of qdqtool's functions come from these alone."""
+    """Return whether users construct a class.
+
+    Only functions of qdqtool construct results.
+    """
     return dataclasses.is_dataclass(cls) or cls.__module__.startswith("qdqtool.qat.lightning")
 
 
 def attributes(cls: type) -> Description:
-    """Return each public attribute that is not of a library with the parameters of the method, or with `value`."""
+    """Return the parameters of each public method, and `value` for each other public attribute.
+
+    Attributes that a library defines are left out.
+    """
     packages = ("qdqtool", "calibration", "collections")
     own = [c for c in cls.__mro__ if c.__module__.partition(".")[0] in packages]
     names = {n for c in own for n in (*vars(c), *vars(c).get("__annotations__", ()))}
@@ -125,7 +132,7 @@ def attributes(cls: type) -> Description:
 
 
 def parameters(function: Any) -> list[Description]:
-    """Return name, kind and default (as text; None without one) of each parameter."""
+    """Return name, kind and default of each parameter; a default is text, or None."""
     return [
         {
             "name": p.name,
@@ -281,7 +288,7 @@ MAPS: tuple[str, ...] = (
 
 
 def prepare(folder: Path) -> None:
-    """Write the files that `RUNS` names."""
+    """Write the files of `RUNS`."""
     onnx.save(residual(), folder / "residual.onnx")
     onnx.save(whole := blocks(), folder / "whole.onnx")
     onnx.save(float_network(), folder / "float.onnx")
@@ -317,7 +324,7 @@ def prepare(folder: Path) -> None:
 
 
 def write_trtexec(path: Path, log: Path) -> None:
-    """Write a stand-in for trtexec, which prints a log and refuses one of the models."""
+    """Write a script in place of trtexec that prints a log and rejects one model."""
     path.parent.mkdir()
     path.write_text(
         f"""#!/bin/sh
@@ -342,7 +349,7 @@ def residual() -> onnx.ModelProto:
 
 
 def blocks() -> onnx.ModelProto:
-    """Return two residual blocks and a pooling, all quantized, with names of their own."""
+    """Return two residual blocks and a pooling, all quantized, with names as in old exports."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 16, 16), "Conv_0", scale=0.05), "Relu_0")
     for i in (1, 3):
@@ -366,7 +373,7 @@ def float_network(scale: float | None = None) -> onnx.ModelProto:
 
 
 def silu_add() -> onnx.ModelProto:
-    """Return a convolution, a SiLU and an Add, which TensorRT fuses or does not fuse."""
+    """Return a convolution, a SiLU and an Add, which TensorRT may fuse."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16, scale=0.05), "r0")
     branch = g.silu(g.conv(x, "c1", 16, scale=0.05), "s1")
@@ -376,7 +383,7 @@ def silu_add() -> onnx.ModelProto:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a run of the command line printed, and its exit code."""
+    """Output and exit code of a run of the command line."""
 
     code: int
     out: str

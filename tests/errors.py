@@ -1,4 +1,4 @@
-"""Checks of errors by class, code and attributes, so that rewording a message changes no test."""
+"""Checks of errors by class, code and attributes instead of messages."""
 
 from collections.abc import Callable
 

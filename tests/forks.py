@@ -1,4 +1,4 @@
-"""Tests that copy the process they are in."""
+"""Marker for tests that fork their process."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""How much longer work takes for a longer input, independent of the machine's speed."""
+"""Growth of processor time with the length of an input, on machines of any speed."""
 
 import time
 from collections.abc import Callable
@@ -22,9 +22,9 @@ def processor_time(function: Callable[[], object], repeats: int) -> float:
 
 
 def growth_factor(work: Callable[[int], object], limit: float, longest: int = LONGEST) -> float:
-    """Return how many times as long `work` takes for `STEP` times the length.
+    """Return the factor by which `work` takes longer for `STEP` times the length.
 
-    The length grows until the factor exceeds `limit` twice in a row of measurements, or reaches
+    The length grows until the factor exceeds `limit` twice in a row, or the length reaches
     `longest`.
     """
     times: dict[int, float] = {}

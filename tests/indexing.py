@@ -1,4 +1,4 @@
-"""How often a whole graph is indexed."""
+"""Count how often a graph is indexed."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from qdqtool.ir.graph import Model
 
 
 def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the path of each model that is indexed from now on."""
+    """Return a list to which the path of each indexed model is appended."""
     paths: list[str] = []
     initialize = Model.__init__
 

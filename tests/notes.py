@@ -1,4 +1,4 @@
-"""Expected notes of results: their code and values, never their text."""
+"""Expected notes of results, compared by code and values instead of text."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ from qdqtool.util.notes import Note
 
 
 class ExpectedNote:
-    """Equals a note of this code with these values; other values of the note do not matter."""
+    """Equal to notes with this code and these values; other values are ignored."""
 
     def __init__(self, code: str, values: dict[str, Any]) -> None:
         self.code = code

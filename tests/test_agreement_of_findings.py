@@ -15,13 +15,9 @@ import qdqtool
 from qdqtool.buildlog.agreement import (
     BuildFacts,
     BuildSource,
-    ConversionCounts,
-    ConvolutionCounts,
     Difference,
-    LayerCounts,
     Mismatch,
     MismatchKind,
-    TraceCounts,
 )
 from qdqtool.evidence import Evidence
 from qdqtool.findings.report import describe_finding
@@ -41,7 +37,6 @@ from qdqtool.reasons.tensors import ConsumerKind, TensorConsumer
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.result import ConvOutcome, EngineLayer, Prediction
 from qdqtool.trt.targets import TARGETS
-from qdqtool.verification.result import Verification
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models
 
@@ -232,61 +227,6 @@ def test_false_claims_reports_a_wrong_finding() -> None:
 
 
 # Keys of version 0.1; more may be added.
-PUBLISHED = {
-    "build": {"source", "files", "tensorrt", "device", "complete", "missing"},
-    "convolutions": {"total", "agree", "unknown", "unknown_names"},
-    "layers": {"total", "agree"},
-    "trace": {"predicted", "built", "agree"},
-    "conversions": {"predicted", "built"},
-}
-
-
-def test_verification_json_has_the_keys_of_0_1() -> None:
-    result = Verification(
-        BuildFacts(BuildSource.LAYER_JSON, ("a.json",), "8.5.2", None, True),
-        ConvolutionCounts(3, 2, 1, ("c",)),
-        LayerCounts(5, 4),
-        TraceCounts(7, 6, 5, 4),
-        ConversionCounts(1, 2),
-        mismatches=[
-            Mismatch(
-                MismatchKind.LAYER, "l", {"name": "l"}, {}, Difference.INPUT, ("INT8", "FP16"), 9
-            )
-        ],
-    )
-    data = result.as_json()
-    for part, keys in PUBLISHED.items():
-        assert keys <= set(data[part]), part
-    assert data["build"] == {
-        "source": "layer-json",
-        "files": ["a.json"],
-        "tensorrt": "8.5.2",
-        "device": None,
-        "complete": True,
-        "missing": [],
-    }
-    assert data["convolutions"] == {"total": 3, "agree": 2, "unknown": 1, "unknown_names": ["c"]}
-    assert data["conversions"] == {"predicted": 1, "built": 2}
-    (mismatch,) = data["mismatches"]
-    why = mismatch.pop("why")
-    assert mismatch == {
-        "kind": "layer",
-        "name": "l",
-        "predicted": {"name": "l"},
-        "built": {},
-        "line": 9,
-    }
-    assert all(word in why for word in ("INT8", "FP16", "input"))
-    assert type(data["build"]["source"]) is str
-
-
-def test_convolution_counts_by_key() -> None:
-    counts = ConvolutionCounts(3, 2, 1, ("c",))
-    assert counts["agree"] == 2
-    with pytest.raises(KeyError):
-        counts["none"]
-
-
 def test_build_facts_of_a_refused_model() -> None:
     data = BuildFacts(BuildSource.TENSORRT_RTX, status="refused", message="no").as_json()
     assert (data["status"], data["message"]) == ("refused", "no")

@@ -1,4 +1,4 @@
-"""Cost grows with the input.
+"""Growth of cost with the size of a graph.
 
 Twice the nodes take at most 2^1.3 times the calls. `make growth` measures time and memory.
 """
@@ -56,7 +56,7 @@ def test_growth_limit_is_the_power_of_1_3(small: float, large: float, excess: bo
 
 
 def test_growth_of_quantizers_on_one_tensor() -> None:
-    """Each of many Qs on one tensor names all the others; their names are collected once."""
+    """The finding of each Q on a tensor names all other Qs, whose names are collected once."""
     assert find_excess(count_calls, "predict", "wide Split with own scales", [(80, 160)]) == []
 
 
@@ -69,7 +69,7 @@ def test_paths_to_a_producer_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_estimate_pauses_garbage_collection() -> None:
-    """All objects stay alive; searching them for garbage takes a third of the time."""
+    """All objects stay alive, so garbage collection would waste a third of the time."""
     was_enabled, during = gc.isenabled(), []
     gc.enable()
     predict_on_gpu(
@@ -109,7 +109,7 @@ def test_growth_of_fix_on_shared_weights(family: str, sizes: tuple[int, int]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["Concat with the root", "wide Split"])
 def test_growth_of_conversion_to_half(family: str) -> None:
-    """A tensor with many consumers is examined once, also if one node reads it n times."""
+    """A tensor is examined once, even if one node consumes it n times."""
     assert find_excess(count_calls, "fix to half", family, [(100, 200)]) == []
 
 
@@ -125,9 +125,9 @@ def test_fix_sites_share_findings_up_to_a_limit(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("family", ["convolutions", "residual", "C2f"])
 def test_fix_predicts_a_few_times(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sites of a step are tried together.
+    """All sites of a step are tried together.
 
-    The prediction shows those that are no improvement.
+    The prediction shows the sites without an improvement.
     """
     calls = []
     monkeypatch.setattr(
@@ -140,13 +140,13 @@ def test_fix_predicts_a_few_times(family: str, monkeypatch: pytest.MonkeyPatch) 
 def assert_time_grows_slowly(
     seconds: Callable[[int], float], size: int, ratio: float = 8.0, shortest: float = 0.03
 ) -> None:
-    """Compare the seconds for a size and four times that size, twice if necessary."""
+    """Compare the seconds for a size and for four times the size; measure again after a failure."""
     assert any(seconds(4 * size) < ratio * max(seconds(size), shortest) for _ in range(2))
 
 
 @pytest.mark.slow
 def test_growth_of_removing_quantizers_with_one_scale() -> None:
-    """An edit takes time linear in its size, also if all scales are one tensor."""
+    """An edit takes time linear in its size, also if all quantizers share one scale tensor."""
 
     def remove_all(model: Model) -> None:
         editor = Editor(model)
@@ -165,7 +165,7 @@ def test_growth_of_removing_quantizers_with_one_scale() -> None:
 
 @pytest.mark.slow
 def test_growth_of_removing_a_chain() -> None:
-    """Each consumer along a removed chain reads the input of its first node."""
+    """All consumers along a removed chain are connected to the input of its first node."""
 
     def remove_casts(model: Model) -> None:
         editor = Editor(model)
@@ -180,7 +180,7 @@ def test_growth_of_removing_a_chain() -> None:
 
 @pytest.mark.slow
 def test_growth_of_graph_from_a_log() -> None:
-    """Qs with scales per channel that all write and read the same tensors."""
+    """All Qs have scales per channel, and read and write the same tensors."""
     node = (
         "q [QuantizeLinear] inputs: [x -> (16, 3, 3, 3)[FLOAT]], [s -> (16)[FLOAT]], [z -> (16)[INT8]], ",
         "q [QuantizeLinear] outputs: [x -> (16, 3, 3, 3)[FLOAT]], ",

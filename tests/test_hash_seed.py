@@ -1,4 +1,4 @@
-"""The same input gives the same bytes, whatever order Python's sets have."""
+"""Outputs do not depend on the order of Python's sets."""
 
 import json
 import os
@@ -31,7 +31,7 @@ for words in json.load(sys.stdin):
 def test_outputs_do_not_depend_on_the_hash_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Compare this process, with a random seed if none is set, with a process that has another one."""
+    """Compare this process with a process that has another hash seed."""
     net = growth.Net()
     last = net.conv("x")
     for i in range(3):

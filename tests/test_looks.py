@@ -151,7 +151,7 @@ def test_answers_fit_80_columns(
 
 
 def run_in_terminal(arguments: str, columns: int, folder: Path, **variables: str) -> str:
-    """Return what a command writes to a terminal of a width."""
+    """Return the output of a command in a terminal with a number of columns."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
@@ -189,7 +189,7 @@ PROGRESS = re.compile(r"\x1b\[(\?25|2K|1A)")  # control codes of bars
     ],
 )
 def test_terminal_lines_are_wrapped_and_colored(arguments: str, columns: int, seeds: Path) -> None:
-    """A color ends on its line, so that it survives a wrap and a pager."""
+    """A color ends on its line, so that wrapped lines and pagers show it correctly."""
     text = run_in_terminal(arguments, columns, seeds)
     lines = [x for x in text.splitlines() if not PROGRESS.search(x)]
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
@@ -333,7 +333,7 @@ def test_completion(
     ],
 )
 def test_completion_of_the_script(variables: dict[str, str], text: str) -> None:
-    """The entry point of the process prints the overview without click if there is nothing to complete."""
+    """The script prints the overview without an import of click, unless it completes."""
     done = subprocess.run(
         [sys.executable, "-m", "qdqtool"],
         env=os.environ | variables,
@@ -427,7 +427,7 @@ def test_parameters_in_notes_and_errors_become_options(
 
 
 def test_names_and_words_of_compilers_stay_as_they_are() -> None:
-    """They may look like parameters."""
+    """Quoted words of compilers may look like parameters."""
     prediction = predict(residual(), "rtx1.7")
     for fault, values, quoted in (
         (

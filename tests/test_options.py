@@ -1,4 +1,4 @@
-"""Names, defaults and choices of options are the same in functions, option classes and commands."""
+"""Options have equal names, defaults and choices in functions, option classes and commands."""
 
 import ast
 import inspect
@@ -26,7 +26,7 @@ from qdqtool.extraction.options import (
     SelectionOptions,
     ShrinkOptions,
 )
-from qdqtool.fixing.options import FixOptions
+from qdqtool.fixing.runner import FixOptions
 from qdqtool.formats.output import as_options
 from qdqtool.insertion import options as of_insertion
 from qdqtool.insertion.losses import SAMPLES, SMALL_ERROR
@@ -335,7 +335,10 @@ def test_commands_have_the_default_target() -> None:
 
 
 def quoted_names() -> set[str]:
-    """Return the names in backticks in messages, also as `name=value`. Docstrings do not count."""
+    """Return the names in backticks in messages, also those of `name=value`.
+
+    Docstrings are left out.
+    """
     names: set[str] = set()
     for path in sources().values():
         docstrings = {id(node.value) for node in nodes_like(path, ast.Expr)}
@@ -346,7 +349,7 @@ def quoted_names() -> set[str]:
 
 
 def test_parameters_in_messages_become_options() -> None:
-    """A message that names a parameter must not reach the command line in backticks."""
+    """The command line prints options instead of the parameters that messages name."""
     options = {
         parameter.name
         for name in cli.list_commands(click.Context(cli))

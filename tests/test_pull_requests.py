@@ -1,4 +1,4 @@
-"""Pull requests: the steps of the action, the hook, and the SARIF and Markdown that they write."""
+"""The GitHub Action, the pre-commit hook, and their SARIF and Markdown outputs."""
 
 import json
 import os
@@ -35,7 +35,10 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make two commits: the second one adds ``new model.onnx`` (with a skip in float) and removes ``gone.onnx``."""
+    """Create a repository with two commits.
+
+    The second commit adds ``new model.onnx`` (with a float skip) and removes ``gone.onnx``.
+    """
     folder = tmp_path_factory.mktemp("committed")
     git(folder, "init", "-q")
     for name in ("old.onnx", "gone.onnx"):
@@ -56,7 +59,11 @@ def repository(committed: Path, tmp_path: Path) -> Path:
 
 
 def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, str, dict[str, str]]:
-    """Run the shell steps as a runner does, and return exit code, stdout, summary and outputs."""
+    """Run the shell steps of the action as a runner does.
+
+    Returns:
+        Exit code, stdout, summary and outputs.
+    """
     temp.mkdir()
     tool = temp / "qdqtool" / "bin" / "qdqtool"
     tool.parent.mkdir(parents=True)
@@ -188,7 +195,7 @@ def written(capsys: pytest.CaptureFixture[str], form: str, *arguments: str) -> s
 
 
 def sarif_faults(log: dict[str, Any]) -> list[str]:
-    """Return what SARIF 2.1.0 and GitHub's code scanning require and a log lacks."""
+    """Return violations of SARIF 2.1.0 and of the rules of GitHub's code scanning."""
     faults = (
         []
         if log["version"] == "2.1.0" and "sarif-schema-2.1.0" in log["$schema"]

@@ -1,4 +1,4 @@
-"""Signals at any moment: exit codes, and what is cleaned up."""
+"""Signals: exit codes, and removal of temporary files."""
 
 import json
 import os
@@ -20,13 +20,16 @@ from tools.fuzz_inputs import interrupts
 
 
 def restore_signals() -> None:
-    """Let a child take signals: a shell tells processes in the background to ignore Ctrl-C."""
+    """Let a child process receive signals.
+
+    A shell starts background processes with Ctrl-C ignored.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition, at most a minute."""
+    """Wait until a condition is true, at most a minute."""
     end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end
@@ -60,7 +63,7 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child i
 
 @can_fork
 def test_signal_removes_temporary_files(tmp_path: Path) -> None:
-    """The processes are copies of one that has loaded the command line."""
+    """The processes are forked after the import of the command line."""
     folders = {
         signal.SIGTERM: tmp_path / "term",
         signal.SIGHUP: tmp_path / "hup",
@@ -122,7 +125,7 @@ def test_interrupt_at_any_moment(tmp_path: Path, place: int) -> None:
 
 
 def test_interrupt_after_the_end_keeps_the_exit_code() -> None:
-    """A function that runs while Python shuts down sends the signal."""
+    """A function that runs during the shutdown of Python sends the signal."""
     script = (
         "import atexit, os, signal; from qdqtool.__main__ import main\n"
         "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"

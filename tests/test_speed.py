@@ -1,4 +1,4 @@
-"""`benchmarks/run.py --compare`: two versions in turns."""
+"""`benchmarks/run.py --compare` runs two versions in turns."""
 
 import resource
 import sys

@@ -33,13 +33,13 @@ def layers() -> list[set[str]]:
 
 
 def test_structure_every_package_has_a_layer() -> None:
-    """A package that the contract does not name may import anything."""
+    """A package without a layer could import any package."""
     packages = {m.removeprefix("qdqtool.").partition(".")[0] for m in sources()} - {"qdqtool"}
     assert packages == set().union(*layers())
 
 
 def test_structure_architecture_page_shows_the_layers() -> None:
-    """The page is what contributors read, the contract is what `make lint` checks."""
+    """Contributors read the page, and `make lint` checks the contract."""
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     lines = re.findall(r"^[┌├│└] (.*?)(?:  .*)?$", page, re.MULTILINE)
     drawn = [set(re.findall(r"\w+", line)) - {"qdqtool"} for line in lines]
@@ -73,7 +73,7 @@ def test_structure_version_comparisons_are_found(
 
 
 def test_structure_versions_are_compared_in_targets_only() -> None:
-    """Versions differ in properties of targets, so that a new version is one new entry."""
+    """A new version is one new entry if versions differ only in properties of targets."""
     found = [
         f"{module}:{line}"
         for module, path in sources().items()
@@ -84,7 +84,7 @@ def test_structure_versions_are_compared_in_targets_only() -> None:
 
 
 def test_structure_graphs_are_edited_by_model_only() -> None:
-    """The index of the live model stays true only if its own editor changes the graph."""
+    """The index of a model is valid only if the model's editor makes all changes."""
     edits = re.compile(
         r"\.(node|initializer)\.(append|extend|insert|pop|remove)\(|\bdel [\w.]+\.(node|initializer)\["
     )
@@ -98,7 +98,7 @@ def test_structure_graphs_are_edited_by_model_only() -> None:
 
 
 def test_structure_fix_and_tune_read_no_messages() -> None:
-    """They read codes, nodes and values of findings, so that a message can be reworded."""
+    """`fix` and `tune` read codes, nodes and values, so that messages can be reworded."""
     found = [
         f"{module}:{node.lineno}"
         for module, path in sources().items()

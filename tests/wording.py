@@ -1,4 +1,4 @@
-"""Networks, models and records whose findings, comparisons and reasons have every wording; see `tests.snapshots`."""
+"""Networks, models and records that show every wording of messages; see `tests.snapshots`."""
 
 import functools
 import json
@@ -84,7 +84,7 @@ def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 
 
 def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
-    """Yield a label, a network, and the target that it is predicted for."""
+    """Yield label, network and target of each prediction."""
     for reason, make in GRAPHS.items():
         for target in (TARGETS.get(reason, "trt8.5"), "trt8.4", "trt11", "rtx1.7"):
             yield f"{reason}, {target}", make(), target
@@ -161,7 +161,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 
 
 def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
-    """One small network for each kind that none of the others has."""
+    """Yield a small network for each wording that no other network shows."""
     yield "attention", attention(64), "trt10"
     g = Graph(opset=12)
     yield (
@@ -263,7 +263,10 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 
 
 def records() -> list[Reason]:
-    """Return what data or a GPU show, one for each wording, and the forms of a decomposed LayerNorm."""
+    """Return findings that need data or a GPU, one for each wording.
+
+    Forms of decomposed LayerNorm are included.
+    """
     listed: list[Reason] = [
         GpuLacks("GPU", "", fact, "a GPU", 2, "c", ("trt10", "10.0")) for fact in GpuFact
     ]
@@ -311,7 +314,7 @@ def kinds_worded() -> set[type[Reason]]:
 
 
 def headlines() -> list[str]:
-    """Return the headlines of networks that TensorRT rejects, and of all together."""
+    """Return the headlines of rejected networks, and of all networks together."""
     groups = [
         *(listed for _, listed in findings()),
         [f for _, listed in findings() for f in listed],
@@ -320,9 +323,9 @@ def headlines() -> list[str]:
 
 
 def comparisons(folder: Path) -> dict[str, list[str]]:
-    """Return the lines that `compare` prints of two sides, and what its JSON says of them.
+    """Return the lines that `compare` prints for pairs of sides, and the texts of its JSON.
 
-    Files are written into the folder, which is the current one.
+    Files are written into the folder, which must be the current folder.
     """
     models = {
         "good": network(),
@@ -363,7 +366,7 @@ def comparisons(folder: Path) -> dict[str, list[str]]:
 
 
 def skip_classes() -> list[type[Reason]]:
-    """Return the classes of reasons that a placement records, in the order of their names."""
+    """Return the classes of reasons that a placement records, sorted by name."""
     modules = (placement_reasons, *REASON_MODULES)
     classes = {
         value
@@ -376,7 +379,7 @@ def skip_classes() -> list[type[Reason]]:
 
 
 def left_float_reasons() -> dict[str, list[str]]:
-    """Return the reasons of each kind of node that a placement leaves float, one for each of its values."""
+    """Return the reasons for nodes that a placement leaves float, one for each wording."""
     kinds: dict[type[Reason], list[tuple[object, ...]]] = {
         kind: [()] for kind in skip_classes()
     } | {

@@ -3,9 +3,9 @@
 usage: python -m tools.derive_truth FOLDER
 
 FOLDER has one folder for each build (log.txt or graph.json, and model.onnx.gz). The logs and
-listings belong to others and are not part of this project; only names, precisions and counts from
-them are. This script reads them with a few regular expressions of its own, so that the tables do
-not depend on the code that they test.
+listings are third-party files and not a part of this project; the project contains only names,
+precisions and counts from them. This script reads the files with its own regular expressions, so
+that the tables do not depend on the code that they test.
 """
 
 import gzip
@@ -169,9 +169,8 @@ LINES = (
 def derive_trace(path: Path, excerpts: bool = False) -> list[list[str]]:
     """Return [pass, event, subject, object] of the optimizer's lines.
 
-    Lines count between the first and the last heading.
-
-    In excerpts the headings may be missing, and so may the line that names the running pass.
+    Only lines between the first and the last heading count. In excerpts, headings and the line that
+    names the running pass may be missing.
     """
     rows: list[list[str]] = []
     inside, running = excerpts, ""

@@ -1,8 +1,8 @@
-"""Count the mutants that no test finds: ``make mutants N=200 SEED=7 P=qdqtool/trt``.
+"""Count the mutants that no test detects: ``make mutants N=200 SEED=7 P=qdqtool/trt``.
 
 cosmic-ray changes one place at a time (a comparison, ``and``/``or``, a condition, a number, True or
-False) and runs the tests of that package. Of tens of thousands of such mutants, this draws a sample
-by a seed. cosmic-ray changes files in place, so everything happens in a copy of the repository.
+False) and runs the tests of the package. This script selects a random sample of tens of thousands
+of mutants. cosmic-ray changes files in place, so the script works in a copy of the repository.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def copy_repository(root: Path, to: Path) -> Path:
 def run_mutants(tree: Path, package: str, count: int, seed: str) -> None:
     """Try ``count`` mutants of a package.
 
-    Print those that no test finds, and the share of the others.
+    Print the mutants that no test detects, and the fraction of detected mutants.
     """
     from cosmic_ray.commands.init import init
     from cosmic_ray.tools.survival_rate import kills_count
@@ -173,7 +173,10 @@ def sample(db: WorkDB, count: int, dice: random.Random) -> int:
 
 
 def test_changed_file() -> int:
-    """Run the tests of the package of the changed file, those that import its module first."""
+    """Run the tests of the package of the changed file.
+
+    Tests that import its module run first.
+    """
     command = ["git", "diff", "--name-only"]
     file = Path(
         subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0]

@@ -2,8 +2,8 @@
 
 usage: python -m tools.page_heights [build/site] [--all]
 
-The height is that in a window of 1280 pixels. Pages of tables may be longer. Needs Chromium,
-chromedriver and the extra ``test``.
+Heights are those in a window of 1280 pixels. Pages of tables may be longer. The script needs
+Chromium, chromedriver and the extra ``test``.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Renew the parts of README.md that are printed or measured: the sample of `predict` and the figures.
+"""Renew the generated parts of README.md: the sample output of `predict` and the figures.
 
 usage: python -m tools.readme [--figures]
 
-The sample is the output of this version on the demo's network. The figures are those of the tables
-in docs/, which the scripts of benchmarks/ write. `make docs` and the tests refuse a README whose
-parts are out of date. --figures renews these alone, which takes no time.
+The sample is the output of this version for the demo's network. The figures are copied from the
+tables in docs/, which the scripts of benchmarks/ write. `make docs` and the tests reject a README
+with outdated parts. --figures renews only the figures, which is fast.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def renew(text: str) -> str:
 
 
 def with_sample(text: str) -> str:
-    """Return the README with the sample as this version prints it."""
+    """Return the README with the sample output of this version."""
     block = f"```\n$ {SAMPLE}\n{print_sample()}\n```"
     pattern = r"^```\n\$ qdqtool predict .*?^```"
     return re.sub(pattern, lambda _: block, text, count=1, flags=re.M | re.S)
@@ -60,7 +60,7 @@ def with_sample(text: str) -> str:
 def print_sample() -> str:
     """Return the first screen of `predict` with its first warning, and the closing line.
 
-    The network is the demo's with float residual inputs, as many tools leave them.
+    The network is the demo's network with float residual inputs, as many tools leave them.
     """
     options = ["--residual", "none", "--losses", "0", "--no-predict"]
     with tempfile.TemporaryDirectory() as name:
@@ -82,7 +82,7 @@ def write_demo(folder: Path) -> None:
 
 
 def run(arguments: list[str], folder: Path, seconds: float = 600.0) -> tuple[str, int]:
-    """Return what a command prints and its exit code; its errors if the code is 2."""
+    """Return the output of a command and its exit code; stderr if the code is 2."""
     env = {
         **os.environ,
         "COLUMNS": "80",
@@ -106,13 +106,13 @@ def run(arguments: list[str], folder: Path, seconds: float = 600.0) -> tuple[str
 
 
 def with_figures(text: str) -> str:
-    """Return the README with the table of evidence as the tables of docs/ have it."""
+    """Return the README with the table of evidence that the tables of docs/ contain."""
     pattern = r"(<!-- figures: [^\n]*-->\n).*?(\n<!-- end of figures -->)"
     return re.sub(pattern, lambda m: f"{m[1]}{write_table()}{m[2]}", text, flags=re.S)
 
 
 def write_table() -> str:
-    """Return the table of evidence: unseen builds first."""
+    """Return the table of evidence, with builds outside the fit in the first column."""
     rows = [
         ("question", "builds outside the fit", "builds that the rules and the fit use"),
         ("---", "---", "---"),
@@ -209,7 +209,7 @@ def find(pattern: str, text: str) -> re.Match[str]:
     """Return the first match.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The pattern does not match.
     """
     match = re.search(pattern, text, re.M)
     if match is None:

@@ -1,10 +1,8 @@
-"""Record how TensorRT-RTX builds the demo's default model.
-
-Names and data types of its convolutions.
+"""Record names and data types of the convolutions that TensorRT-RTX builds for the demo.
 
 usage: python -m tools.record_demo
 
-Needs tensorrt_rtx. Run it again when the demo's model or the placement of its Q/DQ pairs changes.
+The script needs tensorrt_rtx. Run it again when the demo's model or its placement of Q/DQ changes.
 """
 
 import json

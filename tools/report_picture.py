@@ -1,6 +1,6 @@
-"""Write docs/report.png, the picture of a report: ``python -m tools.report_picture``.
+"""Write docs/report.png, a screenshot of a report: ``python -m tools.report_picture``.
 
-Needs Chromium, chromedriver and the extra ``test``.
+The script needs Chromium, chromedriver and the extra ``test``.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ NODE = "/model.22/cv3.1/cv3.1.1/conv/Conv"  # where INT8 and float meet
 
 
 def main() -> None:
-    """Write a picture of the verdict above a node of the network, with few colors."""
+    """Write a screenshot of the verdict above a node of the network, with few colors."""
     if reason := missing():
         raise SystemExit(reason)
     with tempfile.TemporaryDirectory() as name, browser() as page:

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,30 +96,30 @@ def cancel_calls() -> None:
         results.put((None, CallNotFinished()))
 
 
-class Metric(Protocol):
+class Metric:
     """Metric of how well a quantized network reproduces the float network.
 
-    Metrics can be pickled.
+    Metrics can be pickled. Unless a subclass does otherwise, the value is the mean of one number
+    for each sample.
+
+    Attributes:
+        name: Name of the metric in the result's JSON.
+        sentence: Definition of the metric.
+        tensors: Tensors that the metric reads.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the metric in the result's JSON."""
+    name: str
+    sentence: str
+    tensors: tuple[str, ...]
 
     @property
     def identity(self) -> str:
         """Text that is equal only for metrics whose evidence can be combined."""
-
-    @property
-    def sentence(self) -> str:
-        """Definition of the metric."""
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """Tensors that the metric reads."""
+        return self.name
 
     def prepare(self, reference: Outputs) -> Any:
         """Return the part of the float network's outputs on a sample that `observe` needs."""
+        return dict(reference)
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
         """Return the evidence of one sample.
@@ -129,13 +129,15 @@ class Metric(Protocol):
             outputs: Tensors of the quantized network by name.
             image: Name of the sample.
         """
+        raise NotImplementedError
 
     def value(self, evidence: Sequence[Evidence]) -> float:
-        """Return the metric over samples, from the evidence of each."""
+        """Return the metric over samples, from the evidence of each; NaN without samples."""
+        return math.fsum(evidence) / len(evidence) if evidence else math.nan
 
 
 @dataclass(frozen=True)
-class DetectionAgreementMetric:
+class DetectionAgreementMetric(Metric):
     """Average precision of the detections, with the float network's detections as the truth.
 
     Attributes:
@@ -148,7 +150,6 @@ class DetectionAgreementMetric:
     classes: int
     transposed: bool = False
     name: str = "agreement-map"
-    identity: str = name
     sentence: str = (
         "agreement mAP: average precision (IoU .50 to .95, all classes ranked "
         "together) of the quantized detections, with the float model's detections of score "
@@ -156,8 +157,8 @@ class DetectionAgreementMetric:
     )
 
     @property
-    def tensors(self) -> tuple[str, ...]:
-        """Tensors that the metric reads."""
+    def tensors(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The output."""
         return (self.output,)
 
     def _decode(self, outputs: Outputs) -> list[Detections]:
@@ -193,57 +194,37 @@ class SortedDetectionMetric(DetectionAgreementMetric):
 
 
 @dataclass(frozen=True)
-class TopClassMetric:
+class TopClassMetric(Metric):
     """Share of images for which both networks give the same class the largest score.
 
     Attributes:
-        output: Class scores [n, classes], possibly followed by dimensions of 1.
-        classes: Number of classes.
+        tensors: The only output: class scores [n, classes], possibly followed by dimensions of 1.
     """
 
-    output: str
-    classes: int
+    tensors: tuple[str]
     name: str = "top-1-agreement"
-    identity: str = name
-
-    @property
-    def sentence(self) -> str:
-        """Definition of the metric."""
-        return (
-            "top-1 agreement: share of the images for which both models give the same class "
-            f"the largest score ({self.classes} classes)"
-        )
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """Tensors that the metric reads."""
-        return (self.output,)
+    sentence: str = (
+        "top-1 agreement: share of the images for which both models give the same class the "
+        "largest score"
+    )
 
     def prepare(self, reference: Outputs) -> Any:
-        """Return the part of the float network's outputs that `observe` needs."""
-        return self._find_classes(reference)
+        """Return the class of the largest score for each image."""
+        scores = reference[self.tensors[0]]
+        return np.asarray(scores.reshape(len(scores), -1).argmax(axis=1))
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
-        """Return the evidence of one sample."""
-        is_finite = bool(np.isfinite(outputs[self.output]).all())
-        return float(is_finite and np.mean(self._find_classes(outputs) == reference))
-
-    def value(self, evidence: Sequence[Evidence]) -> float:
-        """Return the metric over samples."""
-        return _mean(evidence)
-
-    def _find_classes(self, outputs: Outputs) -> npt.NDArray[np.int64]:
-        scores = outputs[self.output]
-        return np.asarray(scores.reshape(len(scores), -1).argmax(axis=1))
+        """Return the share of images with the same class; 0 for scores that are not finite."""
+        is_finite = bool(np.isfinite(outputs[self.tensors[0]]).all())
+        return float(is_finite and np.mean(self.prepare(outputs) == reference))
 
 
 @dataclass(frozen=True)
-class OutputAgreementMetric:
+class OutputAgreementMetric(Metric):
     """One minus the output error relative to the float outputs' standard deviation."""
 
     tensors: tuple[str, ...]
     name: str = "output-agreement"
-    identity: str = name
     sentence: str = (
         "output agreement: one minus the root mean square difference between the "
         "INT8 and the float model's outputs, as a fraction of the float outputs' standard "
@@ -251,20 +232,16 @@ class OutputAgreementMetric:
     )
 
     def prepare(self, reference: Outputs) -> Any:
-        """Return the part of the float network's outputs that `observe` needs."""
+        """Return the float network's outputs with their standard deviation."""
         return ReferenceOutputs({t: reference[t] for t in self.tensors}, None)
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
-        """Return the evidence of one sample."""
+        """Return one minus the relative error of the outputs."""
         return 1.0 - reference.error(outputs)
-
-    def value(self, evidence: Sequence[Evidence]) -> float:
-        """Return the metric over samples."""
-        return _mean(evidence)
 
 
 @dataclass(frozen=True)
-class UserMetric:
+class UserMetric(Metric):
     """Mean over the samples of a user's function that is called once for each sample.
 
     Attributes:
@@ -291,21 +268,17 @@ class UserMetric:
         return f"{self.name} {hashlib.sha256(source).hexdigest()}"
 
     @property
-    def sentence(self) -> str:
-        """Definition of the metric."""
+    def sentence(self) -> str:  # type: ignore[override]
+        """Definition with the name of the function."""
         return (
             f"{self.name}: the mean of this function over the images, as a fraction of the "
             "float model's mean"
         )
 
-    def prepare(self, reference: Outputs) -> Any:
-        """Return the part of the float network's outputs that `observe` needs."""
-        return dict(reference)
-
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
-        """Return the evidence of one sample."""
+        """Return the result of the function, which gets copies of the arrays."""
         function = self.function or import_function(self.name)
-        # The function may change its arguments, but other calls use the same arrays.
+        # The function may change its arguments, and other calls use the same arrays.
         reference = {name: array.copy() for name, array in reference.items()}
         outputs = {name: array.copy() for name, array in outputs.items()}
         try:
@@ -333,14 +306,6 @@ class UserMetric:
                 parameter="metric",
             )
         return value
-
-    def value(self, evidence: Sequence[Evidence]) -> float:
-        """Return the metric over samples."""
-        return _mean(evidence)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _shorten_reason(error: BaseException) -> str:
@@ -466,7 +431,7 @@ def _classifier_metric(model: Model) -> TopClassMetric | None:
     shape = [int(d or 0) for d in model.shape(output) or ()]
     if len(shape) < 2 or shape[1] < 2 or any(d != 1 for d in shape[2:]):
         return None
-    return TopClassMetric(output, shape[1]) if _is_score(model, output) else None
+    return TopClassMetric((output,)) if _is_score(model, output) else None
 
 
 def _is_score(model: Model, tensor: str) -> bool:
@@ -505,16 +470,13 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
         return None
     classes = channels.pop() or 0
     for output in model.outputs:
-        rows, columns = _table_size(model, output)
+        shape = model.shape(output) or ()
+        if len(shape) != 3:
+            continue
+        rows, columns = int(shape[1] or 0), int(shape[2] or 0)
         if 4 + classes <= min(rows, columns) and rows != columns:
             return DetectionAgreementMetric(output, classes, rows > columns)
     return None
-
-
-def _table_size(model: Model, tensor: str) -> tuple[int, int]:
-    """Return rows and columns of a tensor [batch, rows, columns]; zeros if they are unknown."""
-    shape = model.shape(tensor) or ()
-    return (int(shape[1] or 0), int(shape[2] or 0)) if len(shape) == 3 else (0, 0)
 
 
 def resample(

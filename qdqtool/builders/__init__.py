@@ -44,8 +44,8 @@ def build(
             of the input.
 
     Returns:
-        Result of the build. If the compiler rejects the model or crashes, the result says so; this
-        does not raise an error.
+        Result of the build. Its `status` shows whether the compiler rejected the model or crashed;
+        neither raises an error.
 
     Raises:
         BuilderError: The builder is unknown, not installed, or cannot run on this machine.

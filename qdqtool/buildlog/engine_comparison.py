@@ -288,8 +288,8 @@ def align(
     similarity = _rate_all([value for _, value in left], [value for _, value in right], rate)
     # best[i][j] is the largest total of left[i:] and right[j:].
     best = np.zeros((len(left) + 1, len(right) + 1), np.int32)
-    for row, below, own in zip(best[-2::-1], best[:0:-1], reversed(similarity), strict=True):
-        row[-2::-1] = np.maximum.accumulate(np.maximum(below[:-1], below[1:] + own)[::-1])
+    for row, below, rating in zip(best[-2::-1], best[:0:-1], reversed(similarity), strict=True):
+        row[-2::-1] = np.maximum.accumulate(np.maximum(below[:-1], below[1:] + rating)[::-1])
     pairs = []
     i = j = 0
     while i < len(left) and j < len(right):

@@ -29,11 +29,6 @@ from qdqtool.util.notes import Note
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
-_ROW_BEGINS = '{ "name" : "'
-_ROW = re.compile(
-    r'", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
-    r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
-)
 _ROW_KEYS = ("timeMs", "averageMs", "medianMs", "percentage")
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
 _TARGET = re.compile(r"\bSM(\d{2,3})\b")
@@ -158,17 +153,15 @@ def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
 def _salvage(text: str) -> Any:
     """Return the readable part of a truncated or damaged file; None if nothing is readable.
 
-    The result has the form of a profile with all complete rows, or of a listing with the layers
-    before the damage.
+    This is a profile with the rows before the damage, or a listing with the layers before it.
     """
-    rows = [row for row in map(_parse_profile_row, text.splitlines()) if row is not None]
-    if rows:
-        return [{"count": 0}, *rows]
     start = _find_layer_list(text)
     if start < 0:
         return None
-    layers, _ = _decode_values(text, _skip_separators(text, start + 1))
-    return {"Layers": layers} if layers else None
+    values, _ = _decode_values(text, _skip_separators(text, start + 1))
+    if _is_profile(values):
+        return values
+    return {"Layers": values} if values else None
 
 
 def _find_layer_list(text: str) -> int:
@@ -195,19 +188,6 @@ def _skip_separators(text: str, position: int) -> int:
     while position < len(text) and text[position] in " \t\r\n,":
         position += 1
     return position
-
-
-def _parse_profile_row(line: str) -> dict[str, Any] | None:
-    """Parse a row of a profile, whose name TensorRT does not escape; None if incomplete."""
-    start = line.find(_ROW_BEGINS)
-    name_end = line.rfind('", "timeMs" : ')
-    match = _ROW.match(line, name_end) if 0 <= start < name_end else None
-    if match is None:
-        return None
-    row: dict[str, Any] = {"name": line[start + len(_ROW_BEGINS) : name_end]}
-    for key, value in zip(_ROW_KEYS, match.groups(), strict=True):
-        row[key] = parse_number(value or "")
-    return row
 
 
 # Listings

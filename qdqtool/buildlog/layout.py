@@ -184,12 +184,12 @@ def _insert_vertices(
 
 
 def _link_vertices(links: Sequence[_Link], passing: list[list[str]]) -> list[_Link]:
-    result: dict[_Link, None] = {}
+    pairs: dict[_Link, None] = {}
     for (source, target), vertices in zip(links, passing, strict=True):
         for start, end in itertools.pairwise([source, *vertices, target]):
             if start != end:
-                result[start, end] = None
-    return list(result)
+                pairs[start, end] = None
+    return list(pairs)
 
 
 def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, float]:

@@ -109,8 +109,8 @@ class LogPrefixStripper:
     """Remover of the prefixes of containers, CI services and journals: time, service, pod.
 
     The form of a prefix is its text with placeholders for words and numbers. A prefix is removed if
-    its form is the commonest before TensorRT's own prefix, and most lines of the log begin with
-    this form.
+    its form is the most frequent before TensorRT's own prefix, and most lines of the log begin
+    with this form.
     """
 
     def __init__(self) -> None:
@@ -156,10 +156,10 @@ class LogPrefixStripper:
 
 def _add_level(prefix: bytes, text: bytes) -> bytes:
     """Return a text with the severity level of the prefix, unless it has a level itself."""
-    level, own = _LEVEL_WORD.search(prefix), _PREFIX.match(text)
-    if level is None or not text or (own is not None and own.lastgroup is not None):
+    level, head = _LEVEL_WORD.search(prefix), _PREFIX.match(text)
+    if level is None or not text or (head is not None and head.lastgroup is not None):
         return text
-    message = text if own is None else text[own.end() :]
+    message = text if head is None else text[head.end() :]
     return b"[%s] %s" % (_LETTERS[level[0]].encode(), message)
 
 

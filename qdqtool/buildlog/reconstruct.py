@@ -44,8 +44,6 @@ _TYPES = {
     "BF16": TensorProto.BFLOAT16,
     "DOUBLE": TensorProto.DOUBLE,
 }
-_MAX_RANK = 10
-_MAX_STRIDES = 64  # maximum distance of tried strides, because a damaged log may state any size
 
 
 def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
@@ -441,10 +439,10 @@ def infer_attributes(node: ParsedNode, listed: dict[str, Any]) -> InferredAttrib
         node: The node as the parser printed it.
         listed: Fields of the engine layer that absorbed the node.
     """
-    result = InferredAttributes(node, listed)
+    inferred = InferredAttributes(node, listed)
     if node.op in _RULES:
-        _RULES[node.op](result)
-    return result
+        _RULES[node.op](inferred)
+    return inferred
 
 
 def _find_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[int] | None:
@@ -510,18 +508,19 @@ def _guess_kernel(source: int, target: int) -> int:
 def _fit_window(source: int, target: int, kernel: int) -> tuple[int, int, int]:
     """Return stride, padding before and padding after that turn `source` into `target`.
 
-    Common combinations are tried first. If none fits exactly, return the nearest.
+    The padding that keeps the size at stride 1 is preferred.
     """
+    stride = max(1, round(source / max(1, target)))
     usual = (kernel - 1) // 2
-    nearest = max(1, round(source / max(1, target)))
-    strides = range(max(1, nearest - _MAX_STRIDES), max(nearest + 3, 5))
-    for stride in sorted(strides, key=lambda stride: abs(stride - nearest)):
-        for before, after in ((usual, usual), (0, 0), (usual, kernel - 1 - usual), (0, 1)):
-            size = source + before + after
-            if size >= kernel and (size - kernel) // stride + 1 == target:
-                return stride, before, after
-    total = max(0, (target - 1) * nearest + kernel - source)
-    return nearest, total // 2, total - total // 2
+    if (source + 2 * usual - kernel) // stride + 1 == target:
+        return stride, usual, usual
+    return stride, *_split_padding((target - 1) * stride + kernel - source)
+
+
+def _split_padding(total: int) -> tuple[int, int]:
+    """Return padding before and after; none for a negative total."""
+    before = max(0, total) // 2
+    return before, max(0, total) - before
 
 
 def _infer_conv(node: InferredAttributes) -> None:
@@ -542,8 +541,7 @@ def _infer_conv_transpose(node: InferredAttributes) -> None:
     axes = []
     for size, output, kernel in zip(source[2:], target[2:], weights[2:], strict=False):
         stride = max(1, round(output / max(1, size)))
-        total = max(0, (size - 1) * stride + kernel - output)
-        axes.append((stride, total // 2, total - total // 2))
+        axes.append((stride, *_split_padding((size - 1) * stride + kernel - output)))
     node.infer_window(axes)
 
 
@@ -601,16 +599,16 @@ def _infer_reduce(node: InferredAttributes) -> None:
 def _find_dropped_axes(long: list[int], short: list[int]) -> list[int]:
     """Return the axes of `long` that a Squeeze removes to give `short`; empty if none fit.
 
-    Axes of size 1 are preferred, and later axes are preferred to earlier axes.
+    Later axes are preferred to earlier axes.
     """
-    count = len(long) - len(short)
-    if not 0 < count <= len(long) <= _MAX_RANK:
-        return []
-    choices = list(itertools.combinations(reversed(range(len(long))), count))
-    for axes in sorted(choices, key=lambda axes: sum(long[axis] != 1 for axis in axes)):
-        if [size for axis, size in enumerate(long) if axis not in axes] == short:
-            return sorted(axes)
-    return []
+    axes = []
+    kept = 0
+    for axis, size in enumerate(long):
+        if kept < len(short) and size == short[kept]:
+            kept += 1
+        else:
+            axes.append(axis)
+    return axes if kept == len(short) else []
 
 
 def _infer_cast(node: InferredAttributes) -> None:

@@ -105,7 +105,7 @@ def compare(
             metadata of the first model.
 
     Returns:
-        The comparison; ``ok`` says whether nothing got worse for INT8 from ``a`` to ``b``, and
+        The comparison; ``ok`` is True if nothing got worse for INT8 from ``a`` to ``b``, and
         ``agreement`` is the agreement on the images.
 
     Raises:
@@ -230,20 +230,13 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
 
 
 def distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, str]:
-    """Return display names for two sets of files.
-
-    Each name includes as many parent folders as are needed to tell the sets apart.
-    """
+    """Return display names for two sets of files, with their folders if the names are equal."""
 
     def join_names(paths: Sequence[str], parts: int) -> str:
         return ", ".join(os.sep.join(path.split(os.sep)[-parts:]) for path in paths)
 
-    depth = max((path.count(os.sep) + 1 for path in (*first, *second)), default=1)
-    for parts in range(1, depth + 1):
-        names = join_names(first, parts), join_names(second, parts)
-        if names[0] != names[1]:
-            return names
-    return join_names(first, 1), join_names(second, 1)
+    parts = 2 if join_names(first, 1) == join_names(second, 1) else 1
+    return join_names(first, parts), join_names(second, parts)
 
 
 # Two models
@@ -263,9 +256,9 @@ def _compare_models(
     )
     matching = match(a.view, b.view)
     _check_same_network(a, b, matching)
-    result = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
+    comparison = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
     if matching.likeness < _MIN_SAME_NETWORK:
-        result.notes.append(
+        comparison.notes.append(
             Note(
                 f"only {matching.likeness:.0%} of the layers have a counterpart with the same "
                 "neighbors: the models are different versions of a network, or different networks",
@@ -273,8 +266,8 @@ def _compare_models(
                 likeness=matching.likeness,
             )
         )
-    result.nodes = _compare_nodes(a, b, matching)
-    return result
+    comparison.nodes = _compare_nodes(a, b, matching)
+    return comparison
 
 
 def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
@@ -399,23 +392,23 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
         _check_listing(report.build)
     engines = compare_engines(first, second)
     titles = distinct_names(first.build.files, second.build.files)
-    result = Comparison(
+    comparison = Comparison(
         summarize_build(first, titles[0]),
         summarize_build(second, titles[1]),
         matched_by=engines.aligned_by,
         engines=engines,
     )
-    result.nodes = _compare_layers(engines)
+    comparison.nodes = _compare_layers(engines)
     has_pairs = any(p.first and p.second for p in engines.pairs)
-    if not has_pairs and (result.nodes or any(profiles)):
+    if not has_pairs and (comparison.nodes or any(profiles)):
         raise BuildLogError(
             f"{titles[0]} and {titles[1]} have no layer in common: they are builds of different "
             "networks. Give two builds of the same network",
             code="different-models",
         )
     untyped = [title for is_profile, title in zip(profiles, titles, strict=True) if is_profile]
-    result.notes += _note_missing_parts(untyped, first.has_times == second.has_times)
-    return result
+    comparison.notes += _note_missing_parts(untyped, first.has_times == second.has_times)
+    return comparison
 
 
 def _note_missing_parts(untyped: Sequence[str], alike_timed: bool) -> list[Note]:
@@ -495,10 +488,10 @@ def _compare_with_build(
     file.conversions = _predicted_conversions(prediction, engine.conversions)
     file.obstacle = describe_obstacles(prediction.findings)
     sides = _order_sides(file, engine, build_first)
-    result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
+    comparison = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized
     if build_first and is_float:
-        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
+        comparison.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
     if build_first:
         explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
     else:
@@ -508,8 +501,8 @@ def _compare_with_build(
         unknown = NodeSide(conv.name, conv.op, Precision.UNKNOWN)
         built = realized.get(conv.index, unknown)
         nodes = _order_sides(requested[conv.index], built, build_first)
-        result.nodes.append(explainer.explain(compare_sides(*nodes, scales=False)))
-    return result
+        comparison.nodes.append(explainer.explain(compare_sides(*nodes, scales=False)))
+    return comparison
 
 
 def _order_sides(model_side: _Side, build_side: _Side, build_first: bool) -> tuple[_Side, _Side]:

@@ -165,13 +165,13 @@ def match(first_view: View, second_view: View) -> NodeMatching:
     _pair_in_order(first, second, pairs)
     nodes = {n.index: n for n in second_view.model.nodes}
     same = sum(first.name(i) == second.name(j) for i, j in pairs.items())
-    result = NodeMatching(
+    matching = NodeMatching(
         {i: nodes[j] for i, j in pairs.items()},
         by="names" if 2 * same >= len(pairs) else "structure",
         likeness=_measure_likeness(first, second, pairs),
     )
-    _pair_nodes_without_weights(first, second, result, use_names)
-    return result
+    _pair_nodes_without_weights(first, second, matching, use_names)
+    return matching
 
 
 def _measure_likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
@@ -325,14 +325,14 @@ def _pair_in_order(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int
 
 
 def _pair_nodes_without_weights(
-    first: AnchorGraph, second: AnchorGraph, result: NodeMatching, use_names: bool
+    first: AnchorGraph, second: AnchorGraph, matching: NodeMatching, use_names: bool
 ) -> None:
     """Add pairs of nodes without weights: by name if `use_names`, else by surroundings.
 
     Surroundings are the operator and the neighboring anchors.
     """
     left, right = _nodes_without_weights(first), _nodes_without_weights(second)
-    partners = {i: n.index for i, n in result.pairs.items()}
+    partners = {i: n.index for i, n in matching.pairs.items()}
     keys = {n.index: _neighbor_key(first, n, partners) for n in left}
     counts = Counter(keys.values())
     by_name = {n.name: n for n in right} if use_names else {}
@@ -348,7 +348,7 @@ def _pair_nodes_without_weights(
             free = (n for n in candidates if n.index not in paired)
             partner = next(free, None) if counts[key] == len(candidates) else None
         if partner is not None:
-            result.pairs[node.index] = partner
+            matching.pairs[node.index] = partner
             paired.add(partner.index)
 
 

@@ -30,10 +30,6 @@ _PLAIN = 64  # constants with at most this number of elements are not flattened
 _NOT_RESIZED = _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
 
 
-def _identity(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    return tensor
-
-
 def copy_message(proto: _Message) -> _Message:
     """Return a copy of a protobuf message."""
     copy = type(proto)()
@@ -41,7 +37,7 @@ def copy_message(proto: _Message) -> _Message:
     return copy
 
 
-def prune(proto: onnx.ModelProto, convert: ConstantLookup = _identity) -> onnx.ModelProto:
+def prune(proto: onnx.ModelProto, convert: ConstantLookup) -> onnx.ModelProto:
     """Return a copy of a model without nodes, constants and inputs that no output needs.
 
     Declared types are kept only if shape inference cannot infer them.
@@ -86,14 +82,11 @@ def _is_float(kind: onnx.TypeProto) -> bool:
     return kind.tensor_type.elem_type in qdq.FLOATS
 
 
-def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
+def reduce_outputs(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Yield models with a single tensor as output, then models without one of several outputs.
 
-    Models with a single output come in the order of the nodes.
-
-    Args:
-        proto: The model.
-        floats: Whether outputs must be floats, so that no Q/DQ pair is split.
+    Models with a single output come in the order of the nodes. The output is a float, so that no
+    Q/DQ pair is split.
     """
     types = collect_types(proto)
     graph = proto.graph
@@ -101,8 +94,7 @@ def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx
         name = node.output[0]
         if node.op_type == "Constant" or name not in types:
             continue
-        is_permitted = _is_float(types[name]) or not floats
-        if is_permitted and [o.name for o in graph.output] != [name]:
+        if _is_float(types[name]) and [o.name for o in graph.output] != [name]:
             candidate = copy_message(proto)
             del candidate.graph.output[:]
             candidate.graph.output.append(helper.make_value_info(name, types[name]))
@@ -114,19 +106,15 @@ def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx
             yield candidate
 
 
-def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
+def remove_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Yield models without half of the nodes, a quarter, and finally without single nodes.
 
-    Outputs of the removed nodes become network inputs.
-
-    Args:
-        proto: The model.
-        floats: Whether new network inputs must be floats, so that no Q/DQ pair is split.
+    Outputs of the removed nodes become network inputs. They are floats that no DQ produces, so that
+    no Q/DQ pair is split.
     """
     nodes, constants, types = proto.graph.node, collect_constants(proto), collect_types(proto)
-    if floats:
-        dequantized = {o for node in nodes if node.op_type == qdq.DQ for o in node.output}
-        types = {t: k for t, k in types.items() if _is_float(k) and t not in dequantized}
+    dequantized = {o for node in nodes if node.op_type == qdq.DQ for o in node.output}
+    types = {t: k for t, k in types.items() if _is_float(k) and t not in dequantized}
     for indices in _list_ranges(nodes, constants):
         candidate = _remove_range(proto, indices, constants, types)
         if candidate is not None:
@@ -273,7 +261,7 @@ def _divide(size: int, factor: int) -> int:
 
 
 def reduce_channels(
-    proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
+    proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
     """Yield models with fewer channels.
 
@@ -345,7 +333,7 @@ def _change_dims(
 
 
 def flatten_weights(
-    proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
+    proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
     """Yield models with equal values in all weights, then in single weights.
 
@@ -489,11 +477,4 @@ BYTES_FIRST: tuple[Reduction, ...] = (
     store_constants,
     reduce_channels,
     *(reduction for reduction in ALL if reduction not in (store_constants, reduce_channels)),
-)
-# Reductions for tests with generated networks, in which inputs and outputs may have any type.
-LOOSE: tuple[Reduction, ...] = (
-    functools.partial(reduce_outputs, floats=False),
-    functools.partial(remove_nodes, floats=False),
-    store_constants,
-    bypass_nodes,
 )

@@ -4,7 +4,6 @@ A part grows from the nodes that a finding names (anchors) until the part passes
 that are farthest from the anchors are removed.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from qdqtool.extraction.cut import ModelCutter, ModelPart
@@ -12,10 +11,6 @@ from qdqtool.ir.graph import Node
 from qdqtool.util import limits
 
 PartCheck = Callable[[ModelPart], bool]
-# A part is wide if it has more nodes than this number times the distance of the farthest node.
-# YOLOv8 has 4 nodes per step of distance, and blocks of Inception have fewer.
-_WIDE = 50
-_BRANCH_GROUPS = 8
 _FINDING_COST = 8  # completing a part takes about 1/8 of the time of its prediction
 # Distances from the anchors, in steps from node to node, of the parts that are tried
 _HOPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
@@ -110,12 +105,11 @@ class PartTrimmer:
 
     def steps(self) -> Iterator[bool]:
         """Try smaller parts until none passes or the budget ends; yield whether each passes."""
-        yield from self._select_groups()
         fixed = self._needed.union(n.index for n in self._anchors)
         size = max(1, len(self.part.nodes) // 2)
         while True:
-            distances = _NodeDistances(self._cutter, self.part, self._anchors)
-            order = [i for i in distances.order if i not in fixed]
+            order = _order_by_distance(self._cutter, self.part, self._anchors)
+            order = [i for i in order if i not in fixed]
             progress = False
             while order:
                 removed, order = set(order[:size]), order[size:]
@@ -134,29 +128,6 @@ class PartTrimmer:
             if size > 1:
                 size = max(1, min(size // 2, len(self.part.nodes) // 2))
             elif not progress:
-                return
-
-    def _select_groups(self) -> Iterator[bool]:
-        """Reduce a wide part to an eighth of its branches, repeatedly while such a part passes.
-
-        Predicting all eight parts takes about as long as predicting the whole part once.
-        """
-        while True:
-            distances = _NodeDistances(self._cutter, self.part, self._anchors)
-            if not distances.is_wide:
-                return
-            for group in distances.groups():
-                smaller = self._remove(set(distances.order) - group)
-                if smaller is None:
-                    continue
-                if not self._budget.spend(len(smaller.nodes)):
-                    return
-                if self._holds(smaller):
-                    self.part = smaller
-                    yield True
-                    break
-                yield False
-            else:
                 return
 
     def _remove(self, removed: set[int]) -> ModelPart | None:
@@ -185,54 +156,17 @@ class PartTrimmer:
         return indices
 
 
-class _NodeDistances:
-    """Distances of a part's nodes from the anchors, in steps; constant nodes are left out.
+def _order_by_distance(cutter: ModelCutter, part: ModelPart, anchors: Sequence[Node]) -> list[int]:
+    """Return the indices of a part's nodes, those farthest from the anchors first.
 
-    Attributes:
-        order: Indices of the nodes, those farthest from the anchors first.
-        is_wide: Whether the part has many nodes for each step of distance.
+    Distances are counted in steps from node to node. Constant nodes are left out.
     """
-
-    def __init__(self, cutter: ModelCutter, part: ModelPart, anchors: Sequence[Node]) -> None:
-        self._distance = distance = {n.index: 0 for n in anchors}
-        self._previous: dict[int, int] = {}
-        queue = list(anchors)
-        for node in queue:
-            for other in cutter.neighbors(node):
-                if other.index in part.nodes and other.index not in distance:
-                    distance[other.index] = distance[node.index] + 1
-                    self._previous[other.index] = node.index
-                    queue.append(other)
-        inner = part.nodes - cutter.constant
-        self.order = sorted(inner, key=lambda i: (-distance.get(i, len(part.nodes)), i))
-        self.is_wide = len(distance) > _WIDE * max(1, *distance.values())
-
-    def groups(self) -> Iterator[set[int]]:
-        """Yield eight groups of adjacent branches, each with the nodes near the anchors."""
-        order = self._order_branches()
-        size = -(-len(order) // _BRANCH_GROUPS)
-        near = {i for i, distance in self._distance.items() if not distance}
-        for _, ring in itertools.groupby(self._previous, self._distance.__getitem__):
-            indices = list(ring)
-            if len(near) + len(indices) > size:
-                break
-            near.update(indices)
-        for start in range(0, len(order), size):
-            group = set(near)
-            for index in order[start : start + size]:
-                while index not in group:
-                    group.add(index)
-                    index = self._previous[index]
-            yield group
-
-    def _order_branches(self) -> list[int]:
-        """Return the indices of all nodes in an order in which each branch is contiguous."""
-        branches: dict[int, list[int]] = {}
-        for index, previous in self._previous.items():  # in ascending distance
-            branches.setdefault(previous, []).append(index)
-        order = []
-        stack = sorted((i for i, distance in self._distance.items() if not distance), reverse=True)
-        while stack:
-            order.append(stack.pop())
-            stack += branches.get(order[-1], ())[::-1]
-        return order
+    distances = {n.index: 0 for n in anchors}
+    queue = list(anchors)
+    for node in queue:
+        for other in cutter.neighbors(node):
+            if other.index in part.nodes and other.index not in distances:
+                distances[other.index] = distances[node.index] + 1
+                queue.append(other)
+    inner = part.nodes - cutter.constant
+    return sorted(inner, key=lambda i: (-distances.get(i, len(part.nodes)), i))

@@ -14,8 +14,8 @@ from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
-from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import OutputError, read_samples
+from qdqtool.fixing.runner import FixOptions
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.insertion.options import ImageOptions
@@ -283,7 +283,6 @@ def _describe_narrow(count: int) -> Note:
 
 
 def _note_subgraphs(model: Model) -> list[Note]:
-    """Return a note if branches of If or bodies of Loop and Scan have Q/DQ."""
     count = count_subgraphs(model).get("quantizers", 0)
     if not count:
         return []

@@ -9,33 +9,36 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError
-from qdqtool.fixing.quantizers import clips_negative_values, insert_relu, make_constant_change
+from qdqtool.fixing.quantizers import clips_negative_values, make_constant_change
 from qdqtool.fixing.site import broadcast_along
 from qdqtool.fixing.weights import make_dequantizer
 from qdqtool.insertion.batchnorm import fold_batch_normalization
-from qdqtool.insertion.calibration_cache import CacheReport, cache_header, write_cache
+from qdqtool.insertion.calibration_cache import (
+    CacheReport,
+    LayerPrecisions,
+    TensorScales,
+    cache_header,
+    choose_precisions,
+    measure_scales,
+    write_cache,
+)
 from qdqtool.insertion.number_formats import LEVELS
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
 from qdqtool.insertion.preprocessing import resolve_images
 from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.scales import MethodChoice, choose_tensor_scales, group_separately
-from qdqtool.insertion.tensor_scales import (
-    LayerPrecisions,
-    TensorScales,
-    choose_precisions,
-    measure_scales,
-)
 from qdqtool.ir.branches import fold_constant_branches
 from qdqtool.ir.constants import ConstantEvaluator, find_computed_parameters
 from qdqtool.ir.editor import Editor
@@ -45,7 +48,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import DQ, Q, is_dq, is_qdq, is_quantized
 from qdqtool.patterns.fake_quantizers import find_fake_quantizers, rewrite_fake_quantizers
 from qdqtool.patterns.network_kind import warn_preprocess
-from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.patterns.rewrites import insert_relu, remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import nested_graphs
 from qdqtool.trt.fault_checks import LARGEST_SCALE, channel_maxima
@@ -54,11 +57,8 @@ from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 _WEIGHT_TOLERANCE = 0.01  # permitted relative difference of a weight scale from max|w| / 127
-_MAX_CLIPPING = 4.0  # a scale is wrong if the largest weight exceeds its range by this factor
+_MAX_CLIPPING = 4.0  # with a larger ratio of max|w| to the range, a scale is wrong, not trained
 _INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -275,7 +275,9 @@ def _symmetric_scale(view: View, q: Node) -> float:
 
 def _check_weights(view: View, notes: list[Note]) -> None:
     """Add a note on weights whose scales differ from TensorRT's, max|w| / 127 per channel."""
-    others = [n.name for n in view.nodes_with_weights if _has_custom_scales(view, n)]
+    others = [
+        node.name for node, q, value in _quantized_weights(view) if _is_custom(view, q, value)
+    ]
     if others:
         notes.append(
             Note(
@@ -289,22 +291,29 @@ def _check_weights(view: View, notes: list[Note]) -> None:
         )
 
 
-def _has_custom_scales(view: View, node: Node) -> bool:
-    weights = view.weights(node)
-    value = view.model.constant(weights.source) if weights.q is not None else None
-    if weights.q is None or value is None or value.dtype.kind != "f" or not value.size:
-        return False
-    params, axis = view.params(weights.q), view.axis(weights.q)
-    if params.scale is None:
-        return False
-    axes = tuple(i for i in range(value.ndim) if i != axis) if axis is not None else None
-    largest: npt.NDArray[np.float64] = np.abs(value.astype(np.float64)).max(axis=axes).reshape(-1)
-    if largest.size != params.scale.size:
+def _quantized_weights(view: View) -> Iterator[tuple[Node, Node, npt.NDArray[Any]]]:
+    """Yield each layer whose float weights have a Q with known scales, the Q, and the weights."""
+    for node in view.nodes_with_weights:
+        weights = view.weights(node)
+        value = view.model.constant(weights.source)
+        if weights.q is None or value is None or value.dtype.kind != "f" or value.ndim < 2:
+            continue
+        if value.size and view.params(weights.q).scale is not None:
+            yield node, weights.q, value
+
+
+def _is_custom(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
+    """Return whether scales of weights differ from max|w| / 127.
+
+    Weights that exceed the range are clipped first, unless they exceed it by a factor of 4.
+    """
+    scale, largest = view.params(q).scale, channel_maxima(value, view.axis(q))
+    if scale is None or largest.size != scale.size:
         return True
-    limit = params.scale * LEVELS
+    limit = scale * LEVELS
     largest = np.where(largest <= _MAX_CLIPPING * limit, np.minimum(largest, limit), largest)
     used = largest > 0
-    return not np.allclose(params.scale[used] * LEVELS, largest[used], rtol=_WEIGHT_TOLERANCE)
+    return not np.allclose(limit[used], largest[used], rtol=_WEIGHT_TOLERANCE)
 
 
 def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
@@ -328,14 +337,10 @@ def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
 def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
     """Return clipped copies of the weights that their quantizers clip, by the DQ's output."""
     constants = {}
-    for node in view.nodes_with_weights:
-        weights = view.weights(node)
-        value = view.model.constant(weights.source) if weights.q is not None else None
-        if weights.q is None or weights.dq is None or value is None or value.dtype.kind != "f":
-            continue
-        params, axis = view.params(weights.q), view.axis(weights.q)
+    for node, q, value in _quantized_weights(view):
+        dq, params, axis = view.weights(node).dq, view.params(q), view.axis(q)
         limits = _INTEGERS.get(params.precision)
-        if limits is None or params.scale is None or params.zero_point is None:
+        if dq is None or limits is None or params.scale is None or params.zero_point is None:
             continue
         scale, zero = (
             broadcast_along(part, value.shape, axis, node.name)
@@ -348,7 +353,7 @@ def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
         is_plausible = largest <= _MAX_CLIPPING * np.maximum(-low, high)
         clipped = np.where(is_plausible, np.clip(value, low, high), value).astype(value.dtype)
         if not np.array_equal(clipped, value):
-            constants[weights.dq.output] = numpy_helper.from_array(clipped, weights.dq.output)
+            constants[dq.output] = numpy_helper.from_array(clipped, dq.output)
     return constants
 
 

@@ -6,15 +6,27 @@ from collections.abc import Sequence
 
 import onnx
 
-from qdqtool.fixing import compare
 from qdqtool.fixing.outputs import (
     OutputError,
     OutputNoise,
     OutputPart,
     find_output_parts,
+    find_worst_part,
+    is_within,
     list_output_errors,
+    measure_noise,
 )
-from qdqtool.fixing.runner import Arrays, ModelRunner, RunError, RunLimitError
+from qdqtool.fixing.runner import (
+    Arrays,
+    ModelRunner,
+    NotFiniteError,
+    RunError,
+    RunLimitError,
+    check_finite,
+    check_inputs,
+    cut_runnable_part,
+    random_inputs,
+)
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
@@ -105,17 +117,17 @@ class OutputJudge:
         self, current: Model, candidate: Model, criteria: FixCriteria, parts: bool
     ) -> Note | None:
         assert self._reference is not None and self.noise is not None
-        proto, cut = compare.cut_runnable_part(candidate, self._body)
+        proto, cut = cut_runnable_part(candidate, self._body)
         part = Model(proto, self._model.path, sha256="part") if cut else candidate
         factor, rounding = criteria.noise_factor, criteria.rounding
         before = self._limit or self.noise
         reference = self._reference
         if criteria.requantizes_weights:
             exact = self._run(remove_quantizers(part.copy(), weights=True).proto)
-            current_proto, _ = compare.cut_runnable_part(current, self._body)
+            current_proto, _ = cut_runnable_part(current, self._body)
             current_noise = self._measure(current_proto, exact)
             after = self._measure(proto, exact)
-            if not compare.is_within(current_noise, after, factor, rounding):
+            if not is_within(current_noise, after, factor, rounding):
                 return _describe_growth(current_noise, after)
         if criteria.requantizes_weights or criteria.costs_speed:
             reference = self._run(remove_quantizers(part.copy()).proto)
@@ -125,9 +137,9 @@ class OutputJudge:
         if (
             is_compared
             and not criteria.requantizes_weights
-            and not compare.is_within(before, noise, factor, rounding, parts=parts)
+            and not is_within(before, noise, factor, rounding, parts=parts)
         ):
-            worst = compare.find_worst_part(before, noise, factor) if parts else None
+            worst = find_worst_part(before, noise, factor) if parts else None
             return _describe_growth(before, noise, worst)
         self._reference, self.noise = reference, noise
         return None
@@ -137,7 +149,7 @@ class OutputJudge:
 
     def _measure(self, proto: onnx.ModelProto, reference: list[Arrays]) -> OutputNoise:
         outputs = self._run(proto)
-        return compare.measure_noise(list(zip(outputs, reference, strict=True)), self._parts)
+        return measure_noise(list(zip(outputs, reference, strict=True)), self._parts)
 
     def run_reference(self) -> None:
         """Run the model and its float network, unless already done.
@@ -169,12 +181,12 @@ class OutputJudge:
                 return
 
     def _run_original(self) -> None:
-        proto, cut = compare.cut_runnable_part(self._model, self._body)
+        proto, cut = cut_runnable_part(self._model, self._body)
         part = Model(proto, self._model.path, sha256="part") if cut else self._model
         if self._samples is None:
-            self._inputs = [compare.random_inputs(part)]
+            self._inputs = [random_inputs(part)]
         else:
-            self._inputs = [compare.check_inputs(part, sample) for sample in self._samples]
+            self._inputs = [check_inputs(part, sample) for sample in self._samples]
         floats, reference = self._run_float_network(part)
         self._parts = find_output_parts(floats, self._inputs[0], self._runner.run)
         self.noise = self.first_noise = self._limit = self._measure(proto, reference)
@@ -209,11 +221,11 @@ class OutputJudge:
         floats = remove_quantizers(part.copy())
         reference = self._run(floats.proto)
         try:
-            compare.check_finite(reference)
-        except compare.NotFiniteError:
+            check_finite(reference)
+        except NotFiniteError:
             floats = remove_quantizers(part.copy(), weights=True)
             reference = self._run(floats.proto)
-            compare.check_finite(reference)
+            check_finite(reference)
         return floats, reference
 
 

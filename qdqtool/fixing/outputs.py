@@ -7,6 +7,8 @@ number of each joined tensor. The result shows from which tensor each element of
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +28,9 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.util.notes import Note
 
+ATOL = 1e-6  # difference by rounding in float32, relative to the largest output
+HALF_ROUNDING = 0.01  # difference by rounding in FP16 (step 0.05 %) after some dozen layers
+PART_SLACK = 0.02  # additional error permitted for a part of an output: small parts vary more
 MAX_PARTS = 16  # an output with more parts is compared as a whole
 SAMPLES = 8  # number of images on which outputs are compared
 
@@ -273,6 +278,64 @@ def read_samples(
     return samples, [describe_use(used), *warn_preprocess(model, used)]
 
 
+def measure_noise(
+    samples: Sequence[tuple[Arrays, Arrays]], parts: Sequence[OutputPart] = ()
+) -> OutputNoise:
+    """Return the errors of outputs against the float network's outputs, over all samples.
+
+    An output that is missing or has another shape makes the error infinite.
+
+    Args:
+        samples: For each sample, the outputs and the float network's outputs. Outputs that are not
+            floats are ignored.
+        parts: Parts of outputs that are measured separately, in addition.
+    """
+    sums: defaultdict[str, ErrorSums] = defaultdict(ErrorSums)
+    part_sums: defaultdict[tuple[str, str], ErrorSums] = defaultdict(ErrorSums)
+    finite = True
+    for outputs, reference in samples:
+        for name, expected in reference.items():
+            actual = outputs.get(name)
+            if actual is None or actual.shape != expected.shape:
+                return OutputNoise({name: float("inf")}, False)
+            if np.issubdtype(expected.dtype, np.floating) and expected.size:
+                finite = finite and bool(np.all(np.isfinite(actual)))
+                sums[name].add(actual, expected)
+        for part in parts:
+            pair = select_part(outputs, reference, part)
+            if pair is not None:
+                part_sums[part.key].add(*pair)
+    return OutputNoise(
+        {name: total.relative_error for name, total in sums.items()},
+        finite,
+        {key: total.relative_error for key, total in part_sums.items()},
+        frozenset(p.key for p in parts if is_part_lost(samples, p)),
+    )
+
+
+class ErrorSums:
+    """Sums over the values of an output or of a part of it, in all samples."""
+
+    def __init__(self) -> None:
+        self._difference = self._level = 0.0  # sums of squares
+        self._count = 0
+
+    def add(self, actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
+        """Add the values of one sample."""
+        actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+        self._difference += float(np.sum((actual - expected) ** 2))
+        self._level += float(np.sum(expected**2))
+        self._count += expected.size
+
+    @property
+    def relative_error(self) -> float:
+        """Root mean square of the difference, divided by that of the expected values.
+
+        If all expected values are 0, the root mean square of the difference.
+        """
+        return math.sqrt(self._difference / (self._level or max(self._count, 1)))
+
+
 def select_part(
     outputs: Arrays, reference: Arrays, part: OutputPart
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
@@ -321,3 +384,48 @@ def list_output_errors(
         if name not in with_parts and name in after.each
     )
     return errors
+
+
+def is_within(
+    before: OutputNoise,
+    after: OutputNoise,
+    factor: float,
+    rounding: float = ATOL,
+    *,
+    parts: bool = False,
+) -> bool:
+    """Return whether the error of every output grew by at most a factor plus rounding.
+
+    Args:
+        before: Errors of the model without the change.
+        after: Errors of the changed model.
+        factor: Permitted growth factor.
+        rounding: Permitted growth in addition.
+        parts: Whether to check the parts of outputs too.
+    """
+    if not after.finite:
+        return False
+    if not before.finite:
+        return True
+    if parts and find_worst_part(before, after, factor) is not None:
+        return False
+    return all(
+        noise <= before.each.get(name, 0.0) * factor + rounding
+        for name, noise in after.each.items()
+    )
+
+
+def find_worst_part(
+    before: OutputNoise, after: OutputNoise, factor: float
+) -> tuple[str, str] | None:
+    """Return output and tensor of the part whose error grew most beyond the permitted factor.
+
+    Parts that became constant count as well. None if no part exceeds its limit.
+    """
+    growth = {
+        key: noise / (before.parts.get(key, 0.0) + 1e-9)
+        for key, noise in after.parts.items()
+        if noise > before.parts.get(key, 0.0) * factor + PART_SLACK
+        or key in after.lost - before.lost
+    }
+    return max(growth, key=lambda key: growth[key]) if growth else None

@@ -353,7 +353,6 @@ def find_different_scales(view: View, target: Target, reasons: Sequence[Reason])
 
 
 def _find_moving_producers(model: Model, tensors: Iterable[str]) -> set[str]:
-    """Return the names of the tensors' producers that only move values."""
     producers = filter(None, map(model.producer, tensors))
     return {producer.name for producer in producers if commuting_inputs(model, producer)}
 
@@ -393,7 +392,6 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
 
 
 def _scalar_scale(params: QuantParams) -> float | None:
-    """Return the only scale of a quantizer; None if scales are unknown or per channel."""
     return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
 
 

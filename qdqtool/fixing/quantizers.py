@@ -28,6 +28,7 @@ from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
+from qdqtool.patterns.rewrites import insert_relu
 from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.scales import ScaleDead, ScaleImplausible, ScaleNotPositive
@@ -92,7 +93,6 @@ def find_rounded_constants(view: View) -> list[tuple[float, str]]:
 
 
 def _has_exact_halves(stored: npt.NDArray[Any], step: float, zero: npt.NDArray[Any] | None) -> bool:
-    """Return whether all values of a stored constant are multiples of 0.5."""
     offset = 0 if zero is None or not zero.size else zero.reshape(-1)[0]
     halves = 2 * (stored.astype(np.float64) - offset) * step
     return bool(np.all(np.abs(halves - np.round(halves)) < 1e-4))
@@ -128,8 +128,8 @@ def _symmetric_site(
         dqs: The DQs.
         scales: Cache of symmetric scales, by the key of the old parameters; it is extended.
     """
-    head = q or dqs[0]
-    params = view.params(head)
+    first = q or dqs[0]
+    params = view.params(first)
     if params.precision not in BYTES or params.scale is None or params.zero_point is None:
         return None
     if not params.scale.size or not params.zero_point.size:
@@ -137,14 +137,14 @@ def _symmetric_site(
     nodes = [n for n in (q, *dqs) if n is not None]
     is_asymmetric = params.precision == Precision.UINT8 or bool(np.any(params.zero_point != 0))
     scale = params.scale
-    description = f"{head.name}: zero point of int8 zeros"
+    description = f"{first.name}: zero point of int8 zeros"
     clips = q is not None and is_asymmetric and clips_negative_values(view, q)
     if is_asymmetric:
-        key = params.key or head.index  # the key is None if a scale is NaN
+        key = params.key or first.index  # the key is None if a scale is NaN
         if key not in scales:
             scales[key] = _make_symmetric(params)
         scale = scales[key]
-        description = _describe_symmetric(head, params.scale, scale, clips=clips)
+        description = _describe_symmetric(first, params.scale, scale, clips=clips)
 
     def apply(editor: Editor) -> None:
         if q is None and is_asymmetric:
@@ -154,7 +154,7 @@ def _symmetric_site(
         for node in nodes:
             _set_scale(view, editor, node, scale)
 
-    return FixSite(head.name, description, apply, [n.name for n in nodes])
+    return FixSite(first.name, description, apply, [n.name for n in nodes])
 
 
 def _describe_symmetric(node: Node, old: FloatArray, new: FloatArray, *, clips: bool) -> str:
@@ -179,11 +179,6 @@ def clips_negative_values(view: View, q: Node) -> bool:
         return False
     bounds = find_bounds(view.model).get(q.input(0))
     return bounds is None or bounds.low < 0
-
-
-def insert_relu(editor: Editor, q: Node) -> None:
-    """Insert a Relu between a Q and its input, in place."""
-    editor.set_input(q, 0, editor.insert_node(q, "Relu", f"{q.name}_relu", [q.input(0)]))
 
 
 def _make_symmetric(params: QuantParams) -> FloatArray:
@@ -233,12 +228,12 @@ def find_nonpositive_scales(view: View, target: Target, reasons: Sequence[Reason
     sites = []
     recomputable = {r.node for r in select_reasons(ScaleNotPositive, reasons) if r.is_recomputable}
     for q, dqs in _find_quantizer_groups(view, reasons):
-        head = q or dqs[0]
-        old = view.params(head).scale
+        first = q or dqs[0]
+        old = view.params(first).scale
         names = [n.name for n in dqs]
-        if old is not None and not recomputable.isdisjoint([head.name, *names]):
+        if old is not None and not recomputable.isdisjoint([first.name, *names]):
             apply = _make_scale_change(view, q, dqs, old)
-            sites.append(FixSite(head.name, f"{head.name}: scales made positive", apply, names))
+            sites.append(FixSite(first.name, f"{first.name}: scales made positive", apply, names))
     return sites
 
 

@@ -1,21 +1,59 @@
-"""Runs of models in onnxruntime, with limits on memory and work."""
+"""Runs of models in onnxruntime with limits on memory and work, their inputs, and their parts."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqtool.fixing.options import FixOptions
+from calibration.session import partial_model
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
 from qdqtool.proto.external_data import serialize
+from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD
 from qdqtool.runtime import sessions
 from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
+from qdqtool.util.checks import check_not_text
 
 Arrays = dict[str, npt.NDArray[Any]]
 _MAX_THREADS = 4
+_DYNAMIC = {0: 1}  # sizes of unknown dimensions, by axis: batch 1
+_SIDE = 256  # size for an unknown height or width: a multiple of every usual stride
+
+
+@dataclass(frozen=True)
+class FixOptions:
+    """Findings to fix, and limits of comparing outputs.
+
+    Attributes:
+        only: Finding codes to fix. Empty: all except codes that have to be requested.
+        inputs: Arrays by input name to run the model with. None: random arrays.
+        effort: Factor on the limits of comparing outputs.
+    """
+
+    only: Sequence[str] = ()
+    inputs: Mapping[str, Any] | None = None
+    effort: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_not_text("only", self.only)
+        if not 0 < self.effort <= limits.EFFORT:
+            raise QdqtoolError(
+                f"`effort={self.effort!r}` is out of range; give a number above 0, at most "
+                f"{limits.EFFORT:g}",
+                code="value-out-of-range",
+                parameter="effort",
+            )
+        object.__setattr__(self, "effort", float(self.effort))
 
 
 class RunError(Exception):
@@ -35,6 +73,10 @@ class RunError(Exception):
 
 class RunLimitError(RunError):
     """Error: a model takes more work or memory than `effort` permits."""
+
+
+class NotFiniteError(RunError):
+    """Error: the float network's outputs are not finite and cannot serve as a reference."""
 
 
 class ModelRunner:
@@ -115,3 +157,171 @@ def _serialize(proto: onnx.ModelProto) -> bytes:
         # If a serialized message has a scalar field twice, protobuf reads the last value.
         source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
     return source
+
+
+def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto, list[str]]:
+    """Return the part of a model that onnxruntime can run, and the names of the removed nodes.
+
+    Args:
+        model: The model.
+        body: Whether to keep only the nodes up to the last convolutions. Otherwise operators that
+            onnxruntime lacks (such as TensorRT plugins) and all nodes after them are removed.
+    """
+    if body:
+        view = View(model)
+        needed = {n.index for n in view.nodes_with_weights} | view.feeds_weighted
+        removed = {n.index for n in model.nodes if n.index not in needed}
+        return _remove_nodes(model, removed), _list_node_names(model, removed)
+    removed = {n.index for n in model.nodes if not _can_run(n.op, n.domain, model.opset)}
+    if not removed:
+        return model.proto, []
+    names = _list_node_names(model, removed)
+    return _remove_nodes(model, _add_downstream(model, removed)), names
+
+
+def _add_downstream(model: Model, indices: set[int]) -> set[int]:
+    dependent: set[int] = set()
+    tensors: set[str] = set()
+    for node in model.ordered:
+        if node.index in indices or not tensors.isdisjoint(node.inputs):
+            dependent.add(node.index)
+            tensors.update(node.outputs)
+    return dependent
+
+
+def _list_node_names(model: Model, indices: set[int]) -> list[str]:
+    return [n.name for n in model.ordered if n.index in indices]
+
+
+def _remove_nodes(model: Model, removed: set[int]) -> onnx.ModelProto:
+    """Return the model without some nodes; tensors that these nodes consume become outputs."""
+    nodes = [n for n in model.nodes if n.index in removed]
+    produced = {o for n in nodes for o in n.outputs}
+    read = dict.fromkeys(t for n in nodes for t in n.inputs)
+    fixed = {"", *produced, *model.inputs}
+    ends = [t for t in read if t not in fixed and not model.is_constant(t)]
+    ends += [t for t in model.outputs if t not in produced]
+    # Integer outputs of Qs are left out: their dequantized values are compared.
+    return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])
+
+
+def _can_run(op: str, domain: str, opset: int) -> bool:
+    return bool(onnx.defs.has(op, max(opset, 1))) if domain in STANDARD else domain in RUN_DOMAINS
+
+
+def random_inputs(model: Model) -> Arrays:
+    """Return a random array for every graph input, within the range of the input's first Q.
+
+    Inputs of rank 4 get images of smooth shapes and noise. Unknown sizes become 1 (batch) or 256.
+    """
+    generator = np.random.default_rng(0)
+    view = View(model)
+    inputs: Arrays = {}
+    for name in model.inputs:
+        shape, dtype = _input_shape(model, name), _input_type(model, name)
+        if np.issubdtype(dtype, np.floating):
+            images = _draw_images(generator, shape)
+            images *= np.float32(_input_range(view, name))
+            inputs[name] = images.astype(dtype, copy=False)
+        else:
+            low = -100 if np.issubdtype(dtype, np.signedinteger) else 0
+            inputs[name] = generator.integers(low, 100, shape).astype(dtype)
+    return inputs
+
+
+def _input_shape(model: Model, name: str) -> list[int]:
+    dims = model.shape(name)
+    if dims is None:
+        raise RunError(
+            f"the shape of input '{name}' is unknown; give it with `inputs`",
+            code="unknown-input-shape",
+            node=name,
+        )
+    shape = [d or _DYNAMIC.get(i, _SIDE) for i, d in enumerate(dims)]
+    size = math.prod(shape) * 4
+    if size > limits.SESSION_INPUT or min(shape, default=1) < 1:
+        raise RunLimitError(
+            f"input '{name}' of the shape {shape} would take "
+            f"{limits.format_excess(size, limits.SESSION_INPUT)}",
+            code="input-too-large",
+            node=name,
+        )
+    return shape
+
+
+def _input_type(model: Model, name: str) -> np.dtype[Any]:
+    kind = model.elem_type(name) or onnx.TensorProto.FLOAT
+    try:
+        dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(kind)
+    except KeyError:
+        raise RunError(
+            f"input '{name}': {kind} is not a data type of this version of onnx",
+            code="unknown-input-type",
+            node=name,
+        ) from None
+    return dtype
+
+
+def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArray[np.float32]:
+    noise = generator.random(shape, np.float32)
+    if len(shape) != 4 or min(shape[2:]) < 8:
+        return noise
+    coarse = generator.random((*shape[:2], shape[2] // 8 + 1, shape[3] // 8 + 1), np.float32)
+    noise *= np.float32(0.25)
+    smooth = coarse.repeat(8, axis=2).repeat(8, axis=3)[:, :, : shape[2], : shape[3]]
+    return noise + np.float32(0.75) * smooth
+
+
+def _input_range(view: View, name: str) -> float:
+    """Return the largest value that the first Q of an input can represent.
+
+    The result is 1 if no Q reads the input with a single plausible scale.
+    """
+    for node in view.model.consumers(name):
+        if qdq.is_q(node):
+            params = view.params(node)
+            if params.scale is not None and params.scale.size == 1 and 0 < params.scale[0] < 1e4:
+                return float(params.scale[0] * 127)
+    return 1.0
+
+
+def check_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    """Return the user's arrays for the inputs of a model, without other arrays.
+
+    Raises:
+        DataError: An array is missing, or has the wrong rank.
+    """
+    for name in model.inputs:
+        if name not in arrays:
+            raise DataError(
+                f"`inputs`: no array for the model's input '{name}'; add an array",
+                code="missing-input",
+                parameter="inputs",
+                node=name,
+            )
+        dims, rank = model.shape(name), np.ndim(arrays[name])
+        if dims is not None and len(dims) != rank:
+            raise DataError(
+                f"`inputs`: '{name}' has {rank} dimensions, but the model's input has "
+                f"{len(dims)}; give an array of that rank",
+                code="wrong-rank",
+                parameter="inputs",
+                node=name,
+            )
+    return {name: np.asarray(arrays[name]) for name in model.inputs}
+
+
+def check_finite(reference: Sequence[Arrays]) -> None:
+    """Check that the float network's outputs of each sample are finite.
+
+    Raises:
+        NotFiniteError: An output holds an infinity or a NaN.
+    """
+    for name, values in itertools.chain.from_iterable(outputs.items() for outputs in reference):
+        if np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values)):
+            raise NotFiniteError(
+                f"output '{name}' of the float network is NaN or infinite for these inputs; give "
+                "other inputs",
+                code="output-not-finite",
+                node=name,
+            )

@@ -318,7 +318,10 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
 
 
 def _describe_limit(tries: int, reason: Note | None) -> Note:
-    text = f"the fixes that prevent an improvement were not found within {tries} tries"
+    text = (
+        f"{tries} tries did not show which of these fixes prevent an improvement; give single "
+        "codes with `only`"
+    )
     if reason is None:
         return Note(text, code="not-separated")
     return Note(f"{text}: {reason}", code="not-separated-as")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qdqtool.errors import ModelError
 from qdqtool.findings.rules import attempted_codes, attempted_reasons
-from qdqtool.fixing.compare import ATOL
+from qdqtool.fixing.outputs import ATOL
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qdqtool.findings.rules import attempted_codes
-from qdqtool.fixing import compare, pairs, quantizers, weights
+from qdqtool.fixing import pairs, quantizers, weights
+from qdqtool.fixing.outputs import HALF_ROUNDING
 from qdqtool.fixing.site import FixCriteria, FixStep
 from qdqtool.ir.graph import Model
 from qdqtool.reasons.attention import DecomposedNorm
@@ -184,7 +185,7 @@ MODEL_STEPS = (
         (RemainingFloat,),
         _EXACT,
         changes_types=True,
-        rounding=compare.HALF_ROUNDING,
+        rounding=HALF_ROUNDING,
         description="layers that are not quantized are FP16",
         convert=quantizers.to_fp16_layers,
     ),

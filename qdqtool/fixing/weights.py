@@ -188,7 +188,7 @@ def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None
 
     def apply(editor: Editor) -> None:
         scale = weight_scale(value, axis).astype(value.dtype)
-        parameters = _store_parameters(editor, f"{conv.name}/weight", scale)
+        parameters = _store_parameters(editor, conv, scale)
         attributes = {} if axis is None else {"axis": axis}
         tensor = conv.input(1)
         for op in (qdq.Q, qdq.DQ):
@@ -200,11 +200,11 @@ def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None
     return FixSite(conv.name, f"{conv.name}: weights quantized {granularity}", apply)
 
 
-def _store_parameters(editor: Editor, prefix: str, scale: Array, separator: str = "_") -> list[str]:
-    """Store scales and zero points of 0 as constants, and return their names."""
+def _store_parameters(editor: Editor, conv: Node, scale: Array) -> list[str]:
+    """Store scales and zero points of 0 for a layer's weights, and return their names."""
     return [
-        editor.add_constant(f"{prefix}{separator}scale", scale),
-        editor.add_constant(f"{prefix}{separator}zero_point", np.zeros(scale.shape, np.int8)),
+        editor.add_constant(f"{conv.name}/weight_scale", scale),
+        editor.add_constant(f"{conv.name}/weight_zero_point", np.zeros(scale.shape, np.int8)),
     ]
 
 
@@ -246,8 +246,9 @@ def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite |
 
 
 def _scale_type(editor: Editor, weights: WeightSource) -> np.dtype[Any]:
-    assert weights.dq is not None
-    kind = editor.model.elem_type(weights.dq.input(1))
+    quantizer = weights.first_quantizer
+    assert quantizer is not None
+    kind = editor.model.elem_type(quantizer.input(1))
     dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(kind or onnx.TensorProto.FLOAT)
     return dtype
 
@@ -279,7 +280,7 @@ def _requantize(
         suffix: End of the names of the new quantizers.
     """
     scale = scale.astype(_scale_type(editor, weights))
-    parameters = _store_parameters(editor, f"{conv.name}/weight", scale)
+    parameters = _store_parameters(editor, conv, scale)
     attributes = {} if axis is None else {"axis": axis}
     for node in (weights.q, weights.dq):
         if node is not None:
@@ -383,19 +384,12 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
     folded = value.astype(np.float64) * multiplier.reshape(1, -1, *(1,) * (value.ndim - 2))
     if weights.q is None:
         folded = np.clip(folded, -128, 127)
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(params.scale_type or onnx.TensorProto.FLOAT)
 
     def apply(editor: Editor) -> None:
         tensor = editor.add_constant(f"{weights.source}_folded", folded.astype(value.dtype))
-        for node in (weights.q, weights.dq):
-            if node is not None:
-                name = f"{node.name}_folded"
-                parameters = _store_parameters(editor, name, scale.astype(dtype), "/")
-                tensor = editor.insert_node(conv, node.op, name, [tensor, *parameters], {"axis": 1})
-        editor.set_input(conv, 1, tensor)
-        editor.set_input(
-            conv, 2, editor.add_constant(f"{conv.name}/folded_bias", shift.astype(dtype))
-        )
+        _requantize(editor, conv, weights, tensor, scale, 1, "folded")
+        bias = shift.astype(_scale_type(editor, weights))
+        editor.set_input(conv, 2, editor.add_constant(f"{conv.name}/folded_bias", bias))
         editor.remove(norm)
         editor.set_output(conv, 0, norm.output)
 

@@ -278,7 +278,9 @@ def _add_profile(page: TextPage, facts: Json) -> None:
         return
     runs = f", {profile['iterations']} iterations" if profile["iterations"] else ""
     layers = format_count(profile["layers"], "layer")
-    page.add_heading(f"Profile: {profile['total_ms']:.4f} ms in {layers}{runs}; the slowest:")
+    page.add_heading(
+        f"Profile (mean times): {profile['total_ms']:.4f} ms in {layers}{runs}; the slowest:"
+    )
     for row in profile["slowest"]:
         name = cut_middle(row["name"], page.width - 24)
         page.add_lines(f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {name}")

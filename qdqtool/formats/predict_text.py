@@ -307,11 +307,11 @@ def _add_findings(page: TextPage, prediction: Prediction, times: Sequence[TimeEs
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Group findings by code: errors first, then in the order of each code's first finding.
 
-    Findings about remaining Q/DQ layers are left out.
+    Findings with the code CONVERSION are left out, because the list of Q/DQ layers has them.
     """
     groups: dict[tuple[str, Severity], list[Finding]] = {}
     for finding in sorted(findings, key=lambda f: f.severity != Severity.ERROR):
-        if finding.code not in _CONVERSION_CODES:
+        if finding.code != "CONVERSION":
             groups.setdefault((finding.code, finding.severity), []).append(finding)
     together = itertools.chain.from_iterable(groups.values())
     return [list(group) for _, group in itertools.groupby(together, key=lambda f: f.code)]
@@ -364,7 +364,7 @@ def _describe_extent(same: list[Finding], products: set[str]) -> str:
 
 def _add_conversions(page: TextPage, prediction: Prediction) -> None:
     conversions = [f for f in prediction.findings if f.code in _CONVERSION_CODES]
-    if all(f.code == "INPUT-CONVERSION" for f in conversions) and not page.everything:
+    if all(f.code == "INPUT-CONVERSION" for f in conversions):
         return
     page.add_heading(f"Q/DQ layers that remain ({len(conversions)}), the largest first")
     for finding in page.iterate_rows(conversions, _MAX_CONVERSIONS, "    "):

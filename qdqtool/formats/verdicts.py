@@ -355,14 +355,19 @@ def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
     )
 
 
-def overall_verdict(prediction: Prediction, time: TimeEstimate | None) -> Verdict:
-    """Return the verdict on the build if it fails, else on speed, else on types and findings."""
+def overall_verdict(
+    prediction: Prediction, time: TimeEstimate | None, *, half: bool = True
+) -> Verdict:
+    """Return the verdict on the build if it fails, else on speed, else on types and findings.
+
+    ``half`` says whether the builder may use FP16.
+    """
     problem = build_verdict(prediction)
     if problem is not None:
         return problem
     if time is not None and is_analyzed(prediction):
         return speed_verdict(time)
-    return quality_verdict(prediction, name_float_type(prediction))
+    return quality_verdict(prediction, name_float_type(prediction, half=half))
 
 
 # Speed --------------------------------------------------------------------------------------------

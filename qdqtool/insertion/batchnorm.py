@@ -125,7 +125,6 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
 
 
 def _count_output_channels(conv: Node, weight: _Array) -> int | None:
-    """Return the number of output channels; None if the weights do not fit a convolution."""
     if weight.ndim < 3 or weight.dtype.kind in _TEXT_KINDS:
         return None
     first, second = int(weight.shape[0]), int(weight.shape[1])
@@ -152,14 +151,14 @@ def _fold_into_consumers(
         return None
     folded = []
     for conv in convs:
-        weights = _fold_input_map(model, conv, factor, shift)
+        weights = _fold_into_consumer(model, conv, factor, shift)
         if weights is None:
             return None
         folded.append(weights)
     return folded
 
 
-def _fold_input_map(
+def _fold_into_consumer(
     model: Model, conv: Node, factor: _Floats, shift: _Floats
 ) -> tuple[_Array, _Array] | None:
     """Fold ``x * factor + shift`` before a convolution into its weights and bias.

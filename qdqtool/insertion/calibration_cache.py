@@ -1,20 +1,333 @@
-"""TensorRT calibration caches of float models, and trtexec commands that build with them."""
+"""TensorRT calibration caches: scales for every tensor of a float network, and build commands.
+
+Without Q/DQ, TensorRT runs a layer in INT8 only if all of its tensors have a scale. The quantizers
+of a Q/DQ model give scales for some tensors only. These rules give scales for more tensors:
+
+* ``moved``: an operator that only moves values (Reshape, MaxPool, Concat ...) connects the tensor
+  with tensors that have a scale.
+* ``bounded``: the values cannot exceed the input (Relu, average pooling) or a limit (Clip).
+* ``fixed``: the range does not depend on data (Sigmoid, Softmax).
+* ``clipped``: the only consumer is a Relu or Clip, whose result has a scale. The consumer clips
+  larger values anyway (qdq-translator propagates scales upward through Relu).
+* ``unary``: the result of a convolution that goes into an Add without a quantizer gets scale 1.0.
+  DLA 3.13 and later (JetPack 6) then fuses both (NVIDIA's qdq-translator,
+  ``--add_unary_ew_scales_for_dla``).
+
+No rule gives the scale of an activation's result, such as that of a SiLU, to the convolution before
+it, because both have different ranges. A calibration measures such tensors.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from onnx import TensorProto
+
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.tensor_scales import LayerPrecisions, TensorScales, format_precisions
+from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.ir.bounds import find_bounds
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import (
+    WEIGHTED,
+    LayerKind,
+    commuting_inputs,
+    is_pointwise,
+    operator_of,
+)
+from qdqtool.ir.qdq import FLOATS
+from qdqtool.patterns.pointwise import run_time_inputs
+from qdqtool.patterns.view import View
+from qdqtool.trt.fault_checks import LARGEST_SCALE
 from qdqtool.trt.targets import Target
 from qdqtool.util.json_text import Json
 from qdqtool.util.text import format_count
 
-_MAX_NAMES = 4
+_CLIPPING = ("Relu", "Clip")
+_BOUNDED = ("Relu", "LeakyRelu", "Clip", "Abs", "Neg", "HardSwish", "ReduceMax", "ReduceMin")
+_FIXED = ("Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Softsign", "Erf", "Sin", "Cos")
+_MAX_ROUNDS = 16  # several passes, because a scale may move up one branch, then down another
+_MAX_NAMES = 4  # tensors without a scale that the report names
+_NO_LAYER = (LayerKind.SHAPE, LayerKind.CONSTANT)
+
+
+@dataclass
+class TensorScales:
+    """Scales of the tensors of a network.
+
+    Attributes:
+        scales: amax / 127 by tensor.
+        rules: Origin of each scale: a rule of this module, ``quantizer`` or ``measured``.
+        missing: Float tensors without a scale, in graph order.
+    """
+
+    scales: dict[str, float]
+    rules: dict[str, str]
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of scales by rule."""
+        return dict(Counter(self.rules.values()))
+
+
+def list_float_tensors(model: Model) -> list[str]:
+    """Return the float tensors that depend on the network's inputs, in graph order."""
+    varying = View(model).varying
+    tensors = [*model.inputs, *(t for node in model.ordered for t in node.outputs)]
+    types = (*FLOATS, TensorProto.UNDEFINED)
+    return [t for t in dict.fromkeys(tensors) if t in varying and model.elem_type(t) in types]
+
+
+def complete_scales(
+    model: Model,
+    known: Mapping[str, float],
+    measured: Mapping[str, float] | None = None,
+    *,
+    unary: bool = False,
+) -> TensorScales:
+    """Complete the scales of a float network by the rules of this module.
+
+    Args:
+        model: The network without Q/DQ.
+        known: amax / 127 by tensor from quantizers; names that the network lacks are ignored.
+        measured: amax / 127 by tensor from a calibration; `known` takes precedence.
+        unary: Whether to use the rule ``unary``.
+    """
+    tensors = list_float_tensors(model)
+    names = set(tensors)
+    result = TensorScales({}, {})
+    for rule, table in (("measured", measured or {}), ("quantizer", known)):
+        for tensor in names.intersection(table):
+            result.scales[tensor], result.rules[tensor] = table[tensor], rule
+    completion = _Completion(model, names, result)
+    completion.run(tensors)
+    if unary:
+        completion.add_unary()
+        completion.run(tensors)
+    result.scales = {t: result.scales[t] for t in tensors if t in result.scales}
+    result.missing = [t for t in tensors if t not in result.scales]
+    return result
+
+
+def measure_scales(
+    model: Model,
+    known: Mapping[str, float],
+    measure: Callable[[Model, Sequence[str]], Mapping[str, float]] | None,
+    *,
+    unary: bool = False,
+) -> TensorScales:
+    """Complete scales by rules, and measure tensors that have no scale or only a bound.
+
+    A bound may be much larger than the actual range.
+
+    Args:
+        model: The network without Q/DQ.
+        known: amax / 127 by tensor from quantizers.
+        measure: Function of the model and tensors that returns amax / 127 by tensor; None without
+            data.
+        unary: Whether to use the rule ``unary``.
+    """
+    scales = complete_scales(model, known, unary=unary)
+    bounded = [t for t, rule in scales.rules.items() if rule == "bounded"]
+    if measure is None or not (bounded or scales.missing):
+        return scales
+    measured = measure(model, [*bounded, *scales.missing])
+    return complete_scales(model, known, measured, unary=unary)
+
+
+class _Completion:
+    """Propagation of scales until nothing changes."""
+
+    def __init__(self, model: Model, names: set[str], result: TensorScales) -> None:
+        self.model = model
+        self.names = names
+        self.result = result
+
+    def run(self, tensors: list[str]) -> None:
+        """Apply the rules until nothing changes; use bounds if no other rule gives a scale."""
+        for _ in range(_MAX_ROUNDS):
+            before = len(self.result.scales)
+            self._apply_rule(tensors, self._from_inputs)
+            if len(self.result.scales) == before:
+                self._apply_rule(tensors, self._from_bound)
+            if len(self.result.scales) == before:
+                return
+
+    def _apply_rule(
+        self, tensors: list[str], rule: Callable[[Node], tuple[float, str] | None]
+    ) -> None:
+        for node in self.model.ordered:
+            for tensor in node.outputs:
+                self._set_if_missing(tensor, rule(node))
+        for tensor in reversed(tensors):
+            if tensor not in self.result.scales:
+                for candidate in (self._from_moves(tensor), self._from_clipping(tensor)):
+                    self._set_if_missing(tensor, candidate)
+
+    def add_unary(self) -> None:
+        """Set scale 1.0 for convolution results that only an Add with known scales consumes."""
+        for node in self.model.ordered:
+            if node.op not in WEIGHTED or node.output in self.result.scales:
+                continue
+            consumers = self.model.consumers(node.output)
+            if len(consumers) != 1 or consumers[0].op != "Add":
+                continue
+            others = [t for t in consumers[0].inputs if t != node.output]
+            if len(others) == 1 and {others[0], consumers[0].output} <= self.result.scales.keys():
+                self._set_if_missing(node.output, (1.0, "unary"))
+
+    def _set_if_missing(self, tensor: str, candidate: tuple[float, str] | None) -> None:
+        if candidate is not None and tensor in self.names and tensor not in self.result.scales:
+            self.result.scales[tensor], self.result.rules[tensor] = candidate
+
+    def _from_inputs(self, node: Node) -> tuple[float, str] | None:
+        if node.op in _FIXED:
+            return 1.0 / LEVELS, "fixed"
+        sources = commuting_inputs(self.model, node)
+        if sources:
+            scales = [self._known_scale(t) for t in sources]
+            known = [s for s in scales if s is not None]
+            return (max(known), "moved") if known and len(known) == len(scales) else None
+        return None
+
+    def _from_bound(self, node: Node) -> tuple[float, str] | None:
+        limits = [self._scale_of_bounds(node.output)]
+        if operator_of(node).averages or node.op in _BOUNDED:
+            limits.append(self._known_scale(node.input(0)))
+        scales = [scale for scale in limits if scale is not None]
+        return (min(scales), "bounded") if scales else None
+
+    def _scale_of_bounds(self, tensor: str) -> float | None:
+        """Return the scale for a tensor's bounds; None if they are unknown or implausibly large."""
+        bounds = find_bounds(self.model).get(tensor)
+        if bounds is None:
+            return None
+        scale = max(abs(bounds.low), abs(bounds.high)) / LEVELS
+        return scale if 0 < scale <= LARGEST_SCALE else None
+
+    def _known_scale(self, tensor: str) -> float | None:
+        """Return the scale of a tensor; for a constant, its largest magnitude / 127."""
+        if tensor in self.result.scales:
+            return self.result.scales[tensor]
+        value = self.model.constant(tensor)
+        if value is None or not value.size or value.dtype.kind != "f":
+            return None
+        largest = float(np.abs(value).max())
+        return largest / LEVELS if np.isfinite(largest) else None
+
+    def _from_moves(self, tensor: str) -> tuple[float, str] | None:
+        consumers = self.model.consumers(tensor)
+        known = []
+        for node in consumers:
+            if tensor not in commuting_inputs(self.model, node):
+                continue
+            scales = [self.result.scales.get(output) for output in filter(None, node.outputs)]
+            if operator_of(node).cuts and (None in scales or len(consumers) > 1):
+                continue  # another part of the tensor may have larger values
+            known += [s for s in scales if s is not None]
+        return (max(known), "moved") if known else None
+
+    def _from_clipping(self, tensor: str) -> tuple[float, str] | None:
+        consumers = self.model.consumers(tensor)
+        if len(consumers) != 1 or consumers[0].op not in _CLIPPING:
+            return None
+        scale = self.result.scales.get(consumers[0].output)
+        is_kept = self.model.is_output(tensor)
+        return None if scale is None or is_kept else (scale, "clipped")
+
+
+# Precisions of layers --------------------------------------------------------------------------
+
+
+@dataclass
+class LayerPrecisions:
+    """Layer precisions for options of trtexec.
+
+    Attributes:
+        layers: ``int8`` or ``fp16`` by layer, for ``--layerPrecisions``.
+        outputs: ``int8`` or ``fp16`` by layer, for ``--layerOutputTypes``.
+        unnamed: Nodes that share their name with others, which trtexec cannot address.
+    """
+
+    layers: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    unnamed: list[str] = field(default_factory=list)
+
+
+def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> LayerPrecisions:
+    """Choose layer precisions so that a build with a cache quantizes as the Q/DQ model does.
+
+    Args:
+        model: The network without Q/DQ.
+        scales: Its scales.
+        int8: Names of the weighted nodes that are quantized.
+    """
+    names = Counter(_parser_layer_name(node) for node in model.nodes)
+    missing, varying = set(scales.missing), set(list_float_tensors(model))
+    precisions = LayerPrecisions()
+    floats: set[str] = set()  # results of layers in FP16
+    for node in model.ordered:
+        if operator_of(node).kind in _NO_LAYER or varying.isdisjoint(node.outputs):
+            continue
+        precision = _choose_precision(model, node, missing, int8, floats)
+        if precision == "fp16":
+            floats.update(node.outputs)
+        writes_float = precision == "fp16" or not missing.isdisjoint(node.outputs)
+        if precision is None:
+            continue
+        name = _parser_layer_name(node)
+        if names[name] != 1:
+            precisions.unnamed.append(node.name)
+            continue
+        precisions.layers[name] = precision
+        if writes_float:
+            precisions.outputs[name] = "fp16"
+    return precisions
+
+
+def _parser_layer_name(node: Node) -> str:
+    """Return the name that TensorRT's parser gives a node's layer."""
+    return node.proto.name or f"node_of_{node.output}"
+
+
+def _choose_precision(
+    model: Model, node: Node, missing: set[str], int8: set[str], floats: set[str]
+) -> str | None:
+    """Return the precision of a layer; None if the builder may choose."""
+    if node.op in WEIGHTED:
+        return "int8" if node.name in int8 and missing.isdisjoint(node.inputs) else "fp16"
+    if not missing.isdisjoint((*node.inputs, *node.outputs)):
+        return "fp16"
+    sources = run_time_inputs(model, node)
+    is_fused = is_pointwise(node) or node.op == "BatchNormalization"
+    return "fp16" if is_fused and sources and floats.issuperset(sources) else None
+
+
+def format_precisions(precisions: LayerPrecisions) -> list[str]:
+    """Return trtexec options that set layer precisions; empty without precisions."""
+    flags = []
+    for option, table in (
+        ("--layerPrecisions", precisions.layers),
+        ("--layerOutputTypes", precisions.outputs),
+    ):
+        if table:
+            pairs = (f"{_quote_name(name)}:{precision}" for name, precision in table.items())
+            flags.append(f"{option}={','.join(pairs)}")
+    return ["--precisionConstraints=prefer", *flags] if flags else []
+
+
+def _quote_name(layer: str) -> str:
+    """Return a layer name for trtexec, in quotes if it contains a colon or comma."""
+    return f"'{layer}'" if set(layer) & set(":,") else layer
+
+
+# Caches -----------------------------------------------------------------------------------------
 
 
 def cache_header(target: Target) -> str:
@@ -45,8 +358,8 @@ class CacheReport:
         model: The float model.
         header: First line of the cache.
         scales: Scales of the tensors.
-        precisions: Layer precisions to pass to trtexec.
-        has_precisions: Whether the target's trtexec has options for layer precisions.
+        precisions: Layer precisions of the build.
+        flags: Options of trtexec for the layer precisions; empty if the target's trtexec has none.
     """
 
     path: str
@@ -54,7 +367,7 @@ class CacheReport:
     header: str
     scales: TensorScales
     precisions: LayerPrecisions
-    has_precisions: bool
+    flags: list[str]
 
     @property
     def command(self) -> str:
@@ -66,9 +379,8 @@ class CacheReport:
             "--fp16",
             "--useDLACore=0",
             "--allowGPUFallback",
+            *self.flags,
         ]
-        if self.has_precisions:
-            words += format_precisions(self.precisions)
         return " ".join(["trtexec", *map(shlex.quote, words)])
 
     def as_json(self) -> Json:
@@ -83,7 +395,7 @@ class CacheReport:
             "layer_precisions": dict(self.precisions.layers),
             "layer_output_types": dict(self.precisions.outputs),
             "unnamed_nodes": list(self.precisions.unnamed),
-            "flags": format_precisions(self.precisions) if self.has_precisions else [],
+            "flags": list(self.flags),
             "command": self.command,
         }
 
@@ -134,5 +446,5 @@ def write_cache(
         header,
         scales,
         precisions,
-        target.trtexec.layer_types,
+        format_precisions(precisions) if target.trtexec.layer_types else [],
     )

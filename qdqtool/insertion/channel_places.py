@@ -36,13 +36,6 @@ def compact_places(places: Places) -> Places:
     return places
 
 
-def _is_movement(node: Node) -> bool:
-    """Return whether a node only joins, cuts or moves the values of its inputs."""
-    operator = operator_of(node)
-    is_known = operator.joins or operator.cuts or node.op in MOVES
-    return node.domain in STANDARD and is_known
-
-
 class NetworkShapes:
     """Shapes of a network's tensors, and the values of shape tensors.
 
@@ -128,9 +121,11 @@ class NetworkShapes:
         A source is the index of an input entry in the concatenation of all flattened data inputs.
         None if the node does more than move values, or if shapes are unknown.
         """
-        if not _is_movement(node):
+        operator = operator_of(node)
+        moves_values = operator.joins or operator.cuts or node.op in MOVES
+        if not moves_values or node.domain not in STANDARD:
             return None
-        data_inputs = len(node.inputs) if operator_of(node).joins else 1
+        data_inputs = len(node.inputs) if operator.joins else 1
         shapes: list[tuple[int, ...]] = []
         feeds: dict[str, npt.NDArray[Any]] = {}
         start = 0

@@ -35,6 +35,7 @@ from qdqtool.proto.external_data import to_array
 from qdqtool.proto.subgraphs import nested_graphs, rename_tensors
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count, format_count_were
 
 _MIN_RAISE = 1.01  # scales that rounding to FP16 raises by a larger factor are reported
 _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
@@ -216,8 +217,8 @@ def update_scales(
 def _describe_raised_scales(raised: Sequence[tuple[float, str]]) -> Note:
     factor, tensor = max(raised)
     return Note(
-        f"the scales of {len(raised)} tensors were raised to the smallest value that FP16 "
-        f"holds ({_SMALLEST:.3g}), for example {tensor} by a factor of {factor:.3g} "
+        f"the scales of {format_count(len(raised), 'tensor')} were raised to the smallest value "
+        f"that FP16 holds ({_SMALLEST:.3g}), for example '{tensor}' by a factor of {factor:.3g} "
         "(`high_precision='fp32'` keeps the scales)",
         code="scales-raised",
         count=len(raised),
@@ -284,8 +285,8 @@ def describe_fp16(
         tensors = ", ".join(f"{tensor} ({largest:.4g})" for tensor, largest in wide.items())
         notes.append(
             Note(
-                f"{len(wide)} tensors, their producers and their consumers remain FP32, because "
-                f"the largest value is close to FP16's limit of 65504: {tensors}",
+                f"{format_count(len(wide), 'tensor')} with values close to FP16's limit of 65504 "
+                f"(their producers and consumers too) remain FP32; largest values: {tensors}",
                 code="stay-fp32",
                 count=len(wide),
                 kept=list(wide.items()),
@@ -301,8 +302,8 @@ def _describe_normalizations(model: Model) -> list[Note]:
     if count := len(layer_norms) - len(remaining):
         notes.append(
             Note(
-                f"{count} decomposed normalizations were replaced by LayerNormalization, because "
-                "FP16 cannot hold their squares",
+                f"{format_count_were(count, 'decomposed normalization')} replaced by "
+                "LayerNormalization, because FP16 cannot hold their squares",
                 code="norms-written",
                 count=count,
             )
@@ -312,8 +313,8 @@ def _describe_normalizations(model: Model) -> list[Note]:
         count, first = len(float_norms), float_norms[0].square.name
         notes.append(
             Note(
-                f"{count} decomposed normalizations remain FP32 ({first} first): FP16 cannot hold "
-                "their squares, and a LayerNormalization in their place would compute other values",
+                f"decomposed normalizations that remain FP32: {count}, such as '{first}'. FP16 "
+                "cannot hold their squares, and a LayerNormalization would compute other values",
                 code="norms-stay-fp32",
                 count=count,
                 first=first,
@@ -325,7 +326,7 @@ def _describe_normalizations(model: Model) -> list[Note]:
         count, first = len(float_sums), float_sums[0][0].name
         notes.append(
             Note(
-                f"{count} other sums of squares remain FP32 ({first} first), because they may be "
+                f"other sums of squares that remain FP32: {count}, such as '{first}'. They may be "
                 "outside the range of FP16",
                 code="squares-stay-fp32",
                 count=count,
@@ -389,27 +390,22 @@ def convert_to_fp32(model: Model) -> None:
 def _widen_graph(
     graph: onnx.GraphProto,
     values: Iterable[onnx.ValueInfoProto],
-    kind: int = TensorProto.FLOAT16,
+    elem_type: int = TensorProto.FLOAT16,
 ) -> None:
-    """Convert constants of type `kind` to float32, and types in value_info and `values`."""
-    for node in graph.node:
-        _widen_attributes(node, kind)
+    """Convert constants of `elem_type` to float32, and the types of value_info and `values`."""
+    for attribute in (a for node in graph.node for a in node.attribute):
+        if attribute.HasField("t"):
+            _widen_tensor(attribute.t, elem_type)
+        elif attribute.name in ("to", "dtype", "output_dtype") and attribute.i == elem_type:
+            attribute.i = TensorProto.FLOAT
     for tensor in graph.initializer:
-        _widen_tensor(tensor, kind)
+        _widen_tensor(tensor, elem_type)
     for value in (*graph.value_info, *values):
-        if value.type.tensor_type.elem_type == kind:
+        if value.type.tensor_type.elem_type == elem_type:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
 
 
-def _widen_attributes(node: onnx.NodeProto, kind: int) -> None:
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            _widen_tensor(attribute.t, kind)
-        elif attribute.name in ("to", "dtype", "output_dtype") and attribute.i == kind:
-            attribute.i = TensorProto.FLOAT
-
-
-def _widen_tensor(tensor: onnx.TensorProto, kind: int) -> None:
-    if tensor.data_type == kind:
+def _widen_tensor(tensor: onnx.TensorProto, elem_type: int) -> None:
+    if tensor.data_type == elem_type:
         array = to_array(tensor).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqtool.insertion.fp8_rules import find_fp8_obstacle
 from qdqtool.insertion.number_formats import FP8, LEVELS
-from qdqtool.insertion.placement import is_average_pooling
+from qdqtool.insertion.placement import find_fp8_obstacle, is_average_pooling
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
@@ -16,7 +15,7 @@ from qdqtool.ir.qdq import find_pair, float_tensor, is_qdq
 def convert_pairs_to_fp8(model: Model) -> list[str]:
     """Convert the INT8 pairs of a model to FP8 pairs with the same ranges, in place.
 
-    Nodes that are not quantized in FP8 (:mod:`qdqtool.insertion.fp8_rules`) lose their pairs.
+    Nodes that are not quantized in FP8 (:mod:`qdqtool.insertion.placement`) lose their pairs.
 
     Args:
         model: A Q/DQ model of opset 19 or newer, with constant scales and zero points of 0.

@@ -272,7 +272,6 @@ def _confirm_gain(
     without: Mapping[int, float],
     numbers: Sequence[int],
 ) -> TensorLoss:
-    """Return a copy of a loss with the fields about confirmation set."""
     before = np.array([total[number] for number in numbers])
     gains = before - np.array([without[number] for number in numbers])
     gain = float(gains.sum() / before.sum())

@@ -125,9 +125,9 @@ def _check_float_model(model: Model) -> None:
     fakes = find_fake_quantizers(model) or find_nested_quantizers(model)
     if fakes:
         raise ModelError(
-            f"has {len(fakes)} quantizers in another form than Q/DQ ('{fakes[0].name}' first, "
-            f"{fakes[0].form}); Q/DQ pairs would quantize these tensors twice. Run 'qdqtool fix' "
-            "to rewrite them as Q/DQ, or give the float model",
+            f"has {format_count(len(fakes), 'quantizer')} that are not Q/DQ nodes, such as "
+            f"'{fakes[0].name}' ({fakes[0].form}). Q/DQ pairs would quantize these tensors twice. "
+            "Run 'qdqtool fix' to rewrite them as Q/DQ, or give the float model",
             path,
             code="already-quantized",
             node=fakes[0].name,
@@ -149,7 +149,6 @@ def _check_outputs(model: Model, path: str) -> None:
 
 
 def _describe_subgraphs(model: Model) -> list[Note]:
-    """Return a warning for each node whose subgraphs have layers, which remain float."""
     warnings = []
     for content in find_subgraph_contents(model):
         count = content.convolutions + content.products

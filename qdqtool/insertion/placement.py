@@ -13,11 +13,16 @@ with 8.0 to 8.5):
 * Both inputs of the two matrix products of an attention are quantized if the user chooses so.
 * The input of an average pooling is quantized if a later node quantizes the result, and if the
   input has no float consumers.
-* FP8 leaves more nodes float than INT8: :mod:`qdqtool.insertion.fp8_rules`.
+* FP8 leaves more nodes float than INT8: ConvTranspose, convolutions with groups, few channels or
+  large kernels, single rows, average poolings, and attentions that TensorRT does not fuse. Sources:
+  NVIDIA's release notes of TensorRT 10.6 and 10.16 (attention; kernels of more than 32 elements),
+  NVIDIA/TensorRT issue 4524 (groups), ModelOpt (few channels, single rows), and builds of
+  TensorRT-RTX 1.7.1 for 8.9 and 12.0 (kernels, ConvTranspose, attention).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +32,6 @@ import onnx
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.lint.operators import find_depthwise_faults, find_large_kernel
 from qdqtool.insertion.einsum import find_matmul
-from qdqtool.insertion.fp8_rules import find_attention_obstacle, find_fp8_obstacle
 from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.structure import (
@@ -83,6 +87,8 @@ from qdqtool.util.notes import Note
 
 _MIN_DETECTOR_OUTPUTS = 2  # detectors without a DFL have at least this many
 _MIN_CHANNELS = 16  # with fewer channels, only some convolution shapes have a fast INT8 kernel
+_MIN_FP8_CHANNELS = 17  # smallest number of input and of output channels of a convolution in FP8
+_MIN_FP8_PRODUCT = 16  # smallest number of columns and smallest depth of a matrix product in FP8
 _InputChoice = tuple[list[int], Reason | None]
 """Input positions to quantize; or none, with a reason if it is worth reporting."""
 
@@ -261,21 +267,18 @@ def can_be_quantized(model: Model, node: Node) -> bool:
 
 
 def _check_excluded_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
-    if op.lower() not in {n.op.lower() for n in model.nodes}:
-        raise QdqtoolError(
-            f"`exclude_op` {op}: the model has no such operator",
-            code="no-match",
-            parameter="exclude_op",
-        )
     operators = {n.op for n in candidates}
-    if op.lower() not in {candidate.lower() for candidate in operators}:
-        allowed = ", ".join(sorted(operators)) or "none"
-        raise QdqtoolError(
-            f"`exclude_op` {op}: never quantized anyway; operators that can be quantized: "
-            f"{allowed}",
-            code="never-quantized",
-            parameter="exclude_op",
-        )
+    if op.lower() in {candidate.lower() for candidate in operators}:
+        return
+    reason, code = "the model has no such operator", "no-match"
+    if op.lower() in {n.op.lower() for n in model.nodes}:
+        reason, code = "this operator always remains float", "never-quantized"
+    raise QdqtoolError(
+        f"`exclude_op` {op}: {reason}. Leave the option out, or name an operator that can be "
+        f"quantized: {', '.join(sorted(operators)) or 'none'}",
+        code=code,
+        parameter="exclude_op",
+    )
 
 
 def _match_patterns(
@@ -325,15 +328,16 @@ class _Placer:
         self._quantized: set[int] = set()  # indices of nodes that have a quantized input
 
     def _find_float_attention(self, attentions: Sequence[Attention]) -> dict[int, PresetPart]:
-        """Return the reasons, by node index, for attention products that the rules leave float."""
         rules = self._rules
         parts: dict[int, PresetPart] = {}
         for attention in attentions:
             part: PresetPart | None = None
             if rules.attention == "float" or (rules.attention == "auto" and not self._is_fp8):
                 part = PresetPart.ATTENTION
-            elif rules.attention == "auto":
-                part = find_attention_obstacle(self._model, attention, rules.max_head)
+            elif rules.attention == "auto" and not _fuses_attention(
+                self._model, attention, rules.max_head
+            ):
+                part = PresetPart.ATTENTION_UNFUSED
             if part is not None:
                 parts.update({attention.scores.index: part, attention.values.index: part})
         return parts
@@ -480,7 +484,6 @@ class _Placer:
         return None
 
     def _find_weight_fault(self, node: Node) -> Reason | None:
-        """Return why the weights prevent quantization of a node; None if they do not."""
         name, weights = node.name, node.input(1)
         element_type = self._model.elem_type(weights)
         if element_type not in QUANTIZABLE:
@@ -667,3 +670,54 @@ def _has_no_further_computation(model: Model, node: Node) -> bool:
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))
         for consumer in model.consumers(name)
     )
+
+
+# FP8 ---------------------------------------------------------------------------------------------
+
+
+def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> FloatNode | None:
+    """Return why a node with constant weights is not quantized in FP8; None if FP8 suits it.
+
+    Args:
+        model: The model.
+        node: A convolution or matrix product.
+        weights: Name of the node's float weights, if the node reads them through Q/DQ.
+    """
+    shape = model.constant_shape(weights or node.input(1)) or ()
+    kind = operator_of(node).kind
+    obstacle: SkipCause | None = None
+    if kind == LayerKind.DECONVOLUTION:
+        obstacle = SkipCause.FP8_DECONVOLUTION
+    elif kind == LayerKind.CONVOLUTION:
+        obstacle = _find_convolution_obstacle(node, shape)
+    elif min(shape, default=_MIN_FP8_PRODUCT) < _MIN_FP8_PRODUCT:
+        obstacle = SkipCause.FP8_CHANNELS
+    elif _has_single_row(model.shape(node.input(0))):
+        obstacle = SkipCause.FP8_SINGLE_ROW
+    return None if obstacle is None else FloatNode(PLACEMENT, node.name, obstacle)
+
+
+def _find_convolution_obstacle(node: Node, shape: tuple[int, ...]) -> SkipCause | None:
+    if math.prod(shape[2:]) > fault_checks.MAX_FP8_KERNEL:
+        return SkipCause.FP8_KERNEL
+    if node.integer("group", 1) > 1:
+        return SkipCause.FP8_GROUPS
+    if min(shape[:2], default=_MIN_FP8_CHANNELS) < _MIN_FP8_CHANNELS:
+        return SkipCause.FP8_CHANNELS
+    return None
+
+
+def _has_single_row(shape: tuple[int | None, ...] | None) -> bool:
+    return shape is not None and all(size == 1 for size in shape[:-1])
+
+
+def _fuses_attention(model: Model, attention: Attention, max_head: int) -> bool:
+    """Return whether TensorRT fuses an attention in FP8; False for unknown shapes.
+
+    `max_head` is the largest head size that the target fuses.
+    """
+    queries = model.shape(attention.scores.input(0))
+    scores = model.shape(attention.scores.output)
+    if not queries or not scores:
+        return False
+    return fault_checks.fuses_fp8_attention(queries[-1], scores[-1], max_head)

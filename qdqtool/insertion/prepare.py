@@ -179,7 +179,6 @@ def fold_constant_weights(model: Model) -> int:
 
 
 def _find_computed_weights(model: Model) -> list[tuple[Node, int]]:
-    """Return nodes and input positions of weights that are computed from constants."""
     constant_tensors = View(model).constants
     places = []
     for node in model.nodes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from qdqtool.errors import DataError, brief
 from qdqtool.insertion.number_formats import INT8, LEVELS, NumberFormat, find_number_format
@@ -118,38 +118,21 @@ def read_table_scales(
     result = []
     missing = []
     for group in groups:
+        scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
         if group.largest is not None:
             result.append(constant_scale(group, group.largest, number_format))
-            continue
-        scales = _select_scales(group, table, limit, path)
-        if not scales:
-            missing.append(group.quantized[0])
+        elif scales:
+            for tensor, scale in scales.items():
+                _check_table_scale(tensor, scale, limit, path)
+            sources = {t: scale * LEVELS for t, scale in scales.items() if t in group.sources}
+            members = tuple(GroupMember(t, amax, 0.0) for t, amax in sources.items())
+            scale = clamp_scale(max(scales.values()) * LEVELS / number_format.largest)
+            result.append(GroupScale(group, scale, "table", members))
         else:
-            result.append(_make_table_scale(group, scales, number_format))
+            missing.append(group.quantized[0])
     tensors = {*model.producers, *model.inputs, *model.initializers}
     if missing:
-        _require_common_tensor(table, tensors, path)
-    if missing and missing[0] in source.skipped:
-        raise DataError(
-            f"the entry of tensor '{brief(missing[0])}' has no single 8-bit INT8 scale: it is for "
-            f"another number of bits, a float type or single channels ({len(source.skipped)} of "
-            f"{len(table) + len(source.skipped)} entries). Export 8-bit ranges for each tensor, or "
-            "give images",
-            os.fspath(path),
-            code="missing-scale",
-            parameter="calib_table",
-            node=missing[0],
-        )
-    if missing:
-        raise DataError(
-            f"has no scale for tensor '{brief(missing[0])}' ({len(missing)} of {len(groups)} are "
-            "missing). Leave the consumers of these tensors in float with `exclude`, or give "
-            "images.",
-            os.fspath(path),
-            code="missing-scale",
-            parameter="calib_table",
-            node=missing[0],
-        )
+        _raise_missing_scale(missing, source, tensors, path)
     unknown = [t for t in table if t not in tensors]
     report: Json = {
         "table": os.fspath(path),
@@ -163,42 +146,44 @@ def read_table_scales(
     return result, report
 
 
-def _select_scales(
-    group: ScaleGroup, table: Mapping[str, float], limit: float, path: str | os.PathLike[str]
-) -> dict[str, float]:
-    """Return the scales of a group's tensors in the table; empty if it has none.
+def _raise_missing_scale(
+    missing: Sequence[str], source: RangeTable, tensors: set[str], path: str | os.PathLike[str]
+) -> NoReturn:
+    """Raise the error for tensors without a scale.
 
-    Raises:
-        DataError: A scale is implausible.
+    Args:
+        missing: Quantized tensors without a scale, one for each group.
+        source: The table.
+        tensors: Tensors of the model.
+        path: Path of the table.
     """
-    scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
-    for tensor, scale in scales.items():
-        _check_table_scale(tensor, scale, limit, path)
-    return scales
-
-
-def _make_table_scale(
-    group: ScaleGroup, scales: Mapping[str, float], number_format: NumberFormat
-) -> GroupScale:
-    members = tuple(
-        GroupMember(t, scale * LEVELS, 0.0) for t, scale in scales.items() if t in group.sources
-    )
-    scale = clamp_scale(max(scales.values()) * LEVELS / number_format.largest)
-    return GroupScale(group, scale, "table", members)
-
-
-def _require_common_tensor(
-    table: Mapping[str, float], tensors: set[str], path: str | os.PathLike[str]
-) -> None:
+    first, table, code = brief(missing[0]), source.scales, "missing-scale"
     if table and tensors.isdisjoint(table):
-        raise DataError(
+        code = "other-model"
+        reason = (
             f"none of its {format_count(len(table), 'tensor')} (such as "
             f"'{brief(next(iter(table)))}') is in the model, so the table belongs to another model "
-            "or export. Give the table of this export, or images",
-            os.fspath(path),
-            code="other-model",
-            parameter="calib_table",
+            "or export. Give the table of this export, or images"
         )
+    elif missing[0] in source.skipped:
+        reason = (
+            f"the entry of tensor '{first}' has no single 8-bit INT8 scale: it is for another "
+            f"number of bits, a float type or single channels ({len(source.skipped)} of "
+            f"{len(table) + len(source.skipped)} entries). Export 8-bit ranges for each tensor, or "
+            "give images"
+        )
+    else:
+        reason = (
+            f"has no scale for tensor '{first}' ({len(missing)} such tensors in all). Leave the "
+            "consumers of these tensors in float with `exclude`, or give images"
+        )
+    raise DataError(
+        reason,
+        os.fspath(path),
+        code=code,
+        parameter="calib_table",
+        node="" if code == "other-model" else missing[0],
+    )
 
 
 def _check_table_scale(
@@ -217,7 +202,6 @@ def _check_table_scale(
 
 
 def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
-    """Return notes about table entries that are ignored."""
     notes = []
     count = len(source.scales)
     if unknown:
@@ -255,13 +239,15 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
     Raises:
         QdqtoolError: The target reads no table, or the file cannot be written.
     """
-    from qdqtool.insertion.calibration_cache import cache_header, write_cache
-    from qdqtool.insertion.tensor_scales import choose_precisions, measure_scales
+    from qdqtool.insertion.calibration_cache import (
+        cache_header,
+        choose_precisions,
+        measure_scales,
+        write_cache,
+    )
     from qdqtool.patterns.view import View
 
-    target = target_named(insertion.target)
-    if insertion.requested_target is not None:
-        target = insertion.requested_target
+    target = insertion.requested_target or target_named(insertion.target)
     cache_header(target)  # fails for unsupported targets before the long measurement
     quantized = Model(insertion.model)
     smoothed = {tensor for entry in insertion.smoothed for tensor in entry.tensors}

@@ -178,7 +178,6 @@ class _PairWriter:
     def _insert(
         self, node: Node, base: str, op: str, inputs: list[str], axis: int | None = None
     ) -> str:
-        """Insert a Q or DQ before a node, and return its output."""
         attributes = {} if axis is None else {"axis": axis}
         return self.editor.insert_node(node, op, f"{base}/{op}", inputs, attributes)
 

@@ -36,22 +36,10 @@ Greater is better.
 def choose_placement(
     model: Model, options: PlacementOptions, target: Target
 ) -> tuple[PlacementRules, Placement]:
-    """Return the rules for a prepared model, and its placement.
+    """Return the rules that follow from options and target for a prepared model, and its placement.
 
     Raises:
         QdqtoolError: As for :func:`qdqtool.insertion.placement.place`.
-    """
-    rules, placement = choose_rules(model, options, target)
-    return rules, placement or place(model, rules)
-
-
-def choose_rules(
-    model: Model, options: PlacementOptions, target: Target
-) -> tuple[PlacementRules, Placement | None]:
-    """Return the placement rules that follow from options and target for a prepared model.
-
-    Returns:
-        The rules, and the placement by these rules if a comparison already made it, else None.
     """
     rules = PlacementRules(
         options.head,
@@ -69,7 +57,8 @@ def choose_rules(
         failing=[f for f in (LargeKernel, DepthwiseAdd, DepthwiseSilu) if _is_warning(f, target)],
     )
     option, placement = choose_residual_inputs(model, rules, target, options.unify)
-    return replace(rules, residual_after_activation=option), placement
+    rules = replace(rules, residual_after_activation=option)
+    return rules, placement or place(model, rules)
 
 
 def choose_fp8_target(target: Target) -> Target:
@@ -131,8 +120,12 @@ def choose_residual_inputs(
     other builds they do not. If both inputs are quantized, the Add is always an INT8 layer of its
     own. If only the skip input is quantized, the Add costs nothing when fused, and conversions when
     not fused. So each placement is simulated under both assumptions, and the placement with the
-    better worst case is chosen. TensorRT-RTX writes float from every convolution and fuses
-    pointwise operators, so that Q/DQ there would only cost accuracy.
+    better worst case is chosen.
+
+    TensorRT-RTX fuses the Add into the kernel after the convolution, which reads a quantized skip
+    input as INT8: TensorRT-RTX 1.7.1 then builds 41 instead of 42 kernels of a ResNet-18, which
+    read 13 % fewer bytes of activations. A second quantized input changes no kernel. FP8 changes
+    none of them.
 
     Returns:
         ``both``, ``skip`` or ``none`` for `residual_after_activation` of
@@ -140,7 +133,7 @@ def choose_residual_inputs(
         the comparison, else None.
     """
     if target.is_rtx:
-        return "none", None
+        return "none" if rules.number_format == FP8 else "skip", None
     if rules.residual != "auto":
         return OPTIONS[0], None
     first = place(model, replace(rules, residual_after_activation=OPTIONS[0]))

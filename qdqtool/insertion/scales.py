@@ -18,7 +18,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.operators import commuting_inputs, pads_below_range
 from qdqtool.ir.qdq import find_pair
 from qdqtool.patterns.heads import is_attention_probability
-from qdqtool.util.checks import compile_pattern
+from qdqtool.util.checks import check_choice, compile_pattern
 from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
@@ -190,15 +190,10 @@ class MethodChoice:
                 broken or matches none of the tensors.
         """
         for method in (self.default, *(m for _, m in self.overrides)):
-            if method not in METHODS:
-                raise QdqtoolError(
-                    f"method '{method}' is unknown; use one of {', '.join(METHODS)}",
-                    code="unknown-choice",
-                    parameter="method",
-                )
+            check_choice("method", method, METHODS)
         if not 50.0 <= self.percentile <= 100.0:
             raise QdqtoolError(
-                f"`percentile={self.percentile:g}` is outside 50 to 100",
+                f"`percentile={self.percentile:g}` is out of range; give a number from 50 to 100",
                 code="out-of-range",
                 parameter="percentile",
             )
@@ -308,13 +303,13 @@ def choose_scale(
         return constant_scale(group, group.largest, choice.number_format), []
     method = choice.method_for(group)
     warnings: list[Note] = []
-    own: dict[str, float] = {}
+    ranges: dict[str, float] = {}
     chosen_range = Range(1.0, None)
     for tensor in group.sources:
         _check_finite(tensor, statistics[tensor])
         if statistics[tensor].absmax > 0.0:
             chosen_range = choose_range(statistics[tensor], method, percentile=choice.percentile)
-            own[tensor] = chosen_range.amax
+            ranges[tensor] = chosen_range.amax
         else:
             warnings.append(
                 Note(
@@ -324,14 +319,14 @@ def choose_scale(
                     tensor=tensor,
                 )
             )
-    if len(own) > 1:
-        parts = [statistics[t] for t in own]
-        chosen_range = _shared_range(parts, list(own.values()), method, choice.percentile)
+    if len(ranges) > 1:
+        sources = [statistics[t] for t in ranges]
+        chosen_range = _shared_range(sources, list(ranges.values()), method, choice.percentile)
     amax = chosen_range.amax
     # A shared range costs FP8 no precision: its steps are relative to each value.
-    costs = own if choice.number_format == INT8 else {}
+    costs = ranges if choice.number_format == INT8 else {}
     members = tuple(
-        GroupMember(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in costs else 0.0)
+        GroupMember(t, ranges.get(t, 0.0), math.log2(amax / ranges[t]) if t in costs else 0.0)
         for t in group.sources
     )
     scale = clamp_scale(amax / choice.number_format.largest)

@@ -195,21 +195,6 @@ def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[str]:
     return texts
 
 
-def _describe_migration(
-    region: _ScaleRegion,
-    linears: Sequence[Node],
-    activations: npt.NDArray[Any],
-    factors: npt.NDArray[Any],
-) -> ScaleMigration:
-    return ScaleMigration(
-        tuple(dict.fromkeys(n.input(0) for n in linears)),
-        tuple(n.name for n in region.producers),
-        tuple(n.name for n in linears),
-        _channel_spread(activations),
-        _channel_spread(activations / factors),
-    )
-
-
 def _smooth_regions(
     regions: Sequence[_ScaleRegion],
     quantized: set[int],
@@ -234,7 +219,14 @@ def _smooth_regions(
             np.maximum.at(weights, channel, _weight_maxima(model, node)[is_channel])
         factors = _compute_factors(activations, weights, alpha)
         if factors is not None and region.apply(factors, constants):
-            migrations.append(_describe_migration(region, nodes, activations, factors))
+            migration = ScaleMigration(
+                tuple(dict.fromkeys(n.input(0) for n in nodes)),
+                tuple(n.name for n in region.producers),
+                tuple(n.name for n in nodes),
+                _channel_spread(activations),
+                _channel_spread(activations / factors),
+            )
+            migrations.append(migration)
     if migrations:
         _write_constants(model, constants)
     return migrations
@@ -294,6 +286,9 @@ def _find_regions(shapes: NetworkShapes, consumers: Iterable[Node]) -> Iterator[
 
 class _ScaleRegion:
     """Connected tensors that are divided by the same factors s, and the nodes that compensate.
+
+    Methods ``_divide_...`` divide an input or output of a node by s: they change constants of the
+    node, or add its other tensors to the region. They return False if neither is possible.
 
     Attributes:
         model: The network.
@@ -372,7 +367,6 @@ class _ScaleRegion:
                     break
 
     def _divide_output(self, node: Node, tensor: str, places: Places) -> bool:
-        """Divide a node's output by s through its constants or inputs; False if impossible."""
         if is_linear(self.model, node):
             return self._divide_linear(node, places)
         if node.domain not in DOMAINS:
@@ -415,7 +409,6 @@ class _ScaleRegion:
         )
 
     def _divide_input(self, node: Node, tensor: str, places: Places) -> bool:
-        """Compensate for a node's divided input, or divide its outputs too; False if impossible."""
         positions = [p for p, t in enumerate(node.inputs) if t == tensor]
         if is_linear(self.model, node):
             return self._divide_linear_input(node, positions, places)
@@ -438,7 +431,6 @@ class _ScaleRegion:
         return True
 
     def _divide_factor(self, node: Node, position: int, places: Places) -> bool:
-        """Divide the constant of a Mul or Div instead of its other input."""
         self._fold(node, position, places, 1 if node.op == "Mul" else -1)
         return self._can_fold(node, [position], places)
 
@@ -450,7 +442,6 @@ class _ScaleRegion:
         )
 
     def _divide_moved(self, node: Node, position: int, places: Places) -> bool:
-        """Divide the outputs of a node that only moves values; False if impossible."""
         moved = None
         if self._preserves_channels(node, places) and (operator_of(node).joins or position == 0):
             moved = [places] * len(node.outputs)
@@ -459,7 +450,6 @@ class _ScaleRegion:
         return self._join_all(node.outputs, moved)
 
     def _divide_summands(self, node: Node, places: Places) -> bool:
-        """Divide a sum's constant, and add its tensors to the region; False if impossible."""
         constant = _find_constant_operands(self.model, node)
         if len(node.inputs) != 2 or not self._can_fold(node, constant, places):
             return False
@@ -469,7 +459,6 @@ class _ScaleRegion:
         return all(self._has_axes(t, places) and self._join(t, places) for t in tensors)
 
     def _divide_product_operand(self, node: Node, places: Places) -> bool:
-        """Divide the operand of a MatMul that has the result's channels; False if impossible."""
         for position in [p for p in (1, 0) if node.input(p) in self.tensors] or [1, 0]:
             tensor = node.input(position)
             if _keeps_product_axis(places, position) and self._has_axes(tensor, places):
@@ -492,7 +481,6 @@ class _ScaleRegion:
         return fits_shape(self._shapes.shape(tensor) or (), places)
 
     def _fold(self, node: Node, position: int, places: Places, power: int) -> None:
-        """Record that a constant is multiplied by a power of s, in addition to earlier powers."""
         self._folds.setdefault((node.index, position), []).append((places, power))
 
     def _fold_into_producer(

@@ -39,8 +39,13 @@ def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
 def branch_lengths(model: Model, left: str, right: str) -> tuple[int, int]:
     """Return the longest path, in nodes, from each tensor up to the nearest common ancestor."""
     left_nodes, right_nodes = _upstream_nodes(model, left), _upstream_nodes(model, right)
-    common = left_nodes & right_nodes
-    return _longest_path(model, left, common), _longest_path(model, right, common)
+    lengths: dict[str, int] = {}
+    for node in model.ordered:
+        is_on_one_side = (node.index in left_nodes) != (node.index in right_nodes)
+        if is_on_one_side and not model.is_constant(node.output):
+            length = 1 + max((lengths.get(t, 0) for t in node.inputs), default=0)
+            lengths.update(dict.fromkeys(node.outputs, length))
+    return lengths.get(left, 0), lengths.get(right, 0)
 
 
 def _upstream_nodes(model: Model, tensor: str) -> set[int]:
@@ -48,28 +53,6 @@ def _upstream_nodes(model: Model, tensor: str) -> set[int]:
         tensor, lambda t: () if (node := model.producer(t)) is None else node.inputs
     )
     return {node.index for t in names if (node := model.producer(t)) is not None}
-
-
-def _longest_path(model: Model, tensor: str, ends: set[int]) -> int:
-    lengths = {"": 0}  # an omitted input has no path
-    stack = [tensor]
-    while stack:
-        name = stack[-1]
-        if name in lengths:
-            stack.pop()
-            continue
-        node = model.producer(name)
-        if node is None or node.index in ends or model.is_constant(name):
-            lengths[name] = 0
-            stack.pop()
-            continue
-        pending = [t for t in node.inputs if t not in lengths]
-        if pending:
-            stack.extend(pending)
-            continue
-        lengths[name] = 1 + max(lengths[t] for t in ("", *node.inputs))
-        stack.pop()
-    return lengths[tensor]
 
 
 def has_only_quantized_consumers(
@@ -103,7 +86,6 @@ def has_only_quantized_consumers(
 
 
 def _activation_nodes(model: Model, tensor: str, outputs: Iterable[str]) -> set[int]:
-    """Return the indices of the nodes from a tensor to the outputs of its activations."""
     indices: set[int] = set()
     for output in outputs:
         last = model.producer(output)

@@ -20,6 +20,7 @@ from onnx import TensorProto
 
 from qdqtool.errors import ModelError
 from qdqtool.ir.graph import EDITED, Model, Node
+from qdqtool.proto.external_data import data_size
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import find_captured_tensors, sort_topologically
 from qdqtool.util import limits
@@ -47,7 +48,6 @@ class Editor:
         self._touched: set[int] = set()
         self._constants: dict[str, onnx.TensorProto] = {}  # added or changed constants
         self._added_constants: set[str] = set()
-        self._changes_types = False
         self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         self._after: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         self._first: list[onnx.NodeProto] = []
@@ -92,8 +92,7 @@ class Editor:
             ModelError: All added constants together exceed
                 :data:`qdqtool.util.limits.ADDED_CONSTANTS`.
         """
-        self._check_size(np.asarray(value).nbytes)
-        return self._name_constant(onnx.numpy_helper.from_array(np.asarray(value), base))
+        return self.add_constant_tensor(onnx.numpy_helper.from_array(np.asarray(value), base))
 
     def add_constant_tensor(self, tensor: onnx.TensorProto) -> str:
         """Add an initializer of a type that numpy lacks, and return its name.
@@ -101,11 +100,7 @@ class Editor:
         Raises:
             ModelError: As for :meth:`add_constant`.
         """
-        self._check_size(len(tensor.raw_data))
-        return self._name_constant(tensor)
-
-    def _check_size(self, size: int) -> None:
-        self._added_bytes += size
+        self._added_bytes += data_size(tensor)
         limits.check_size(
             self._added_bytes,
             limits.ADDED_CONSTANTS,
@@ -113,8 +108,6 @@ class Editor:
             ModelError,
             code="constants-too-large",
         )
-
-    def _name_constant(self, tensor: onnx.TensorProto) -> str:
         tensor.name = self.unique_name(tensor.name)
         self._add_constant(tensor)
         return tensor.name
@@ -137,7 +130,6 @@ class Editor:
 
     def _set_constant(self, constant: onnx.TensorProto) -> None:
         tensor = constant.name
-        self._changes_types = True
         initializer = self._constants.get(tensor, self.model.initializers.get(tensor))
         if initializer is not None:
             initializer.CopyFrom(constant)
@@ -231,7 +223,6 @@ class Editor:
     def set_type(self, tensors: Iterable[str], elem_type: int) -> None:
         """Change the stated element type of network inputs and of tensors inside the graph."""
         names = set(tensors)
-        self._changes_types = True
         for value in (*self.proto.graph.value_info, *self.proto.graph.input):
             if value.name in names:
                 value.type.tensor_type.elem_type = elem_type
@@ -347,7 +338,7 @@ class Editor:
         captured = self._find_captured()
         pruned = self._prune(nodes, captured)
         ordered = sort_topologically(pruned, self._inputs_and_captured, self._output_names)
-        self.model.replace_constants((), self._constants, self._changes_types)
+        self.model.replace_constants((), self._constants)
         has_cycle = len(ordered) != len(pruned)  # replace_nodes raises the error for a cycle.
         self.model.replace_nodes(pruned if has_cycle else ordered, self._touched)
         self._drop_constants(consumed, captured)
@@ -459,7 +450,7 @@ class Editor:
         if removed:
             _remove_named(graph.initializer, removed.__contains__)
             _remove_named(graph.input, removed.__contains__)
-        model.replace_constants(removed, {}, False)
+        model.replace_constants(removed, {})
 
     def _find_captured(self) -> set[str]:
         """Return the tensors that subgraphs read, after all renames."""

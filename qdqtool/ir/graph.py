@@ -6,7 +6,6 @@ changes the model, and updates the index with :meth:`Model.replace_nodes`.
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import itertools
@@ -14,7 +13,6 @@ import operator
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from sys import intern
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,31 +32,8 @@ from qdqtool.proto.subgraphs import (
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and dimensions
 EDITED = "edited"  # used in place of the hash if a model differs from its file
-# Operators whose output shapes depend on the types and shapes of the inputs, not on their values
-_SHAPED_BY_TYPES = frozenset(
-    {
-        "BatchNormalization",
-        "Conv",
-        "ConvTranspose",
-        "DequantizeLinear",
-        "Gemm",
-        "MatMul",
-        "QuantizeLinear",
-    }
-)
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Cast")
-_VALUE_FIELDS = {  # field of an AttributeProto with the value, by type of the attribute
-    onnx.AttributeProto.FLOAT: "f",
-    onnx.AttributeProto.INT: "i",
-    onnx.AttributeProto.STRING: "s",
-    onnx.AttributeProto.TENSOR: "t",
-    onnx.AttributeProto.GRAPH: "g",
-    onnx.AttributeProto.FLOATS: "floats",
-    onnx.AttributeProto.INTS: "ints",
-    onnx.AttributeProto.STRINGS: "strings",
-}
 _UNKNOWN: tuple[int, None] = (0, None)
-_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 # Larger constants are not cached, because the cache would contain copies of all weights.
 _MAX_CACHED_BYTES = 1 << 16
 
@@ -104,21 +79,8 @@ class Node:
         self.op = intern(op)
         self.inputs = tuple(map(intern, inputs))
         self.outputs = tuple(map(intern, outputs))
-        if proto.attribute:
-            self.captured = tuple(find_captured_tensors(proto))
-            self._attributes = None
-        else:
-            self.captured = ()
-            self._attributes = _NO_ATTRIBUTES
-
-    def with_proto(self, proto: onnx.NodeProto) -> Node:
-        """Return a copy of the node that refers to ``proto``, a copy of its message."""
-        node = Node.__new__(Node)
-        node.index, node.name, node.op, node.domain = self.index, self.name, self.op, self.domain
-        node.inputs, node.outputs, node.captured = self.inputs, self.outputs, self.captured
-        node.proto = proto
-        node._attributes = _NO_ATTRIBUTES if self._attributes is _NO_ATTRIBUTES else None
-        return node
+        self.captured = tuple(find_captured_tensors(proto)) if proto.attribute else ()
+        self._attributes = None
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name}>"
@@ -131,25 +93,17 @@ class Node:
     @property
     def attributes(self) -> Mapping[str, Any]:
         """Attribute values by name; tensors and graphs as protos, strings as ``str``."""
-        if self._attributes is None:
-            self._attributes = self._read_attributes()
-        return self._attributes
-
-    def _read_attributes(self) -> dict[str, Any]:
+        if self._attributes is not None:
+            return self._attributes
         attributes: dict[str, Any] = {}
         for attribute in self.proto.attribute:
-            field = "" if attribute.ref_attr_name else _VALUE_FIELDS.get(attribute.type, "")
-            if field:
-                value = getattr(attribute, field)
-            else:
-                value = onnx.helper.get_attribute_value(attribute)
-            if field == "s":
+            value = onnx.helper.get_attribute_value(attribute)
+            if attribute.type == onnx.AttributeProto.STRING:
                 value = value.decode("utf-8", "replace")
-            elif field == "strings":
+            elif attribute.type == onnx.AttributeProto.STRINGS:
                 value = [text.decode("utf-8", "replace") for text in value]
-            elif field in ("ints", "floats"):
-                value = list(value)
             attributes[attribute.name] = value
+        self._attributes = attributes
         return attributes
 
     def integer(self, name: str, default: int) -> int:
@@ -279,24 +233,9 @@ class Model:
 
         The hash of the copy is :data:`EDITED`. The copy does not list inlined functions.
         """
-        model = copy.copy(self)
-        model.__dict__.pop("_nodes_by_name", None)
-        model.proto, model._sha256 = onnx.ModelProto(), EDITED
-        model._arrays, model._initializer_types, model.cache = {}, {}, {}
-        model.inlined_functions, model.function_node_names = (), {}
-        model.proto.CopyFrom(self.proto)
-        model._read_initializers()
-        nodes = model.nodes = [
-            node.with_proto(proto)
-            for node, proto in zip(self.nodes, model.proto.graph.node, strict=True)
-        ]
-        model.ordered = [nodes[node.index] for node in self.ordered]
-        model.producers = {t: nodes[node.index] for t, node in self.producers.items()}
-        model.consumers_by_tensor = {
-            tensor: [nodes[node.index] for node in consumers]
-            for tensor, consumers in self.consumers_by_tensor.items()
-        }
-        return model
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        return Model(proto, self.path, EDITED, self.base_dir, self, self._constants)
 
     def reindex(self) -> None:
         """Index the whole message again, after a change of opset or types."""
@@ -364,15 +303,14 @@ class Model:
         remaining = {id(n): n.index for n in nodes if isinstance(n, Node)}
         is_reordered = any(a > b for a, b in itertools.pairwise(remaining.values()))
         leaving = [n for n in self.nodes if n.index in touched or id(n) not in remaining]
-        previous = {id(n): (n.inputs, n.outputs) for n in leaving}
         self._remove_from_index(leaving)
-        entering = self._replace_messages(nodes, previous)
+        entering = self._replace_messages(nodes, frozenset(map(id, leaving)))
         for node in entering:
             self._add_to_index(node)
         for tensor in self.consumers_by_tensor if is_reordered else _input_tensors(entering):
             self.consumers_by_tensor[tensor].sort(key=lambda n: n.index)
         self.ordered = self._sort_nodes()
-        self._update_types(entering, previous)
+        self._types = self._variant_of = None
         self._sha256 = EDITED
         self.cache.clear()
         self.__dict__.pop("_nodes_by_name", None)
@@ -405,14 +343,13 @@ class Model:
         return entering
 
     def replace_constants(
-        self, removed: Iterable[str], new: Mapping[str, onnx.TensorProto], retyped: bool
+        self, removed: Iterable[str], new: Mapping[str, onnx.TensorProto]
     ) -> None:
         """Update the index of the graph's initializers and inputs.
 
         Args:
             removed: Names of removed initializers.
             new: Initializers that were added or given another value.
-            retyped: Whether types or dimensions of other tensors may have changed.
         """
         for name in (*removed, *new):
             self.initializers.pop(name, None)
@@ -420,69 +357,7 @@ class Model:
             self._initializer_types.pop(name, None)
         self.initializers.update(new)
         self.inputs = [v.name for v in self.proto.graph.input if v.name not in self.initializers]
-        if retyped:
-            self._types = self._variant_of = None
-
-    def _update_types(
-        self, entering: list[Node], previous: Mapping[int, tuple[Sequence[str], Sequence[str]]]
-    ) -> None:
-        """Update the types of edited nodes; forget all types if any type is unknown.
-
-        Args:
-            entering: New and changed nodes.
-            previous: Inputs and outputs that changed and removed nodes had, by the node's id.
-        """
-        if self._types is None and self._variant_of is None:
-            return
-        old_types = self._all_types()
-        types = self._types = dict(old_types)
-        self._variant_of = None
-        old_outputs = {tensor for _, outputs in previous.values() for tensor in outputs}
-        for tensor in old_outputs - self.producers.keys():
-            types.pop(tensor, None)
-        entered = {id(node) for node in entering}
-        if not all(self._is_typed(node) for node in self.nodes if id(node) not in entered):
-            self._types = None
-            return
-        for node in self.ordered:
-            if id(node) not in entered:
-                continue
-            if id(node) in previous:
-                outputs = self._types_after_change(node, *previous[id(node)], old_types)
-            else:
-                outputs = self._conversion_types(node)
-            if outputs is None or not _add_types(types, node, outputs):
-                self._types = None
-                return
-
-    def _types_after_change(
-        self,
-        node: Node,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        types: Mapping[str, TensorType],
-    ) -> list[TensorType] | None:
-        """Return the output types of a changed node; None if unknown.
-
-        Args:
-            node: The node.
-            inputs: The node's inputs before the change. The output types remain if the new inputs
-                have equal types.
-            outputs: The node's outputs before the change.
-            types: Types before the change.
-        """
-        if len(outputs) != len(node.outputs) or node.op in _CONVERSIONS:
-            return self._conversion_types(node)
-        for old, new in itertools.zip_longest(inputs, node.inputs, fillvalue=""):
-            if old == new:
-                continue
-            was_constant = self.is_constant(old)
-            old_type = self.tensor_type(old) if was_constant else types.get(old, _UNKNOWN)
-            if old_type != self.tensor_type(new):
-                return None
-            if node.op not in _SHAPED_BY_TYPES and (was_constant or self.is_constant(new)):
-                return None
-        return [types.get(tensor, _UNKNOWN) for tensor in outputs]
+        self._types = self._variant_of = None
 
     def _conversion_types(self, node: Node) -> list[TensorType] | None:
         """Return the output type of a Q, DQ or Cast; None if unknown and for other operators."""
@@ -735,12 +610,6 @@ def _label(node: onnx.NodeProto, counts: Counter[str]) -> str:
 
 def _input_tensors(nodes: Iterable[Node]) -> set[str]:
     return {tensor for node in nodes for tensor in node.consumed_tensors}
-
-
-def _add_types(types: dict[str, TensorType], node: Node, outputs: Sequence[TensorType]) -> bool:
-    """Add the types of a node's outputs; return whether they agree with known types."""
-    pairs = zip(node.outputs, outputs, strict=True)
-    return all(types.setdefault(tensor, kind) == kind for tensor, kind in pairs if tensor)
 
 
 def _read_type(value: onnx.TypeProto) -> TensorType:

@@ -28,8 +28,8 @@ def remove_quantizers(
         model: The model. It is changed.
         weights: Whether Q and DQ of float weights are removed as well.
         stored: Function of a name and dimensions that returns the constant to replace a DQ of
-            stored integers. If set, all quantizers are removed. By default DQs of stored integers
-            remain.
+            stored integers. If set, all quantizers are removed, with the Relus of
+            :func:`insert_relu`. By default DQs of stored integers remain.
         constants: Constants that replace DQs, by the DQ's output.
     """
     view, editor = View(model), Editor(model)
@@ -45,7 +45,19 @@ def remove_quantizers(
         source = _float_source(view, node, weights, remove_all=stored is not None)
         if source is not None:
             editor.bypass(node, source)
+        producer = model.producer(node.input(0)) if stored is not None else None
+        if producer is not None and producer.name.startswith(_inserted_relu_name(node)):
+            editor.bypass(producer, producer.input(0))
     return editor.finish()
+
+
+def insert_relu(editor: Editor, q: Node) -> None:
+    """Insert a Relu between a Q and its input, in place."""
+    editor.set_input(q, 0, editor.insert_node(q, "Relu", _inserted_relu_name(q), [q.input(0)]))
+
+
+def _inserted_relu_name(q: Node) -> str:
+    return f"{q.name}_relu"
 
 
 def _float_constant(

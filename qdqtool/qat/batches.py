@@ -21,14 +21,14 @@ _IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
 _HELP = "give `fn`, a function that returns the network's input for a batch"
 
 
-def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
+def as_batches(data: Iterable[Any], plan: Plan) -> Iterable[Any]:
     """Return data as an iterable of batches.
 
     A tensor with as many dimensions as the sample of the preparation is a single batch. A tensor
     with one more dimension is a stack of batches.
 
     Raises:
-        DataError: The data is neither such a tensor nor an iterable.
+        DataError: The data is a tensor of another shape.
     """
     if isinstance(data, Tensor | np.ndarray):
         if data.ndim == plan.dimensions:
@@ -38,13 +38,6 @@ def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
         raise DataError(
             f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample",
             code="wrong-shape",
-            parameter="data",
-        )
-    if isinstance(data, dict | str | bytes) or not isinstance(data, Iterable):
-        raise DataError(
-            f"the data is a {type(data).__name__}; give an iterable of batches, such as a "
-            "DataLoader",
-            code="wrong-type",
             parameter="data",
         )
     return data

@@ -74,8 +74,6 @@ def describe_tensor(kind: str, shape: Sequence[int]) -> str:
 
 
 def _kind(tensor: Tensor) -> str:
-    if tensor.is_complex():
-        return "complex numbers"
     if tensor.is_floating_point():
         return "floats"
     return "booleans" if tensor.dtype == torch.bool else "integers"
@@ -90,8 +88,8 @@ def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkC
             numbers of dimensions. Empty for no comparison.
 
     Raises:
-        QdqtoolError: The sample has another type; or a tensor is empty, contains NaN, is not a
-            dense tensor of real numbers, or differs from `expected`.
+        QdqtoolError: The sample has another type; or a tensor is empty, contains NaN, or differs
+            from `expected`.
     """
     if isinstance(sample, Tensor):
         call = NetworkCall((sample,))
@@ -122,14 +120,6 @@ def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkC
 
 
 def _check_tensor(tensor: Tensor, name: str) -> None:
-    is_special = tensor.is_meta or tensor.is_quantized or tensor.is_complex()
-    if is_special or tensor.layout != torch.strided:
-        raise QdqtoolError(
-            f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}): give a dense tensor of "
-            "real numbers on the CPU or a GPU",
-            code="unsupported-tensor",
-            parameter="sample",
-        )
     if not tensor.numel():
         raise QdqtoolError(
             f"{name}: the tensor is empty; give a size of at least 1 in each dimension",

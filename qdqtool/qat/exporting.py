@@ -124,7 +124,7 @@ def export(
         target: TensorRT version to predict for. Default: the version of the preparation.
         precision: ``int8`` or ``fp8``. For ``fp8``, the model is checked in INT8, as it was
             trained, and then converted to FP8 pairs with the same ranges. Nodes that stay float in
-            FP8 (:mod:`qdqtool.insertion.fp8_rules`) lose their pairs. The opset is at least 19.
+            FP8 (:mod:`qdqtool.insertion.placement`) lose their pairs. The opset is at least 19.
         high_precision: Type of the layers that are not quantized, ``fp16`` or ``fp32``; for FP8
             only. Default: ``fp16``, because a strongly typed network computes in the types of the
             file. Inputs and outputs remain FP32, as do tensors near the largest FP16 number.

@@ -28,7 +28,7 @@ from qdqtool.qat.modules import QuantizerReference, find_quantizers, observe_act
 from qdqtool.qat.networks import unwrap
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import read_plan
-from qdqtool.qat.sites import QuantizerSite, pause_idle_watchers
+from qdqtool.qat.sites import QuantizerSite
 from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
 from qdqtool.util.text import format_count
@@ -77,10 +77,10 @@ def calibrate(
 ) -> Calibration:
     """Set the range (amax) of every activation quantizer from calibration data.
 
-    The network runs in evaluation mode with quantizers off, and statistics are collected on its own
-    device. Quantizers that share a range get a range for all their tensors (see
-    :func:`qdqtool.insertion.scales.choose_scale`). The calibrators of the backend can be used
-    instead of this function. A progress bar is drawn if stderr is a terminal.
+    The network runs in evaluation mode with quantizers off. Activations are sampled on the device
+    of the network, and counted on the CPU. Quantizers that share a range get a range for all their
+    tensors (see :func:`qdqtool.insertion.scales.choose_scale`). The calibrators of the backend can
+    be used instead of this function. A progress bar is drawn if stderr is a terminal.
 
     Args:
         model: A prepared network (:func:`qdqtool.qat.prepare`), or its wrapper.
@@ -182,11 +182,7 @@ def _collect_statistics(
         if member is not None:
             collectors[member.name].add(value, max(images, 1))
 
-    with (
-        evaluation_mode(model),
-        observe_activations(add),
-        pause_idle_watchers(model, plan.counted),
-    ):
+    with evaluation_mode(model), observe_activations(add):
         for number, call in enumerate(calls):
             if not all(t.numel() for t in call.tensors):
                 raise DataError(

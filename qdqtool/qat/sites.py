@@ -11,13 +11,13 @@ import inspect
 import threading
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn, overrides
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -165,7 +165,7 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
     Args:
         observer: Function that receives the kind and the arguments of each call. It returns
             replaced arguments, or None to keep the arguments.
-        kinds: Kinds of calls that matter to the observer, see :func:`pause_idle_watchers`.
+        kinds: Kinds of calls that matter to the observer.
     """
 
     def __init__(
@@ -203,63 +203,3 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
                 return _watched_attention(*args, **kwargs)
         finally:
             _state.projection_observer = before
-
-
-@contextmanager
-def pause_idle_watchers(model: nn.Module, counted: Mapping[str, Collection[str]]) -> Iterator[None]:
-    """Pause call watchers in modules without calls of their kinds until the context ends.
-
-    A watcher intercepts every torch function, which takes as long as a small layer: with one
-    watched average pool, a network of 53 convolutions takes 20 % longer.
-
-    Args:
-        model: Network with quantizers.
-        counted: Names of the modules in which calls of a kind run, by kind. Watchers of other kinds
-            are not paused.
-    """
-    busy = {kind: frozenset(names) for kind, names in counted.items()}
-    names = {id(m): n for n, m in model.named_modules()}
-
-    def is_idle(module: nn.Module, kinds: Collection[str]) -> bool:
-        return all(k in busy and names.get(id(module)) not in busy[k] for k in kinds)
-
-    def find_idle_children(module: nn.Module, kinds: Collection[str]) -> Iterator[nn.Module]:
-        for child in module.children():
-            yield from [child] if is_idle(child, kinds) else find_idle_children(child, kinds)
-
-    idle: dict[int, nn.Module] = {}
-    for owner in model.modules():
-        if getattr(owner, "qdq_calls", None):
-            idle |= {id(m): m for m in find_idle_children(owner, tuple(owner.qdq_expected))}
-    pauser = _WatcherPauser(is_idle)
-    with ExitStack() as hooks:
-        for module in idle.values():
-            hooks.enter_context(module.register_forward_pre_hook(pauser.enter))
-            hooks.enter_context(module.register_forward_hook(pauser.leave, always_call=True))
-        yield
-
-
-class _WatcherPauser:
-    """Forward hooks that pause the call watchers while a module runs.
-
-    Args:
-        is_idle: Function that returns whether a module makes no calls of the given kinds.
-    """
-
-    def __init__(self, is_idle: Callable[[nn.Module, Collection[str]], bool]) -> None:
-        self._is_idle = is_idle
-        self._paused: list[list[CallWatcher]] = []
-
-    def enter(self, module: nn.Module, _: Any) -> None:
-        """Pause the innermost watchers for whose kinds the module makes no calls."""
-        self._paused.append([])
-        watcher = overrides._get_current_function_mode()
-        while isinstance(watcher, CallWatcher) and self._is_idle(module, watcher.kinds):
-            watcher.__exit__(None, None, None)
-            self._paused[-1].append(watcher)
-            watcher = overrides._get_current_function_mode()
-
-    def leave(self, *_: Any) -> None:
-        """Resume the watchers that were paused for the module."""
-        for watcher in reversed(self._paused.pop()):
-            watcher.__enter__()

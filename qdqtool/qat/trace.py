@@ -11,7 +11,7 @@ import io
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,6 @@ from torch.nn.modules import module as module_hooks
 from qdqtool.errors import ModelError
 from qdqtool.proto.subgraphs import rename_tensors
 from qdqtool.qat.calls import NetworkCall, as_call, device_of, evaluation_mode
-from qdqtool.qat.networks import override_attributes
 from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED_MODULES, CallWatcher, QuantizerSite
 from qdqtool.util.text import reason_of
 
@@ -86,7 +85,7 @@ def export_proto(
     if call.kwargs or (args and isinstance(args[-1], dict)):
         args = (*args, call.kwargs)
     try:
-        with warnings.catch_warnings(), _silence_exporter():
+        with warnings.catch_warnings():
             # These warnings of torch's tracer concern the user's code, not the quantizers.
             warnings.simplefilter("ignore")
             torch.onnx.export(model, args, file, opset_version=opset, dynamo=False, **options)
@@ -99,13 +98,6 @@ def export_proto(
         ) from error
     proto: onnx.ModelProto = onnx.load_model_from_string(file.getvalue())
     return proto
-
-
-def _silence_exporter() -> AbstractContextManager[None]:
-    """Return a context in which torch's exporter does not print the graph when a pass fails."""
-    if not hasattr(torch._C, "_jit_onnx_log"):
-        return nullcontext()
-    return override_attributes(torch._C, _jit_onnx_log=lambda *words: None)
 
 
 def trace(model: nn.Module, sample: Any) -> NetworkTrace:

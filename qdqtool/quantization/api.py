@@ -144,7 +144,7 @@ def insert(
             :class:`qdqtool.trt.targets.Target`.
         precision: ``int8``, or ``fp8`` (E4M3) for GPUs from compute capability 8.9 on and
             TensorRT 10.3 or newer, strongly typed. FP8 ranges are the largest magnitudes, and
-            more nodes remain float (:mod:`qdqtool.insertion.fp8_rules`). ``auto`` measures the
+            more nodes remain float (:mod:`qdqtool.insertion.placement`). ``auto`` measures the
             output error of both on 8 samples, and chooses by error and estimated time
             (:func:`qdqtool.insertion.format_choice.choose_number_format`). If neither suits, the
             result is the float model: unchanged, or in FP16 if the target is strongly typed, that
@@ -290,17 +290,16 @@ def _insert_best_format(
 
 
 def _choose_format(trials: Sequence[_Inserter], gpu: str | None) -> FormatChoice:
-    """Choose INT8, FP8 or FP16 by the output errors and estimated times of the trials."""
     models = [trial.copy_final_model() for trial in trials]
     errors = trials[0].measure_errors(models)
     targets = [trial.target for trial in trials]
     names = [trial.result.precision for trial in trials]
-    times = {}
+    times: dict[str, TimeEstimate] = {}
     if gpu is not None:
-        times = {
-            name: _estimate_time(model, target, gpu)
-            for name, model, target in zip(names, models, targets, strict=True)
-        }
+        for name, model, target in zip(names, models, targets, strict=True):
+            _, time = predict_on_gpu(model.proto, target, TimingOptions(gpu=gpu))
+            assert time is not None
+            times[name] = time
     ms = {name: time.total_ms for name, time in times.items()}
     floats = [time.float_time.total_ms for time in times.values() if time.float_time is not None]
     if len(floats) == len(trials):
@@ -309,12 +308,6 @@ def _choose_format(trials: Sequence[_Inserter], gpu: str | None) -> FormatChoice
         ms = {}
     title = next((time.gpu.name for time in times.values()), "")
     return choose_number_format(errors, ms, title, [find_number_format(name) for name in names])
-
-
-def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate:
-    _, time = predict_on_gpu(model.proto, target, TimingOptions(gpu=gpu))
-    assert time is not None
-    return time
 
 
 def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]) -> str:
@@ -574,7 +567,6 @@ class _Inserter:
         return choose_tensor_scales(groups, statistics, methods)
 
     def _record_preprocess(self) -> None:
-        """Report the preprocessing of images, and record it in the model's metadata."""
         used = self.result.calibration["preprocess"]
         if used is None:
             return

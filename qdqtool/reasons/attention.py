@@ -31,7 +31,7 @@ class AttentionHead(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         text = (
-            f"{self.node} computes scores of an attention in {self.precision}; the head size is "
+            f"{self.node} computes attention scores in {self.precision}, with head size "
             f"{self.size}."
         )
         if self.precision == Precision.INT8:
@@ -58,9 +58,10 @@ class FloatEinsum(Reason):
     quantized: bool
 
     def message(self, finding: Finding, cause: Cause) -> str:
+        operands = "Both operands" if self.quantized else "Not all operands"
         return (
-            f"{self.node} computes a matrix product as an Einsum ({self.equation}), in float; its "
-            f"operands are {'' if self.quantized else 'not all '}dequantized."
+            f"{self.node} computes a matrix product as an Einsum ({self.equation}), which runs in "
+            f"float. {operands} come from DQs."
         )
 
 
@@ -102,8 +103,8 @@ class DecomposedNorm(Reason):
                 "squares.",
             )
         text = (
-            f"{self.node} squares values in a decomposed normalization: in FP16, the square "
-            "of 256 is already infinite."
+            f"{self.node} squares values in a decomposed normalization: in FP16, the square of "
+            "256 is infinite."
         )
         if self.exact:
             raised = f", raising opset {self.opset} to 17" if self.opset < 17 else ""
@@ -214,6 +215,6 @@ class QuantizedStream(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} adds to the residual stream that {self.norm} normalizes, and reads it "
-            f"through {list_names(self.pairs)}."
+            f"{self.node} adds to the residual stream that {self.norm} normalizes, and reads the "
+            f"stream through Q/DQ ({list_names(self.pairs)})."
         )

@@ -18,69 +18,78 @@ from qdqtool.reasons.weights import WeightsNotDequantized
 COMPILER = "TensorRT-RTX"  # pass name in the reasons of TensorRT-RTX
 
 
-class LossCause(StrEnum):
-    """Cause for which a convolution cannot use the integers of a DQ."""
-
-    OPERATOR = "an operator that is computed in float"
-    SHARED = "a factor that cannot join the scale, for other nodes read the tensor"
-    POOL = "a pool that becomes INT8 for a Q after it, and runs in float for other consumers"
-    FP8_POOL = "a pool, which is computed in float at FP8"
-    JOIN_FLOAT = "a join with an input that is float"
-    JOIN_SCALE = "a join of different scales"
-    PAD = "a Pad that does not join the convolution"
-    AXIS = "an operator that does not keep the axis of the scales"
-    INPUT_AXIS = "scales that vary along an axis of the input"
-    INPUT_SHAPE1 = "a scale of shape [1] of the input"
-    WEIGHTS_AXIS = "scales of weights that vary along another axis than the output channels"
-    SUM_AXIS = "scales that vary along the axis that is summed up, or by batch"
-    CAST = "a Cast to a wider float"
-    TYPES = "types that cannot be multiplied"
-    TURING = "a GPU without INT8"
-
-
-class FaultKind(StrEnum):
-    """Kinds of faults that the compiler rejects or crashes on."""
-
-    CONSTANT_TYPE = "a constant of a type that it does not import"
-    OUTPUT_TYPE = "a Q to a type that it does not have"
-    OPERATOR = "an operator, or a form of one, that it does not take"
-    NMS = "NonMaxSuppression"
-    ONE_VALUE = "an InstanceNormalization of one value"
-    UINT8_INPUT = "a uint8 network input"
-    WEIGHTS_SCALE = "a scale of weights that is computed at run time"
-    SCALE = "a scale that is computed at run time"
-    BLOCKS = "blocks along an axis that is not one of the last two"
-    ZERO_POINT = "a zero point that is computed"
-    FLOAT_TYPES = "data and weights of different types"
-    INTEGERS = "a convolution of integers"
-    INT4_WEIGHTS = "an int8 input with int4 weights"
-    MIXED_TYPES = "data and weights of INT8 and FP8"
-    HALF_SHAPE1 = "float16 weights with one scale of shape [1]"
-    HARDWARE_TYPE = "a type that the GPU lacks"
+LossCause = StrEnum(
+    "LossCause",
+    [
+        "OPERATOR",
+        "SHARED",
+        "POOL",
+        "FP8_POOL",
+        "JOIN_FLOAT",
+        "JOIN_SCALE",
+        "PAD",
+        "AXIS",
+        "INPUT_AXIS",
+        "INPUT_SHAPE1",
+        "WEIGHTS_AXIS",
+        "SUM_AXIS",
+        "CAST",
+        "TYPES",
+        "TURING",
+    ],
+)
+"""Cause for which a convolution cannot use the integers of a DQ (messages: ``_LOST``)."""
 
 
-class UnsupportedForm(StrEnum):
-    """Operators, or forms of operators, that the parser rejects."""
+FaultKind = StrEnum(
+    "FaultKind",
+    [
+        "CONSTANT_TYPE",
+        "OUTPUT_TYPE",
+        "OPERATOR",
+        "NMS",
+        "ONE_VALUE",
+        "UINT8_INPUT",
+        "WEIGHTS_SCALE",
+        "SCALE",
+        "BLOCKS",
+        "ZERO_POINT",
+        "FLOAT_TYPES",
+        "INTEGERS",
+        "INT4_WEIGHTS",
+        "MIXED_TYPES",
+        "HALF_SHAPE1",
+        "HARDWARE_TYPE",
+    ],
+)
+"""Kind of a fault that the compiler rejects or crashes on (messages: ``_FAULTS``)."""
 
-    OPERATOR = "operator"
-    PLUGIN = "plugin"
-    INPUT = "input"
-    OUTPUTS = "outputs"
-    DILATIONS = "dilations"
-    TRAINING = "training"
-    NORM = "norm"
-    ANTIALIASING = "antialiasing"
-    ASPECT = "aspect"
-    COORDINATES = "coordinates"
-    REDUCTION_ND = "reduction-nd"
-    REDUCTION = "reduction"
-    CAPITALS = "capitals"
-    CAST = "cast"
-    FLOATS = "floats"
-    UINT8 = "uint8"
-    UINT8_BETWEEN = "uint8-between"
-    INT32 = "int32"
-    HALF = "half"
+
+UnsupportedForm = StrEnum(
+    "UnsupportedForm",
+    [
+        "OPERATOR",
+        "PLUGIN",
+        "INPUT",
+        "OUTPUTS",
+        "DILATIONS",
+        "TRAINING",
+        "NORM",
+        "ANTIALIASING",
+        "ASPECT",
+        "COORDINATES",
+        "REDUCTION_ND",
+        "REDUCTION",
+        "CAPITALS",
+        "CAST",
+        "FLOATS",
+        "UINT8",
+        "UINT8_BETWEEN",
+        "INT32",
+        "HALF",
+    ],
+)
+"""Operator, or form of an operator, that the parser rejects (messages: ``_FORMS``)."""
 
 
 def _because(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:

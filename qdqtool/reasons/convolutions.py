@@ -131,8 +131,8 @@ class DepthwiseSilu(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} is a depthwise convolution with "
-            f"SiLU{' at the end of the network' if self.last else ''}."
+            f"{self.node} is a depthwise convolution with SiLU"
+            f"{' at the end of the network' if self.last else ''}."
         )
 
     def skip_reason(self) -> str:
@@ -147,7 +147,7 @@ class DepthwiseAdd(Reason):
     add: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a depthwise convolution whose result goes into {self.add}."
+        return f"{self.node} is a depthwise convolution before the residual Add {self.add}."
 
     def skip_reason(self) -> str:
         return f"depthwise convolution into an Add{_FAILED_BUILDS}"

@@ -34,7 +34,7 @@ class FloatFp8Column(Reason, key="fp8-column"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         shape = f"[1, {self.channels}, H, 1]"
-        return f"{self.node} is a 1x1 convolution of an input {shape} and runs in float."
+        return f"{self.node} is a 1x1 convolution of data {shape} and runs in float."
 
 
 class FloatFp8Deconvolution(Reason, key="fp8-deconvolution"):
@@ -132,8 +132,8 @@ class OutputTypeDiffers(Reason, key="output-type"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} computes in {self.types[0]}, but {self.quantizer} after it "
-            f"quantizes to {self.types[1]}, so {self.node} writes float, and the Q remains."
+            f"{self.node} computes in {self.types[0]} and writes float, because {self.quantizer} "
+            f"after it quantizes to {self.types[1]}. The Q remains as a layer."
         )
 
 

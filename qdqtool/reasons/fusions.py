@@ -51,9 +51,9 @@ class ActivationJoined(Reason, key="activation-joined"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{float_result(self)}: the nodes after it ({list_names(self.pointwise)}) are one "
-            "pointwise kernel, which also reads "
-            f"{list_names(map(describe_origin, self.others))} and is not fused into a convolution."
+            f"{float_result(self)}: the nodes after it ({list_names(self.pointwise)}) become one "
+            f"pointwise kernel, which also reads {list_names(map(describe_origin, self.others))}. "
+            "No convolution fuses such a kernel."
         )
 
 
@@ -132,7 +132,7 @@ class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"{self.node} writes float because {self.batchnorm} after it remains a separate layer: "
-            "its parameters are not plain constants."
+            f"the parameters of {self.batchnorm} are not plain constants."
         )
 
 

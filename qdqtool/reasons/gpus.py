@@ -6,23 +6,25 @@ from typing import Any
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
 
-
-class GpuFact(StrEnum):
-    """A fact of the GPU table that concerns a Q/DQ network."""
-
-    NO_INT8 = "no INT8"
-    NO_FP8 = "no FP8"
-    NO_BF16 = "no BF16"
-    DP4A_TENSOR = "INT8 by dp4a, FP16 on tensor cores"
-    DP4A_FP16 = "INT8 by dp4a, FP16 at twice the rate of FP32"
-    DP4A_FP32 = "INT8 by dp4a, FP16 no faster than FP32"
-    FUSION = "INT8 without tensor cores, and pointwise activations"
-    KERNELS = "INT8 without tensor cores, and depthwise convolutions"
-    JETSON = "a Jetson with a DLA"
-    NO_FP16 = "no fast FP16"
-    SINCE = "an architecture that is newer than the target"
-    DROPPED = "an architecture that the target dropped"
-    PARTLY = "an architecture that only some versions of the target support"
+GpuFact = StrEnum(
+    "GpuFact",
+    [
+        "NO_INT8",
+        "NO_FP8",
+        "NO_BF16",
+        "DP4A_TENSOR",
+        "DP4A_FP16",
+        "DP4A_FP32",
+        "FUSION",
+        "KERNELS",
+        "JETSON",
+        "NO_FP16",
+        "SINCE",
+        "DROPPED",
+        "PARTLY",
+    ],
+)
+"""Fact of the GPU table that concerns a Q/DQ network (messages: ``_TEXTS``)."""
 
 
 def _fact(*facts: GpuFact) -> Callable[[Any], bool]:
@@ -40,15 +42,18 @@ _TEXTS: dict[GpuFact, str] = {
     GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32.",
     GpuFact.FUSION: (
         "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after "
-        "{count} convolutions ({first} first) may not be fused, so that these write float."
+        "convolutions ({count}, {first} first) may not be fused. These convolutions then write "
+        "float."
     ),
-    GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 "
-    "kernel there.",
-    GpuFact.JETSON: "{gpu}: the prediction is for its GPU. The DLA does not support Q/DQ.",
-    GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
+    GpuFact.KERNELS: "{gpu} may have no INT8 kernel for depthwise convolutions ({count}, {first} "
+    "first).",
+    GpuFact.JETSON: (
+        "{gpu}: this prediction is for the GPU of the Jetson. Its DLA does not support Q/DQ."
+    ),
+    GpuFact.NO_FP16: "{gpu} has no fast FP16, so the float convolutions ({count}) run in FP32.",
     GpuFact.SINCE: "{gpu} needs TensorRT {1}; the target is {0}.",
     GpuFact.DROPPED: "{gpu} needs TensorRT {1}; the target is {0}.",
-    GpuFact.PARTLY: "{gpu} needs TensorRT {1}; the target is {0}, any version.",
+    GpuFact.PARTLY: "{gpu} needs TensorRT {1}; the target {0} stands for any minor version.",
 }
 
 

@@ -53,7 +53,7 @@ class InputNotDequantized(Reason, key="input-not-dequantized"):
             return (
                 f"{self.node} runs in float: {self.dq} has {len(shared.consumers)} consumers, and "
                 f"only a DQ with a single consumer moves down{past}.",
-                f"Give {self.node} its own DequantizeLinear, after the same QuantizeLinear.",
+                f"Give {self.node} a DequantizeLinear of its own, after the same QuantizeLinear.",
             )
         where = (
             f"past {self.blocker.node} ({self.blocker.op}) to it"

@@ -32,9 +32,9 @@ class AtenNodes(Reason):
     def message(self, finding: Finding, cause: Cause) -> str:
         more = f" (and {format_count(self.more, 'more node')})" if self.more else ""
         return (
-            f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found "
-            "no ONNX operator and fell back. TensorRT's parser stops at this node, and the "
-            "prediction does not cover the convolutions inside."
+            f"{self.node}{more} is the ATen operator {self.operator}, for which the exporter found "
+            "no ONNX operator. TensorRT's parser stops at this node, and the prediction does not "
+            "cover convolutions inside the operator."
         )
 
 
@@ -122,8 +122,8 @@ class FloatOperator(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} ({self.op}) has Q/DQ before it but runs in float: the pairs cost "
-            "precision and conversions, and save no time."
+            f"{self.node} ({self.op}) runs in float: the Q/DQ before this node cost precision and "
+            "conversions, and save no time."
         )
 
 

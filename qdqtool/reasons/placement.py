@@ -92,19 +92,22 @@ class ExcludedNode(Reason):
         return f"excluded by `{self.option}` {self.value}"
 
 
-class PresetPart(StrEnum):
-    """Part of a network that a preset leaves float."""
-
-    BOX = "box"
-    DFL = "dfl"
-    PLACES = "places"
-    MLP = "mlp"
-    REFERENCE = "reference"
-    DETECTOR = "detector"
-    SCORES = "scores"
-    LAST = "last"
-    ATTENTION = "attention"
-    ATTENTION_UNFUSED = "attention-unfused"
+PresetPart = StrEnum(
+    "PresetPart",
+    [
+        "BOX",
+        "DFL",
+        "PLACES",
+        "MLP",
+        "REFERENCE",
+        "DETECTOR",
+        "SCORES",
+        "LAST",
+        "ATTENTION",
+        "ATTENTION_UNFUSED",
+    ],
+)
+"""Part of a network that a preset leaves float."""
 
 
 _PRESET_REASONS = {

@@ -64,8 +64,8 @@ class UnsignedZeroPoint(Reason):
     def message(self, finding: Finding, cause: Cause) -> str:
         default = "" if self.is_explicit else " (it has no zero point, which means uint8 in ONNX)"
         return (
-            f"{self.node} quantizes to uint8{default}: TensorRT reads int8 and clips everything "
-            f"above 127 x {format_scale(self.scale)}."
+            f"{self.node} quantizes to uint8{default}: TensorRT reads int8 and clips values above "
+            f"127 x {format_scale(self.scale)}."
         )
 
 

@@ -177,16 +177,19 @@ class WeightsShared(Reason, key="weights-shared"):
         )
 
 
-class WeightScalesCause(StrEnum):
-    """Cause of scales that do not fit their weights."""
-
-    AXIS = "axis"
-    FACTOR = "factor"
-    OTHER_WEIGHTS = "other-weights"
-    TENSOR = "tensor"
-    TOO_LARGE = "too-large"
-    SATURATED = "saturated"
-    EXCEPTION = "exception"
+WeightScalesCause = StrEnum(
+    "WeightScalesCause",
+    [
+        "AXIS",
+        "FACTOR",
+        "OTHER_WEIGHTS",
+        "TENSOR",
+        "TOO_LARGE",
+        "SATURATED",
+        "EXCEPTION",
+    ],
+)
+"""Cause of scales that do not fit their weights."""
 
 
 _WEIGHT_SCALE_ADVICE = {

@@ -94,7 +94,8 @@ class ModelCollector:
         self.subject = subject
         prediction = subject.prediction
         info = prediction.model
-        headline = overall_verdict(prediction, subject.time)
+        half = subject.build is None or float_precision(subject.build) != Precision.FP32
+        headline = overall_verdict(prediction, subject.time, half=half)
         self.model = data.ModelContents(
             label=label,
             path=display_name(info.path),
@@ -107,7 +108,7 @@ class ModelCollector:
             headline=headline.text,
             tone=headline.style.name.lower(),
             rejected=bool(describe_rejection(prediction)),
-            verdict=verdict(prediction),
+            verdict=verdict(prediction, half=half),
             counts=prediction.summary(),
             remarks=[display_message(line) for line in remarks(prediction)],
             compute_capabilities=prediction.compute_capabilities,

@@ -82,7 +82,7 @@ class TimeEstimate:
         total_ms: Milliseconds of one run, end to end on the GPU (trtexec's GPU Compute Time).
         low_ms: Lower end of the range that contains 80 % of measured times.
         high_ms: Upper end of that range.
-        conversions_ms: Part of the total that converts data types (remaining Q and DQ).
+        conversions_ms: Milliseconds of the remaining Q and DQ, as a profile shows them.
         layers: Milliseconds of each predicted layer as a profile would show them, in the
             prediction's order.
         kernels: Every kernel, the slowest first.
@@ -382,7 +382,8 @@ def estimate(
     notes += _note_limits(gpu, resolved_model, is_float, uses_int8)
     correction = _make_calibration(calibrate, gpu, engine)
     ms = engine.running_ms(correction, has_gaps=not cuda_graph)
-    result = _summarize(engine, gpu, correction, ms)
+    profile_ms = _profile_ms(engine, correction)
+    result = _summarize(engine, gpu, correction, ms, profile_ms)
     result.batch, result.requested_batch, result.notes = factor, batch, notes
     result.float_type, result.is_float = float_type, is_float
     result.is_cuda_graph = cuda_graph
@@ -390,7 +391,6 @@ def estimate(
     idle_ms = engine.running_ms(correction, has_gaps=not cuda_graph, kernel_ms=engine.idle_ms(gpu))
     result.launch_ms = float(idle_ms.sum())
     _set_range(result, float(engine.counts.sum()))
-    profile_ms = _profile_ms(engine, correction)
     result.kernels = _list_kernels(engine, profile_ms)
     workload = engine.workload
     if simulated is prediction:
@@ -461,9 +461,16 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
 
 
 def _summarize(
-    engine: _TimedEngine, gpu: Gpu, correction: TimeCalibration | None, ms: Array
+    engine: _TimedEngine,
+    gpu: Gpu,
+    correction: TimeCalibration | None,
+    ms: Array,
+    profile_ms: Array,
 ) -> TimeEstimate:
-    """Return an estimate whose totals are sums of ``ms``, milliseconds of shape [all work]."""
+    """Return an estimate whose totals are sums of milliseconds.
+
+    ``ms`` are those of a running engine, ``profile_ms`` those of a profile; shape [all work].
+    """
     workload, layers = engine.workload, engine.prediction.layers
     conversions = [i for i, layer in enumerate(layers) if layer.type == "Conversion" and ms[i] > 0]
     changes = [
@@ -474,7 +481,7 @@ def _summarize(
     return TimeEstimate(
         gpu,
         total_ms=float(ms.sum()),
-        conversions_ms=float(ms[conversions].sum()),
+        conversions_ms=float(profile_ms[conversions].sum()),
         conversions=len(conversions),
         layouts_ms=float(ms[changes].sum()),
         layouts=len(changes),

@@ -3,8 +3,8 @@
 Each function returns a reason (a record of `qdqtool.reasons`) if the fault is present, else None.
 
 The checks of the model, the passes, the prediction for TensorRT-RTX and the insertion of Q/DQ call
-these functions. ``by`` is the name of the calling pass or check, ``node`` the node that the reason
-is about. If targets differ, an argument says what the target accepts.
+these functions. ``pass_name`` is the name of the calling pass or check, ``node`` the node that the
+reason is about. If targets differ, an argument says what the target accepts.
 """
 
 import itertools
@@ -84,30 +84,30 @@ SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilo
 
 
 def nonzero_zero_point(
-    by: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
+    pass_name: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
 ) -> NonzeroZeroPoint | None:
     """Return a reason if a zero point is not 0; None if the zero points are unknown."""
     if zeros is None or zeros.is_zero:
         return None
     values = np.nan_to_num(zeros.values)
     limits = int(values.min()), int(values.max())
-    return NonzeroZeroPoint(by, node, dq, limits, unsigned)
+    return NonzeroZeroPoint(pass_name, node, dq, limits, unsigned)
 
 
-def zero_point_count(by: str, node: str, scales: int, zeros: int) -> ZeroPointCount | None:
+def zero_point_count(pass_name: str, node: str, scales: int, zeros: int) -> ZeroPointCount | None:
     """Return a fault if the numbers of scales and zero points differ."""
-    return ZeroPointCount(by, node, scales, zeros) if scales != zeros else None
+    return ZeroPointCount(pass_name, node, scales, zeros) if scales != zeros else None
 
 
 def scale_computed(
-    by: str, node: str, quantizer: str, computed: bool, tensor: str = ""
+    pass_name: str, node: str, quantizer: str, computed: bool, tensor: str = ""
 ) -> ScaleComputed | None:
     """Return a reason if a scale or zero point is computed at run time (``computed``)."""
-    return ScaleComputed(by, node, quantizer, tensor) if computed else None
+    return ScaleComputed(pass_name, node, quantizer, tensor) if computed else None
 
 
 def scale_not_positive(
-    by: str,
+    pass_name: str,
     model: Model,
     node: Node,
     scales: ParameterValues | None,
@@ -116,7 +116,7 @@ def scale_not_positive(
     """Return a fault if a scale is zero, negative, not a number, or infinite.
 
     Args:
-        by: Name of the calling pass or check.
+        pass_name: Name of the calling pass or check.
         model: The model.
         node: The quantizer.
         scales: Scales of the quantizer; None if unknown.
@@ -132,7 +132,7 @@ def scale_not_positive(
     bad = values[places]
     is_finite = bool(np.isfinite(bad).all())
     return ScaleNotPositive(
-        by,
+        pass_name,
         node.name,
         float(bad[0]),
         places.size,
@@ -162,7 +162,7 @@ def find_scale_owner(model: Model, node: Node) -> ScaleOwner:
 
 
 def scale_implausible(
-    by: str,
+    pass_name: str,
     model: Model,
     node: Node,
     scales: ParameterValues | None,
@@ -175,7 +175,7 @@ def scale_implausible(
     scale.
 
     Args:
-        by: Name of the calling pass or check.
+        pass_name: Name of the calling pass or check.
         model: The model.
         node: The quantizer.
         scales: Scales of the quantizer; None if unknown.
@@ -196,7 +196,9 @@ def scale_implausible(
         maxima = np.broadcast_to(_weight_maxima(model, node, values.size), values.shape)
         bad &= find_extreme_scales(values, maxima)
         if bad.any():
-            return weight_scale_implausible(by, node.name, values[bad], maxima[bad], values.size)
+            return weight_scale_implausible(
+                pass_name, node.name, values[bad], maxima[bad], values.size
+            )
         return None
     if owner == ScaleOwner.ACTIVATION:
         bad &= large | (values <= limit)
@@ -204,7 +206,7 @@ def scale_implausible(
         bad = large
     if not bad.any():
         return None
-    return _implausible(by, node.name, values[bad], values.size, owner)
+    return _implausible(pass_name, node.name, values[bad], values.size, owner)
 
 
 def find_implausible_limit(scales: Iterable[float]) -> float:
@@ -226,7 +228,7 @@ def find_implausible_limit(scales: Iterable[float]) -> float:
 
 
 def weight_scale_implausible(
-    by: str,
+    pass_name: str,
     node: str,
     scales: npt.NDArray[np.float64],
     largest: npt.NDArray[np.float64],
@@ -235,25 +237,25 @@ def weight_scale_implausible(
     """Return the fault of extreme scales of weights.
 
     Args:
-        by: Name of the calling pass or check.
+        pass_name: Name of the calling pass or check.
         node: The quantizer.
         scales: Extreme scales of the quantizer, [scales].
         largest: Largest magnitude of the weights of each of these scales, [scales].
         count: Number of all scales of the quantizer.
     """
     owner = ScaleOwner.WEIGHTS
-    return _implausible(by, node, scales, count, owner, float(largest.max()))
+    return _implausible(pass_name, node, scales, count, owner, float(largest.max()))
 
 
 def _implausible(
-    by: str,
+    pass_name: str,
     node: str,
     scales: npt.NDArray[np.float64],
     count: int,
     owner: ScaleOwner,
     largest: float | None = None,
 ) -> ScaleImplausible:
-    return ScaleImplausible(by, node, float(scales[0]), scales.size, count, owner, largest)
+    return ScaleImplausible(pass_name, node, float(scales[0]), scales.size, count, owner, largest)
 
 
 def find_extreme_scales(
@@ -312,12 +314,12 @@ def _has_tiny_scales(model: Model, node: Node, scales: npt.NDArray[np.float64]) 
 
 
 def scale_rank(
-    by: str, node: str, shape: Sequence[int], blocked: bool, is_accepted: bool
+    pass_name: str, node: str, shape: Sequence[int], blocked: bool, is_accepted: bool
 ) -> ScaleRank | None:
     """Return a fault if a scale has two or more dimensions and the target rejects it.
 
     Args:
-        by: Name of the calling pass or check.
+        pass_name: Name of the calling pass or check.
         node: The quantizer.
         shape: Shape of the scale.
         blocked: Whether the target reads a scale of several dimensions as one scale per block.
@@ -325,16 +327,21 @@ def scale_rank(
     """
     if len(shape) < 2 or is_accepted:
         return None
-    return ScaleRank(by, node, tuple(shape), blocked)
+    return ScaleRank(pass_name, node, tuple(shape), blocked)
 
 
 def scale_count(
-    by: str, node: str, count: int, axis: int, shape: Sequence[int | None], strict: bool = False
+    pass_name: str,
+    node: str,
+    count: int,
+    axis: int,
+    shape: Sequence[int | None],
+    strict: bool = False,
 ) -> ScaleCount | None:
     """Return a fault if the number of scales differs from the length of the axis.
 
     Args:
-        by: Name of the calling pass or check.
+        pass_name: Name of the calling pass or check.
         node: The quantizer.
         count: Number of scales.
         axis: Axis of the scales; may be negative.
@@ -345,30 +352,30 @@ def scale_count(
         fits = shape[axis] in (None, count)
     else:
         fits = not strict
-    return None if fits else ScaleCount(by, node, count, axis, tuple(shape))
+    return None if fits else ScaleCount(pass_name, node, count, axis, tuple(shape))
 
 
 def activation_per_channel(
-    by: str, node: str, dq: str, params: QuantParams | None
+    pass_name: str, node: str, dq: str, params: QuantParams | None
 ) -> ActivationPerChannel | None:
     """Return a reason if an activation has one scale for each channel."""
     if params is None or not params.is_per_channel:
         return None
-    return ActivationPerChannel(by, node, dq, params.summary)
+    return ActivationPerChannel(pass_name, node, dq, params.summary)
 
 
 # Weights and biases ---------------------------------------------------------------------------
 
 
 def weights_not_constant(
-    by: str, node: str, weight: str, constant: bool, sparse: bool = False
+    pass_name: str, node: str, weight: str, constant: bool, sparse: bool = False
 ) -> WeightsNotConstant | None:
     """Return a reason if weights are computed at run time, or stored as a sparse tensor."""
-    return None if constant else WeightsNotConstant(by, node, weight, sparse)
+    return None if constant else WeightsNotConstant(pass_name, node, weight, sparse)
 
 
 def weights_shared(
-    by: str,
+    pass_name: str,
     node: str,
     weight: str,
     consumers: tuple[str, ...],
@@ -378,7 +385,7 @@ def weights_shared(
     """Return a reason if quantized weights have several consumers, or are a network output.
 
     Args:
-        by: Name of the calling pass or check.
+        pass_name: Name of the calling pass or check.
         node: One of the convolutions that read the weights.
         weight: Name of the weights.
         consumers: Layers that read the weights.
@@ -387,11 +394,11 @@ def weights_shared(
     """
     if len(consumers) < 2 and not is_output:
         return None
-    return WeightsShared(by, node, weight, consumers, more)
+    return WeightsShared(pass_name, node, weight, consumers, more)
 
 
 def weights_axis(
-    by: str,
+    pass_name: str,
     node: str,
     quantizer: str,
     params: QuantParams,
@@ -404,7 +411,7 @@ def weights_axis(
     """Return a reason if the axis of weight scales is not the axis of output channels.
 
     Args:
-        by: Name of the calling pass or check.
+        pass_name: Name of the calling pass or check.
         node: The layer with the weights.
         quantizer: Q or DQ of the weights.
         params: Parameters of the quantizer.
@@ -421,17 +428,17 @@ def weights_axis(
         return None
     known_shape = tuple(d or 0 for d in shape)
     return WeightsAxis(
-        by, node, quantizer, axis, expected, transposed, params.has_axis, known_shape
+        pass_name, node, quantizer, axis, expected, transposed, params.has_axis, known_shape
     )
 
 
 def misread_constants(
-    by: str, model: Model, folds_identities: bool = False
+    pass_name: str, model: Model, folds_identities: bool = False
 ) -> Iterator[MisreadConstant]:
     """Yield a fault for each node other than a DQ that reads stored integers.
 
     Args:
-        by: Name of the calling pass or check.
+        pass_name: Name of the calling pass or check.
         model: The model.
         folds_identities: Whether the target accepts Identities before a zero point.
     """
@@ -439,11 +446,11 @@ def misread_constants(
         quantizer, is_identity = qdq.find_parameter_consumer(model, node) or (None, False)
         if not (is_identity and folds_identities):
             name = "" if quantizer is None else quantizer.name
-            yield MisreadConstant(by, node.name, node.op, tensor, name)
+            yield MisreadConstant(pass_name, node.name, node.op, tensor, name)
 
 
 def bias_quantized(
-    by: str, node: str, convolution: str, precision: Precision, is_bias: bool = False
+    pass_name: str, node: str, convolution: str, precision: Precision, is_bias: bool = False
 ) -> BiasQuantized | None:
     """Return a fault if the DQ before a convolution is on its bias.
 
@@ -452,24 +459,28 @@ def bias_quantized(
     """
     if not is_bias and precision != Precision.INT32:
         return None
-    return BiasQuantized(by, node, convolution, precision)
+    return BiasQuantized(pass_name, node, convolution, precision)
 
 
 def float_types_differ(
-    by: str, node: str, floats: tuple[Precision, Precision], dq: str = "", weight_dq: str = ""
+    pass_name: str,
+    node: str,
+    floats: tuple[Precision, Precision],
+    dq: str = "",
+    weight_dq: str = "",
 ) -> FloatTypesDiffer | None:
     """Return a reason if the DQs of data and weights write different float types."""
     if floats[0] == floats[1] or not (floats[0].is_float and floats[1].is_float):
         return None
-    return FloatTypesDiffer(by, node, dq, weight_dq, floats)
+    return FloatTypesDiffer(pass_name, node, dq, weight_dq, floats)
 
 
 # Operators ------------------------------------------------------------------------------------
 
 
-def integer_operator(by: str, node: Node) -> IntegerOperator | None:
+def integer_operator(pass_name: str, node: Node) -> IntegerOperator | None:
     """Return a fault if a node has an integer operator of onnxruntime, such as QLinearConv."""
-    return IntegerOperator(by, node.name, node.op) if computes_integers(node) else None
+    return IntegerOperator(pass_name, node.name, node.op) if computes_integers(node) else None
 
 
 def computes_integers(node: Node) -> bool:
@@ -481,37 +492,37 @@ def computes_integers(node: Node) -> bool:
     return node.op.endswith("Integer") or node.op == "QGemm"
 
 
-def deconvolution_float(by: str, node: Node) -> FloatDeconvolution | None:
+def deconvolution_float(pass_name: str, node: Node) -> FloatDeconvolution | None:
     """Return a fault if a node is a ConvTranspose, which the calling target computes in float.
 
     Call this function only for such a target.
     """
     if operator_of(node).kind != LayerKind.DECONVOLUTION:
         return None
-    return FloatDeconvolution(by, node.name)
+    return FloatDeconvolution(pass_name, node.name)
 
 
 def large_fp8_kernel(
-    by: str, node: str, kernel: Sequence[int], size: TensorSize | None = None
+    pass_name: str, node: str, kernel: Sequence[int], size: TensorSize | None = None
 ) -> fp8.LargeFp8Kernel | None:
     """Return a reason if the kernel of a Conv has too many elements for FP8."""
     if math.prod(kernel) <= MAX_FP8_KERNEL:
         return None
-    return fp8.LargeFp8Kernel(by, node, tuple(kernel), size)
+    return fp8.LargeFp8Kernel(pass_name, node, tuple(kernel), size)
 
 
 def nonzero_fp8_zero_point(
-    by: str, node: str, zeros: ParameterValues | None
+    pass_name: str, node: str, zeros: ParameterValues | None
 ) -> fp8.NonzeroFp8ZeroPoint | None:
     """Return a fault if the zero point of an FP8 quantizer is not 0."""
     if zeros is None or zeros.is_zero:
         return None
     limits = float(np.nanmin(zeros.values)), float(np.nanmax(zeros.values))
-    return fp8.NonzeroFp8ZeroPoint(by, node, limits)
+    return fp8.NonzeroFp8ZeroPoint(pass_name, node, limits)
 
 
 def deconvolution_3d(
-    by: str,
+    pass_name: str,
     node: str,
     kernel: Sequence[object],
     is_float: bool,
@@ -521,11 +532,11 @@ def deconvolution_3d(
     """Return a reason if the kernel of a ConvTranspose has three spatial dimensions.
 
     Args:
-        by: Name of the calling pass or check.
+        pass_name: Name of the calling pass or check.
         node: The ConvTranspose.
         kernel: Shape of the kernel.
         is_float: Whether the target runs the node in float regardless of the nodes after it.
         dq: DQ of the node's data.
         size: Size of the node's output.
     """
-    return Deconvolution3D(by, node, dq, is_float, size) if len(kernel) == 3 else None
+    return Deconvolution3D(pass_name, node, dq, is_float, size) if len(kernel) == 3 else None

@@ -339,44 +339,48 @@ def _precedes_weighted(layer: Layer) -> bool:
 
 
 def explain_float_output(
-    layer: Layer, by: str
+    layer: Layer, pass_name: str
 ) -> OutputNotQuantized | OutputDifferentScales | OutputManyConsumers:
     """Return the reason why an INT8 layer writes float, from the consumers of its output.
 
     Args:
         layer: A layer that computes in INT8.
-        by: Name of the calling pass.
+        pass_name: Name of the calling pass.
     """
     consumers = find_consumers(layer.out)
     node, tensor, size = node_name(layer), layer.out.source, tensor_size(layer.out)
     quantizers = [consumer for consumer in consumers if consumer.kind == ConsumerKind.Q]
     if quantizers and len(quantizers) < len(consumers):
-        return OutputManyConsumers(by, node, tensor, consumers, size)
-    different = check_output_scales(by, node, tensor, consumers, size)
+        return OutputManyConsumers(pass_name, node, tensor, consumers, size)
+    different = check_output_scales(pass_name, node, tensor, consumers, size)
     if different is not None:
         return different
     activation = layer.fusion.activation
-    return OutputNotQuantized(by, node, tensor, consumers, size, activation)
+    return OutputNotQuantized(pass_name, node, tensor, consumers, size, activation)
 
 
 def check_output_scales(
-    by: str, node: str, tensor: str, consumers: tuple[TensorConsumer, ...], size: TensorSize | None
+    pass_name: str,
+    node: str,
+    tensor: str,
+    consumers: tuple[TensorConsumer, ...],
+    size: TensorSize | None,
 ) -> OutputDifferentScales | None:
     """Return a reason if all consumers are Qs and their scales differ; None otherwise."""
     if not have_different_scales(consumers):
         return None
     if any(consumer.kind != ConsumerKind.Q for consumer in consumers):
         return None
-    return OutputDifferentScales(by, node, tensor, consumers, size)
+    return OutputDifferentScales(pass_name, node, tensor, consumers, size)
 
 
 def check_equal_scales(
-    by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
+    pass_name: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
 ) -> ScalesDiffer | None:
     """Return a reason if quantizers may differ in scale, zero point or type; else None.
 
     Args:
-        by: Name of the calling pass.
+        pass_name: Name of the calling pass.
         node: Node that the reason is about.
         tensor: Tensor that the quantizers read or write.
         quantizers: A DQ and the Q after it, or Qs that read one tensor.
@@ -385,7 +389,7 @@ def check_equal_scales(
     if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
         return None
     names, scales = map(node_name, quantizers), map(quantizer_scale, quantizers)
-    return ScalesDiffer(by, node, tensor.source, tuple(names), tuple(scales))
+    return ScalesDiffer(pass_name, node, tensor.source, tuple(names), tuple(scales))
 
 
 def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
@@ -430,42 +434,44 @@ def find_origin(tensor: Tensor) -> TensorOrigin:
 # Layers with weights --------------------------------------------------------------------------
 
 
-def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
+def find_int8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason | None:
     """Return the reason why a layer with weights cannot run in INT8 or FP8; None if it can.
 
     Args:
         layer: A convolution, deconvolution or matrix product.
-        by: Name of the calling pass.
+        pass_name: Name of the calling pass.
         target: TensorRT version.
     """
     position = weights_position(layer)
     data = dq_before(layer.data)
     weights = dq_before(layer.inputs[position]) if position is not None else None
     if data is None:
-        return _explain_float_data(layer, by, weights is not None)
+        return _explain_float_data(layer, pass_name, weights is not None)
     if weights is None:
         # A DQ directly before a convolution needs no name. Of two computed operands, the name
         # shows which one is quantized.
         is_named = data.path.ops or not layer.weights.constant
         dq_name = node_name(data) if is_named else ""
         return WeightsNotDequantized(
-            by, node_name(layer), layer.weights.name, dq_name, tensor_size(layer.data)
+            pass_name, node_name(layer), layer.weights.name, dq_name, tensor_size(layer.data)
         )
     obstacles = itertools.chain(
-        _type_obstacles(layer, by, target, (data, weights)),
-        _quantizer_obstacles(layer, by, (data, weights)),
+        _type_obstacles(layer, pass_name, target, (data, weights)),
+        _quantizer_obstacles(layer, pass_name, (data, weights)),
     )
     return next(filter(None, obstacles), None)
 
 
-def _explain_float_data(layer: Layer, by: str, weights_quantized: bool) -> InputNotDequantized:
+def _explain_float_data(
+    layer: Layer, pass_name: str, weights_quantized: bool
+) -> InputNotDequantized:
     producer = layer.data.producer
     name, op = layer.data.name, "Input"
     if producer is not None:
         name, op = node_name(producer), producer.op or producer.kind.value
     dq_name, blocker = _nearest_dq(layer)
     return InputNotDequantized(
-        by,
+        pass_name,
         node_name(layer),
         layer.data.source,
         name,
@@ -478,58 +484,60 @@ def _explain_float_data(layer: Layer, by: str, weights_quantized: bool) -> Input
 
 
 def _type_obstacles(
-    layer: Layer, by: str, target: Target, dqs: tuple[Layer, Layer]
+    layer: Layer, pass_name: str, target: Target, dqs: tuple[Layer, Layer]
 ) -> Iterator[Reason | None]:
     node = node_name(layer)
     for dq in dqs:
-        yield fault_checks.scale_computed(by, node, node_name(dq), dq.has_computed_scale)
+        yield fault_checks.scale_computed(pass_name, node, node_name(dq), dq.has_computed_scale)
     data, weights = dqs
     types = (_quantized_precision(data), _quantized_precision(weights))
     if Precision.INT4 in types:
         int4 = data if types[0] == Precision.INT4 else weights
-        yield OutsideRules(by, node, node_name(int4), Precision.INT4)
+        yield OutsideRules(pass_name, node, node_name(int4), Precision.INT4)
     computed_type = _product_type(data)
     if {computed_type, _product_type(weights)} == {"INT8", "FP8"}:
         dq_names = node_name(data), node_name(weights)
-        yield fp8.MixedOperands(by, node, dq_names, types, tensor_size(layer.out))
+        yield fp8.MixedOperands(pass_name, node, dq_names, types, tensor_size(layer.out))
     if computed_type is None or computed_type != _product_type(weights):
-        yield TypesDiffer(by, node, node_name(data), node_name(weights), types)
+        yield TypesDiffer(pass_name, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
         floats = (_output_float_type(data), _output_float_type(weights))
-        yield fault_checks.float_types_differ(by, node, floats, node_name(data), node_name(weights))
+        yield fault_checks.float_types_differ(
+            pass_name, node, floats, node_name(data), node_name(weights)
+        )
     if computed_type == "FP8":
-        yield _find_fp8_obstacle(layer, by, target)
+        yield _find_fp8_obstacle(layer, pass_name, target)
 
 
-def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
+def _find_fp8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason | None:
     node, size = node_name(layer), tensor_size(layer.out)
     if not target.has_fp8:
         return None  # the whole build fails, which a check of the model reports
     if layer.kind == LayerKind.DECONVOLUTION:
-        return fp8.FloatFp8Deconvolution(by, node, size)
+        return fp8.FloatFp8Deconvolution(pass_name, node, size)
     if layer.kind == LayerKind.CONVOLUTION and layer.op == "Conv":
         if not target.fp8_convolutions:
             capability = target.named_capability if target.needs_hopper_for_fp8 else ""
-            return fp8.EarlyFp8Convolution(by, node, target.version_name, size, capability)
-        return fault_checks.large_fp8_kernel(by, node, layer.weights.kernel, size)
+            return fp8.EarlyFp8Convolution(pass_name, node, target.version_name, size, capability)
+        return fault_checks.large_fp8_kernel(pass_name, node, layer.weights.kernel, size)
     return None
 
 
 def _quantizer_obstacles(
-    layer: Layer, by: str, dqs: tuple[Layer, Layer]
+    layer: Layer, pass_name: str, dqs: tuple[Layer, Layer]
 ) -> Iterator[Reason | None]:
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs
-    yield fault_checks.activation_per_channel(by, node, node_name(data), data.quant)
+    yield fault_checks.activation_per_channel(pass_name, node, node_name(data), data.quant)
     yield from (
-        fault_checks.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
+        fault_checks.nonzero_zero_point(pass_name, node, node_name(dq), dq.quant.zero_points)
         for dq in dqs
         # The parser ignores the zero point of an FP8 quantizer.
         if dq.quant is not None and dq.quant.precision != Precision.FP8
     )
     if weights.quant is not None and not layer_weights.from_matmul:
         yield fault_checks.weights_axis(
-            by,
+            pass_name,
             node,
             node_name(weights),
             weights.quant,
@@ -540,7 +548,7 @@ def _quantizer_obstacles(
         )
     if layer.kind != LayerKind.MATRIX_MULTIPLY:
         is_constant = layer_weights.constant or constant_before(weights.data) is not None
-        yield fault_checks.weights_not_constant(by, node, layer_weights.name, is_constant)
+        yield fault_checks.weights_not_constant(pass_name, node, layer_weights.name, is_constant)
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:

@@ -31,10 +31,10 @@ from qdqtool.insertion.options import (
     PlacementOptions,
     RangeOptions,
 )
-from qdqtool.insertion.placement import find_class_outputs, place
+from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics
-from qdqtool.insertion.rules import choose_fp8_target, choose_rules
+from qdqtool.insertion.rules import choose_fp8_target, choose_placement
 from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
@@ -262,7 +262,7 @@ class _TuningRun:
         )
         self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
         remember_size(self.model, options.images.size)
-        rules, placement = choose_rules(self.model, placing, self.target)
+        rules, placement = choose_placement(self.model, placing, self.target)
         self.metric = choose_metric(self.model, options.goal.metric, timeout)
         self.images, self.origin = resolve_images(self.model, options.images)
         self.sets = open_sets(
@@ -278,7 +278,6 @@ class _TuningRun:
         # The store is opened before any long work, because its file may belong to another tuning.
         self.store = MeasurementStore(options.search.state, self._identify())
         if network.smooth is not None:
-            placement = placement or place(self.model, rules)
             calibration = self.sets.calibration
             self.notes.append(smooth(self.model, placement, network.smooth, calibration)[1])
         self.planner = Planner(

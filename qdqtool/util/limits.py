@@ -56,8 +56,6 @@ ONNX_BYTES_BYTE = 256  # additional memory of the process for each byte of the m
 ONNX_SECONDS = 120  # seconds
 
 # extract
-COMMAND = 1 << 17  # characters of a command, the limit of Linux
-COMMAND_OUTPUT = 64 * MB  # output of a command that is searched for a text
 TRIMMED_NODES = 20_000  # total nodes of all parts predicted while trimming
 # Total nodes and bytes of all models predicted by `--minimize` without build, command or `--limit`.
 MINIMIZED_NODES = 200_000

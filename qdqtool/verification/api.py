@@ -99,9 +99,9 @@ def verify(
     """
     with record_inputs() as inputs:
         build = load_build(builds)
-        result, _ = verify_model(load(model), build, target, GpuOptions(gpu, clock))
-    result.read = inputs
-    return result
+        verification, _ = verify_model(load(model), build, target, GpuOptions(gpu, clock))
+    verification.read = inputs
+    return verification
 
 
 def verify_model(
@@ -118,17 +118,17 @@ def verify_model(
     check_same_model(model, build)
     prediction = predict(model, resolved)
     if resolved.is_rtx:
-        result = verify_rtx_build(model, prediction, build)
+        verification = verify_rtx_build(model, prediction, build)
     else:
-        result = compare_under_assumptions(model, prediction, build, resolved)
-        assert result.prediction is not None
+        verification = compare_under_assumptions(model, prediction, build, resolved)
+        assert verification.prediction is not None
         from qdqtool.verification.times import compare_times, explain_missing_estimate
 
-        result.times = compare_times(model, result.prediction, build, resolved, gpu)
-        if result.times is None and gpu.gpu is None:
+        verification.times = compare_times(model, verification.prediction, build, resolved, gpu)
+        if verification.times is None and gpu.gpu is None:
             notes += explain_missing_estimate(build)
-    result.notes[:0] = [*build.notes, *notes]
-    return result, resolved
+    verification.notes[:0] = [*build.notes, *notes]
+    return verification, resolved
 
 
 def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Build:
@@ -209,30 +209,16 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if build.is_rtx:
         return RTX, []
     version = build.tensorrt or build.version_hint
-    if version is None:
-        note = Note(
-            f"the build does not state its TensorRT version; {DEFAULT_TARGET} was used for the "
-            "prediction. Give `target` if the version is another one",
-            code="no-version",
-            target=DEFAULT_TARGET,
-        )
-        return TARGETS[DEFAULT_TARGET], [note]
-    if build.tensorrt is None and version == LATEST_SPELLING:
-        note = Note(
-            f"the build does not state its TensorRT version, and its format fits {version} and "
-            f"10: {DEFAULT_TARGET} was used for the prediction (`target` sets it)",
-            code="ambiguous-version",
-            version=version,
-            target=DEFAULT_TARGET,
-        )
-        return TARGETS[DEFAULT_TARGET], [note]
-    resolved = target_of_version(version)
     if build.tensorrt is not None:
-        return resolved, []
+        return target_of_version(build.tensorrt), []
+    resolved = TARGETS[DEFAULT_TARGET]
+    if version not in (None, LATEST_SPELLING):
+        resolved = target_of_version(version)
+    spelling = f", and its format is that of {version} or later" if version else ""
     note = Note(
-        f"the build does not state its TensorRT version; its format is that of {version}, so the "
-        f"prediction is for {resolved.name}",
-        code="version-of-spelling",
+        f"the build does not state its TensorRT version{spelling}: the prediction is for "
+        f"{resolved.name}. Give `target` if the version is another one",
+        code="no-version",
         version=version,
         target=resolved.name,
     )
@@ -370,16 +356,16 @@ def compare_under_assumptions(
     return best
 
 
-def count_errors(result: Verification) -> tuple[int, int]:
+def count_errors(verification: Verification) -> tuple[int, int]:
     """Return the number of mismatched convolutions, and the total of all disagreements.
 
     The total is the number of disagreeing pass lines, layers that do not agree, and mismatches.
     """
-    trace = result.trace
+    trace = verification.trace
     lines = max(trace.predicted or 0, trace.built or 0) - (trace.agree or 0) if trace.built else 0
-    layers = (result.layers.total or 0) - (result.layers.agree or 0)
-    convolutions = sum(m.kind == MismatchKind.CONVOLUTION for m in result.mismatches)
-    return convolutions, lines + layers + len(result.mismatches)
+    layers = (verification.layers.total or 0) - (verification.layers.agree or 0)
+    convolutions = sum(m.kind == MismatchKind.CONVOLUTION for m in verification.mismatches)
+    return convolutions, lines + layers + len(verification.mismatches)
 
 
 def compare_with_build(
@@ -503,20 +489,20 @@ def verify_with_builder(
     check_choice("builder", builder, BUILDERS, BuilderError)
     assert builder is not None
     capabilities = None if capability is None else [int(capability)]
-    result = local_build.build_model(model, builder, sm=capabilities)
-    if result.status == "timeout":
+    built = local_build.build_model(model, builder, sm=capabilities)
+    if built.status == "timeout":
         raise BuilderError(
-            f"the build did not end in time: {result.message}. Build the model separately, and "
+            f"the build did not end in time: {built.message}. Build the model separately, and "
             "give the log",
             str(model),
             code="timeout",
         )
-    if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
-        return verify(loaded, result.build, target=target)
+    if builder != "tensorrt-rtx" and built.build is not None and built.status == "built":
+        return verify(loaded, built.build, target=target)
     resolved = target_named(target or RTX)
     if capability is not None:
         resolved = resolved.with_capability(capability)
-    return _compare_with_local_build(predict(loaded, resolved), result, loaded.path or "model")
+    return _compare_with_local_build(predict(loaded, resolved), built, loaded.path or "model")
 
 
 def _parse_capability(sm: str | None) -> str | None:
@@ -533,28 +519,28 @@ def _parse_capability(sm: str | None) -> str | None:
 
 
 def _compare_with_local_build(
-    prediction: Prediction, result: local_build.BuiltModel, name: str
+    prediction: Prediction, built: local_build.BuiltModel, name: str
 ) -> Verification:
     """Compare the status of a local build, and its convolutions if the build succeeded."""
     facts = BuildFacts(
-        BuildSource(result.builder),
-        tensorrt=result.version or None,
+        BuildSource(built.builder),
+        tensorrt=built.version or None,
         complete=True,
-        status=result.status,
-        message=result.message,
+        status=built.status,
+        message=built.message,
     )
-    is_built = result.status == "built"
-    pairs = local_build.pair_convolutions(prediction, result.nodes) if is_built else []
+    is_built = built.status == "built"
+    pairs = local_build.pair_convolutions(prediction, built.nodes) if is_built else []
     verification = verification_from_pairs(prediction, pairs, facts)
-    if local_build.is_status_as_predicted(prediction, result) is False:
+    if local_build.is_status_as_predicted(prediction, built) is False:
         predicted = build_status(prediction)
-        actual = f"{result.status}: {result.message}" if result.message else result.status
+        actual = f"{built.status}: {built.message}" if built.message else built.status
         verification.mismatches.append(
             Mismatch(
                 MismatchKind.BUILD,
                 name,
                 {"status": predicted},
-                {"status": result.status},
+                {"status": built.status},
                 Difference.STATUS,
                 (predicted, actual),
             )
@@ -562,10 +548,10 @@ def _compare_with_local_build(
     elif not is_built:
         verification.notes.append(
             Note(
-                f"prediction and build agree: {result.status}: {result.message}",
+                f"prediction and build agree: {built.status}: {built.message}",
                 code="built-alike",
-                status=result.status,
-                message=result.message,
+                status=built.status,
+                message=built.message,
             )
         )
     return verification
@@ -606,12 +592,12 @@ def verify_from_log(
     differences = set(first.trace) ^ set(second.trace)
     events = tuple(sorted(differences, key=lambda e: (e.pass_name, e.kind, e.subject)))
     convolutions = _find_scale_dependent_convolutions(first, second)
-    result = compare_with_build(equal, first, build, convolutions, events)
+    verification = compare_with_build(equal, first, build, convolutions, events)
     counts = sorted({p.conversions for p in (first, second) if p.conversions is not None})
     if len(counts) > 1:
-        result.conversions = replace(result.conversions, predicted=None)
+        verification.conversions = replace(verification.conversions, predicted=None)
         few, many = counts
-        result.notes.append(
+        verification.notes.append(
             Note(
                 f"{few} to {many} conversions predicted, depending on the scales",
                 code="conversions-between",
@@ -619,9 +605,9 @@ def verify_from_log(
                 many=many,
             )
         )
-    result.notes[:0] = [*notes, *unknowns]
+    verification.notes[:0] = [*notes, *unknowns]
     if events:
-        result.notes.append(
+        verification.notes.append(
             Note(
                 f"{len(events)} pass lines depend on which scales are equal, so they were not "
                 "compared",
@@ -629,7 +615,7 @@ def verify_from_log(
                 count=len(events),
             )
         )
-    return result
+    return verification
 
 
 def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> None:

@@ -75,7 +75,7 @@ def build_model(
     Arguments and errors are those of :func:`qdqtool.builders.build`. With ``output``, the layers
     and convolutions are written to ``layers.json`` there.
     """
-    result = map_build(
+    built = map_build(
         builders.build(
             model,
             builder=builder,
@@ -86,16 +86,16 @@ def build_model(
             shapes=shapes,
         )
     )
-    if output is not None and result.build is not None and result.status == "built":
-        result.layers_path = Path(output) / "layers.json"
+    if output is not None and built.build is not None and built.status == "built":
+        built.layers_path = Path(output) / "layers.json"
         table = {
-            **to_json_fields(result, "builder", "version"),
-            "targets": [f"SM{s}" for s in result.targets],
-            **inspector_json(result.build.layers, result.build.bindings),
-            **to_json_fields(result, "nodes"),
+            **to_json_fields(built, "builder", "version"),
+            "targets": [f"SM{s}" for s in built.targets],
+            **inspector_json(built.build.layers, built.build.bindings),
+            **to_json_fields(built, "nodes"),
         }
-        write_text(result.layers_path, json.dumps(table, indent=1) + "\n")
-    return result
+        write_text(built.layers_path, json.dumps(table, indent=1) + "\n")
+    return built
 
 
 def map_build(result: BuildResult) -> BuiltModel:

@@ -171,13 +171,13 @@ def compare_conversions(
     built = _built_conversions(build, complete)
     if built is None:
         return PartComparison(ConversionCounts(prediction.conversions))
-    result = PartComparison(ConversionCounts(prediction.conversions, len(built)))
+    comparison = PartComparison(ConversionCounts(prediction.conversions, len(built)))
     if prediction.conversions is None:
-        return result
+        return comparison
     predicted_names = Counter(name.removesuffix(SCALE_NODE) for name in prediction.conversion_nodes)
     built_names = Counter(name.removesuffix(SCALE_NODE) for name in built)
     lines = {layer.name.removesuffix(SCALE_NODE): layer.line for layer in build.layers}
-    result.mismatches = [
+    comparison.mismatches = [
         Mismatch(
             MismatchKind.CONVERSION,
             name,
@@ -191,7 +191,7 @@ def compare_conversions(
         Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.ABSENT)
         for name in (predicted_names - built_names).elements()
     ]
-    return result
+    return comparison
 
 
 def _built_conversions(build: Build, complete: bool) -> list[str] | None:
@@ -302,25 +302,21 @@ def find_inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
     return mismatches + _find_int8_bindings(model, build, first_uses)
 
 
-def _binding_types(model: Model, build: Build) -> dict[str, Precision]:
-    """Return the types of network inputs and outputs, by name in the model or build."""
-    names = (*model.inputs, *model.outputs)
-    bindings = {name: precision_of(model.elem_type(name)) for name in names}
-    if bindings and all(p.is_float for p in bindings.values()):
-        return dict.fromkeys(build.bindings, Precision.FLOAT) | bindings
-    return bindings
-
-
 def _find_int8_bindings(
     model: Model, build: Build, first_uses: dict[str, tuple[Precision, BuiltLayer]]
 ) -> list[Mismatch]:
-    """Return the float inputs and outputs of the network that are INT8 in the engine."""
+    """Return the float inputs and outputs of the network that are INT8 in the engine.
+
+    Their names are those of the model. If all of them are float, the names in the build count too.
+    """
+    names = (*model.inputs, *model.outputs)
+    types = {name: precision_of(model.elem_type(name)) for name in names}
+    if types and all(precision.is_float for precision in types.values()):
+        types = dict.fromkeys(build.bindings, Precision.FLOAT) | types
     mismatches: list[Mismatch] = []
-    for name, expected in _binding_types(model, build).items():
-        if name not in first_uses or not expected.is_float:
-            continue
-        precision, first = first_uses[name]
-        if precision == Precision.INT8:
+    for name, expected in types.items():
+        precision, first = first_uses.get(name, (None, None))
+        if first is not None and precision == Precision.INT8 and expected.is_float:
             mismatches.append(
                 Mismatch(
                     MismatchKind.LAYER,

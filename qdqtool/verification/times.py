@@ -79,12 +79,14 @@ def find_measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, s
         overhead_us: Time that profiling adds to each layer, in microseconds.
     """
     if build.gpu_ms is not None:
-        return build.gpu_ms, "GPU compute time"
+        statistic = "median" if "median" in build.performance["GPU Compute Time"] else "mean"
+        return build.gpu_ms, f"{statistic} GPU compute time"
     correction = ", which includes the overhead of profiling"
     if overhead_us:
         correction = f" less {overhead_us:.1f} us per layer"
     total = sum(max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows)
-    return total, f"sum of the profile{correction}"
+    statistic = "mean" if any(row.median_ms is None for row in build.profile_rows) else "median"
+    return total, f"sum of the layers' {statistic} times in the profile{correction}"
 
 
 def explain_missing_estimate(build: Build) -> list[Note]:

@@ -82,7 +82,7 @@ def test_interval_of_share_is_that_of_wilson(
     equal: int, count: int, low: float, high: float
 ) -> None:
     evidence = [1.0] * equal + [0.0] * (count - equal)
-    assert estimate_interval(TopClassMetric("y", 3), evidence) == pytest.approx(
+    assert estimate_interval(TopClassMetric(("y",)), evidence) == pytest.approx(
         (low, high), abs=1e-3
     )
 

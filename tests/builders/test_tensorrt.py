@@ -316,19 +316,6 @@ def test_trtexec_flags_for_shapes_and_engine() -> None:
     assert {"--maxShapes=images:2x3x64x64", "--saveEngine=e.plan"} <= set(flags)
 
 
-@pytest.mark.parametrize(
-    ("line", "version"),
-    [
-        ("&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec", "8.5.3"),
-        ("&&&& RUNNING TensorRT.trtexec [TensorRT v8601] #", "8.6.1"),
-        ("&&&& RUNNING TensorRT.trtexec [TensorRT v101303] [b9] #", "10.13.3"),
-        ("nothing", ""),
-    ],
-)
-def test_find_trtexec_version(line: str, version: str) -> None:
-    assert trtexec.find_trtexec_version(line.encode()) == version
-
-
 @pytest.fixture
 def write_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return a function that makes a shell script the trtexec of this machine."""
@@ -447,18 +434,9 @@ def test_print_once_prints_once_for_each_user(
     assert not print_license_notice() and capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("denied", [False, True], ids=["file", "denied folder"])
 def test_print_once_prints_each_time_if_it_cannot_write(
-    denied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state folder is a file or belongs to another user."""
-
-    def deny(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    if denied:
-        monkeypatch.setattr("os.stat", deny)
-        monkeypatch.setattr("pathlib.Path.mkdir", deny)
     assert print_license_notice() and print_license_notice()

@@ -140,28 +140,16 @@ def with_status(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
             False,
         ),  # reported once
         ({"gaps": [CUT]}, [], True),
+        # Only trtexec prints an end. A build without it is complete.
+        ({"source": BuildSource.TRTEXEC_LOG, "command": "trtexec"}, [Gap(Section.END)], True),
+        ({"source": BuildSource.TRTEXEC_LOG, "command": "trtexec", "passed": False}, [], True),
+        ({"source": BuildSource.TRTEXEC_LOG}, [], True),
+        ({"source": BuildSource.LOG, "command": "trtexec"}, [], True),
     ],
 )
 def test_gaps_of_a_build(changes: dict[str, Any], gaps: list[Gap], complete: bool) -> None:
     build = with_status(**changes)
     assert (build.gaps, build.complete) == (gaps, complete)
-
-
-@pytest.mark.parametrize(
-    ("source", "command", "passed", "missing"),
-    [
-        (BuildSource.TRTEXEC_LOG, "trtexec", None, True),
-        (BuildSource.TRTEXEC_LOG, "trtexec", False, False),
-        (BuildSource.TRTEXEC_LOG, "", None, False),
-        (BuildSource.LOG, "trtexec", None, False),
-    ],
-)
-def test_missing_end_of_a_log(
-    source: BuildSource, command: str, passed: bool | None, missing: bool
-) -> None:
-    """Only trtexec prints an end. A build without it is complete."""
-    build = with_status(source, command=command, passed=passed)
-    assert (build.has_gap(Section.END), build.complete) == (missing, True)
 
 
 @pytest.mark.parametrize(
@@ -458,11 +446,6 @@ def test_merge_keeps_fields_of_the_first_build() -> None:
         ),
     )
     assert (build.iterations, build.profile_rows[0].name, build.memory.activation) == (9, "q", 1)
-
-
-def test_merge_takes_line_numbers_of_the_second_build() -> None:
-    build = merged(Build(layers=[layer("a", line=3)]), Build(layers=[layer("a", "x", "y", line=9)]))
-    assert build.layers[0].line == 9
 
 
 @pytest.mark.parametrize(

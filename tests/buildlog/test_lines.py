@@ -1,13 +1,12 @@
 """Single lines of a log: parse section, tuning, blocks, messages, memory, times."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from qdqtool.buildlog.layers import as_int_list
 from qdqtool.buildlog.lines import ParseReader, parse_number, read_memory, read_metric
-from qdqtool.buildlog.log import is_marked, parse_stamp, split_prefix
+from qdqtool.buildlog.log import split_prefix
 from qdqtool.buildlog.sections import parse_version_digits
 from qdqtool.buildlog.types import (
     MAX_DIMENSION,
@@ -221,7 +220,8 @@ def test_tuning_seconds_of_a_layer() -> None:
         (4, "Tactic: 0x1 Time: 1"),
         (9, RUNNER.format("a")),
     )
-    tactics = read(*(stamped("V", text, second) for second, text in lines)).tactics
+    damaged = stamped("V", RUNNER.format("a")).replace("10/31", "xx/yy")
+    tactics = read(*(stamped("V", text, second) for second, text in lines), damaged).tactics
     assert {n: t.seconds for n, t in tactics.layers.items()} == {"a": 3.0, "b": 5.0}
 
 
@@ -581,23 +581,6 @@ def test_prefixes(line: str, level: str, message: str) -> None:
 )
 def test_int_list(value: Any, least: int | None, expected: list[int] | None) -> None:
     assert as_int_list(value, least=least) == expected
-
-
-def test_seconds_of_stamps() -> None:
-    first, second = (
-        parse_stamp(f"[10/{day}/2023-{t}]".encode())
-        for day, t in (("30", "23:59:59"), ("31", "00:01:01"))
-    )
-    assert first is not None and second is not None and second - first == timedelta(seconds=62)
-    assert parse_stamp(b"[xx/yy/2023-17:53:35]") is None
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [(b"[TRT] x", True), (b"a TensorRT b", True), (b"x" * 160 + b"[TRT]", False)],
-)
-def test_is_marked(line: bytes, expected: bool) -> None:
-    assert is_marked(line) is expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command line as tests call it."""
+"""Fixture that runs the command line in tests."""
 
 import json
 from typing import Any
@@ -14,8 +14,8 @@ class Cli:
     """Runs the command line in this process.
 
     Attributes:
-        err: What the last call printed on stderr.
-        error: Error that ended the last call, None if there was none.
+        err: Text of the last call on stderr.
+        error: Error that ended the last call; None without an error.
     """
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ class Cli:
         monkeypatch.setattr(group, "main", main_with_error)
 
     def run(self, *words: object) -> tuple[int, str]:
-        """Run a command, and return its exit code and what it prints on stdout."""
+        """Run a command; return its exit code and its text on stdout."""
         self.error = None
         self._capsys.readouterr()
         code = run([str(word) for word in words])
@@ -42,7 +42,7 @@ class Cli:
         return code, out
 
     def __call__(self, *words: object, code: int = 0) -> str:
-        """Run a command that ends with an exit code, and return what it prints on stdout."""
+        """Run a command, check its exit code, and return its text on stdout."""
         actual, out = self.run(*words)
         assert actual == code, self.err
         return out
@@ -52,7 +52,7 @@ class Cli:
         return json.loads(self(*words, "--format", "json", code=code))
 
     def refuse(self, *words: object, code: int = 2) -> str:
-        """Run a command that fails, and return the only line that it prints."""
+        """Run a command that fails; return the only line on stderr."""
         assert self(*words, code=code) == ""
         # click ends the ^C of a terminal with an empty line
         lines = [line for line in self.err.splitlines() if line]
@@ -61,7 +61,10 @@ class Cli:
 
     @property
     def cause(self) -> str:
-        """Code and parameter of the last error; of click's own errors the class and the option."""
+        """Code and parameter of the last error.
+
+        For errors of click, class and option.
+        """
         error = self.error
         if isinstance(error, click.BadParameter):
             name = error.param.name if error.param is not None else error.param_hint

@@ -15,7 +15,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the note on NVIDIA's license be printed once in each test."""
+    """Print the note on NVIDIA's license once in each test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
@@ -40,7 +40,7 @@ def test_build_json_for_several_gpus(tmp_path: Path, cli: Cli) -> None:
 
 @needs_compiler
 def test_verify_builder_agrees_on_nodes_with_odd_names(tmp_path: Path, cli: Cli) -> None:
-    """The compiler gets a copy of the model whose names it can print."""
+    """The compiler reads a copy of the model with names that it can print."""
     path = saved(two_convolutions(NASTY, ""), tmp_path)
     counts = cli.json("verify", path, "--builder", "tensorrt-rtx")["convolutions"]
     assert (counts["agree"], counts["total"]) == (2, 2)

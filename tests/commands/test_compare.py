@@ -24,7 +24,7 @@ CONDITIONS = (
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write models and builds into the current folder: one without changes, one that lost INT8."""
+    """Write models and builds into the current folder: one without changes, one with lost INT8."""
     (tmp_path / "float.onnx").write_bytes(float_network().SerializeToString())
     (tmp_path / "good.onnx").write_bytes(network().SerializeToString())
     (tmp_path / "best.pt").write_bytes(b"PK\x03\x04archive")
@@ -142,7 +142,7 @@ def test_compare_starts_with_the_agreement(models: Path, cli: Cli) -> None:
 
 
 def test_compare_min_agreement_that_is_unknown(models: Path, cli: Cli) -> None:
-    """Outputs that are 0 everywhere have nothing to agree with."""
+    """Without variation in the outputs, the agreement is unknown."""
     np.save("images.npy", np.full((1, 4, 16, 16), 0.0, np.float32))
     options = ("--calib", "images.npy", "--min-agreement", "0.5")
     answer = cli.json("compare", "float.onnx", "good.onnx", *options, code=2)

@@ -1,4 +1,4 @@
-"""Models whose stated types or numbers of inputs contradict their nodes."""
+"""Models with types or numbers of inputs that contradict their nodes."""
 
 import functools
 from pathlib import Path

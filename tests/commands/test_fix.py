@@ -84,7 +84,7 @@ def detector_folder(folder: Path, cli: Cli) -> Path:
 
 
 def next_commands(text: str) -> list[list[str]]:
-    """Return the words of each command of qdqtool in a text, with continued lines joined."""
+    """Return the words of each qdqtool command in a text; continued lines are joined."""
     lines = text.replace("\\\n", " ").splitlines()
     return [
         shlex.split(line[line.index("qdqtool ") :])[1:]
@@ -94,7 +94,7 @@ def next_commands(text: str) -> list[list[str]]:
 
 
 def count_places(text: str, pattern: str) -> int:
-    """Return the number that a text has before ``places``, 0 without this text."""
+    """Return the number before ``places`` in a text; 0 if the text has no such number."""
     match = re.search(pattern, text, re.MULTILINE)
     return int(match[1]) if match else 0
 

@@ -32,7 +32,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an empty current folder with links to these files and other kinds of files."""
+    """Create a current folder with links to these files, and with files of other kinds."""
     for path in files.iterdir():
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "empty").mkdir()
@@ -45,7 +45,7 @@ def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def next_command(text: str) -> list[str]:
-    """Return the words of the command that the answer advises next."""
+    """Return the words of the command that the output suggests next."""
     line = next(line for line in text.splitlines() if "qdqtool predict" in line)
     return shlex.split(line[line.index("qdqtool predict") :])
 

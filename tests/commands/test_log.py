@@ -161,7 +161,7 @@ def test_log_of_names_shows_the_command_that_builds_again(
 def test_log_shows_every_number_of_a_recorded_build(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parts were read off the recorded log by hand, with grep and from the printed tables."""
+    """Expected numbers were read from the log with grep and from its printed tables."""
     monkeypatch.setenv("COLUMNS", "80")
     words = set(cli("log", build_file("centerpoint-a100-trt823-fp16")).replace(",", "").split())
     for (part,) in rows("logs/centerpoint-page.txt"):

@@ -113,7 +113,7 @@ def test_predict_gpu_of_another_target_is_refused_without_notes(model: str, cli:
 
 
 def imported_modules(*arguments: str) -> set[str]:
-    """Return the modules that a process imports to run the command line."""
+    """Return the modules that a run of the command line imports."""
     process = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "qdqtool", *arguments],
         capture_output=True,
@@ -131,7 +131,7 @@ def test_predict_help_imports_no_libraries() -> None:
 
 
 def test_predict_imports_only_what_it_needs(tmp_path: Path) -> None:
-    """Most of the time of a prediction is importing."""
+    """Imports take most of the time of a prediction."""
     onnx.save(convolutions(12), tmp_path / "m.onnx")
     modules = imported_modules("predict", str(tmp_path / "m.onnx"))
     assert "qdqtool.trt.pipeline" in modules
@@ -141,7 +141,7 @@ def test_predict_imports_only_what_it_needs(tmp_path: Path) -> None:
 def test_predict_rejected_model_has_no_times_and_no_build_command(
     cli: Cli, g: Graph, model: str
 ) -> None:
-    """The first screen is the rejection; the fix is a command with the names of the files."""
+    """The output starts with the rejection; the fix is a command with file names."""
     x = g.dq(g.q(g.input(1, 16, 8, 8), "q", zero=3), "dq", zero=3)
     onnx.save(g.model(g.conv(x, "c", 16, scale=None)), model)
     text = cli("predict", model, "--gpu", "T4")
@@ -170,7 +170,7 @@ def test_predict_bfloat16_model_builds_with_bf16(cli: Cli, model: str) -> None:
 def test_predict_names_the_requested_version(
     model: str, cli: Cli, target: str, title: str, borrows: bool
 ) -> None:
-    """The rules may be those of another version, which is a row of its own."""
+    """If the rules are those of another version, the table has a row for this version."""
     text = cli("predict", model, "--target", target)
     assert text.splitlines()[0].endswith(title)
     rules = [line for line in text.splitlines() if line.split()[:1] == ["Rules"]]

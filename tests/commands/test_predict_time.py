@@ -30,6 +30,17 @@ def test_predict_gpu_text(model: str, cli: Cli) -> None:
         assert row.count(" ms") == 2  # the time, and the end of its range
 
 
+def test_input_conversion_is_a_note(model: str, cli: Cli) -> None:
+    """The time next to the Q/DQ layers, the saving and JSON are the same number."""
+    text = cli("predict", model, "--gpu", "rtx 3060", "--all")
+    _, found, note = text.partition("note INPUT-CONVERSION")
+    assert found
+    (saving,) = re.findall(r"saves: at most ([\d.]+) ms", note.split("\n\n")[0])
+    assert re.search(rf"Q/DQ layers .*\({saving} ms\)", text)
+    time = cli.json("predict", model, "--gpu", "rtx 3060")["time"]
+    assert float(saving) == pytest.approx(time["conversions_ms"], rel=1e-2)
+
+
 def test_predict_gpu_layers_lists_the_time_of_each_layer(model: str, cli: Cli) -> None:
     arguments = ("--gpu", "T4", "--target", "trt8.6")
     layers = cli.json("predict", model, *arguments)["layers"]
@@ -238,7 +249,7 @@ def test_predict_capability_findings(
 
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.6", "trt10", "trt11", "rtx1.7"])
 def test_predict_gpu_estimates_for_each_target(model: str, cli: Cli, target: str) -> None:
-    """Three convolutions of 0.23 GMACs each: between a hundredth of a millisecond and one."""
+    """Three convolutions of 0.23 GMACs each take from 0.01 to 1 ms."""
     time = cli.json("predict", model, "--gpu", "RTX 3060", "--target", target)["time"]
     assert 0.01 < time["total_ms"] < 1
 
@@ -355,7 +366,7 @@ def test_note_about_fp8_comes_with_a_row_of_fp8(
 def test_advice_to_quantize_depends_on_the_fastest_type(
     gpu: str, advises_auto: bool, tmp_path: Path, cli: Cli
 ) -> None:
-    """B300 computes INT8 far slower than FP16."""
+    """INT8 is far slower than FP16 on B300."""
     path = save_model(tmp_path, convolution_chain(channels=256, quantized=False))
     text = cli("predict", path, "--gpu", gpu)
     assert ("--precision auto --gpu" in " ".join(text.split())) == advises_auto

@@ -68,7 +68,6 @@ def test_sides_count_outputs_of_each_format() -> None:
 def test_text_names_the_format_of_each_side() -> None:
     text = str(render_comparison(qdqtool.compare(quantized("int8"), quantized("fp8"))))
     assert "2 convolutions in FP8 instead of INT8" in text
-    assert "in INT8 as before" not in text
     assert "In FP8, but with float output (1)" in text and "FP8 instead of INT8 (1)" in text
 
 

@@ -380,16 +380,6 @@ def test_trimming_ends_within_its_budget(
     assert "conv7" in {c.name for c in result.shown.convolutions}
 
 
-def test_trimming_of_parallel_branches_tries_groups(sketches: list[set[str]]) -> None:
-    """Without the farthest nodes, the ends of branches, the part would still have each branch."""
-    proto = split_joined(210)
-    node = [n.name for n in proto.graph.node if n.op_type == "Concat"][3]
-    result = extract(proto, node=node, target="trt8.5")
-    assert [f.code for f in result.shown.findings] == ["CONCAT-SCALE"]
-    assert len(result.proto.graph.node) == 7
-    assert sum(map(len, sketches)) < 2.5 * len(proto.graph.node)
-
-
 def test_trimming_predicts_no_part_without_nodes_of_the_finding(sketches: list[set[str]]) -> None:
     proto = wide_split(40)
     for i in range(2):

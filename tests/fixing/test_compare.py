@@ -5,9 +5,15 @@ import onnx
 import onnx.parser
 import pytest
 
-from qdqtool.fixing import compare
 from qdqtool.fixing.api import fix
-from qdqtool.fixing.runner import ModelRunner, RunError, RunLimitError
+from qdqtool.fixing.outputs import OutputNoise, is_within
+from qdqtool.fixing.runner import (
+    ModelRunner,
+    RunError,
+    RunLimitError,
+    cut_runnable_part,
+    random_inputs,
+)
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.runtime.run_cost import estimate_run_cost
@@ -37,56 +43,73 @@ def test_runner_computes_float_outputs():
     g = Graph()
     y = g.conv(g.input(1, 16, 8, 8), "c", 16)
     model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
-    proto, cut = compare.cut_runnable_part(model, body=True)
+    proto, cut = cut_runnable_part(model, body=True)
     assert cut == ["soft"] and [o.name for o in proto.graph.output] == ["c:0"]
 
 
-def test_noise_is_measured_and_inputs_are_checked():
-    before = compare.OutputNoise({"a": 1.0, "b": 0.01}, True)
-    assert compare.is_within(before, compare.OutputNoise({"a": 1.0, "b": 0.012}, True), 1.3)
-    assert not compare.is_within(before, compare.OutputNoise({"a": 0.5, "b": 0.5}, True), 1.3)
-    assert not compare.is_within(before, compare.OutputNoise({"a": 0.5, "b": 0.0}, False), 1.3)
-    proto = pair_model()
-    x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
-    reference = ModelRunner().run(remove_quantizers(Model(proto).copy()).proto, {"x": x})
-    got = compare.measure_noise([(ModelRunner().run(proto, {"x": x}), reference)])
-    rounded = np.rint(x / np.float32(0.1)) * np.float32(0.1)
-    wanted = np.sqrt(np.mean((rounded - x) ** 2.0)) / np.sqrt(np.mean(x.astype(float) ** 2))
-    assert got.relative == pytest.approx(wanted, rel=1e-5)
+@pytest.mark.parametrize(
+    ("after", "is_accepted"),
+    [
+        (OutputNoise({"a": 1.0, "b": 0.012}, True), True),
+        (OutputNoise({"a": 0.5, "b": 0.5}, True), False),
+        (OutputNoise({"a": 0.5, "b": 0.0}, False), False),
+    ],
+)
+def test_error_of_every_output_may_grow_by_the_factor(
+    after: OutputNoise, is_accepted: bool
+) -> None:
+    before = OutputNoise({"a": 1.0, "b": 0.01}, True)
+    assert is_within(before, after, 1.3) is is_accepted
+
+
+def unknown_type() -> onnx.ModelProto:
     proto = pair_model(0.02)
     proto.graph.input[0].type.tensor_type.elem_type = 99
-    with pytest.raises(RunError) as caught:
-        compare.random_inputs(Model(proto))
-    assert (caught.value.code, caught.value.node) == ("unknown-input-type", "x")
+    return proto
+
+
+def too_many_dimensions() -> onnx.ModelProto:
+    """Return a model whose input has 65 dimensions: numpy has 64."""
     proto = pair_model(0.02)
     del proto.graph.value_info[:], proto.graph.output[:]
     shape = proto.graph.input[0].type.tensor_type.shape
-    shape.dim.extend(
-        onnx.TensorShapeProto.Dimension(dim_value=1) for _ in range(65 - len(shape.dim))
-    )
-    with pytest.raises(RunError) as caught:  # 65 dimensions are none that anybody could know
-        compare.random_inputs(Model(proto))
-    assert (caught.value.code, caught.value.node) == ("unknown-input-shape", "x")
+    dimension = onnx.TensorShapeProto.Dimension(dim_value=1)
+    shape.dim.extend([dimension] * (65 - len(shape.dim)))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("proto", "code"),
+    [(unknown_type(), "unknown-input-type"), (too_many_dimensions(), "unknown-input-shape")],
+)
+def test_random_inputs_need_type_and_shape(proto: onnx.ModelProto, code: str) -> None:
+    with pytest.raises(RunError) as caught:
+        random_inputs(Model(proto))
+    assert (caught.value.code, caught.value.node) == (code, "x")
+
+
+def test_runner_reports_unknown_operator() -> None:
     proto = pair_model()
     proto.graph.node[0].op_type = "Unheard"
-    with pytest.raises(RunError):
+    with pytest.raises(RunError) as caught:
         ModelRunner().run(proto, {"x": np.zeros((1, 4, 8, 8), np.float32)})
+    assert caught.value.code == "onnxruntime-error"
 
 
 def test_random_inputs_fill_the_first_quantizer(g):
-    arrays = compare.random_inputs(Model(pair_model(0.02)))
+    arrays = random_inputs(Model(pair_model(0.02)))
     assert arrays["x"].shape == (1, 4, 8, 8) and arrays["x"].dtype == np.float32
     assert 0.8 * 127 * 0.02 < arrays["x"].max() <= 127 * 0.02
-    assert np.array_equal(arrays["x"], compare.random_inputs(Model(pair_model(0.02)))["x"])
+    assert np.array_equal(arrays["x"], random_inputs(Model(pair_model(0.02)))["x"])
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {y = Relu(x)}'
     )
-    assert compare.random_inputs(Model(proto))["x"].shape == ()
+    assert random_inputs(Model(proto))["x"].shape == ()
     g.input(1, 3, 8, 8)
     shape = g.inputs[0].type.tensor_type.shape
     shape.dim[0].dim_param = "batch"
     shape.dim[2].dim_param = "h"
-    assert compare.random_inputs(Model(g.model(g.relu("x", "r"))))["x"].shape == (1, 3, 256, 8)
+    assert random_inputs(Model(g.model(g.relu("x", "r"))))["x"].shape == (1, 3, 256, 8)
 
 
 @pytest.mark.parametrize("where", ["behind the last convolution", "everywhere"])
@@ -186,30 +209,36 @@ def test_fix_accepts_input_types_that_onnxruntime_lacks(kind: str) -> None:
     )
 
 
-def test_runner_stops_at_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
-    one = estimate_run_cost(model, {}).operations
-    monkeypatch.setattr(limits, "SESSION_WORK", one - 1)
+@pytest.fixture
+def convolution_run() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    return convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "attribute", "code"),
+    [("SESSION_WORK", "operations", "work-limit"), ("SESSION_BYTES", "peak_bytes", "memory-limit")],
+)
+def test_runner_refuses_run_above_limit(
+    limit: str, attribute: str, code: str, convolution_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = convolution_run
+    monkeypatch.setattr(limits, limit, getattr(estimate_run_cost(model, {}), attribute) - 1)
     with pytest.raises(RunLimitError) as caught:
         ModelRunner().run(model, x)
-    assert caught.value.code == "work-limit"
+    assert caught.value.code == code
     assert ModelRunner(2.0).run(model, x)["y"].shape == (1, 16, 20, 20)
-    monkeypatch.setattr(limits, "SESSION_WORK", 10 * one)
-    monkeypatch.setattr(limits, "SESSION_WORK_ALL", 2 * (one + limits.SESSION_RUN + 10**6))
-    runs = ModelRunner()
-    runs.run(model, x)
-    runs.run(model, x)
+
+
+@pytest.mark.parametrize(("effort", "runs"), [(1.0, 2), (2.5, 5)])
+def test_runner_stops_when_work_is_used_up(
+    effort: float, runs: int, convolution_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = convolution_run
+    one = estimate_run_cost(model, {}).operations + limits.SESSION_RUN
+    monkeypatch.setattr(limits, "SESSION_WORK_ALL", 2 * (one + 10**6))
+    runner = ModelRunner(effort)
+    for _ in range(runs):
+        runner.run(model, x)
     with pytest.raises(RunLimitError) as caught:
-        runs.run(model, x)
+        runner.run(model, x)
     assert caught.value.code == "work-used-up"
-    runs = ModelRunner(2.5)
-    for _ in range(5):
-        runs.run(model, x)
-    with pytest.raises(RunLimitError) as caught:
-        runs.run(model, x)
-    assert caught.value.code == "work-used-up"
-    monkeypatch.setattr(limits, "SESSION_BYTES", estimate_run_cost(model, {}).peak_bytes - 1)
-    with pytest.raises(RunLimitError) as caught:
-        ModelRunner().run(model, x)
-    assert caught.value.code == "memory-limit"
-    ModelRunner(1.5).run(model, x)

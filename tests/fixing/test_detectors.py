@@ -14,8 +14,13 @@ from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.findings.obstacles import onnxruntime_recipe
 from qdqtool.fixing.api import Fixed, fix
-from qdqtool.fixing.compare import OutputNoise, find_worst_part, is_within, measure_noise
-from qdqtool.fixing.outputs import OutputPart
+from qdqtool.fixing.outputs import (
+    OutputNoise,
+    OutputPart,
+    find_worst_part,
+    is_within,
+    measure_noise,
+)
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.prediction import predict
@@ -178,16 +183,26 @@ def test_pair_moves_behind_sigmoid_with_a_scale_for_its_range(g: Graph) -> None:
     assert onnx.numpy_helper.to_array(scale) == pytest.approx(1 / 127, rel=1e-6)
 
 
-def test_weights_get_a_scale_for_each_channel() -> None:
+def per_tensor_weights(weights: np.ndarray, scale: float) -> onnx.ModelProto:
+    """Return a 1x1 convolution whose weights have one scale; its input has the scale 0.05."""
+    g = Graph()
+    w = g.pair(g.const("w", weights), "wq", np.float32(scale))
+    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
+    return g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+
+
+def uneven_weights() -> np.ndarray:
+    """Return weights of 16 channels, half of which are 50 times as small as the others."""
     weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 1, 1)).astype(np.float32)
     weights[8:] /= 50
-    g = Graph()
-    w = g.pair(g.const("w", weights), "wq", np.abs(weights).max() / 127)
-    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
-    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    return weights
+
+
+def test_weights_get_a_scale_for_each_channel() -> None:
+    weights, data = uneven_weights(), image(1, 16, 8, 8)
+    proto = per_tensor_weights(weights, np.abs(weights).max() / 127)
     fixed = fix(proto)
     assert codes(fixed) == ["W-PER-TENSOR"]
-    data = image(1, 16, 8, 8)
     inputs = np.clip(np.rint(data / np.float32(0.05)), -128, 127) * np.float32(0.05)
     step = np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127
     rounded = np.rint(weights / step) * step
@@ -200,17 +215,12 @@ def test_weights_get_a_scale_for_each_channel() -> None:
 
 def test_scales_for_each_channel_keep_a_trained_range() -> None:
     """Training chose a range that clips the largest weights; the network relies on it."""
-    weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 1, 1)).astype(np.float32)
-    weights[8:] /= 50
+    weights = uneven_weights()
     weights[0, 0] = 3
-    g = Graph()
-    w = g.pair(g.const("w", weights), "wq", np.float32(1 / 127))
-    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
-    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    proto = per_tensor_weights(weights, 1 / 127)
     fixed = fix(proto)
     assert codes(fixed) == ["W-PER-TENSOR"]
-    data = image(1, 16, 8, 8)
-    outputs = [run(p, data)[0][:, 0] for p in (proto, fixed.proto)]
+    outputs = [run(p, image(1, 16, 8, 8))[0][:, 0] for p in (proto, fixed.proto)]
     np.testing.assert_allclose(*outputs, atol=0.02 * float(outputs[0].std()))
 
 
@@ -389,6 +399,11 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
     assert fixed.ok and "HEAD-CONCAT" in codes(fixed)
     scores = run(fixed.proto, x)[0][:, 4:]
     assert np.sqrt(np.mean((scores - exact) ** 2)) < 0.2 * np.sqrt(np.mean(exact**2))
+    before, after = fixed.before.summary(), fixed.after.summary()
+    assert options or (before["int8"] == 0 and before["conversions"] > 60)
+    assert after["int8"] == after["convolutions"] == 31 and after["conversions"] < 5
+    assert not {"SILU-INNER-Q", "CONCAT-SCALE", "BIAS-DQ"} & {f.code for f in fixed.after.findings}
+    onnx.checker.check_model(fixed.proto, full_check=True)
     assert "insert-is-better" in {n.code for n in fixed.notes} or not (
         {"ZP-NONZERO", "ZP-UINT8"} & set(codes(fixed))
     )

@@ -19,6 +19,7 @@ from tests.insertion.test_calibration_cache import read_cache
 from tests.notes import note, note_codes
 from tests.patterns.test_fake_quantizers import DECOMPOSED, pt2e
 from tests.patterns.test_fake_quantizers import network as network_of
+from tests.trt.builder import Graph
 
 
 def network() -> onnx.ModelProto:
@@ -174,25 +175,10 @@ def test_clipping_of_quantizers_remains_in_the_float_model() -> None:
     assert "weight-scales" not in note_codes(translation.notes)
 
 
-def test_largest_of_several_scales_counts() -> None:
-    net = Net()
-    model = net.output(net.conv("a", "x"), net.conv("b", "x")).model()
-    quantized = quantize(model)
-    (q,) = (n for n in quantized.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
-    copies = [onnx.NodeProto(), onnx.NodeProto()]
-    (dq,) = (n for n in quantized.graph.node if n.input and n.input[0] == q.output[0])
-    for copy, node in zip(copies, (q, dq), strict=True):
-        copy.CopyFrom(node)
-        copy.name, copy.output[0] = f"{node.name}_2", f"{node.output[0]}_2"
-        copy.input[1] = "large"
-    copies[1].input[0] = copies[0].output[0]
-    quantized.graph.initializer.append(numpy_helper.from_array(np.float32(9.0), "large"))
-    (b,) = (n for n in quantized.graph.node if n.name == "b")
-    b.input[0] = copies[1].output[0]
-    position = list(quantized.graph.node).index(b)
-    for copy in reversed(copies):
-        quantized.graph.node.insert(position, copy)
-    translation = translate(quantized)
+def test_largest_of_several_scales_counts(g: Graph) -> None:
+    x = g.input(1, 16, 8, 8)
+    model = g.model(g.conv(x, "a", 16, scale=0.1), g.conv(x, "b", 16, scale=9.0))
+    translation = translate(model)
     assert translation.scales.scales["x"] == 9.0
     assert note("several-scales", count=1, first="x") in translation.notes
 
@@ -249,22 +235,16 @@ def test_simulated_quantizers_are_translated(name: str) -> None:
     assert scales["x"] == pytest.approx(0.02)
 
 
-def test_quantizers_in_branches_are_refused() -> None:
-    inner = quantize(one_layer()).graph
-    nodes = [node for node in inner.node if node.op_type != "Constant"]
-    branches = {}
-    for side in ("then", "else"):
-        graph = onnx.GraphProto(name=side)
-        graph.node.extend(nodes)
-        graph.output.extend(inner.output)
-        branches[f"{side}_branch"] = graph
-    flag = helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, [])
-    node = helper.make_node("If", ["flag"], ["y"], "choice", **branches)
-    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
-    graph = helper.make_graph([node], "g", [*inner.input, flag], [output], inner.initializer)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def test_quantizers_in_branches_are_refused(net: Net) -> None:
+    def branch(side: str) -> onnx.GraphProto:
+        node = helper.make_node("QuantizeLinear", ["x", "scale"], [f"{side}.out"], side)
+        return helper.make_graph([node], side, [], [onnx.ValueInfoProto(name=f"{side}.out")])
+
+    net.const("scale", 0.1)
+    net.inputs.append(helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []))
+    branches = {f"{side}_branch": branch(side) for side in ("then", "else")}
     with pytest.raises(ModelError, match="branches"):
-        translate_for_dla(model)
+        translate_for_dla(net.output(net.op("If", "if", "flag", **branches)).open_model())
 
 
 def test_models_and_targets_that_cannot_be_translated() -> None:

@@ -1,28 +1,23 @@
 """Places of steps: exactly those that a prediction reports."""
 
-import copy
 import functools
-from dataclasses import replace
 
 import numpy as np
 import onnx
 import onnx.compose
 import pytest
 
-from qdqtool.findings.identity import finding_key
-from qdqtool.findings.rules import attempted_reasons
 from qdqtool.fixing import pairs
 from qdqtool.fixing.site import FixStep, collect_names
 from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
-from qdqtool.prediction import advise, predict
+from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import InsideActivation
 from qdqtool.reasons.outputs import OutputManyConsumers
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
-from qdqtool.util.records import field_values
 from tests.findings.lint.test_api import shared_model
 from tests.findings.test_producers import predictions, views
 from tests.fixing.steps import find_sites
@@ -140,63 +135,6 @@ def test_step_finds_only_reported_places(target: str, steps: int) -> None:
         model, step = Model(duplicate(proto)), STEPS[number]
         found = step.find(View(model), chosen, reported_in(predict(model, chosen), step))
         assert {s.node for s in found} == {f"{copy}.{place}" for copy in (1, 2) for place in places}
-
-
-@functools.cache
-def below(kind: type[Reason]) -> type[Reason]:
-    return type(f"Own{kind.__name__}", (kind,), {})
-
-
-def derived(r: Reason) -> Reason:
-    return r if type(r).__name__.startswith("Own") else below(type(r))(*field_values(r))
-
-
-def told(prediction: Prediction) -> list[object]:
-    def known(value: object) -> object:
-        if isinstance(value, tuple):
-            return tuple(map(known, value))
-        return (
-            value.__base__
-            if isinstance(value, type) and value.__name__.startswith("Own")
-            else value
-        )
-
-    return [
-        (f.message, f.fix, f.automatic, len(attempted_reasons(f)), known(finding_key(f)))
-        for f in prediction.findings
-    ]
-
-
-def test_refusal_subclass_is_handled_like_base() -> None:
-    """The findings, their messages and keys, and the places of fixes are the same."""
-    met: set[type[Reason]] = set()
-    for target in ("trt8.5", "rtx1.7"):
-        others = [
-            (view, predict(view.model, target))
-            for view in (View(Model(f())) for f in (shared_model, faults, detector))
-        ]
-        for view, plain in (*zip(views(), predictions(target), strict=True), *others):
-            other = copy.copy(plain)
-            other.convolutions = [replace(c, findings=[]) for c in plain.convolutions]
-            other.refusals = list(map(derived, plain.refusals))
-            other.findings = advise(view.model, other)
-            for f in other.findings:
-                f.causes = tuple(
-                    replace(c, reason=derived(c.reason), also=tuple(map(derived, c.also)))
-                    for c in f.causes
-                )
-                met.update(type(c.reason) for c in f.causes)
-            assert told(plain) == told(other)
-            for step in STEPS:
-                places = [
-                    [
-                        (s.node, s.description, s.code, s.findings)
-                        for s in step.find_sites(view, target_named(target), p, step.codes)
-                    ]
-                    for p in (plain, other)
-                ]
-                assert places[0] == places[1]
-    assert len(met) > 40
 
 
 def test_pair_without_activation_is_not_moved(g: Graph) -> None:

@@ -21,7 +21,6 @@ from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import ModelInfo
-from qdqtool.patterns.heads import find_head
 from qdqtool.reasons.placement import PLACEMENT, FloatNode, SkipCause, SkippedNode
 from qdqtool.trt.result import Prediction
 from tests.indexing import indexed
@@ -61,9 +60,9 @@ def test_insert_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch)
     yolo = yolov8n(SIZE, classes=8)
     indexings = indexed(monkeypatch)
     inserted = qdqtool.insert(yolo, folder)
-    # The model once, and copies without weights: one for each of two placements, one without
-    # quantizers.
-    assert len(indexings) == 4
+    # The model, its copy to edit, and copies without weights: one for each of two placements, one
+    # without quantizers.
+    assert len(indexings) == 5
     check(inserted.model)
     assert len(inserted.weights) == 60
     assert {s.node for s in inserted.skipped} == {
@@ -292,8 +291,9 @@ def test_json_compute_capabilities_do_not_need_prediction(
     assert (result.prediction is not None) is predict
 
 
-def test_json_without_losses_and_prediction() -> None:
-    data = insertion().as_json()
+def test_json_of_losses_groups_and_prediction() -> None:
+    result = insertion()
+    data = result.as_json()
     assert (data["losses"], data["prediction"], data["output"], data["notes"]) == (
         None,
         None,
@@ -309,10 +309,6 @@ def test_json_without_losses_and_prediction() -> None:
             "members": [{"tensor": "y", "amax": 63.5, "bits_lost": -0.25}],
         }
     ]
-
-
-def test_json_with_losses_and_prediction() -> None:
-    result = insertion()
     result.losses = ActivationLosses(0.5, [], 1, 2)
     result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
     data = result.as_json()
@@ -380,10 +376,6 @@ def test_float_nodes_of_classifier(net: Net, outputs: int) -> None:
     model = net.index()
     assert find_head_float_nodes(model, "box") == {}
     assert names(model, find_head_float_nodes(model, "float")) == {f"fc{i}" for i in range(outputs)}
-
-
-def test_find_head_of_network_without_head() -> None:
-    assert find_head(Model(one_layer())).finals == set()
 
 
 @pytest.mark.parametrize(

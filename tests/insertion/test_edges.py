@@ -1,6 +1,5 @@
 """Rare cases of insertion: unknown shapes, shared constants, integer inputs, wrong options."""
 
-import inspect
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from onnx import TensorProto
 
 import qdqtool
 from calibration import Preprocess
-from qdqtool.commands.insert import command
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.placement import PlacementRules, place
@@ -217,25 +215,6 @@ def insert_into(
     return result
 
 
-def test_int8_input_gives_same_outputs() -> None:
-    plain, changed = insert_into("float"), insert_into("int8")
-    assert changed.model.graph.input[0].type.tensor_type.elem_type == TensorProto.INT8
-    assert (
-        len(nodes_of(changed.model, "QuantizeLinear"))
-        == len(nodes_of(plain.model, "QuantizeLinear")) - 1
-    )
-    x = PIXELS.astype(np.float32) / 255
-    scale = value_of(plain.model, "a/_input_quantizer/scale")
-    codes = np.clip(np.rint(x / scale), -128, 127).astype(np.int8)
-    np.testing.assert_array_equal(
-        run(changed.model, {"x": codes})[0], run(plain.model, {"x": x})[0]
-    )
-    factor = changed.notes[-1].values["factor"]
-    np.testing.assert_array_equal(
-        np.clip(np.rint(PIXELS * factor), -128, 127).astype(np.int8), codes
-    )
-
-
 PREPROCESS = Preprocess(mean=(0.3, 0.4, 0.5), std=(0.2, 0.25, 0.3))
 
 
@@ -303,6 +282,15 @@ def test_input_type_keeps_prediction(kind: str) -> None:
     assert after["conversions"] == before["conversions"] - (kind == "int8")
 
 
+# Codes of the notes by input type, and whether a mean is subtracted.
+NOTES = {
+    ("int8", False): "feed-int8-pixels",
+    ("int8", True): "feed-int8",
+    ("uint8", False): "feed-uint8-scaled",
+    ("uint8", True): "feed-uint8",
+}
+
+
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
 @pytest.mark.parametrize("mean", [0.0, 0.25])
 def test_input_type_changes_every_input(kind: str, mean: float) -> None:
@@ -317,6 +305,7 @@ def test_input_type_changes_every_input(kind: str, mean: float) -> None:
     )
     element = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
     assert [i.type.tensor_type.elem_type for i in changed.model.graph.input] == [element, element]
+    assert changed.notes[-1].code == NOTES[kind, bool(mean)]
     added = [n.op_type for n in nodes_of(changed.model, "Mul", "Add", "Div", "Cast")]
     assert mean or added == ["Cast"] * (2 if kind == "uint8" else 0), (
         "the factor is in the first scale"
@@ -332,6 +321,10 @@ def test_input_type_changes_every_input(kind: str, mean: float) -> None:
         fed = {
             n: np.clip(np.rint(v / scales[n]), -128, 127).astype(np.int8) for n, v in floats.items()
         }
+        for note in changed.notes[-2:] if not mean else ():  # the factor turns pixels into inputs
+            name, factor = note.values["name"], note.values["factor"]
+            codes = np.clip(np.rint(pixels[name] * factor), -128, 127)
+            np.testing.assert_array_equal(codes, fed[name])
     for after, before in zip(run(changed.model, fed), run(plain.model, floats), strict=True):
         assert np.mean(np.abs(after - before) > 1e-4) < (0.02 if kind == "uint8" and mean else 1e-9)
 
@@ -364,12 +357,6 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
 def ramp(low: float, high: float) -> list[dict[str, Any]]:
     """Return a sample with evenly spaced values."""
     return [{"x": np.linspace(low, high, 1024, dtype=np.float32).reshape(1, 16, 8, 8)}]
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.2, 0.9)])
-def test_uint8_input_accepts_data_from_0_to_1(low: float, high: float) -> None:
-    result = insert_into("uint8", data=ramp(low, high))
-    assert result.notes[-1].code == "feed-uint8-scaled"
 
 
 @pytest.mark.parametrize(
@@ -407,49 +394,6 @@ def test_unknown_choice_is_named(parameter: str, value: object, message: str) ->
         qdqtool.insert(one_layer(), images(), **{parameter: value})
 
 
-def test_insert_defaults() -> None:
-    """The command has the same defaults, except for losses, which it measures on two samples."""
-    defaults = {
-        n: p.default
-        for n, p in inspect.signature(qdqtool.insert).parameters.items()
-        if n != "model"
-    }
-    assert defaults == {
-        "data": None,
-        "method": "focus",
-        "method_for": (),
-        "percentile": 99.99,
-        "max_images": 512,
-        "preprocess": None,
-        "size": None,
-        "calib_cache": None,
-        "overwrite_cache": False,
-        "calib_table": None,
-        "target": "trt10",
-        "head": "box",
-        "residual": "auto",
-        "attention": "auto",
-        "precision": "int8",
-        "smooth": None,
-        "unify": True,
-        "exclude": (),
-        "include": (),
-        "exclude_op": (),
-        "weights": "float",
-        "high_precision": None,
-        "input_type": "float",
-        "losses": 0,
-        "predict": True,
-        "gpu": None,
-        "progress": False,
-        "cluster": None,
-        "mixed_cpus": False,
-    }
-    shown = {p.name: p.default for p in command.params if isinstance(p.default, str | float | int)}
-    same = {"method", "percentile", "max_images", "head", "residual", "weights", "input_type"}
-    assert {n: defaults[n] for n in same} == {n: shown[n] for n in same}
-
-
 @pytest.fixture(params=["file", "memory"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., tuple[Any, str]]:
     """Return a function from a model to the source of an insertion, and its name in errors."""
@@ -463,17 +407,31 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., tupl
     return to_source
 
 
-def test_insert_refuses_quantized_model(source: Callable[..., tuple[Any, str]]) -> None:
-    model, label = source(qdqtool.insert(one_layer(), images(), predict=False).model)
-    with pytest.raises(ModelError, check=has("already-quantized", path=label)):
-        qdqtool.insert(model, images())
+def torn_model() -> onnx.ModelProto:
+    model = one_layer()
+    model.graph.output.add(name="lost")
+    return model
 
 
-def test_insert_refuses_output_without_producer(source: Callable[..., tuple[Any, str]]) -> None:
-    torn = one_layer()
-    torn.graph.output.add(name="lost")
-    model, label = source(torn)
-    with pytest.raises(ModelError, check=has("output-without-producer", path=label, node="lost")):
+@pytest.mark.parametrize(
+    ("make", "code", "node"),
+    [
+        (
+            lambda: qdqtool.insert(one_layer(), images(), predict=False).model,
+            "already-quantized",
+            "",
+        ),
+        (torn_model, "output-without-producer", "lost"),
+    ],
+)
+def test_insert_refuses_unsuitable_model(
+    make: Callable[[], onnx.ModelProto],
+    code: str,
+    node: str,
+    source: Callable[..., tuple[Any, str]],
+) -> None:
+    model, label = source(make())
+    with pytest.raises(ModelError, check=has(code, path=label, node=node)):
         qdqtool.insert(model, images())
 
 
@@ -490,26 +448,22 @@ def test_insert_refuses_exclusion_of_every_node(
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_powers_of_methods() -> None:
-    """Only searched ranges have a power, 2 if no tensor is weighted by where the network looks."""
-    powers = {
-        method: qdqtool.insert(one_layer(), images(), method=method, predict=False).calibration[
-            "powers"
-        ]
-        for method in ("max", "mse")
-    }
-    assert powers == {"max": {}, "mse": {"x": 2.0}}
-
-
-def test_powers_are_rounded_to_two_digits() -> None:
+def test_powers_of_searched_ranges() -> None:
     """The power of focus falls from 3 to 2 while its share of the map grows from 0.06 to 0.18."""
     net = Net(side=16)
     heat = net.conv("heat", net.op("Relu", "r", net.conv("c", "x")), cout=1)
     model = net.output(net.op("Sigmoid", "sigmoid", heat)).model()
     set_value(model, "heat.bias", np.float32([-2.4]))
-    result = qdqtool.insert(model, images(side=16), method="focus", head="none", predict=False)
-    # 96 of 1024 positions: 3 - (0.09375 - 0.06) / 0.12 = 2.71875
-    assert result.calibration["powers"] == {"x": 2.72, "r.out": 2.72}
+    powers = {}
+    for method in ("max", "mse", "focus"):
+        result = qdqtool.insert(model, images(side=16), method=method, head="none", predict=False)
+        powers[method] = result.calibration["powers"]
+    # 96 of 1024 positions: 3 - (0.09375 - 0.06) / 0.12 = 2.71875, which is rounded
+    assert powers == {
+        "max": {},
+        "mse": {"x": 2.0, "r.out": 2.0},
+        "focus": {"x": 2.72, "r.out": 2.72},
+    }
 
 
 def test_losses_are_not_measured_with_calibration_table(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from onnx import helper
 
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
-from qdqtool.errors import ModelError
 from qdqtool.formats.insertion_text import render
 from qdqtool.insertion.losses import (
     SMALL_ERROR,
@@ -113,27 +112,15 @@ class NetworkRuns:
 
     Attributes:
         samples: First value of the sample of each run.
-        failing: First value of the sample whose first run fails. Runs of the other sample go on
-            after the thread of the failure has ended.
     """
 
     samples: list[float] = field(default_factory=list)
-    failing: float | None = None
-    failed: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
     both: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=60))
 
     def begin(self, sample: float) -> None:
         self.samples.append(sample)
         if len(self.samples) <= 2:
             self.both.wait()
-        if sample == self.failing:
-            self.thread = threading.current_thread()
-            self.failed.set()
-            raise ModelError("broken sample")
-        if self.failing is not None:
-            assert self.failed.wait(60) and self.thread is not None
-            self.thread.join(60)
 
 
 @pytest.fixture
@@ -180,15 +167,6 @@ def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: NetworkR
     assert len(set(runs.samples[:2])) == 2
     # Each sample runs with all activations float, with all quantized, and with each of four float.
     assert len(runs.samples) == 2 * (1 + 1 + 4)
-
-
-def test_measure_ends_runs_after_failure(chain_insertion: Insertion, runs: NetworkRuns) -> None:
-    data = images(2)
-    runs.failing = float(data[0]["x"].flat[0])
-    with pytest.raises(ModelError, match="broken sample"):
-        measure_all(chain_insertion, data, samples=2)
-    # The other sample finishes the run that it is at, and begins no other.
-    assert len(runs.samples) == 1 + 1
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from qdqtool.insertion.placement import (
 )
 from qdqtool.insertion.structure import branch_lengths
 from qdqtool.ir.graph import Model
-from qdqtool.ir.operators import weight_scale_axis
 from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.convolutions import FloatDeconvolution
 from qdqtool.reasons.weights import WeightsNotConstant
@@ -423,13 +422,12 @@ def test_exclusion_names_first_pattern_that_matches() -> None:
     assert len(result.skipped) == 4 and not result.inputs
 
 
-def transposed_net() -> Net:
+def transposed_net(group: int = 1) -> Net:
     """Return a convolution ``c`` and a transposed convolution ``t``."""
     net = Net()
     weights = net.const("w", np.ones((16, 16, 2, 2)))
-    return net.output(
-        net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), weights)
-    )
+    relu = net.op("Relu", "r", net.conv("c", "x"))
+    return net.output(net.op("ConvTranspose", "t", relu, weights, group=group))
 
 
 def test_transposed_convolution_is_left_float_for_rtx() -> None:
@@ -438,9 +436,11 @@ def test_transposed_convolution_is_left_float_for_rtx() -> None:
     assert reasons(rtx) == {"t": (FloatDeconvolution,)}
 
 
-@pytest.mark.parametrize(("per_channel", "axis"), [(False, None), (True, 1)])
-def test_axis_of_transposed_convolution(per_channel: bool, axis: int | None) -> None:
-    result = place_net(transposed_net(), PlacementRules(transposed_per_channel=per_channel))
+@pytest.mark.parametrize(
+    ("group", "per_channel", "axis"), [(1, False, None), (1, True, 1), (2, True, None)]
+)
+def test_axis_of_transposed_convolution(group: int, per_channel: bool, axis: int | None) -> None:
+    result = place_net(transposed_net(group), PlacementRules(transposed_per_channel=per_channel))
     assert {w.node.name: w.axis for w in result.weights} == {"c": 0, "t": axis}
 
 
@@ -668,26 +668,6 @@ def test_longest_path_ignores_constant_nodes(net: Net, constant_nodes: bool) -> 
     net.output(net.op("Add", "add", shortcut, block))
     model = with_constant_nodes(net.model()) if constant_nodes else net.model()
     assert branch_lengths(Model(model), block, shortcut) == (3, 1)
-
-
-@pytest.mark.parametrize(
-    ("op", "shape", "attributes", "axis"),
-    [
-        ("Conv", (16, 16, 3, 3), {}, 0),
-        ("ConvTranspose", (16, 8, 2, 2), {}, 1),
-        ("ConvTranspose", (16, 8, 2, 2), {"group": 2}, None),
-        ("Gemm", (16, 16), {}, 1),
-        ("Gemm", (16, 16), {"transB": 1}, 0),
-        ("MatMul", (16, 16), {}, 1),
-    ],
-)
-def test_weight_scale_axis(
-    net: Net, op: str, shape: tuple[int, ...], attributes: dict[str, int], axis: int | None
-) -> None:
-    weights = net.const("w", np.zeros(shape))
-    node = Model(net.output(net.op(op, "n", "x", weights, **attributes)).open_model()).node("n")
-    assert weight_scale_axis(node, len(shape), True) == axis
-    assert weight_scale_axis(node, len(shape), False) == (None if op == "ConvTranspose" else axis)
 
 
 # Class scores -------------------------------------------------------------------------------------

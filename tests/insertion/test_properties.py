@@ -17,7 +17,6 @@ from qdqtool.insertion.scales import METHODS
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_q, read_params
 from qdqtool.reasons.finding import Severity
-from qdqtool.reasons.float_types import RemainingFloat
 from qdqtool.reasons.outputs import OutputDifferentScales
 from qdqtool.reasons.placement import NothingToQuantize
 from qdqtool.trt.outcome import simulate
@@ -414,19 +413,6 @@ def test_detector_for_strongly_typed_target_is_fp16(
     assert result.agreement is not None and 0.0 < result.agreement.error < 0.2
     codes = require_prediction(result).findings_by_code().keys()
     assert not codes & {"FLOAT-FP32", "ADD-BOTH", "HEAD-QUANT"}
-
-
-def test_high_precision_fp32_can_be_fixed() -> None:
-    options = {"target": "trt11", "method": "max", "residual": "both", "high_precision": "fp32"}
-    result = qdqtool.insert(detector(), images(1, 3, 64, "images"), **options)
-    assert result.float_type == "fp32" and result.agreement is None
-    finding = next(f for f in require_prediction(result).findings if f.code == "FLOAT-FP32")
-    stays = finding.causes[0].reason
-    assert isinstance(stays, RemainingFloat) and (stays.convolutions, stays.total) == (30, 31)
-    assert finding.automatic
-    fixed = fix(result.model, "trt11", ["FLOAT-FP32"])
-    assert [c.code for c in fixed.applied] == ["FLOAT-FP32"]
-    assert "FLOAT-FP32" not in fixed.after.findings_by_code()
 
 
 @pytest.mark.parametrize(("largest", "kept"), [(60000.0, True), (33000.0, True), (20000.0, False)])

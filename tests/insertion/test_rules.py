@@ -8,6 +8,7 @@ import pytest
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rules
+from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import find_scale_groups
@@ -87,8 +88,11 @@ def test_sketch_is_predicted_as_counted_by_hand(
     assert {key: summary[key] for key in expected} == expected
 
 
-def test_no_residual_is_quantized_for_rtx() -> None:
-    assert choose_option(bottleneck("silu"), target=TARGETS["rtx1.7"]) == "none"
+@pytest.mark.parametrize(("precision", "option"), [("int8", "skip"), ("fp8", "none")])
+def test_skip_input_is_quantized_for_rtx_with_int8(precision: str, option: str) -> None:
+    options = PlacementOptions(precision=precision)
+    chosen, _ = rules.choose_rules(bottleneck("silu"), options, TARGETS["rtx1.7"])
+    assert chosen.residual_after_activation == option
 
 
 def test_yolov8_gets_placement_with_better_worst_case() -> None:

@@ -99,6 +99,15 @@ def parse(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(HEADER + text)
 
 
+def call_chain(length: int, body: str) -> str:
+    """Return a model with a chain of functions, each of which calls the next one in its body."""
+    header = '<domain: "pkg", opset_import: ["": 17, "pkg": 1]>'
+    functions = [f"{header} F{k} (a) => (b) {{ {body.format(next=k + 1)} }}" for k in range(length)]
+    last = f"{header} F{length} (a) => (b) {{ b = Relu (a) }}"
+    text = "g (float[1] x) => (float[1] y) { y = pkg.F0 (x) }"
+    return "\n".join([text, *functions, last])
+
+
 def run(proto: onnx.ModelProto, flag: bool) -> np.ndarray:
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     feeds = {"x": X, "flag": np.asarray(flag)}
@@ -140,6 +149,8 @@ def test_unnamed_calls_are_named_by_their_outputs() -> None:
             "recursive-function",
         ),
         ("g (float[1, 4] x) => (float[1, 4] y) { y = pkg.Leaky (x, x) }" + LEAKY, "node-damaged"),
+        (call_chain(1201, "b = pkg.F{next} (a)"), "nested-too-deeply"),
+        (call_chain(30, "t = pkg.F{next} (a) b = pkg.F{next} (t)"), "too-many-nodes"),
         (
             """g (float[1] x) => (float[1] y) { y = pkg.Drop <at = [0]> (x) }
             <domain: "pkg", opset_import: ["": 11]>
@@ -147,7 +158,13 @@ def test_unnamed_calls_are_named_by_their_outputs() -> None:
             "functions-not-inlined",
         ),
     ],
-    ids=["recursive", "too many inputs", "operator that cannot be converted"],
+    ids=[
+        "recursive",
+        "too many inputs",
+        "deep chain",
+        "doubling calls",
+        "operator that cannot be converted",
+    ],
 )
 def test_functions_that_cannot_be_inlined(text: str, code: str) -> None:
     with pytest.raises(ModelError, check=has(code)):

@@ -1,4 +1,4 @@
-"""Both backends; tests of ModelOpt skip if it is not installed."""
+"""Both backends; tests of ModelOpt are skipped if ModelOpt is not installed."""
 
 import importlib.util
 

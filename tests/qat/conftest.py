@@ -30,7 +30,7 @@ def pytest_pycollect_makemodule(
 
 @pytest.fixture(scope="session", autouse=True)
 def limit_threads_and_logs() -> Iterator[None]:
-    """Run torch on one thread and silence pytorch-quantization's notes on every quantizer."""
+    """Run torch on one thread, and silence the notes of pytorch-quantization."""
     if MISSING:
         yield
         return

@@ -1,4 +1,4 @@
-"""Networks for the tests of training; importing this needs torch and pytorch-quantization."""
+"""Networks for tests of training, which need torch and pytorch-quantization."""
 
 import inspect
 import types
@@ -57,7 +57,7 @@ def handmade(placement: str) -> nn.Module:
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give BatchNormalization statistics and parameters as after training, no two of them equal."""
+    """Give each BatchNormalization random statistics and parameters, as after training."""
     torch.manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -120,7 +120,7 @@ def max_calibrate(model: nn.Module, *batches: Tensor) -> None:
 
 
 def raw_export(model: nn.Module, sample: Tensor, opset: int = 13) -> onnx.ModelProto:
-    """Return torch's own export of the network."""
+    """Return the export of a network by torch alone."""
     quant_nn.TensorQuantizer.use_fb_fake_quant = True
     try:
         return export_proto(model, NetworkCall((sample,)), opset)
@@ -176,7 +176,7 @@ class Tokens(nn.Module):
 
 
 class Heads(nn.Module):
-    """Network with two Linear layers that read one tensor, as in Faster R-CNN."""
+    """Network with two Linear layers that consume one tensor, as in Faster R-CNN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class UpAndDown(nn.Module):
 
 
 class Odd(nn.Module):
-    """Network with convolutions that no quantizer can reach from a module, and one that it can."""
+    """Network with convolutions outside of modules, and one convolution in a module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class Odd(nn.Module):
 
 
 class Moody(nn.Module):
-    """Network that adds once more in training than in evaluation."""
+    """Network with one Add more in training than in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`qat.check` refuses every kind of wrong model, also within the network's noise; checkpoints."""
+"""`qat.check` on wrong models, the noise of a network, and checkpoints."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ X = torch.randn(1, 16, 16, 16, generator=torch.Generator().manual_seed(5))
 
 
 class Deep(nn.Module):
-    """Network of many layers with skips, where single integer steps add up."""
+    """Network of many layers with skips, in which differences of single integers add up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def pair(graph: onnx.GraphProto, q: onnx.NodeProto) -> list[onnx.NodeProto]:
 def set_input(
     graph: onnx.GraphProto, nodes: list[onnx.NodeProto], position: int, value: np.ndarray
 ) -> None:
-    """Give nodes a scale or zero point of their own."""
+    """Give nodes a separate scale or zero point."""
     graph.initializer.append(numpy_helper.from_array(value, "other"))
     for node in nodes:
         node.input[position] = "other"
@@ -117,7 +117,7 @@ def remove_pair(graph: onnx.GraphProto, q: onnx.NodeProto) -> None:
 
 
 def make_skip_float(graph: onnx.GraphProto) -> None:
-    """Let the skip of a pair with two consumers read the float tensor."""
+    """Connect the skip of a pair with two consumers to the float tensor."""
     for q in quantizers(graph):
         dq = next(n for n in graph.node if q.output[0] in n.input)
         for consumer in graph.node:
@@ -207,7 +207,7 @@ def test_check_of_network_that_cannot_run_in_float64(
 
 
 def test_noise_is_about_that_of_single_precision(tmp_path: Path) -> None:
-    """The same rounding in float64 is compared with the network's own results."""
+    """Compare with the network's rounding in float64."""
     torch.manual_seed(0)
     model = nets.ready(nn.Sequential(*(m for _ in range(6) for m in (nets.conv(), nn.SiLU()))), X)
     export = qat.export(model, tmp_path / "q.onnx", X)
@@ -242,7 +242,7 @@ def test_noise_depends_on_seed_and_call() -> None:
 
 
 def test_noise_of_values_between_two_integers(tmp_path: Path) -> None:
-    """Every value is at the edge between two integers, as far as single precision can tell."""
+    """In single precision, every value is exactly between two integers."""
     model = nn.Sequential(nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1))
     for module in model:
         nn.init.dirac_(module.weight)
@@ -356,7 +356,7 @@ def test_restore_is_refused(
     message: str,
     trained: nn.Module,
 ) -> None:
-    """``saved`` changes the checkpoint; with None the state dict is restored."""
+    """``saved`` changes the checkpoint. If it is None, a state dict is restored."""
     state = trained.state_dict() if saved is None else {**qat.checkpoint(trained), **saved}
     with pytest.raises(QdqtoolError, check=has(code), match=message):
         qat.restore(network(), state)

@@ -1,3 +1,5 @@
+"""Export of trained networks, compared with onnxruntime and with training."""
+
 import copy
 import functools
 from collections import Counter
@@ -45,7 +47,7 @@ def run_file(path: Path, x: torch.Tensor) -> np.ndarray:
 
 
 def folded_weights(path: Path, op: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the quantized weights and their scale of the first node of an operator."""
+    """Return the quantized weights and their scale of the first node with an operator type."""
     graph = onnx.load(path).graph
     assert "BatchNormalization" not in {n.op_type for n in graph.node}
     producers = {o: n for n in graph.node for o in n.output}
@@ -123,7 +125,7 @@ def test_export_keeps_results_that_network_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_exported_transposed_convolution(backend: str, groups: int, tmp_path: Path) -> None:
-    """One scale serves all channels; the integers are those of the folded weights."""
+    """All channels have one scale, and the integers are those of the folded weights."""
     model = ready(nets.UpAndDown(groups), backend=backend)
     export = qat.export(model, tmp_path / "q.onnx", X)
     assert export.summary["int8"] == 3 and export.difference < 0.02
@@ -176,7 +178,7 @@ def test_exported_network_computes_the_same(net: type[nn.Module], tmp_path: Path
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
 def test_layers_that_run_twice_get_their_own_weights(target: str, tmp_path: Path) -> None:
-    """Shared weights would have a DQ that reaches no product."""
+    """If two products shared a DQ of weights, one product would have no DQ."""
     model = nets.ready(nets.Again(), X, target=target)
     prediction = qat.export(model, tmp_path / "q.onnx", X).prediction
     precisions = [str(c.precision) for c in prediction.convolutions if c.weights != "computed"]
@@ -187,7 +189,7 @@ def test_layers_that_run_twice_get_their_own_weights(target: str, tmp_path: Path
 
 @dataclass
 class Exported:
-    """A network in training, its state before the export, and its file for any batch."""
+    """A network in training, its state before the export, and its model for any batch."""
 
     model: nn.Module
     before: dict[str, torch.Tensor]
@@ -231,7 +233,10 @@ def test_scales_of_exported_model_are_constants(resnet18: Exported) -> None:
 
 
 def test_consumers_of_a_tensor_share_exported_pair(resnet18: Exported) -> None:
-    """Both convolutions that read the input of ``layer2.0`` do; its skip is another tensor."""
+    """Both convolutions that consume the input of ``layer2.0`` share a pair.
+
+    The skip is another tensor.
+    """
     graph = resnet18.graph
     constants = {t.name for t in graph.initializer}
     quantizers = [n.input[0] for n in graph.node if n.op_type == "QuantizeLinear"]
@@ -300,7 +305,7 @@ def test_export_into_missing_folder_is_refused(tmp_path: Path) -> None:
 
 
 class Doubling(nn.Sequential):
-    """Network that computes something else while torch exports it."""
+    """Network that computes other values during an export."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x * 2 if torch.onnx.is_in_onnx_export() else x)
@@ -318,7 +323,7 @@ def test_export_with_different_results_is_not_written(tmp_path: Path) -> None:
 
 
 class Keeping(nn.Module):
-    """Network whose last result stays in an object that is no module, as in RAFT."""
+    """Network that stores its last result in an object that is not a module, as in RAFT."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,7 +374,7 @@ def choice(captured: str) -> str:
 def clean_up_and_compare(
     model: onnx.ModelProto, clean_up: Callable[[Model], Model]
 ) -> list[onnx.NodeProto]:
-    """Return the nodes of the simplified graph, which must compute the same."""
+    """Return the nodes of the simplified graph, after a comparison of the outputs."""
     result = clean_up(Model(model).copy()).proto
     onnx.checker.check_model(result)
     for before, after in zip(*(run(m, {"x": VALUES}) for m in (model, result)), strict=True):
@@ -524,7 +529,7 @@ def test_assert_int8_names_the_skip_and_its_fix() -> None:
 
 
 def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
-    """Convolutions of few channels are float in FP8, the others have scales of amax over 448."""
+    """Convolutions with few channels are float. The others have scales of amax over 448."""
     sample = torch.randn(2, 3, 64, 64)
     model = ready(ResNet18(10, 32), sample)
     int8 = qat.export(model, tmp_path / "int8.onnx", sample)
@@ -551,7 +556,7 @@ def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
 def test_fp8_export_has_an_fp16_remainder(
     tmp_path: Path, high_precision: str | None, type: Any
 ) -> None:
-    """All weights have the type, and inputs and outputs remain FP32."""
+    """All weights are FP16 or FP32 as requested. Inputs and outputs remain FP32."""
     sample = torch.randn(2, 3, 64, 64)
     model = ready(ResNet18(10, 32), sample)
     options: Any = {"precision": "fp8", "high_precision": high_precision}

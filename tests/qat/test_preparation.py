@@ -1,3 +1,5 @@
+"""Quantizers in a network: placement, values, gradients, copies."""
+
 import copy
 import pickle
 import sys

@@ -26,11 +26,13 @@ from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import is_qdq, read_params
 from qdqtool.reporting import api, data
 from qdqtool.reporting.api import Report
+from qdqtool.reporting.nodes import ModelCollector, ReportSubject
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import encode_contents, render_page
 from qdqtool.reporting.sections import read_tuning
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import GpuOptions, TimingOptions
+from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import render
 from tests.errors import has
 from tests.insertion.nets import Net
@@ -614,3 +616,13 @@ def test_tuning_of_tune_command_is_read(files: NetworkFiles, tmp_path: Path) -> 
     assert [p.int8 for p in tuning.points if p.chosen] == [written["chosen"]["int8"]]
     assert len(tuning.sites) == len(written["sites"])
     assert tuning.axis == "estimated milliseconds on Jetson Orin Nano 4GB"
+
+
+@pytest.mark.parametrize(("flags", "float_type"), [({"int8"}, "FP32"), ({"int8", "fp16"}, "FP16")])
+def test_float_type_is_that_of_the_build(
+    files: NetworkFiles, flags: set[str], float_type: str
+) -> None:
+    model, target = load(files.model), target_named("trt8.6")
+    build = Build(precision_flags=frozenset(flags))
+    subject = ReportSubject(model, qdqtool.predict(files.model, target), target, build=build)
+    assert f"with {float_type} output" in ModelCollector(subject, "model").model.verdict

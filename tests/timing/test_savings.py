@@ -34,6 +34,8 @@ def test_conversions_have_one_time(prediction: Prediction) -> None:
     (finding,) = (f for f in prediction.findings if f.code == "INPUT-CONVERSION")
     (layer,) = (x for x in prediction.layers if x.type == "Conversion")
     assert finding.saves_ms == layer.ms == prediction.conversions_ms
+    assert prediction.time is not None
+    assert prediction.time["conversions_ms"] == pytest.approx(layer.ms, rel=1e-3)
 
 
 def test_possible_time_does_not_depend_on_how_the_model_was_quantized() -> None:

@@ -1,7 +1,7 @@
 """Record the contract of the present code: `python -m tests.tools.record_contract`.
 
-Record it for a release, or for what has been added since. Never record it to make a failing test pass: a record is
-what users were promised.
+Record the contract for a release, or after additions. Never record it to make a failing test pass,
+because a record is a promise to users.
 """
 
 import json
@@ -31,7 +31,10 @@ def record() -> Description:
 
 
 def as_lines(sections: Description) -> Iterator[str]:
-    """Yield a record as JSON with one line for each name, option and run, so that changes are easy to review."""
+    """Yield a record as JSON with one line for each name, option and run.
+
+    Changes are then easy to review.
+    """
     for section, entries in sections.items():
         rows = [
             f"{json.dumps(entry)}: "

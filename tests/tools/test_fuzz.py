@@ -1,7 +1,4 @@
-"""The differential fuzzer in small.
-
-Twelve networks, and the tools around it without a compiler.
-"""
+"""The differential fuzzer on twelve networks, and its functions that need no compiler."""
 
 import onnx
 import pytest

@@ -1,6 +1,6 @@
-"""Thirty mutated inputs.
+"""Thirty damaged inputs.
 
-`.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand.
+`.ci/run` runs the fuzzer for a minute, and `make fuzz-inputs` with fifty thousand inputs.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ def test_fuzz_inputs_mutated_json_has_a_size_limit() -> None:
 
 @pytest.mark.parametrize(("some", "refused"), slow_after(1, [(slice(1), 0), (slice(1, None), 9)]))
 def test_fuzz_inputs_valid_files_are_read(bench: Bench, some: slice, refused: int) -> None:
-    """Mutations of files that no command reads would test the first check only.
+    """Commands read the undamaged files, or mutations would only test the first check.
 
-    Nine commands refuse their file: logs, layer table, float model and tuning belong to another
-    network, and a name is not an assumption, compute capability, pass or path.
+    Nine commands reject their file: logs, layer table, float model and tuning belong to another
+    network, and a name is not an assumption, a compute capability, a pass or a path.
     """
     codes = []
     for kind, commands in COMMANDS.items():

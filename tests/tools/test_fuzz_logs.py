@@ -1,6 +1,6 @@
-"""A hundred mutated files, two hundred when slow, and one line of 100 MB.
+"""A hundred damaged files (two hundred in slow tests), and one line of 100 MB.
 
-``make fuzz-logs`` runs ten thousand.
+``make fuzz-logs`` runs ten thousand files.
 """
 
 import io
@@ -88,7 +88,10 @@ def test_log_long_lines_are_truncated() -> None:
 
 
 def test_log_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By 300,000 lines, a hundred times those of any real build; here by a hundredth of that."""
+    """The test uses a hundredth of the limit.
+
+    The limit is 300,000 lines, a hundred times those of a real build.
+    """
     assert sections.MAX_RECORDS == 300_000
     monkeypatch.setattr(sections, "MAX_RECORDS", 3000)
     line = b"[V] [TRT] Removing /some/layer/of/the/network/number\n"

@@ -20,7 +20,7 @@ def small(x: int | None, names: tuple[str, ...] = ()) -> bool:
 
 
 def test_mutants_seed_selects_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decorators, assertions and annotations are not changed, and no place twice."""
+    """Decorators, assertions and annotations are not changed, and each place is changed once."""
     from cosmic_ray.commands.init import init
     from cosmic_ray.work_db import use_db
 

@@ -1,4 +1,4 @@
-"""The README's figures are those of the pages, and its sample is a real output."""
+"""The figures of the README are those of the pages, and its sample is a real output."""
 
 from tools import readme
 
@@ -6,7 +6,7 @@ TEXT = readme.README.read_text("utf-8")
 
 
 def test_figures_are_those_of_the_pages() -> None:
-    """Renew them with `python -m tools.readme --figures`."""
+    """`python -m tools.readme --figures` renews the figures."""
     assert readme.with_figures(TEXT) == TEXT
 
 

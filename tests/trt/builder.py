@@ -207,7 +207,6 @@ class Graph:
         return self.op("Relu", x, name)
 
     def silu(self, x: str, name: str) -> str:
-        """Add a Sigmoid ``<name>.s`` and a Mul ``<name>.m``."""
         return self.op("Mul", [x, self.op("Sigmoid", x, f"{name}.s")], f"{name}.m")
 
     def add(self, a: str, b: str, name: str) -> str:
@@ -224,7 +223,6 @@ class Graph:
         return self.op(op, x, name, kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4)
 
     def pad(self, x: str, name: str, mode: str = "constant", value: float | None = None) -> str:
-        """Pad height and width by one on each side."""
         inputs = [x, self.const(f"{name}.pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))]
         if value is not None:
             inputs.append(self.const(f"{name}.value", np.float32(value)))

@@ -48,7 +48,6 @@ def model(case: str) -> Model:
 
 @functools.cache
 def graph(case: str) -> Model:
-    """Return the graph without its weights, megabytes of zeros that the simulation does not read."""
     return Model(strip_large_weights(model(case).proto, 1 << 16))
 
 

@@ -33,7 +33,6 @@ class Exporter:
         return self.model.node(layer.nodes[0]) if layer.nodes else None
 
     def _part(self, layer: Layer) -> int:
-        """Return the position of the node's output that a layer writes."""
         node = self._nodes[layer.id]
         return (
             node.outputs.index(layer.out.name)
@@ -42,7 +41,6 @@ class Exporter:
         )
 
     def _slots_of(self, layer: Layer) -> list[int]:
-        """Return the position of the node's input for each input of a layer."""
         node = self._nodes[layer.id]
         if node is None:
             return []
@@ -55,7 +53,6 @@ class Exporter:
         return slots
 
     def export(self) -> onnx.ModelProto:
-        """Return the network as it is now."""
         proto = self.model.proto
         self._names = {id(t): t.name for t in self.network.inputs}
         self._names.update(

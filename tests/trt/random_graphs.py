@@ -81,7 +81,6 @@ def _conv(s: Sketch, x: str, shape: Shape) -> None:
 
 
 def _tail(s: Sketch, x: str) -> None:
-    """Add operators that usually follow a convolution."""
     shape = s.shapes[x]
     if s.draw(st.booleans()):
         x = s.graph.bn(x, s.name("bn"))

@@ -19,7 +19,6 @@ Build = Callable[[Graph], str | list[str]]
 
 
 def rested_on(model: Model, target: str) -> frozenset[str]:
-    """Return ids of the cases that a simulation rests on: those of its lines and of its layers."""
     return simulate(model, target).cases
 
 
@@ -28,8 +27,6 @@ def _image(g: Graph, channels: int = 4, size: int = 8) -> str:
 
 
 def _operator_before_q(op: str, *constants: tuple[str, list[int]], **attributes: object) -> Build:
-    """Build a convolution, the operator, and a Q that moves up past the operator."""
-
     def build(g: Graph) -> list[str]:
         x = g.conv(_image(g), "front")
         inputs = [x, *(g.const(name, np.array(value, np.int64)) for name, value in constants)]

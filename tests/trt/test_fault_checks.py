@@ -1,5 +1,3 @@
-"""Faults of scales."""
-
 import math
 
 import numpy as np

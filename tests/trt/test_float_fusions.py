@@ -96,7 +96,6 @@ def forms_skipped(net: Net) -> list[type]:
 
 
 def forms_reported(net: Net) -> list[type]:
-    """Return the forms of convolutions in findings about the quantized network."""
     model = Model(insert(net.model(), images(1), method="max", target="trt10", head="none").model)
     report = FindingReport("trt8.6")
     lint(

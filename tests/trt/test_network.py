@@ -34,7 +34,6 @@ CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 
 
 def inconsistencies(network: Network) -> list[str]:
-    """Return the tensors whose producer or consumers differ from the layers that write or read them."""
     layers = list(network.layers.values())
     alive = {id(layer) for layer in layers}
     faults = []
@@ -52,52 +51,6 @@ def inconsistencies(network: Network) -> list[str]:
         if tensor.producer is not None and id(tensor.producer) not in alive:
             faults.append(f"{tensor.name}: producer {tensor.producer.name} was removed")
     return faults
-
-
-def small() -> tuple[Network, dict[str, Layer], dict[str, Tensor]]:
-    """Build x -> split -> (a, b); add(a, b) -> c; neg(c) -> d, the output."""
-    network, layers = Network(), {}
-    tensors = {name: Tensor(name) for name in "xabcd"}
-    network.inputs, network.outputs = [tensors["x"]], [tensors["d"]]
-    tensors["d"].is_output = True
-    for name, kind, inputs, outputs in (
-        ("split", LayerKind.SLICE, "x", "ab"),
-        ("add", LayerKind.ELEMENTWISE, "ab", "c"),
-        ("neg", LayerKind.UNARY, "c", "d"),
-    ):
-        layers[name] = network.add(
-            Layer(kind, name), [tensors[t] for t in inputs], [tensors[t] for t in outputs]
-        )
-    return network, layers, tensors
-
-
-def test_set_output_replaces_first_output() -> None:
-    network, layers, tensors = small()
-    new = Tensor("n")
-    network.set_output(layers["split"], new)
-    assert layers["split"].outputs == [new, tensors["b"]]
-    assert (new.producer, tensors["a"].producer) == (layers["split"], None)
-    assert tensors["b"].producer is layers["split"]
-    assert new in network.edited_tensors
-
-
-def test_set_output_replaces_output_at_position() -> None:
-    network, layers, tensors = small()
-    new = Tensor("n")
-    network.set_output(layers["split"], new, 1)
-    assert layers["split"].outputs == [tensors["a"], new]
-    assert (new.producer, tensors["b"].producer) == (layers["split"], None)
-
-
-def test_set_output_keeps_tensor_that_other_layer_produces() -> None:
-    # Swapping two layers makes each the producer of the other's tensor, one after the other.
-    network, layers, tensors = small()
-    network.set_output(layers["neg"], tensors["a"])
-    assert (tensors["a"].producer, tensors["d"].producer) == (layers["neg"], None)
-    tensors["c"].producer = layers["neg"]
-    network.set_output(layers["add"], tensors["d"])
-    assert tensors["c"].producer is layers["neg"]
-    assert (layers["add"].outputs, tensors["d"].producer) == ([tensors["d"]], layers["add"])
 
 
 def chains() -> tuple[Network, dict[str, Tensor]]:
@@ -123,96 +76,7 @@ def test_layers_in_topological_order() -> None:
     assert names(network.layers_of_kind(LayerKind.UNARY)) == ["c", "a", "d", "b", "last"]
 
 
-def test_near_returns_layers_at_focus() -> None:
-    network, tensors = chains()
-    network.rank_layers()
-    network.focus = {tensors["d"]: None}
-    assert names(network.layers_to_visit(LayerKind.UNARY)) == ["d", "last"]
-    assert network.layers_to_visit(LayerKind.SLICE) == []
-    # With more touched tensors than layers, the layers are walked instead.
-    network.edited_tensors = dict.fromkeys(Tensor(str(i)) for i in range(9))
-    assert names(network.layers_to_visit(LayerKind.UNARY)) == ["d", "last"]
-
-
-# Later rounds of a loop look at touched tensors only.
-
-
-def test_set_input_touches_both_tensors() -> None:
-    network, layers, tensors = small()
-    network.set_input(layers["add"], 1, tensors["a"])
-    assert tensors["a"].consumers == {layers["add"]: 2} and tensors["b"].consumers == {}
-    assert set(network.edited_tensors) == {tensors["a"], tensors["b"]}
-    assert inconsistencies(network) == []
-
-
-@pytest.mark.parametrize(
-    ("edit", "name", "inputs"),
-    [
-        (lambda network, layer, tensor: network.drop_input(layer, 0), "add", "b"),
-        (lambda network, layer, tensor: network.add_input(layer, tensor), "neg", "ca"),
-    ],
-    ids=["drop", "add"],
-)
-def test_edit_of_an_input_touches_its_tensor(edit: Any, name: str, inputs: str) -> None:
-    network, layers, tensors = small()
-    edit(network, layers[name], tensors["a"])
-    assert layers[name].inputs == [tensors[tensor] for tensor in inputs]
-    assert set(network.edited_tensors) == {tensors["a"]}
-    assert inconsistencies(network) == []
-
-
-def test_drop_reader_reconnects_consumer_to_input() -> None:
-    network, layers, tensors = small()
-    network.set_input(layers["add"], 1, tensors["a"])
-    assert network.bypass_dq(layers["split"], layers["add"])
-    assert layers["split"].id not in network.layers
-    assert layers["add"].inputs == [tensors["x"]] * 2
-    assert tensors["x"].consumers == {layers["add"]: 2}
-    assert inconsistencies(network) == []
-
-
-def test_retarget_moves_consumers_and_output() -> None:
-    network, layers, tensors = small()
-    network.set_input(layers["add"], 1, tensors["a"])
-    network.retarget(tensors["a"], tensors["b"])
-    assert layers["add"].inputs == [tensors["b"]] * 2
-    assert tensors["b"].consumers == {layers["add"]: 2}
-    network.retarget(tensors["d"], tensors["c"])
-    assert network.outputs == [tensors["c"]]
-    assert tensors["c"].is_output and not tensors["d"].is_output
-    assert inconsistencies(network) == []
-
-
-def test_remove_touches_inputs() -> None:
-    network, layers, tensors = small()
-    network.remove(layers["neg"])
-    assert layers["neg"].id not in network.layers and network.layers_of_kind(LayerKind.UNARY) == []
-    assert tensors["d"].producer is None and tensors["c"] in network.edited_tensors
-    assert inconsistencies(network) == []
-
-
-def test_absorb_reader_takes_over_output_and_other_inputs() -> None:
-    network, layers, tensors = small()
-    add = layers["add"]
-    network.add_input(layers["neg"], tensors["x"])
-    network.absorb_consumer(add, layers["neg"], "both")
-    assert (add.name, add.outputs, add.inputs[2:]) == ("both", [tensors["d"]], [tensors["x"]])
-    assert tensors["c"].producer is None and tensors["d"].producer is add
-    assert inconsistencies(network) == []
-
-
-def test_insert_before_reads_former_input() -> None:
-    network, layers, tensors = small()
-    between = Layer(LayerKind.SHUFFLE, "between")
-    network.insert_before(layers["add"], 1, between, Tensor("m"))
-    assert [t.name for t in layers["add"].inputs] == ["a", "m"]
-    assert layers["add"].inputs[1].producer is between and between.inputs == [tensors["b"]]
-    assert inconsistencies(network) == []
-
-
 class CheckedRun(PipelineRun):
-    """Run of the pipeline that checks the network after each pass."""
-
     def __init__(self, network: Network) -> None:
         super().__init__(network)
         self.network = network
@@ -560,7 +424,6 @@ def test_importer_decomposes_batchnorm_with_computed_parameters(g: Graph) -> Non
     last = next(layer for layer in network.layers.values() if layer.out.name == "bn:0")
 
     def sources(layer: Layer) -> list[str]:
-        """Return the ONNX tensors that an elementwise layer reads through shuffles."""
         producers = [tensor.producer for tensor in layer.inputs]
         return [
             p.inputs[0].name if p is not None and p.kind == LayerKind.SHUFFLE else "computed"
@@ -662,32 +525,6 @@ def test_imported_operator_reads_its_input(op: str) -> None:
         if tensor.producer is not None:
             queue.extend(tensor.producer.inputs)
     assert "x" in seen
-
-
-def test_pairs_can_be_limited_by_kind_of_consumer() -> None:
-    network, layers, _ = small()
-    assert list(network.single_consumer_pairs(LayerKind.ELEMENTWISE)) == [
-        (layers["add"], layers["neg"])
-    ]
-    assert list(
-        network.single_consumer_pairs(LayerKind.ELEMENTWISE, consumer_kind=layers["neg"].kind)
-    ) == [(layers["add"], layers["neg"])]
-    network.add(Layer(LayerKind.SCALE, "scale"), [network.outputs[0]], [Tensor("e")])
-    assert (
-        list(network.single_consumer_pairs(LayerKind.ELEMENTWISE, consumer_kind=LayerKind.SCALE))
-        == []
-    )
-
-
-def test_remove_dead_removes_upstream_layers() -> None:
-    network, layers, tensors = small()
-    first, second = Tensor("e"), Tensor("f")
-    network.add(Layer(LayerKind.UNARY, "first"), [tensors["a"]], [first])
-    network.add(Layer(LayerKind.ELEMENTWISE, "second"), [first, first], [second])
-    network.add(Layer(LayerKind.UNARY, "last"), [second], [])
-    network.remove_dead()
-    assert list(network.layers.values()) == list(layers.values())
-    assert inconsistencies(network) == []
 
 
 def test_memory_of_chained_views_is_that_of_the_last() -> None:

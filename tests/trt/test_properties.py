@@ -53,7 +53,6 @@ def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:
 
 
 def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
-    """Return the graph with its nodes in another topological order."""
     dice = random.Random(seed)
     waiting = list(model.graph.node)
     available = {v.name for v in model.graph.input} | {t.name for t in model.graph.initializer}

@@ -86,7 +86,6 @@ def with_microsoft_domain() -> onnx.ModelProto:
 
 
 def with_initializers_as_inputs() -> onnx.ModelProto:
-    """Build a model of IR version 3."""
     model = chain(Graph())
     for tensor in model.graph.initializer:
         model.graph.input.append(
@@ -176,8 +175,6 @@ def test_missing_external_data(tmp_path: Path, keep: str) -> None:
 
 
 class RandomImages:
-    """Calibration data for onnxruntime."""
-
     def __init__(self, count: int = 2) -> None:
         self.images = iter(np.random.default_rng(0).normal(0, 1, (count, 1, 3, 8, 8)))
 
@@ -187,7 +184,6 @@ class RandomImages:
 
 
 def quantize_with_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
-    """Run quantize_static on convolution, Relu, convolution with biases."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,

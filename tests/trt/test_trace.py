@@ -125,22 +125,6 @@ def test_rendered_trace_parses_back(steps: list[list[Event]]) -> None:
     assert read(map(trace.render, events)) == events
 
 
-_PLAIN = st.lists(
-    st.sampled_from(["/m/Conv", "PWN(a, b)", "[Shuffle]", "x y", "W + Q"]), min_size=1, max_size=3
-).map(" + ".join)
-
-
-@given(st.sampled_from(sorted(trace.FORMATS)), _PASSES, _PLAIN, _PLAIN)
-def test_single_line_parses_back(kind: str, owner: str, first: str, second: str) -> None:
-    # Names without a joining word need no state.
-    wording = trace.FORMATS[kind]
-    object_ = "A to B" if kind in (trace.SWAP_TYPE, trace.CONVERT_TYPE) else second
-    if not wording.between or kind == trace.RUNNING:
-        object_ = ""
-    event = Event(owner if wording.scope == "printed" else "", kind, first, object_)
-    assert trace.parse(trace.render(event)) == event
-
-
 def by_counting(text: str, joint: str) -> tuple[str, str]:
     """Split at the first joint at which the brackets of both sides close, else at the first."""
 

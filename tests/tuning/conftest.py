@@ -27,7 +27,10 @@ from qdqtool.util.notes import Note
 
 @contextlib.contextmanager
 def predicted_once() -> Iterator[None]:
-    """Cache predictions, costs, scales and statistics: most tests tune the same network."""
+    """Cache predictions, costs, scales and statistics until the context ends.
+
+    Most tests tune the same network.
+    """
     costs: dict[Any, PlacementCost] = {}
     predictions: dict[Any, Prediction] = {}
     scales: dict[Any, tuple[GroupScale, list[Note]]] = {}
@@ -106,13 +109,13 @@ def cached_predictions() -> Iterator[None]:
 
 @pytest.fixture
 def constant_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predict no placement, for tests whose result depends on no cost."""
+    """Replace predicted costs by constants, for tests that do not depend on costs."""
     cost = lambda self, recipe: PlacementCost(99, len(recipe.weights), 0)  # noqa: E731
     monkeypatch.setattr(Planner, "predict_cost", cost)
 
 
 class Clock:
-    """A clock that only tests move."""
+    """Clock that only tests advance."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -124,7 +127,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Return the clock that time limits of tuning use."""
+    """Return the clock of the time limits."""
     clock = Clock()
     for module in (api, evaluator, search, store, time_plan):
         monkeypatch.setattr(module, "time", clock)

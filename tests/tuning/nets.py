@@ -1,4 +1,4 @@
-"""Small networks to tune: branches, a classifier and a segmentation network like torchvision's."""
+"""Small networks for tests of tuning."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 
 def branchy(seed: int = 0) -> onnx.ModelProto:
-    """Seven convolutions: a residual after SiLU, two branches of one tensor, a Concat."""
+    """Return seven convolutions: a residual after SiLU, two branches of a tensor, a Concat."""
     net = Net(16, 16, seed=seed)
     x = net.silu("a0", net.conv("c0", "x"))
     y = net.silu("a1", net.conv("c1", x))
@@ -38,7 +38,7 @@ def branchy(seed: int = 0) -> onnx.ModelProto:
 
 
 def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
-    """Two basic blocks (one with a downsample), global pooling and a fully connected layer."""
+    """Return two basic blocks (one with a downsample), global pooling and a Gemm."""
     net = Net(3, 16, seed=seed)
     x = net.op(
         "Relu", "stem/relu", net.norm("stem/bn", net.conv("stem/conv", "x", 3, 16, bias=False))
@@ -67,7 +67,7 @@ def block(net: Net, name: str, x: str, cin: int, cout: int, stride: int) -> str:
 
 
 def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
-    """A small FCN: stride 2, two convolutions, and a Resize back to the size of the input."""
+    """Return a small FCN: stride 2, two convolutions, and a Resize to the input size."""
     net = Net(3, 16, seed=seed)
     x = net.op("Relu", "r0", net.conv("c0", "x", 3, 16, stride=2))
     x = net.op("Relu", "r1", net.conv("c1", x))

@@ -1,4 +1,4 @@
-"""`qdqtool.tune` as a whole, on networks small enough to try everything."""
+"""`qdqtool.tune` on networks that are small enough to try all placements."""
 
 import functools
 import itertools
@@ -63,7 +63,7 @@ ROWS = PartitionedNetwork.measure
 
 @pytest.fixture(scope="module", autouse=True)
 def cached_rows() -> Iterator[None]:
-    """Measure each placement once on a sample."""
+    """Cache measurements of placements on samples."""
     cache: dict[Any, Measurement] = {}
 
     def rows(
@@ -101,7 +101,7 @@ def tune(data: Any = DATA, model: Any = None, **options: Any) -> Tuning:
 
 
 def insert(floats: Iterable[str], data: Any = CALIBRATION, **options: Any) -> Insertion:
-    """Insert Q/DQ with these nodes in float."""
+    """Insert Q/DQ with some nodes in float."""
     exclude = [f"^{name}$" for name in floats]
     return qdqtool.insert(branchy(), data, method="mse", exclude=exclude, **options)
 
@@ -153,7 +153,7 @@ def test_tune_reaches_the_goal_that_it_reports(tuned: Tuning) -> None:
 
 
 def test_result_has_ranges_from_all_images(tuned: Tuning) -> None:
-    """Held-out images have a part in the ranges only after everything is measured."""
+    """Held-out images affect the ranges only after the last measurement."""
     expected = insert(tuned.chosen.configuration.floats, DATA)
     assert [(q.tensor, q.scale) for q in tuned.quantized] == [
         (q.tensor, q.scale) for q in expected.quantized
@@ -223,10 +223,11 @@ def test_tune_front_rises_and_others_lie_below(tuned: Tuning) -> None:
 def test_tune_result_is_the_cheapest_of_all_sets(
     tuned: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the 64 sets of at most three float convolutions, none is cheaper and reaches the goal.
+    """Of the 64 sets of at most three float convolutions, no cheaper set reaches the goal.
 
-    Costs do not depend on ranges: quick ones find the sets that are cheaper than the chosen one.
-    The scale of the same tensors is the same in every set, and is searched once.
+    Costs do not depend on ranges, so costs are computed with fast ranges. Scales of equal tensors
+    are
+    equal in all sets, and are computed once.
     """
     scales: dict[Any, Any] = {}
 
@@ -336,7 +337,7 @@ def test_site_loss_is_the_error_of_its_nodes_alone() -> None:
     [(1.0, 1, "about 3 minutes with 1 worker"), (0.1, 2, "about a minute with 2 workers")],
 )
 def test_tune_estimates_its_duration(clock: Clock, seconds: float, workers: int, end: str) -> None:
-    """30 combinations on 4 images to choose on and a third of those to judge on are 160 runs."""
+    """30 combinations on 4 selection images and a third of the 4 held-out images are 160 runs."""
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         for result in map_on_threads(1)(job, tasks):
@@ -510,7 +511,7 @@ def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
 
 
 def test_tune_front_is_better_than_the_worst_by_sensitivity() -> None:
-    """The obvious placement costs more than the goal needs. Both are compared on unseen images."""
+    """The simple placement costs more than the goal needs. Both are compared on unseen images."""
     tuning = tune(keep=0.978, whole_front=True)
     obvious = points_of(tuning)["4 worst by sensitivity"]
     assert obvious in tuning.others and obvious.cost.value > tuning.chosen.cost.value
@@ -603,7 +604,7 @@ def test_time_limit_before_everything_int8_is_an_error() -> None:
 
 @pytest.mark.parametrize("limit", slow_after(2, [60.0, 150.0, 40.0, 90.0]))
 def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, limit: float) -> None:
-    """Each run on a sample takes a second, everything else takes no time."""
+    """A run on a sample takes a second, and everything else takes no time."""
     sweep_ends: list[float] = []
     combining = 0.0  # seconds for combinations on the images to choose on, the first four
     swept: list[set[int]] = []  # convolutions that a sweep quantizes
@@ -768,7 +769,7 @@ def test_tune_without_gain_by_int8_is_an_error(whole_front: bool) -> None:
 
 
 def test_tune_leaves_excluded_convolution_float() -> None:
-    """A float convolution may still put a Q on the tensor that an excluded one reads."""
+    """A float convolution may still add a Q to the tensor that an excluded convolution consumes."""
     proto = conv_net()
     proto.graph.node[-1].name = "last"
     tuning = qdqtool.tune(proto, random_images(), keep=0.999, include=["conv"], whole_front=True)

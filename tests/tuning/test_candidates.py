@@ -1,4 +1,4 @@
-"""Choices that are not measured, and the order of those that are."""
+"""Choices that are skipped, the order of the others, and the parts of a network."""
 
 from collections.abc import Callable
 
@@ -84,7 +84,7 @@ def test_select_candidates_names_a_larger_choice_that_costs_less() -> None:
 def test_select_candidates_agrees_with_predictions(
     residual: str, free_nodes: set[str], never: set[str]
 ) -> None:
-    """A choice that is not measured is free, frees no activation, or a larger one costs less."""
+    """A skipped choice costs nothing, frees no activation, or costs more than a larger choice."""
     planner = planner_of(branchy(), images(2, 16, 16), residual)
     free, judged = sites.select_candidates(
         sites.list_candidates(sites.find_sites(planner)), planner.cost
@@ -151,7 +151,7 @@ def test_partition_keeps_network_outputs() -> None:
 def test_chain_takes_the_best_choice_first(
     prices: tuple[int, ...], gains: tuple[float, ...], together: int, order: str
 ) -> None:
-    """Float a and b cost `together` less than the sum."""
+    """The cost of a and b together is lower by `together` than the sum of their costs."""
     price = dict(zip("abc", prices, strict=True))
 
     def cost(configuration: Configuration) -> PlacementCost:
@@ -206,9 +206,10 @@ def test_partition_parts_compute_what_the_whole_computes(
 
 
 def test_tune_without_int8_candidates_is_an_error() -> None:
-    """The convolution has no neighbor, so its pair is one more conversion.
+    """No convolution gains by INT8.
 
-    The weights of the other one are computed.
+    The first convolution has no neighbor, so its pair is a conversion. The second has computed
+    weights.
     """
     net = Net()
     first = net.conv("c1", "x")

@@ -1,4 +1,4 @@
-"""Tasks on a cluster give the rows of one process, and each worker gets the network once."""
+"""Measurements on a cluster equal those of one process, and use little traffic."""
 
 from collections.abc import Iterator
 from dataclasses import replace

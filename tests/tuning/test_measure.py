@@ -101,7 +101,7 @@ def test_mapper_that_raises_is_closed() -> None:
 
 
 def test_mapper_may_repeat_results_and_run_on_after_the_last() -> None:
-    """A mapper may try a task twice."""
+    """A mapper may repeat a task."""
     results = [{key: {0: None, 1: None}} for key in "aab"]
     ended: list[bool] = []
 
@@ -121,7 +121,7 @@ def evaluator_with(mapper: TaskMapper) -> CandidateEvaluator:
 
 @functools.cache
 def output(recipe: Recipe | None, sample: int) -> Any:
-    """Return the output of the float network, or of the model that a recipe makes."""
+    """Return the output of the float network, or of the model of a recipe."""
     proto = branchy() if recipe is None else recipe.build(Model(branchy()))[0].proto
     return run(proto, DATA[sample])[0].astype(np.float64)
 
@@ -170,7 +170,7 @@ def with_metric(job: TuningJob, metric: Any) -> TuningJob:
 
 
 def rows_of(results: Iterable[TaskResult]) -> dict[tuple[str, int], Any]:
-    """Return rows by candidate and sample, and check that each comes once."""
+    """Return measurements by candidate and sample; each must occur once."""
     rows: dict[tuple[str, int], Any] = {}
     for result in results:
         new = {(key, number): row for key, by in result.items() for number, row in by.items()}
@@ -491,7 +491,10 @@ def test_sets_halve_evaluation_data(count: int, chosen: int, judged: int) -> Non
 
 
 def test_sets_are_blocks_of_neighbors() -> None:
-    """Of 64 frames of a video, only those at the edges of blocks have a neighbor in another set."""
+    """Of 64 frames of a video, few have a neighbor in another set.
+
+    These frames are at the edges of the blocks.
+    """
     sets = open_sets(model(), numbered(5), numbered(64, 1000))
     chosen = set(values(sets, sets.chosen_on))
     edges = [v for v in range(1000, 1063) if (v in chosen) != (v + 1 in chosen)]

@@ -1,4 +1,4 @@
-"""Recipes, the state of a tuning, and the time limit of a metric."""
+"""Recipes, the file of measurements, and the time limit of a metric."""
 
 import gzip
 import json
@@ -77,7 +77,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def pack(data: bytes) -> bytes:
-    """Compress without the time of day: pytest-xdist needs the same test ids in every process."""
+    """Compress without a time stamp, because test ids must be equal in all processes."""
     return gzip.compress(data, mtime=0)
 
 

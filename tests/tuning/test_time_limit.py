@@ -44,7 +44,10 @@ def test_predictions_end_at_the_deadline() -> None:
 def test_fit_samples_limits_both_sets(
     seconds: float, samples: tuple[int, int], codes: list[str]
 ) -> None:
-    """Of 90 s, ten placements on the selection images take 30 s, one on the others takes 9 s."""
+    """The time limit is 90 s.
+
+    Ten placements on selection images take 30 s, and one placement on held-out images takes 9 s.
+    """
     planner = planner_of(branchy(), DATA)
     sets = open_sets(planner.model, images(5, 16, 16), images(64, 16, 16))
     evaluator = CandidateEvaluator(None, sets, None, None, 1)  # type: ignore[arg-type]
@@ -61,7 +64,7 @@ def test_fit_samples_limits_both_sets(
 def test_ranges_are_collected_again_if_there_is_time(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float, images_used: int, code: str
 ) -> None:
-    """Collecting ranges takes some time for each sample, everything else takes no time."""
+    """Collecting ranges takes some seconds per sample, and everything else takes no time."""
     collect_statistics = api.collect_statistics
 
     def collect_slowly(model: Any, data: Any, *arguments: Any, **options: Any) -> Any:

@@ -248,7 +248,9 @@ def test_pass_lines_show_the_type_of_the_model(g: Graph, precision: Precision) -
 
 
 def test_mismatch_fields() -> None:
-    listed = layer("b + pool", inputs="INT8", outputs="INT8", line=12)
+    """The convolution, its quantizers and its constants are not fused nodes."""
+    name = "b.weight + b.w.Q + b + pool"
+    listed = layer(name, inputs="INT8", outputs="INT8", line=12)
     (mismatch,) = compared(PLAIN, Build(layers=[listed])).mismatches
     assert mismatch.predicted == {
         k: PLAIN.as_json()[k]
@@ -259,7 +261,7 @@ def test_mismatch_fields() -> None:
         "inputs": ["INT8"],
         "output": "INT8",
         "fused": ["pool"],
-        "layer": "b + pool",
+        "layer": name,
     }
     assert (mismatch.name, mismatch.line) == ("b", 12)
 
@@ -472,6 +474,40 @@ def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
             "Float",
             "UNKNOWN",
         ),  # only the operators after it
+        (
+            "runtime_fusion",
+            "__myl_FcCastAddAddSigm_myl0_4",
+            "Float Half",
+            "Float Half",
+            "Float",
+            "FP16",
+        ),  # the last Linear of DETR's boxes
+        (
+            "runtime_fusion",
+            "__myl_FcAddAddSigm_myl0_4",
+            "Half Half",
+            "Half Half",
+            "Half",
+            "FP16",
+        ),
+        (
+            "runtime_fusion",
+            "__myl_FcAddCast_myl0_4",
+            "Half",
+            "Half Half",
+            "Float",
+            "FP16",
+        ),  # the Cast of a network output
+        ("runtime_fusion", "__myl_CastFcAdd_myl0_4", "Half", "Float Float", "Float", "FP32"),
+        (
+            "kgen",
+            "__myl_SlicSlicSlicSlicMulMulMulMulAddAddAddAddReluMulMinMaxRounCast_myl0_4",
+            "Half Half Half Half",
+            "Half",
+            "Int8",
+            "FP16",
+        ),
+        ("kgen", "__myl_SlicSlicMulMulAddRelu_myl0_4", "Float Float", "Float", "Float", "FP32"),
     ],
 )
 def test_precision_of_a_layer(
@@ -514,37 +550,6 @@ def test_precision_of_a_kernel_with_a_shortened_name(constants: str, precision: 
         "first",
     )
     assert [str(r.precision) for r in nodes_of(kernel)] == [precision, "UNKNOWN"]
-
-
-@pytest.mark.parametrize(
-    ("name", "inputs", "constants", "output", "precision"),
-    [
-        (
-            "FcCastAddAddSigm",
-            "Float Half",
-            "Float Half",
-            "Float",
-            "FP16",
-        ),  # the last Linear of DETR's boxes
-        ("FcAddAddSigm", "Half Half", "Half Half", "Half", "FP16"),
-        ("FcAddCast", "Half", "Half Half", "Float", "FP16"),  # the Cast of a network output
-        ("CastFcAdd", "Half", "Float Float", "Float", "FP32"),
-        (
-            "SlicSlicSlicSlicMulMulMulMulAddAddAddAddReluMulMinMaxRounCast",
-            "Half Half Half Half",
-            "Half",
-            "Int8",
-            "FP16",
-        ),
-        ("SlicSlicMulMulAddRelu", "Float Float", "Float", "Float", "FP32"),
-    ],
-)
-def test_precision_of_products_with_later_casts_and_unrolled_products(
-    name: str, inputs: str, constants: str, output: str, precision: str
-) -> None:
-    kind = "kgen" if "Slic" in name else "runtime_fusion"
-    kernel = row_of(f"__myl_{name}_myl0_4", kind, inputs, constants, output, "first")
-    assert nodes_of(kernel)[0].precision == precision
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Comparison of pass lines, layers, conversions and tensors. Most builds here have a few layers."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from qdqtool.buildlog.agreement import (
     ConvolutionCounts,
     Difference,
     LayerCounts,
-    Mismatch,
     MismatchKind,
     TraceCounts,
 )
@@ -37,7 +35,7 @@ from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.result import EngineLayer, Prediction, TensorPrecision
 from qdqtool.trt.trace import Event
-from qdqtool.verification.api import compare_with_build, exit_code, verify, verify_from_log
+from qdqtool.verification.api import compare_with_build, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConvolution
 from qdqtool.verification.layer_mapping import NodeMapper
 from qdqtool.verification.log_comparison import (
@@ -419,42 +417,6 @@ RESNET = published(CASE)
 LINES = log_of(prediction(CASE))
 
 
-def engine_line(conv: str) -> int:
-    return next(
-        i
-        for i, x in enumerate(LINES)
-        if x.startswith("Layer(C") and f" {conv} " in x.replace(",", " ")
-    )
-
-
-def mismatches(changes: dict[int, str], lines: list[str] = LINES) -> dict[str, Mismatch]:
-    """Return the mismatches of convolutions, by name, of the log with some lines replaced."""
-    result = verify(RESNET, build_of([changes.get(i, x) for i, x in enumerate(lines)]))
-    return {m.name: m for m in result.mismatches if m.kind == "convolution"}
-
-
-def test_pass_line_and_engine_input_contradict() -> None:
-    index = engine_line("Conv_22")
-    mismatch = mismatches({index: LINES[index].replace("Int8", "Float", 1)})["Conv_22"]
-    assert mismatch.differs == Difference.LINE_AND_INPUT
-    assert mismatch.rule == "by QuantizeDoubleInputNodes"
-    built = dict(mismatch.built)
-    assert " Conv_22" in str(built.pop("layer"))
-    assert built == {"precision": "FP32", "inputs": ["FP32"], "output": "INT8", "fused": []}
-
-
-def test_pass_line_and_engine_output_contradict() -> None:
-    index = engine_line("Conv_22")
-    before, _, after = LINES[index].rpartition("Int8")
-    mismatch = mismatches({index: f"{before}Float{after}"})["Conv_22"]
-    assert mismatch.differs == Difference.LINE_AND_OUTPUT
-
-
-def test_pass_line_is_missing() -> None:
-    lines = [x for x in LINES if "fusing" not in x or "Conv_22" not in x]
-    assert mismatches({}, lines)["Conv_22"].differs == Difference.NO_LINE
-
-
 def test_built_convolution_json_without_layer() -> None:
     unknown = dict.fromkeys(("precision", "inputs", "output", "fused"))
     assert BuiltConvolution().as_json() == {**unknown, "layer": ""}
@@ -464,44 +426,6 @@ def test_built_convolution_json_without_layer() -> None:
 def test_built_convolution_json_has_at_most_100_fused_nodes(count: int) -> None:
     names = [f"n{i}" for i in range(count)]
     assert BuiltConvolution(fused=names).as_json()["fused"] == names[:100]
-
-
-def test_fused_nodes_of_a_mismatch() -> None:
-    """The convolution, its quantizers and its constants are not listed."""
-    index = engine_line("Conv_34")
-    mismatch = mismatches({index: LINES[index].replace("Int8", "Float", 1)})["Conv_34"]
-    assert mismatch.built["fused"] == ["Add_42", "Relu_43"]
-
-
-def test_residual_add_in_another_convolution() -> None:
-    """Both convolutions are mismatches: TensorRT may fuse the Add into either."""
-    first, second = engine_line("Conv_96"), engine_line("Conv_107")
-    alone = LINES[first].replace(" + Add_115 + Relu_116", "").replace(", 301 (Int8[1,8,8,8])", "")
-    with_add = LINES[second].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
-    with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
-    result = mismatches({first: alone, second: with_add})
-    assert {name: m.differs for name, m in result.items()} == {
-        "Conv_96": Difference.LACKS_RESIDUAL,
-        "Conv_107": Difference.HAS_RESIDUAL,
-    }
-
-
-def test_weights_that_are_listed_as_input_are_ignored() -> None:
-    index = engine_line("Conv_107")
-    with_weights = LINES[index].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")
-    assert mismatches({index: with_weights}) == {}
-
-
-def test_passes_that_are_cut_off_leave_convolutions_unknown() -> None:
-    last = next(
-        i
-        for i, x in enumerate(LINES)
-        if "QuantizeDoubleInputNodes: fusing" in x and x.endswith("Conv_22")
-    )
-    result = verify(RESNET, build_of(LINES[: last + 1]))
-    counts = result.convolutions
-    assert (result.mismatches, counts.agree + counts.unknown) == ([], counts.total)
-    assert counts.unknown > 10
 
 
 @pytest.mark.parametrize("extra", [1, 50, 51, 70])
@@ -516,39 +440,6 @@ def test_at_most_50_mismatches_of_a_kind_are_listed(extra: int) -> None:
     assert [note for note in result.notes if note.code == "more-mismatches"] == (
         [note("more-mismatches", count=extra - 50, kind="trace")] if extra > 50 else []
     )
-
-
-@pytest.mark.parametrize("uncertain", [("Conv_9",), ("Conv_9", "Conv_22")])
-def test_uncertain_convolutions_are_unknown(uncertain: tuple[str, ...]) -> None:
-    result = compare_with_build(RESNET, prediction(CASE), build_of(LINES), uncertain)
-    assert result.convolutions == ConvolutionCounts(
-        21, 21 - len(uncertain), len(uncertain), uncertain
-    )
-    assert exit_code(result) == 2
-
-
-def test_rule_of_a_missed_optimization() -> None:
-    index = engine_line("Gemm_311")
-    before, _, after = LINES[index].rpartition("(Float")
-    mismatch = mismatches({index: f"{before}(Int8{after}"})["Gemm_311"]
-    assert (mismatch.differs, mismatch.values) == (Difference.OUTPUT, ("float", "INT8"))
-    assert mismatch.rule.startswith("by QuantizeDoubleInputNodes: output-")
-
-
-@pytest.mark.parametrize("has_line", [True, False])
-def test_rule_of_a_convolution_without_line_is_its_layer(has_line: bool) -> None:
-    """Lines of Conv_96 are not lines of Conv_9."""
-    whole = prediction(CASE)
-    rule = "by QuantizeDoubleInputNodes"
-    if not has_line:
-        others = [e for e in whole.trace if "Conv_9" not in re.split(r" \+ | \|\| ", e.object)]
-        assert any("Conv_96" in e.object for e in others)
-        whole = replace(whole, trace=others)
-        rule = f"as layer {whole.convolution('Conv_9').layer}"
-    index = engine_line("Conv_9")
-    lines = [x.replace("Int8", "Float", 1) if i == index else x for i, x in enumerate(LINES)]
-    result = compare_with_build(RESNET, whole, build_of(lines))
-    assert next(m for m in result.mismatches if m.name == "Conv_9").rule == rule
 
 
 def parse_section(proto: onnx.ModelProto) -> list[str]:

@@ -107,21 +107,20 @@ def test_compare_times_rejects_unknown_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "measured"),
+    ("figures", "measured", "source"),
     [
-        ({"median": 2.0, "mean": 3.0}, 2.0),
-        ({"mean": 3.0}, 3.0),
-        ({"percentile(99%)": 4.0}, None),
-        ({}, None),
+        ({"median": 2.0, "mean": 3.0}, 2.0, "median GPU compute time"),
+        ({"mean": 3.0}, 3.0, "mean GPU compute time"),
+        ({"percentile(99%)": 4.0}, None, "sum of the layers' median times in the profile less"),
+        ({}, None, "sum of the layers' median times in the profile less"),
     ],
 )
-def test_measured_time(figures: dict[str, float], measured: float | None) -> None:
+def test_measured_time(figures: dict[str, float], measured: float | None, source: str) -> None:
     """The median, else the mean, else the sum of the profile without its overhead."""
     rows = [row("a", OVERHEAD + 0.5), row("b", OVERHEAD + 0.25), row("c", OVERHEAD / 2)]
     performance = {"GPU Compute Time": figures} if figures else {}
     times = compared(Build(device=GPU, performance=performance, profile_rows=rows))
     assert times["built_ms"] == pytest.approx(0.75 if measured is None else measured)
-    source = "sum of the profile less" if measured is None else "GPU compute time"
     assert str(times["built_from"]).startswith(source)
 
 
@@ -227,7 +226,7 @@ def test_verify_notes_begin_with_the_version() -> None:
     index = next(i for i, x in enumerate(lines) if "fusing" in x)
     build = build_of([*lines[:index], *[lines[index]] * 60, *lines[index:]])
     first, second, third = verify(SKIP, build).notes
-    assert first.code in ("no-version", "ambiguous-version", "version-of-spelling")
+    assert first.code == "no-version"
     assert second.code == "more-mismatches" and third.values["name"] == "silu-add"
 
 

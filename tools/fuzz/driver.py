@@ -1,4 +1,4 @@
-"""Predict and build random networks, and compare both."""
+"""Predict and build random networks, and compare prediction and build."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,12 +25,12 @@ TIMEOUT = 60.0
 
 @dataclass
 class Answer:
-    """What prediction and build of one network have in common.
+    """Comparison of the prediction and the build of one network.
 
     Attributes:
-        convolutions: Convolutions that both sides list (1 for a wrong status).
+        convolutions: Number of convolutions that both sides list; 1 for a wrong status.
         wrong: (name, predicted, built) of each disagreement; the name is empty for the status.
-        absent: Convolutions without a layer of their own.
+        absent: Convolutions that are not layers of the engine.
         status: Outcome of the build.
     """
 
@@ -41,7 +41,7 @@ class Answer:
 
 
 class Lab:
-    """Compile models in one child process, which is replaced when it dies.
+    """Compiles models in a child process, which is started again when it dies.
 
     Args:
         capability: Compute capability to build for, 86 for SM86.
@@ -103,6 +103,6 @@ class Lab:
 def run_seeds(
     seeds: Iterator[int], make: Callable[[int], onnx.ModelProto], lab: Lab
 ) -> Iterator[tuple[int, Answer]]:
-    """Yield the answer for each seed."""
+    """Yield the comparison for each seed."""
     for seed in seeds:
         yield seed, lab.answer(make(seed))

@@ -18,15 +18,18 @@ _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 def convert_to_fp8(
     model: onnx.ModelProto, chosen: Callable[[int], bool] = lambda index: True
 ) -> onnx.ModelProto:
-    """Return a copy whose 8-bit quantizers are FP8: same places, scales for the same ranges.
+    """Return a copy of a model with FP8 in place of its 8-bit quantizers.
 
-    Stored integers are rounded to FP8. The opset becomes at least 19, or 21 if a quantizer without
-    a zero point needs ``output_dtype``. Of the other operators, only Reduce has another form there.
+    Places and ranges remain. Stored integers are rounded to FP8. The opset becomes at least 19, or
+    21
+    if a quantizer without a zero point needs ``output_dtype``. Of the other operators, only Reduce
+    has
+    another form in these opsets.
 
     Args:
-        model: Model of INT8 Q/DQ.
-        chosen: Whether a Q, or a DQ of stored weights, is converted, by its index in the graph. A
-            DQ is converted together with its Q.
+        model: Model with INT8 Q/DQ.
+        chosen: Function from the index of a node to whether a Q, or a DQ of stored weights, is
+            converted. A DQ is converted together with its Q.
     """
     model = onnx.ModelProto.FromString(model.SerializeToString())
     return _Conversion(model).convert(chosen)

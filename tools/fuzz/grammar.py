@@ -1,4 +1,4 @@
-"""Random networks of the blocks of detectors, with Q/DQ as users and tools place them."""
+"""Random networks of detector blocks, with Q/DQ as tools and users place them."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ I64 = np.int64
 
 
 class Grammar:
-    """One random network.
+    """Builder of one random network.
 
     Args:
-        seed: The same seed gives the same network.
+        seed: Seed; equal seeds give equal networks.
         types: Types of the quantizers: ``int8``, ``fp8``, or ``mixed``.
     """
 
@@ -46,7 +46,7 @@ class Grammar:
         return SCALES[0] if self.one_scale and self.r.random() < 0.9 else self.r.choice(SCALES)
 
     def pair(self, x: str) -> str:
-        """Add a Q/DQ pair in one of the forms that exporters write."""
+        """Add a Q/DQ pair in a form that exporters write."""
         net, r = self.net, self.r
         roll = r.random()
         if roll < 0.03:
@@ -73,7 +73,7 @@ class Grammar:
         return self.pair(x) if self.r.random() < chance else x
 
     def own(self, x: str) -> str:
-        """Maybe quantize the input of a convolution, depending on the network's style."""
+        """Quantize the input of a convolution or not, depending on the network's style."""
         chance = {"all": 0.97, "inherit": 0.35, "mixed": 0.6, "sparse": 0.25}[self.style]
         return self.maybe(x, chance)
 
@@ -136,7 +136,7 @@ class Grammar:
         return net.op("Resize", x, "", scales, mode=mode, **extra)
 
     def concat(self, *xs: str, axis: int = 1) -> str:
-        """Add a Concat whose inputs have pairs of one scale, of several, or none."""
+        """Add a Concat; its inputs have pairs with one scale, with several scales, or none."""
         roll = self.r.random()
         if roll < 0.25:
             s = self.scale()
@@ -239,7 +239,7 @@ class Grammar:
         )
 
     def block_moves(self, x: str) -> str:
-        """Add operators between a pair and a convolution without a pair of its own."""
+        """Add operators between a pair and a convolution that has no pair at its input."""
         x = self.pair(x)
         for _ in range(self.r.choice((1, 1, 1, 2, 2, 3))):
             x = add_random_operator(self.net, self.r, x)
@@ -387,8 +387,9 @@ def network(seed: int, types: str = "int8") -> onnx.ModelProto:
 
     Args:
         seed: The seed.
-        types: Types of its quantizers: ``int8``, ``fp8``, or ``mixed``: one type up to some node
-            and the other from there on.
+        types: Types of the quantizers: ``int8``, ``fp8``, or ``mixed`` (one type before a random
+        node,
+            the other type after it).
     """
     grammar = Grammar(seed, types)
     model = grammar.network()

@@ -1,6 +1,6 @@
 """Operators between a Q/DQ pair and a convolution.
 
-Each keeps the rank, so that they can be chained.
+Each operator keeps the rank, so that operators can be chained.
 """
 
 import random
@@ -137,7 +137,7 @@ def _reduce(net: Net, r: random.Random, x: str) -> str:
 
 
 def _join(net: Net, r: random.Random, x: str) -> str:
-    """Join a tensor with a function of itself, or with its quantized copy."""
+    """Join a tensor with a function of the tensor, or with its quantized copy."""
     other = r.choice(
         (
             lambda: net.op("Neg", x),

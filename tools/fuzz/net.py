@@ -1,4 +1,4 @@
-"""Builder of small Q/DQ graphs: one call per node, shapes are inferred at once."""
+"""Builder of small Q/DQ graphs: one call adds a node and infers its shapes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -135,9 +135,14 @@ class Net:
     def weight(self, shape: Sequence[int], quantized: str = "axis0", name: str = "") -> str:
         """Add a weight constant.
 
-        ``quantized`` is ``none``, ``tensor``, ``axis0``, ``axis1`` (float weight with Q and DQ),
-        the same with ``-dq`` (stored int8 with DQ only), or ``shape1`` (per-tensor scale of shape
-        [1]).
+        Args:
+            shape: Shape of the weights.
+            quantized: ``none``; ``tensor``, ``axis0`` or ``axis1`` for float weights with Q and
+            DQ; the
+                same names with ``-dq`` for stored int8 weights with DQ only; ``shape1`` for a
+                scale of
+                shape [1] for all channels.
+            name: Name of the constant.
         """
         form = quantized.removesuffix("-dq")
         values = self.random.normal(0, 0.2, tuple(shape))
@@ -211,7 +216,7 @@ class Net:
         )
 
     def model(self, *outputs: str) -> onnx.ModelProto:
-        """Return the model with these tensors as outputs."""
+        """Return the model with some tensors as outputs."""
         graph = helper.make_graph(
             self.nodes,
             "net",

@@ -1,10 +1,15 @@
-"""Shrink a network while prediction and build still disagree."""
+"""Shrink a network as long as prediction and build disagree."""
 
 from collections.abc import Callable
 
 import onnx
 
-from qdqtool.extraction.reductions import LOOSE
+from qdqtool.extraction.reductions import (
+    bypass_nodes,
+    reduce_outputs,
+    remove_nodes,
+    store_constants,
+)
 from qdqtool.extraction.shrinking import ModelShrinker
 from tools.fuzz.driver import Answer
 
@@ -12,20 +17,24 @@ Disagrees = Callable[[onnx.ModelProto], bool]
 
 
 def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> onnx.ModelProto:
-    """Return the smallest network that still disagrees.
+    """Return the smallest network for which prediction and build still disagree.
 
     Args:
-        proto: A network that disagrees.
-        disagrees: Predicts and builds a network; whether both disagree.
-        limit: Number of builds to spend.
+        proto: A network for which both disagree.
+        disagrees: Function that predicts and builds a network, and returns whether both disagree.
+        limit: Maximum number of builds.
     """
-    return ModelShrinker(proto, disagrees, LOOSE, limit).run()
+    reductions = (reduce_outputs, remove_nodes, store_constants, bypass_nodes)
+    return ModelShrinker(proto, disagrees, reductions, limit).run()
 
 
 def shrink_answer(
     proto: onnx.ModelProto, answer: Callable[[onnx.ModelProto], Answer]
 ) -> onnx.ModelProto:
-    """Shrink while a disagreement of the same kind (status, two precisions) remains."""
+    """Shrink a network as long as a disagreement of one kind remains.
+
+    The kind is the status, or the predicted and the built precision.
+    """
     kinds = _kinds_of(answer(proto).wrong)
 
     def disagrees(smaller: onnx.ModelProto) -> bool:

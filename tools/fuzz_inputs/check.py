@@ -1,6 +1,6 @@
-"""Check what must hold for any input of any command.
+"""Check the rules that hold for any input of any command.
 
-An answer or one line, in time, and no changed inputs.
+A command prints an answer or one line, ends in time, and does not change its inputs.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class Bench:
         return code
 
     def check_process(self, number: int, seed: int) -> int:
-        """Run a case as a process of its own; return its exit code."""
+        """Run a case in a new process; return its exit code."""
         args, file = self.case(number, seed)
         before = self._state(file)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
@@ -103,7 +103,7 @@ class Bench:
         return code
 
     def _state(self, file: Path) -> State:
-        """Return what changes if a file is written to or replaced.
+        """Return file data that changes if a file is written to or replaced.
 
         Reading all files would take too long.
         """

@@ -2,8 +2,8 @@
 
 ``python -m tools.fuzz_inputs.interrupts [--trials 1000] [--seed S]``.
 
-The moment is between the first line of ``main`` and the usual end of the command, which must exit
-with 130.
+The moment is between the first line of ``main`` and the usual end of the command. The command must
+exit with 130.
 """
 
 import argparse
@@ -32,12 +32,12 @@ COMMANDS = {
 
 
 def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, str]:
-    """Run a command; return exit code, seconds since ``main`` began, and stderr.
+    """Run a command; return exit code, seconds since the start of ``main``, and stderr.
 
     Args:
         command: One of :data:`COMMANDS`.
         folder: Folder with ``model.onnx``.
-        wait: Seconds from the beginning of ``main`` to the signal; None for no signal.
+        wait: Seconds from the start of ``main`` to the signal; None for no signal.
     """
     names = {"MODEL": str(folder / "model.onnx"), "OUT": str(folder / "out")}
     with tempfile.TemporaryFile() as error:
@@ -63,9 +63,11 @@ def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, s
 
 
 def right(code: int, stderr: str) -> bool:
-    """Return whether a run ended correctly: interrupted with at most one line, or before the signal.
+    """Return whether a run ended correctly.
 
-    While a library is imported any ending is correct: extension modules crash there on Ctrl-C.
+    The run was interrupted with at most one line, or ended before the signal. Any end is correct
+    during
+    the import of a library, because extension modules crash on Ctrl-C.
     """
     if code == -signal.SIGINT and stderr.count("File ") == 1:
         return True  # on a busy machine the signal may come before the first line of `main`
@@ -75,7 +77,7 @@ def right(code: int, stderr: str) -> bool:
 
 
 def main() -> int:
-    """Run trials; return 1 if one ended wrongly."""
+    """Run trials; return 1 if a run ended wrongly."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

@@ -145,7 +145,7 @@ def _opset(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
 
 
 def _types(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Give inputs, or one stored tensor, a rare type."""
+    """Give a rare type to the inputs or to one stored tensor."""
     element_type = rng.choice(
         (
             TensorProto.INT4,
@@ -168,7 +168,7 @@ def _types(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
 
 
 def _inputs(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Declare an input twice with other ranks, without a name, or as an output as well."""
+    """Declare an input twice with other ranks, without a name, or also as an output."""
     name = rng.choice(("", *(v.name for v in model.graph.input)))
     rank = rng.choice((0, 1, 3, 65))
     rng.choice((model.graph.input, model.graph.output)).append(
@@ -177,7 +177,7 @@ def _inputs(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) ->
 
 
 def _bomb(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Add a few bytes that stand for long vectors, where shapes are computed from values."""
+    """Add a few bytes for long vectors where shapes are computed from values."""
     length = rng.choice((1 << 16, 1 << 25, 1 << 40))
     kind = rng.choice((TensorProto.INT64, TensorProto.FLOAT))
     model.graph.input.append(helper.make_tensor_value_info("long", kind, [length]))
@@ -229,7 +229,7 @@ def _quantizer(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random)
 
 
 def _attribute(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Make an attribute a reference outside of a function, duplicate it, or change its type."""
+    """Turn an attribute into a reference outside of a function, copy it, or change its type."""
     if not node.attribute:
         node.attribute.append(helper.make_attribute("axis", rng.choice((-1, 1, 99, 1 << 40))))
     attribute = rng.choice(node.attribute)
@@ -283,7 +283,7 @@ def _long_name(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random)
 
 
 def _operator(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Change operators, so that inputs and attributes do not fit."""
+    """Change operators, so that inputs and attributes do not match."""
     for other in rng.choices(model.graph.node, k=rng.choice((1, 3))):
         other.op_type = rng.choice(_OPERATORS)
 
@@ -415,7 +415,7 @@ def _inside(data: bytes, kind: str, rng: random.Random) -> bytes:
 
 
 def _archive(data: bytes, rng: random.Random) -> bytes:
-    """Pack an archive again, with a damaged, renamed or missing member."""
+    """Write an archive again with a damaged, renamed or missing member."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [(n, archive.read(n)) for n in archive.namelist()]

@@ -1,4 +1,4 @@
-"""Small valid inputs of every kind that the commands read."""
+"""Small valid inputs of every kind that commands read."""
 
 import contextlib
 import functools

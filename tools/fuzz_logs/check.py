@@ -1,4 +1,4 @@
-"""Check what must hold for any file: an answer, or an error of one line, within SECONDS."""
+"""Check that each file gives an answer or an error of one line, within SECONDS."""
 
 import contextlib
 import io
@@ -21,14 +21,14 @@ SECONDS = 10.0
 
 
 class SlowFileError(AssertionError):
-    """A file took longer than SECONDS."""
+    """Reading a file took longer than SECONDS."""
 
 
 def check(data: bytes) -> str:
-    """Read a file and produce every answer about it.
+    """Read a file and compute all answers about the file.
 
     Returns:
-        ``read``, or ``refused`` if the error is one line.
+        ``read``, or ``refused`` if there was an error of one line.
 
     Raises:
         AssertionError: An answer breaks a rule.
@@ -52,7 +52,7 @@ def check(data: bytes) -> str:
 
 
 def use_build(build: Build) -> None:
-    """Do everything that the commands do with a build."""
+    """Compute all answers of the commands about a build."""
     summary = summarize(build)
     json.dumps(summary, allow_nan=False)
     log_text.render(summary, 80)

@@ -1,4 +1,4 @@
-"""Small logs of every dialect, and mutations as by accident and by an attacker."""
+"""Small logs of every dialect, with accidental and hostile mutations."""
 
 import gzip
 import json
@@ -276,7 +276,7 @@ def _nest(data: bytes, rng: random.Random) -> bytes:
 
 
 def _words(data: bytes, rng: random.Random) -> bytes:
-    """Replace a word of the format by another, so that lines appear in the wrong place."""
+    """Replace a word of the format by another word, so that lines are in the wrong place."""
     words = (
         b"inputs",
         b"outputs",
@@ -343,7 +343,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutated(number: int, base: int = 0) -> bytes:
-    """Return the file of a number: one to three mutations of a seed."""
+    """Return the damaged file with a number: one to three mutations of a seed."""
     rng = random.Random(base * 1_000_003 + number)
     data = rng.choice(seeds())
     for _ in range(rng.choice((1, 1, 2, 3))):

@@ -1,4 +1,4 @@
-"""Families of graphs of any size, to measure how cost grows with the size of the input."""
+"""Families of graphs of any size, to measure how cost grows with the size."""
 
 import zlib
 from collections.abc import Callable
@@ -83,14 +83,14 @@ def node(op: str, *others: object, outputs: int = 1, **attributes: object) -> St
 
 
 def chain(op: str, *others: object, **attributes: object) -> Family:
-    """Return the family of one operator in a row."""
+    """Return the family of a chain of one operator."""
     return repeated(node(op, *others, **attributes))
 
 
 def in_turn(*steps: Step) -> Family:
     """Return the family of several steps in turn.
 
-    The last one restores the shape before the first.
+    The last step restores the shape before the first step.
     """
 
     def add(net: Net, tensor: str) -> str:
@@ -102,7 +102,7 @@ def in_turn(*steps: Step) -> Family:
 
 
 def quantized(*steps: Step) -> Family:
-    """Return the same family with a pair before the steps."""
+    """Return the family with a pair before the steps."""
     return in_turn(Net.pair, *steps)
 
 
@@ -155,7 +155,7 @@ def reshape_by_shape(net: Net, tensor: str) -> str:
 
 
 def shape_products(size: int) -> onnx.ModelProto:
-    """Return a shape multiplied by one in a row.
+    """Return a chain of products of a shape with one.
 
     Reshapes after a pair consume half of the products.
     """
@@ -228,9 +228,9 @@ def pairs(size: int) -> onnx.ModelProto:
 
 
 def constants(size: int) -> onnx.ModelProto:
-    """Return Identities of a scale in a row, each folded into a constant with a longer name.
+    """Return a chain of Identities of a scale; each is folded into a constant with a longer name.
 
-    Pairs consume some.
+    Pairs consume some of the constants.
     """
     net = Net()
     last, scale = net.conv("x"), "s0.5"
@@ -244,7 +244,7 @@ def constants(size: int) -> onnx.ModelProto:
 
 
 def weights(op: str, **attributes: object) -> Family:
-    """Return the family of one operator in a row on a weight.
+    """Return the family of a chain of one operator on a weight.
 
     Convolutions consume half of the results.
     """
@@ -326,7 +326,7 @@ def residual(size: int) -> onnx.ModelProto:
 
 
 def mesh(size: int) -> onnx.ModelProto:
-    """Return sum and product of the same two tensors at each level, the sum after a pair."""
+    """Return sum and product of two tensors at each level; the sum follows a pair."""
     net = Net()
     a = b = net.conv("x")
     for _ in range(size // 4):
@@ -359,7 +359,7 @@ def c2f(size: int) -> onnx.ModelProto:
 
 
 def lattice(size: int) -> onnx.ModelProto:
-    """Return Concats that each join the two before it."""
+    """Return a chain of Concats, each of the two Concats before it."""
     net = Net()
     before, last = net.conv("x"), net.conv("x")
     for _ in range(size):
@@ -368,7 +368,7 @@ def lattice(size: int) -> onnx.ModelProto:
 
 
 def diamonds(size: int) -> onnx.ModelProto:
-    """Return Concats of a tensor with itself, each cut back to its size."""
+    """Return a chain of Concats of a tensor with itself, each cut to the size of the tensor."""
     net = Net()
     last = net.conv("x")
     for _ in range(size // 2):
@@ -386,7 +386,7 @@ def concat_of_itself(size: int) -> onnx.ModelProto:
 
 
 def concat_of_pairs(size: int) -> onnx.ModelProto:
-    """Return Concats that each join the one before it and its pair, with changing scales."""
+    """Return a chain of Concats of a Concat and its pair, with changing scales."""
     net = Net()
     last = net.conv("x")
     for i in range(size // 3):
@@ -403,9 +403,9 @@ def concat_with_root(size: int) -> onnx.ModelProto:
 
 
 def rolling_concat(size: int) -> onnx.ModelProto:
-    """Return Concats that each extend the one before.
+    """Return a chain of Concats, each of which extends the Concat before it.
 
-    A convolution with its own scale consumes each.
+    A convolution with its own scale consumes each Concat.
     """
     net, outputs = Net(), []
     last = net.conv("x")
@@ -481,7 +481,7 @@ def split_joined(size: int) -> onnx.ModelProto:
 
 
 def crossed_concats(size: int) -> onnx.ModelProto:
-    """Return pairs of Concats that each join the two before them, in both orders."""
+    """Return pairs of Concats of the two Concats before them, in both orders."""
     net = Net()
     a, b = net.conv("x"), net.conv("x")
     for _ in range(size // 2):
@@ -490,7 +490,10 @@ def crossed_concats(size: int) -> onnx.ModelProto:
 
 
 def crossed_concats_with_pairs(size: int) -> onnx.ModelProto:
-    """Return the crossed Concats with a pair before one input of each; the scales change."""
+    """Return the crossed Concats with a pair before one input of each Concat.
+
+    The scales change.
+    """
     net = Net()
     a, b = net.conv("x"), net.conv("x")
     for i in range(size // 8):
@@ -502,7 +505,7 @@ def crossed_concats_with_pairs(size: int) -> onnx.ModelProto:
 
 
 def branches(size: int) -> onnx.ModelProto:
-    """Return Ifs of two branches in a row, with a pair after each."""
+    """Return a chain of Ifs with two branches, with a pair after each If."""
     net = Net()
     last = net.conv("x")
     net._constant("c", np.asarray(True))

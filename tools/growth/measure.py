@@ -2,9 +2,8 @@
 
 Twice the nodes may take at most 2^1.3 times the work and memory.
 
-Calls of functions and bytes of objects are counted on small graphs: the counts are the same on
-every machine. Seconds and the memory of whole processes are measured on graphs of up to 4,000
-nodes.
+Calls of functions and bytes of objects are counted on small graphs, and these counts are equal on
+all machines. Seconds and the memory of whole processes are measured on graphs of up to 4,000 nodes.
 """
 
 import cProfile
@@ -203,8 +202,9 @@ def find_excess(
 ) -> list[tuple[int, int]]:
     """Return the pairs of sizes between which a count grows too fast.
 
-    The file counts and not the number of nodes, because DenseNet's file has n^2 numbers for n
-    nodes.
+    The size is the size of the file, not the number of nodes, because a DenseNet with n nodes has
+    n^2
+    numbers in its file.
     """
     make, work = FAMILIES[family], WORK[command]
     smallest = make(SMALLEST)
@@ -232,7 +232,7 @@ def find_excess_calls(command: str, family: str) -> list[tuple[int, int]]:
 
 @contextmanager
 def lower_limits() -> Iterator[None]:
-    """Set LIMITS to an eighth."""
+    """Set LIMITS to an eighth of their values until the context ends."""
     previous = []
     for module_name, names in LIMITS.items():
         module = importlib.import_module(module_name)
@@ -254,10 +254,10 @@ def exceeds(
     noise: float = 0,
     exponent: float = EXPONENT,
 ) -> bool:
-    """Return whether cost, less that of the smallest network, exceeds ``ratio**exponent``.
+    """Return whether the growth of a cost exceeds ``ratio**exponent``.
 
-    ``start`` is not subtracted if it is most of ``small``: parts of a handful of nodes are trimmed,
-    larger ones not.
+    The cost of the smallest network, ``start``, is subtracted first, unless it is at least half of
+    ``small``.
     """
     if start >= small / 2:
         start = 0
@@ -268,7 +268,7 @@ def exceeds(
 
 
 def measure_process(work: Work, model: onnx.ModelProto) -> tuple[float, float]:
-    """Return processor seconds and peak bytes of a process that does the work."""
+    """Return processor seconds and peak bytes of a process that does some work."""
     gc.collect()
     # Making models leaves memory free, which the work would use without being counted.
     ctypes.CDLL(None).malloc_trim(0)
@@ -346,9 +346,10 @@ def _describe_excess(
 
 
 def _bytes_to_run(model: onnx.ModelProto) -> int:
-    """Return the size of the file and of its tensors at run time: ``fix`` compares outputs.
+    """Return the size of the file and of its tensors at run time, because ``fix`` compares outputs.
 
-    The outputs of rolling Concats are n^2 numbers. Models above the product's limit are not run.
+    The outputs of rolling Concats have n^2 numbers. Models above the limit of the package are not
+    run.
     """
     run = estimate_run_cost(model, {}).peak_bytes
     return model.ByteSize() + (run if run <= limits.SESSION_BYTES else 0)

@@ -1,4 +1,4 @@
-"""Compare two records, and show what differs in the JSON that was kept."""
+"""Compare two records, and show the differences in the JSON that was kept."""
 
 import json
 from collections import Counter
@@ -15,16 +15,16 @@ _WIDTH = 70  # characters of one value
 
 @dataclass
 class Comparison:
-    """What differs between two records.
+    """Differences between two records.
 
     Attributes:
-        data: Entries of which something other than texts differs.
-        texts: Entries of which only texts or the names of our own tensors differ.
-        before_only: Entries of the first record alone.
-        after_only: Entries of the second record alone.
-        inputs: Scenarios whose files differ: their entries cannot be compared.
+        data: Entries in which more than texts differs.
+        texts: Entries in which only texts or the names of qdqtool's tensors differ.
+        before_only: Entries that only the first record has.
+        after_only: Entries that only the second record has.
+        inputs: Scenarios whose files differ, so that their entries cannot be compared.
         common: Number of entries that both records have.
-        notes: What else to know about the comparison.
+        notes: Remarks about the comparison.
     """
 
     data: list[str]
@@ -69,7 +69,10 @@ class Comparison:
 
 
 def compare(before: Record, after: Record) -> Comparison:
-    """Compare the entries of two records; if they have different scopes, those that both have."""
+    """Compare the entries of two records.
+
+    If the records have different scopes, only the entries of both are compared.
+    """
     notes = []
     if before.versions != after.versions:
         notes.append(f"other versions: {before.versions} and {after.versions}")

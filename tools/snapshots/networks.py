@@ -1,4 +1,4 @@
-"""Float networks and images for the scenarios that insert, tune and calibrate."""
+"""Float networks and images for scenarios of insert, tune and calibration."""
 
 import io
 from collections.abc import Callable
@@ -92,9 +92,11 @@ def _add_mlp(net: Net, x: str) -> str:
 
 
 def without_pairs(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return the float network behind a Q/DQ model.
+    """Return the float network of a Q/DQ model.
 
-    None if a Q reads or feeds something else than a DQ.
+    Returns:
+        None if the input of a DQ is not the output of a Q, or if the output of a DQ is a network
+        output.
     """
     model = onnx.ModelProto.FromString(model.SerializeToString())
     producers = {o: n for n in model.graph.node for o in n.output}
@@ -152,7 +154,7 @@ def input_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 def samples(model: onnx.ModelProto, count: int) -> bytes:
     """Return an npz with ``count`` samples for each input of a model.
 
-    Smooth pictures with an outlier each.
+    The samples are smooth images with one outlier each.
     """
     generator = np.random.default_rng(5)
     arrays = {}

@@ -1,9 +1,9 @@
-"""Normal forms of what qdqtool writes, and hashes of these.
+"""Normal forms of the outputs of qdqtool, and hashes of the normal forms.
 
-A normal form has everything that a program can rely on and nothing that depends on the machine: no
-absolute paths, no version of qdqtool. Each is hashed twice, as *data* and as *full*. The data
-leaves out texts for people, checksums, and in models the names that qdqtool gives to tensors and
-nodes of its own.
+A normal form has everything that a program can rely on, and nothing that depends on the machine
+(absolute paths, the version of qdqtool). Each is hashed twice, as *data* and as *full*. The data
+does not have texts for people, checksums, and in models the names that qdqtool gives to tensors and
+nodes.
 """
 
 import base64
@@ -50,7 +50,7 @@ TEXT = "<text>"
 
 
 def to_data(value: Json, key: str = "") -> Json:
-    """Return a copy of JSON without its texts; keys, numbers and the length of lists remain."""
+    """Return a copy of JSON without texts; keys, numbers and lengths of lists remain."""
     if isinstance(value, dict):
         if str(value.get("schema")).startswith("qdqtool/report/"):
             value = {**value, "bytes": TEXT}  # the length of the page
@@ -76,7 +76,7 @@ def without_run(value: Json, key: str = "") -> Json:
 
 
 def without_circumstances(text: str) -> str:
-    """Return what a command printed without the seconds that it took and lines of sources."""
+    """Return the output of a command without seconds and without source lines."""
     return _SOURCE_LINE.sub(r"\1", _SECONDS.sub("<seconds>", text))
 
 
@@ -122,9 +122,8 @@ def describe_model(model: onnx.ModelProto, known: Collection[str] | None) -> Jso
 
     Args:
         model: Any model.
-        known: Names that stay. Other tensors are named after what computes them, other nodes have
-            no name.
-            None keeps all names.
+        known: Names that remain. Other tensors are named after the computation of their values, and
+            other nodes have no name. None keeps all names.
     """
     return {
         "ir_version": model.ir_version,
@@ -147,7 +146,7 @@ def describe_model(model: onnx.ModelProto, known: Collection[str] | None) -> Jso
 
 
 class _GraphDescription:
-    """Description of one graph; subgraphs see the tensors of the graphs around them."""
+    """Description of one graph; subgraphs see the tensors of outer graphs."""
 
     def __init__(self, known: Collection[str] | None, outer: dict[str, str] | None = None) -> None:
         self.known = known
@@ -234,7 +233,7 @@ def _describe_tensor(tensor: TensorProto) -> Json:
 
 
 def page_data(html: str) -> Json:
-    """Return the JSON that an HTML report carries, packed, in a script element."""
+    """Return the JSON of an HTML report, which is packed in a script element."""
     found = re.search(r'id="page-data"[^>]*>\s*([A-Za-z0-9+/=\s]+)<', html)
     if found is None:
         raise ValueError("the report has no element 'page-data'")
@@ -244,7 +243,7 @@ def page_data(html: str) -> Json:
 def describe_arrays(path: Path) -> Json:
     """Return types, shapes and hashes of the arrays of an npz file.
 
-    An array of JSON as this JSON.
+    An array with JSON is returned as this JSON.
     """
     described = {}
     with zipfile.ZipFile(path) as archive:
@@ -263,7 +262,8 @@ def describe_arrays(path: Path) -> Json:
 def describe_file(path: Path, known: Collection[str]) -> tuple[Json, Json]:
     """Return the normal forms of a written file.
 
-    The full one, and the one that is reduced to data.
+    Returns:
+        The full normal form, and the normal form of the data.
     """
     if path.suffix == ".onnx":
         model = onnx.load(path, load_external_data=False)

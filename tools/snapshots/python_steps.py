@@ -30,7 +30,7 @@ def ranges(model: str, data: str, tensors: list[str], focus: bool = False) -> Js
 
 
 def insertion(model: str, data: str, **options: Any) -> Json:
-    """Return what ``insert`` says with arrays in place of a file."""
+    """Return the result of ``insert`` for arrays."""
     import qdqtool
 
     with np.load(data) as arrays:
@@ -41,7 +41,7 @@ def insertion(model: str, data: str, **options: Any) -> Json:
 
 
 def results(quantized: str, other: str) -> Json:
-    """Return what the results of the functions say apart from their JSON."""
+    """Return the attributes of the functions' results that are not in their JSON."""
     import qdqtool
     from qdqtool.testing import assert_int8
 

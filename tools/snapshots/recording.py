@@ -1,4 +1,4 @@
-"""Run scenarios in a checkout and hash what they print and write."""
+"""Run scenarios in a checkout, and hash their outputs and files."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ _FAILURES = (70, -14)  # the worker's own failure, and its alarm: nothing that a
 
 
 class RecordingError(Exception):
-    """A scenario could not be run to its end."""
+    """A scenario could not be run to the end."""
 
 
 @dataclass
@@ -33,12 +33,12 @@ class Record:
     """Hashes of one checkout.
 
     Attributes:
-        commit: Of the checkout; with ``+`` if files were changed since.
-        scope: Which scenarios were run: ``full``, ``quick``, or the groups.
-        versions: Of Python and the packages that compute.
-        inputs: Scenario to the hash of its files.
-        entries: ``scenario|step`` or ``scenario|step|file`` to two hashes: of the data, and of all
-            with texts.
+        commit: Commit of the checkout, with ``+`` if files were changed.
+        scope: Scenarios that were run: ``full``, ``quick``, or the groups.
+        versions: Versions of Python and of the packages that compute.
+        inputs: Hash of a scenario's files, by scenario.
+        entries: Hash of the data and hash of all content, by ``scenario|step`` or
+            ``scenario|step|file``.
     """
 
     commit: str
@@ -71,9 +71,9 @@ def record(
 
     Args:
         repository: The checkout.
-        only: Groups, or names of scenarios; all if empty.
+        only: Groups, or names of scenarios; empty for all.
         quick: Whether to run the quick set.
-        jobs: Scenarios that run at the same time.
+        jobs: Number of scenarios that run at the same time.
         keep: Folder for the hashed JSON of each entry.
     """
     chosen = select(all_scenarios(), only, quick)
@@ -105,7 +105,7 @@ def record(
 
 
 def select(scenarios: Sequence[Scenario], only: Sequence[str], quick: bool) -> dict[str, Scenario]:
-    """Return scenarios by name, in the quick set with the first of their steps alone."""
+    """Return scenarios by name; in the quick set, with only their first steps."""
     chosen = {}
     for scenario in scenarios:
         if only and scenario.group not in only and scenario.name not in only:
@@ -142,7 +142,7 @@ _worker: subprocess.Popen[str] | None = None
 
 
 def _start_worker(repository: Path, work: Path) -> None:
-    """Start a process with the checkout's qdqtool; it lives as long as this one."""
+    """Start a process with the qdqtool of the checkout; it ends with this process."""
     global _worker
     kept = ("PATH", "LANG", "LC_ALL", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
@@ -181,7 +181,7 @@ def _ask_worker(request: dict[str, Any]) -> list[tuple[int, float]]:
 
 @dataclass
 class _Result:
-    """What one scenario adds to a record, and its seconds of processor time."""
+    """Entries of one scenario, and its processor time in seconds."""
 
     name: str
     inputs: str
@@ -251,7 +251,7 @@ def _describe_step(
 
 
 def _parse(text: str) -> Any:
-    """Return the JSON of a text, or the text if it is none."""
+    """Return the JSON of a text, or the text if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,6 +1,6 @@
 """The scenarios of a snapshot.
 
-Files in a folder of their own, and steps that read and write there.
+A scenario is a folder with files, and steps that read and write files in the folder.
 """
 
 import functools
@@ -34,7 +34,7 @@ Content = Callable[[], bytes] | Path
 
 @dataclass(frozen=True)
 class Step:
-    """One command line, or one function of a script, and the files that it writes."""
+    """A command line or a function of a script, and the files that it writes."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -51,13 +51,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Files that are written to a folder, and steps that run there one after the other.
+    """Files in a folder, and steps that run there in turn.
 
     Attributes:
         name: ``group/subject``.
-        files: File name to what makes its bytes, or to the file that is copied.
-        steps: What runs.
-        quick: How many of the first steps are in the quick set.
+        files: Function that makes the bytes of a file, or the path of a file to copy, by file name.
+        steps: The steps.
+        quick: Number of steps, from the first, in the quick set.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Scenario:
 
 
 def cli(words: str, *outputs: str, name: str = "", text: bool = False) -> Step:
-    """Return the step of a command line, with its answer as JSON unless ``text`` is set."""
+    """Return the step of a command line, whose answer is JSON unless ``text`` is set."""
     arguments = shlex.split(words)
     if not text:
         arguments += ["--format", "json"]
@@ -114,7 +114,7 @@ PREDICTIONS = tuple(
 
 
 def recorded_builds() -> Iterator[Scenario]:
-    """Yield models of recorded builds: all commands that need no images."""
+    """Yield models of recorded builds with all commands that need no images."""
     for path in sorted((DATA / "evidence").glob("*/model.onnx.gz")):
         steps = [
             *(cli(words.format("model.onnx.gz")) for words in PREDICTIONS),
@@ -323,7 +323,7 @@ def insertion_steps(model: str, data: str, options: Sequence[str]) -> Iterator[S
 
 
 def insertions() -> Iterator[Scenario]:
-    """Yield float networks through insert, and the Q/DQ models through the other commands."""
+    """Yield float networks with insert, and their Q/DQ models with the other commands."""
     for name, make in networks.FLOAT_NETWORKS.items():
         files = {
             "float.onnx": serialized(make),
@@ -546,7 +546,7 @@ GROUPS = (
 
 
 def all_scenarios() -> list[Scenario]:
-    """Return every scenario, with names that are unique."""
+    """Return all scenarios; their names are unique."""
     scenarios = [scenario for group in GROUPS for scenario in group()]
     assert len({s.name for s in scenarios}) == len(scenarios)
     return scenarios

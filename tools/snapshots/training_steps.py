@@ -1,6 +1,6 @@
-"""Exports of trained networks, run by worker.py inside the checkout that is recorded.
+"""Exports of trained networks, which worker.py runs inside of the recorded checkout.
 
-Needs torch.
+The module needs torch.
 """
 
 from typing import Any
@@ -63,7 +63,7 @@ NETWORKS = {"residual": Residual, "decoder": Decoder, "tokens": Tokens}
 
 
 def export(network: str, output: str, target: str, backend: str, method: str) -> Json:
-    """Prepare, calibrate and export a network; return the plan's and the export's results."""
+    """Prepare, calibrate and export a network; return plan and result of the export."""
     from qdqtool import qat
 
     torch.set_num_threads(1)

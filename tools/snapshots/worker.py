@@ -1,13 +1,13 @@
 """Run steps of scenarios with the qdqtool of one checkout.
 
-``python worker.py FOLDER...``, driven through pipes.
+``python worker.py FOLDER...``, controlled by pipes.
 
-A line of JSON on stdin names a folder and its steps; a line of JSON on stdout answers with their
-exit codes and processor times. Each step runs in a process that is forked after qdqtool is
-imported, with its streams in files of the folder.
+A line of JSON on stdin names a folder and its steps. The answer is a line of JSON on stdout with
+exit codes and processor times. Each step runs in a process that is forked after the import of
+qdqtool, with its streams in files of the folder.
 
-This file imports nothing of this repository but what the checkout's ``PYTHONPATH`` offers, so that
-old and new commits are run by the same code.
+This file imports only modules that the checkout's ``PYTHONPATH`` provides, so that old and new
+commits are run by the same code.
 """
 
 import json
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _import_product(repository: Path) -> None:
-    """Import what all commands need, once."""
+    """Import the modules that all commands need, once."""
     import onnx  # noqa: F401
 
     import calibration
@@ -48,7 +48,7 @@ def _import_product(repository: Path) -> None:
 
 
 def _run_forked(folder: Path, number: int, step: dict[str, Any]) -> tuple[int, float]:
-    """Return the exit code and the seconds of processor time."""
+    """Return the exit code and the processor seconds of a step."""
     child = os.fork()
     if child:
         _, status, usage = os.wait4(child, 0)

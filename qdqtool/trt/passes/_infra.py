@@ -160,7 +160,7 @@ class Pass(ABC):
         subject: str,
         obj: str = "",
         *,
-        by: str | None = None,
+        logged_pass: str | None = None,
     ) -> None:
         """Emit one line of TensorRT's log, and record the explaining case in the layer.
 
@@ -170,16 +170,19 @@ class Pass(ABC):
             kind: Kind of the line (:mod:`qdqtool.trt.trace`).
             subject: Layer or tensor that the line names first.
             obj: Layer or tensor that the line names second.
-            by: Pass that the line names. None for this pass, an empty string if the line names no
-                pass. TensorRT runs some passes inside others, so that a line may name another pass.
+            logged_pass: Pass that the line names. None for this pass, an empty string if the line
+                names no pass. TensorRT runs some passes inside others, so that a line may name
+                another pass.
         """
         layer.cases[case] = None
         case_id = f"{self.name}/{case.name}"
-        self.events.append(Event(self.name if by is None else by, kind, subject, obj, case_id))
+        self.events.append(
+            Event(self.name if logged_pass is None else logged_pass, kind, subject, obj, case_id)
+        )
 
-    def fire_running(self, case: Case, layer: Layer, *, by: str | None = None) -> None:
+    def fire_running(self, case: Case, layer: Layer, *, logged_pass: str | None = None) -> None:
         """Emit the line that says that the pass runs on a layer."""
-        self.fire(case, layer, RUNNING, layer.name, by=by)
+        self.fire(case, layer, RUNNING, layer.name, logged_pass=logged_pass)
 
     def fire_fusing(self, case: Case, layer: Layer, first: Layer, second: Layer) -> None:
         """Emit two lines: the pass runs on the first of two layers, and fuses both."""

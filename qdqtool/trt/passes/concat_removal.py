@@ -68,13 +68,13 @@ class ConcatRemoval(Pass):
         for concat in reversed(network.layers_of_kind(LayerKind.CONCATENATION)):
             if concat.in_myelin:
                 continue
-            self.fire(DIRECT, concat, ELIMINATING_CONCAT, concat.name, by="")
+            self.fire(DIRECT, concat, ELIMINATING_CONCAT, concat.name, logged_pass="")
             concat.is_eliminated = True
             copies = []
             external = next((t for t in concat.inputs if _is_external(t.producer)), None)
             for tensor in concat.inputs:
                 kind, case = _choose_line(tensor, retargeted, external)
-                self.fire(case, concat, kind, tensor.name, concat.out.name, by="")
+                self.fire(case, concat, kind, tensor.name, concat.out.name, logged_pass="")
                 if kind == RETARGETING:
                     retargeted.add(tensor)
                     tensor.view_of = concat.out

@@ -45,7 +45,7 @@ class MergeLayers(Pass):
         for conv in group:
             conv.fusion.merged_name = name
             conv.add_cases(EQUAL)
-        self.fire(EQUAL, group[0], MERGING, name, by="")
+        self.fire(EQUAL, group[0], MERGING, name, logged_pass="")
 
 
 def _can_merge(conv: Layer) -> bool:

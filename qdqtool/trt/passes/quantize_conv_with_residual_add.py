@@ -186,7 +186,7 @@ class QuantizeConvWithResidualAdd(Pass):
         self.fire_running(case, conv)
         self.fire(case, conv, SWAPPING, add.name, q.name)
         self._absorb_inputs(network, case, conv, q)
-        self.fire(case, conv, FUSING, conv.name, add.name, by="ConvEltwiseSumFusion")
+        self.fire(case, conv, FUSING, conv.name, add.name, logged_pass="ConvEltwiseSumFusion")
         residual = dq.data
         if network.bypass_dq(dq, add):
             self.fire(case, conv, REMOVING, dq.name)
@@ -206,15 +206,15 @@ class QuantizeConvWithResidualAdd(Pass):
         assert position is not None
         data_dq, weights_dq = dq_before(conv.data), dq_before(conv.inputs[position])
         assert data_dq is not None and weights_dq is not None
-        by = "QuantizeDoubleInputNodes"
-        self.fire(case, conv, FUSING_INTO, q.name, conv.name, by=by)
+        logged_pass = "QuantizeDoubleInputNodes"
+        self.fire(case, conv, FUSING_INTO, q.name, conv.name, logged_pass=logged_pass)
         pair = f"({data_dq.name} and {weights_dq.name})"
-        self.fire(case, conv, FUSING_INTO, pair, conv.name, by=by)
+        self.fire(case, conv, FUSING_INTO, pair, conv.name, logged_pass=logged_pass)
         self.fire(case, conv, REMOVING, q.name)
         for dq in (data_dq, weights_dq):
             if network.bypass_dq(dq, conv):
                 self.fire(case, conv, REMOVING, dq.name)
         weights = constant_before(conv.inputs[position])
         if weights is not None and weights.out.single_consumer():
-            self.fire(case, conv, FUSING, weights.name, conv.name, by="ConstWeightsFusion")
+            self.fire(case, conv, FUSING, weights.name, conv.name, logged_pass="ConstWeightsFusion")
             network.absorb_weights(conv, weights)

@@ -44,10 +44,12 @@ class SliceRemoval(Pass):
                 continue
             source, view = layer.data.name, layer.out.name
             if any(consumer.kind == LayerKind.SOFTMAX for consumer in layer.out.consumers):
-                self.fire(COPY, layer, REPLACING_SLICE, layer.name, f"{source} to {view}", by="")
+                self.fire(
+                    COPY, layer, REPLACING_SLICE, layer.name, f"{source} to {view}", logged_pass=""
+                )
                 layer.becomes_copy = True
                 continue
             target = f"{view} from {view} to {source}"
-            self.fire(VIEW, layer, ELIMINATING_SLICE, layer.name, target, by="")
+            self.fire(VIEW, layer, ELIMINATING_SLICE, layer.name, target, logged_pass="")
             layer.is_eliminated = True
             layer.out.view_of = layer.data

@@ -64,9 +64,9 @@ class SqueezePushDownJoin(Pass):
         after = _exchange(network, squeeze, consumer)
         q = q_after(after.out)
         if q is not None and can_absorb(q):
-            by = "VanillaSwapWithFollowingQ"
-            self.fire_running(FOLLOWED, after, by=by)
-            self.fire(FOLLOWED, producer, SWAPPING, after.name, q.name, by=by)
+            logged_pass = "VanillaSwapWithFollowingQ"
+            self.fire_running(FOLLOWED, after, logged_pass=logged_pass)
+            self.fire(FOLLOWED, producer, SWAPPING, after.name, q.name, logged_pass=logged_pass)
             network.swap(after, q)
 
 

@@ -9,6 +9,8 @@ There are two causes:
   Columns whose weights have one scale are FP8, unless they have no bias and read a network input.
 """
 
+import onnx
+
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.reasons.compiler import COMPILER
@@ -17,7 +19,8 @@ from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.trt.fault_checks import large_fp8_kernel
 
 _COLUMN_CHANNELS = 4
-_OPERATORS_THAT_FUSE_Q = ("MatMul", "Einsum", "Global", "Reduce")  # first letters of operators
+_COLUMNS_IN_A_ROW = 8  # maximum nodes that are followed upstream of a column
+_ACTIVATIONS = ("Relu", "Sigmoid", "Clip", "LeakyRelu", "HardSwish", "Tanh")
 _SM12 = 120  # the first compute capability of 12.x
 
 
@@ -38,7 +41,7 @@ def find_fp8_obstacle(
         return None
     is_simple = has_one_scale and (node.input(2) or not _reads_network_input(model, dq))
     is_generated = _is_column(model, node, weights) and not is_simple
-    if is_generated and _fuses_preceding_q(model, dq):
+    if is_generated and _joins_quantizer(model, node, dq):
         return FloatFp8Column(COMPILER, node.name, weights[1])
     if _has_depthwise_kernel(node, weights) and all(c >= _SM12 for c in capabilities):
         return None
@@ -65,19 +68,109 @@ def _is_column(model: Model, node: Node, weights: list[int]) -> bool:
     return is_pointwise and data[1] == weights[1] <= _COLUMN_CHANNELS
 
 
-def _fuses_preceding_q(model: Model, dq: Node) -> bool:
-    """Return whether the kernel of a column contains the Q before the column's DQ.
+def _joins_quantizer(model: Model, node: Node, dq: Node, depth: int = _COLUMNS_IN_A_ROW) -> bool:
+    """Return whether the compiler fuses the Q before a column's DQ into the column's kernel.
 
-    False if the Q or DQ has several consumers, or if the Q is after a reduction or a matrix
-    product. The exceptions among reductions and rows of columns are not modeled.
+    False if the Q or DQ has several consumers, if a reduction is between the DQ and the column, or
+    if the kernel before the Q fuses the Q: the kernel of a reduction, of a matrix product, or of
+    another column that has fused the Q before it.
     """
     q = model.producer(dq.input(0))
-    if q is None or not qdq.is_q(q):
+    if q is None or not qdq.is_q(q) or _is_reduced(model, node, dq):
         return False
     if any(len(model.consumers(t)) > 1 or model.is_output(t) for t in (q.output, dq.output)):
         return False
+    producer = _find_producer(model, q)
+    if producer is None:
+        return True
+    if producer.op in ("MatMul", "Einsum"):
+        return False
+    if _is_reduction(producer):
+        return not _fuses_following_q(model, producer)
+    return depth == 0 or not _is_float_column(model, producer, depth - 1)
+
+
+def _find_producer(model: Model, q: Node) -> Node | None:
+    """Return the node upstream of a Q, past Q/DQ pairs with equal scale; None at an input."""
     producer = model.producer(q.input(0))
-    return producer is None or not producer.op.startswith(_OPERATORS_THAT_FUSE_Q)
+    while producer is not None and qdq.is_dq(producer):
+        first = model.producer(producer.input(0))
+        same = qdq.read_params(model, producer).same_as(qdq.read_params(model, q))
+        if first is None or not qdq.is_q(first) or not same:
+            break
+        producer = model.producer(first.input(0))
+    return producer
+
+
+def _is_reduced(model: Model, node: Node, dq: Node) -> bool:
+    """Return whether a reduction is between a DQ and a node, at most 8 nodes upstream."""
+    before = model.producer(node.input(0))
+    for _ in range(_COLUMNS_IN_A_ROW):
+        if before is None or before is dq:
+            return False
+        if _is_reduction(before):
+            return True
+        before = model.producer(before.input(0))
+    return False
+
+
+def _is_reduction(node: Node) -> bool:
+    return node.op.startswith(("Global", "Reduce"))
+
+
+def _fuses_following_q(model: Model, reduction: Node) -> bool:
+    """Return whether the kernel of a reduction contains the Q after it.
+
+    This holds for a float32 reduction of a network input, and for a maximum of FP8 data.
+    """
+    source = reduction.input(0)
+    if source in model.inputs:
+        return model.elem_type(source) == onnx.TensorProto.FLOAT
+    is_maximum = reduction.op in ("GlobalMaxPool", "ReduceMax", "ReduceMin")
+    return is_maximum and qdq.is_dq(model.producer(source))
+
+
+def _is_float_column(model: Model, node: Node, depth: int) -> bool:
+    """Return whether a node is a column in float whose kernel also fuses the next Q.
+
+    Activations may be between the column and the Q. Conditions: the column has a bias, the scale of
+    its weights is not a scalar, and its kernel fuses the Q before it too. After a reduction of a
+    DQ's output, it must have four channels.
+    """
+    column = _find_before_activation(model, node)
+    weights = _weight_shape(model, column) if column is not None else None
+    if column is None or not weights or not column.input(2):
+        return False
+    data, scaled = (model.producer(tensor) for tensor in column.inputs[:2])
+    if data is None or scaled is None or not qdq.is_dq(data) or not qdq.is_dq(scaled):
+        return False
+    if not _is_column(model, column, weights) or not qdq.read_params(model, scaled).scale_shape:
+        return False
+    is_narrow = weights[1] < _COLUMN_CHANNELS
+    if is_narrow and _follows_quantized_reduction(model, data):
+        return False
+    return _joins_quantizer(model, column, data, depth)
+
+
+def _find_before_activation(model: Model, node: Node) -> Node | None:
+    """Return the first node upstream of a node, itself included, that is not an activation.
+
+    None if the activations read a network input.
+    """
+    current: Node | None = node
+    while current is not None and current.op in _ACTIVATIONS:
+        if len(model.consumers(current.input(0))) != 1:
+            break
+        current = model.producer(current.input(0))
+    return current
+
+
+def _follows_quantized_reduction(model: Model, dq: Node) -> bool:
+    q = model.producer(dq.input(0))
+    before = _find_producer(model, q) if q is not None and qdq.is_q(q) else None
+    if before is None or not _is_reduction(before):
+        return False
+    return qdq.is_dq(model.producer(before.input(0)))
 
 
 def _has_depthwise_kernel(node: Node, weights: list[int]) -> bool:

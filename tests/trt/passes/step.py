@@ -1,6 +1,7 @@
 """Run the pipeline up to one pass, and that pass once."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
@@ -14,8 +15,11 @@ from qdqtool.trt.network import Network
 from qdqtool.trt.pipeline import PIPELINE, Pass
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import Event
+from tests.trt.builder import Graph
 
 Line = tuple[str, ...]
+Graphs = dict[str, Callable[[Graph], list[str]]]
+"""Functions by name that build a graph and return its outputs."""
 
 
 @dataclass
@@ -76,7 +80,6 @@ def run_pass(
 
 
 def weakest_evidence(layer: Layer) -> Evidence:
-    """Return the weakest evidence of a layer's cases."""
     return functools.reduce(Evidence.weaker, {case.evidence for case in layer.cases}, Evidence.SEEN)
 
 

@@ -1,5 +1,3 @@
-"""ActivationToPointwiseConversion: yolo-resnet18-orin-trt8502, line 5325; mobilenetv2 engine name PWN(Clip_13)."""
-
 import pytest
 
 from qdqtool.ir.operators import LayerKind

@@ -1,5 +1,3 @@
-"""Concatenation elimination: yolo-resnet18-orin-trt8502, lines 5779 to 5784; yolov8-orin-trt8412-excerpts."""
-
 from qdqtool.trt.passes.concat_removal import ConcatRemoval
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

@@ -1,5 +1,3 @@
-"""ConstCastFold: yolo-resnet18-orin-trt8502, lines 4713 to 4718."""
-
 from qdqtool.trt.passes.const_cast_fold import ConstCastFold
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

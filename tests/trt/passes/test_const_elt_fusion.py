@@ -1,5 +1,3 @@
-"""ConstEltFusion: yolo-resnet18-orin-trt8502, line 5194; resnet18-qat-rtx2000-trt8510, line 2575."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""ConstQDQInitializersFusion: one Running for each Q and DQ, parameters go with their last consumer."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""ConstShuffleFusion: both complete 8.5 logs (yolo line 4648, resnet18 lines 2179 and 2537)."""
-
 from qdqtool.trt.passes.const_shuffle_fusion import ConstShuffleFusion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

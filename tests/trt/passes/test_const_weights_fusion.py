@@ -1,5 +1,3 @@
-"""ConstWeightsFusion: both complete 8.5 logs; shared weights: NVIDIA/TensorRT issues 2131 and 1864."""
-
 import numpy as np
 import pytest
 

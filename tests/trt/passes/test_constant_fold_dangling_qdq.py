@@ -1,5 +1,3 @@
-"""ConstantFoldDanglingQDQ: both logs have its heading, but no line of it. The tests check the network after it."""
-
 import pytest
 
 from qdqtool.ir.operators import LayerKind

@@ -1,5 +1,3 @@
-"""ConvActPoolFusion: resnet18-qat-rtx2000-trt8510, line 2804; resnet18-a100-qat-residual and -qgap."""
-
 import pytest
 
 from qdqtool.trt.passes.conv_act_pool_fusion import ConvActPoolFusion

@@ -1,5 +1,3 @@
-"""ConvEltwiseSumFusion: yolo-resnet18-orin-trt8502, line 5719."""
-
 import pytest
 
 from qdqtool.trt.passes.conv_eltwise_sum_fusion import ConvEltwiseSumFusion
@@ -67,7 +65,6 @@ def test_add_is_not_fused(g: Graph, case: str) -> None:
 
 
 def two_convolutions(g: Graph) -> str:
-    """Build a sum of two convolutions."""
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     return g.op("Tanh", g.add(g.conv(x, "conv3"), g.conv(x, "down", k=1), "Add"), "t")
 

@@ -1,5 +1,3 @@
-"""ConvReluFusion: float head convolutions (yolov8-orin-trt8412-excerpts), quantized ones without BN (centernet)."""
-
 import pytest
 
 from qdqtool.trt.passes.conv_relu_fusion import ConvReluFusion, DeconvReluFusion

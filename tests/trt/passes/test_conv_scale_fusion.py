@@ -1,5 +1,3 @@
-"""ConvScaleFusion: the Gemm's bias (resnet18 line 2577); float convolution with BatchNormalization (assumed)."""
-
 import pytest
 
 from qdqtool.evidence import Evidence
@@ -8,7 +6,7 @@ from qdqtool.trt.outcome import simulate
 from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass, weakest_evidence
+from tests.trt.passes.step import Graphs, run_pass, weakest_evidence
 
 
 def test_bias_of_gemm_is_fused(g: Graph) -> None:
@@ -36,23 +34,6 @@ def test_batchnorm_after_deconvolution_is_fused_by_deconv_pass(g: Graph) -> None
     ]
 
 
-def test_batchnorm_of_quantized_convolution_is_left_to_other_pass(g: Graph) -> None:
-    assert (
-        run_pass(g.model(g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")), ConvScaleFusion).lines == []
-    )
-
-
-def test_convolution_with_second_consumer_is_not_fused(g: Graph) -> None:
-    conv = g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float")
-    assert run_pass(g.model(g.bn(conv, "bn"), conv), ConvScaleFusion).lines == []
-
-
-def test_batchnorm_after_relu_is_not_fused(g: Graph) -> None:
-    # Relu and scale do not commute.
-    relu = g.relu(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "r")
-    assert run_pass(g.model(g.bn(relu, "bn")), ConvScaleFusion).lines == []
-
-
 @pytest.mark.parametrize(
     ("op", "name", "activated"), [("Relu", "c + bn + r", True), ("Neg", "c + bn", False)]
 )
@@ -77,3 +58,22 @@ def test_bias_rests_on_seen_case_for_quantized_gemm_only(
     assert {e.case for e in prediction.trace if e.pass_name == "ConvScaleFusion"} == {
         f"ConvScaleFusion/{case}"
     }
+
+
+UNCHANGED: Graphs = {
+    "quantized convolution, of QConvScaleFusion": lambda g: [
+        g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")
+    ],
+    "second consumer": lambda g: [
+        g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn"),
+        "c:0",
+    ],
+    "after a Relu, which does not commute": lambda g: [
+        g.bn(g.relu(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "r"), "bn")
+    ],
+}
+
+
+@pytest.mark.parametrize("form", UNCHANGED)
+def test_scale_is_not_fused(g: Graph, form: str) -> None:
+    assert run_pass(g.model(*UNCHANGED[form](g)), ConvScaleFusion).lines == []

@@ -1,9 +1,9 @@
-"""DqQFusion: both BEVFusion logs; scales decide."""
+import pytest
 
 from qdqtool.evidence import Evidence
 from qdqtool.trt.passes.dq_q_fusion import DqQFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass, weakest_evidence
+from tests.trt.passes.step import Graphs, run_pass, weakest_evidence
 
 
 def test_equal_scales_cancel(g: Graph) -> None:
@@ -31,10 +31,14 @@ def test_different_scales_are_reported(g: Graph) -> None:
     assert (result.lines, result.reasons) == ([], [("c.in.Q", "scales-differ")])
 
 
-def test_q_of_network_output_stays(g: Graph) -> None:
-    x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
-    assert run_pass(g.model(g.q(x, "out")), DqQFusion).lines == []
+UNCHANGED: Graphs = {
+    "Q of a network output": lambda g: [
+        g.q(g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a"), "out")
+    ],
+    "Q after a computed tensor": lambda g: [g.conv(g.relu(g.input(1, 3, 4, 4), "r"), "c")],
+}
 
 
-def test_q_after_computed_tensor_stays(g: Graph) -> None:
-    assert run_pass(g.model(g.conv(g.relu(g.input(1, 3, 4, 4), "r"), "c")), DqQFusion).lines == []
+@pytest.mark.parametrize("form", UNCHANGED)
+def test_other_pairs_stay(g: Graph, form: str) -> None:
+    assert run_pass(g.model(*UNCHANGED[form](g)), DqQFusion).lines == []

@@ -1,8 +1,8 @@
-"""EltReluFusion: first pass of the quantization phase in both complete 8.5 logs."""
+import pytest
 
 from qdqtool.trt.passes.elt_relu_fusion import EltReluFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Graphs, run_pass
 
 
 def test_relu_is_fused_into_add(g: Graph) -> None:
@@ -12,9 +12,21 @@ def test_relu_is_fused_into_add(g: Graph) -> None:
     assert result.has_layer("Add_42 + Relu_43")
 
 
-def test_other_activation_or_second_consumer_is_not_fused(g: Graph) -> None:
-    total = g.add(g.input(1, 4), g.input(1, 4, name="y"), "a")
-    out = g.relu(total, "r")
-    assert run_pass(g.model(g.op("LeakyRelu", total, "l")), EltReluFusion).lines == []
-    assert run_pass(g.model(out, total), EltReluFusion).lines == []
-    assert run_pass(g.model(out, g.op("Neg", total, "n")), EltReluFusion).lines == []
+UNCHANGED: Graphs = {
+    "other activation": lambda g: [
+        g.op("LeakyRelu", g.add(g.input(1, 4), g.input(1, 4, name="y"), "a"), "l")
+    ],
+    "network output": lambda g: [
+        g.relu(g.add(g.input(1, 4), g.input(1, 4, name="y"), "a"), "r"),
+        "a:0",
+    ],
+    "second consumer": lambda g: [
+        g.relu(g.add(g.input(1, 4), g.input(1, 4, name="y"), "a"), "r"),
+        g.op("Neg", "a:0", "n"),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", UNCHANGED)
+def test_relu_is_not_fused(g: Graph, form: str) -> None:
+    assert run_pass(g.model(*UNCHANGED[form](g)), EltReluFusion).lines == []

@@ -1,9 +1,9 @@
-"""EltwiseAddToPwn: yolov8-orin-trt8412-excerpts; NVIDIA/TensorRT issue 3345 on ``<Add> + <Relu>``."""
+import pytest
 
 from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.eltwise_add_to_pwn import EltwiseAddToPwn
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Graphs, run_pass
 
 
 def test_add_with_relu_becomes_pointwise(g: Graph) -> None:
@@ -17,13 +17,16 @@ def test_add_with_relu_becomes_pointwise(g: Graph) -> None:
     assert result.layer("Add + Relu").kind == LayerKind.POINTWISE
 
 
-def test_residual_add_is_left_to_convolution(g: Graph) -> None:
-    x = g.input(1, 8, 8, 8)
-    assert run_pass(g.model(g.add(g.conv(x, "c"), x, "Add")), EltwiseAddToPwn).lines == []
+UNCHANGED: Graphs = {
+    "residual Add, fused by the convolution": lambda g: [
+        g.add(g.conv(g.input(1, 8, 8, 8), "c"), "x", "Add")
+    ],
+    "product": lambda g: [
+        g.op("Mul", [g.op("Softmax", g.input(1, 8), "s"), g.op("Tanh", "x", "t")], "Mul")
+    ],
+}
 
 
-def test_product_stays_elementwise(g: Graph) -> None:
-    x = [g.op("Softmax", g.input(1, 8, name=n), f"s{n}") for n in "ab"]
-    result = run_pass(g.model(g.op("Mul", x, "Mul")), EltwiseAddToPwn)
-    assert result.lines == []
-    assert result.layer("Mul").kind == LayerKind.ELEMENTWISE
+@pytest.mark.parametrize("form", UNCHANGED)
+def test_layer_stays_elementwise(g: Graph, form: str) -> None:
+    assert run_pass(g.model(*UNCHANGED[form](g)), EltwiseAddToPwn).lines == []

@@ -1,5 +1,3 @@
-"""HorizontalMergeQNodes: Qs on one tensor with one scale."""
-
 import numpy as np
 import onnx
 import pytest
@@ -99,7 +97,6 @@ def test_qs_of_different_zero_points_stay(g: Graph, zero: int, merged: bool) -> 
 
 
 def cases_of_lines(model: onnx.ModelProto) -> set[str]:
-    """Return the cases that the pass's lines of a prediction rest on."""
     trace = simulate(load(model), target_named("trt8.4")).trace
     return {e.case.partition("/")[2] for e in trace if e.case.startswith("HorizontalMergeQNodes/")}
 
@@ -132,7 +129,6 @@ def test_merge_into_network_output_rests_on_network_output(g: Graph) -> None:
 
 
 def beside_float(g: Graph) -> list[str]:
-    """Build two equal Qs on a tensor that a third layer reads as float."""
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     return [g.conv(x, "a", scale=0.1), g.conv(x, "b", k=1, scale=0.1), g.op("Neg", x, "n")]
 

@@ -1,5 +1,3 @@
-"""MatMulToConvTransform: resnet18-qat-rtx2000-trt8510, line 2531; NVIDIA/TensorRT#2627."""
-
 import numpy as np
 import pytest
 

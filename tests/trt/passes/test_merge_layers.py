@@ -1,5 +1,3 @@
-"""Merging layers: yolov8-orin-trt8412-excerpts (five lines). Not merged: yolo-resnet18, centernet."""
-
 import pytest
 
 from qdqtool.prediction import predict

@@ -1,5 +1,3 @@
-"""MyelinOptimization: the post-processing tail of yolo-resnet18-orin-trt8502 (730 layers to 388)."""
-
 import numpy as np
 import pytest
 

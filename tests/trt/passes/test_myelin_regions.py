@@ -1,5 +1,3 @@
-"""MyelinRegions: the layer listings of gemm-mlp-trt10 and linear-orinnano-trt103, as tables of our own."""
-
 from typing import Any
 
 import numpy as np
@@ -147,7 +145,6 @@ def test_gemm_before_trt10_is_convolution_with_conversion(g: Graph, target: str)
 
 
 def projections(g: Graph, *names: str) -> list[str]:
-    """Build linear layers that read one quantized tensor."""
     x = g.pair(g.op("Softmax", g.input(1, 16, 32), "before"), "in")
     outputs = []
     for name in names:
@@ -157,7 +154,6 @@ def projections(g: Graph, *names: str) -> list[str]:
 
 
 def linear_gelu(g: Graph) -> str:
-    """Build a linear layer with GELU and another linear layer."""
     (x,) = projections(g, "fc1")
     x = g.op("Add", [x, g.const("fc1.b", np.zeros(32, np.float32))], "bias")
     gate = g.op("Erf", g.op("Div", [x, g.const("root", 1.41421)], "div"), "erf")

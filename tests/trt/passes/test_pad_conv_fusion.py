@@ -1,5 +1,3 @@
-"""PadConvFusion: engine names of NVIDIA/TensorRT issue 2527, ``Pad_6 + W + QuantizeLinear_9 + Conv_13 + PWN(...)``."""
-
 import pytest
 
 from qdqtool.evidence import Evidence

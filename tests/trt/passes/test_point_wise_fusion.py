@@ -1,5 +1,3 @@
-"""PointWiseFusion: decomposed BatchNormalization (yolo line 5233), Add_5 with Div_1 (yolov8), SiLU."""
-
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from qdqtool.trt import importer
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Graphs, run_pass
 
 
 @pytest.mark.parametrize(
@@ -59,31 +57,6 @@ def test_square_reads_one_input(g: Graph) -> None:
     result = run_pass(g.model(g.op("Mul", [x, x], "m")), PointWiseFusion)
     assert result.lines == [("Running", "e"), ("Fusing", "e", "m")]
     assert len(result.layer("PWN(e, m)").inputs) == 1
-
-
-def test_relu_is_not_pointwise(g: Graph) -> None:
-    x = g.relu(g.op("Exp", g.input(1, 8), "e"), "r")
-    assert run_pass(g.model(g.op("Neg", x, "n")), PointWiseFusion).lines == []
-
-
-def test_tensor_with_second_consumer_ends_chain(g: Graph) -> None:
-    x = g.op("Exp", g.input(1, 8), "e")
-    assert (
-        run_pass(g.model(g.op("Neg", x, "n"), g.op("Softmax", x, "s")), PointWiseFusion).lines == []
-    )
-    assert run_pass(g.model(g.nodes[1].output[0], x), PointWiseFusion).lines == []
-
-
-def test_residual_add_is_left_to_convolution(g: Graph) -> None:
-    x = g.input(1, 8, 8, 8)
-    total = g.add(g.bn(g.conv(x, "c"), "bn"), x, "add")
-    assert run_pass(g.model(g.op("Exp", total, "e")), PointWiseFusion).lines == []
-
-
-def test_add_of_two_quantized_tensors_is_not_fused(g: Graph) -> None:
-    a = g.pair(g.op("Softmax", g.input(1, 8), "s1"), "p")
-    b = g.pair(g.op("Softmax", g.input(1, 8, name="y"), "s2"), "q")
-    assert run_pass(g.model(g.op("Exp", g.add(a, b, "add"), "e")), PointWiseFusion).lines == []
 
 
 def test_longer_chains_nest_their_names(g: Graph) -> None:
@@ -346,3 +319,32 @@ def test_pair_inside_activation_of_matrix_product_is_reported(
         f.node for f in predict(g.model(y), target="trt8.5").findings if f.code == "SILU-INNER-Q"
     ]
     assert result == ["p.Q" if place == "inner" else "gate.Q"]
+
+
+UNCHANGED: Graphs = {
+    "Relu": lambda g: [g.op("Neg", g.relu(g.op("Exp", g.input(1, 8), "e"), "r"), "n")],
+    "second consumer": lambda g: [
+        g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"),
+        g.op("Softmax", "e:0", "s"),
+    ],
+    "network output": lambda g: [g.op("Neg", g.op("Exp", g.input(1, 8), "e"), "n"), "e:0"],
+    "residual Add of a convolution": lambda g: [
+        g.op("Exp", g.add(g.bn(g.conv(g.input(1, 8, 8, 8), "c"), "bn"), "x", "add"), "e")
+    ],
+    "Add of two quantized tensors": lambda g: [
+        g.op(
+            "Exp",
+            g.add(
+                g.pair(g.op("Softmax", g.input(1, 8), "s"), "p"),
+                g.pair(g.op("Tanh", "x", "t"), "q"),
+                "add",
+            ),
+            "e",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("form", UNCHANGED)
+def test_layers_are_not_fused(g: Graph, form: str) -> None:
+    assert run_pass(g.model(*UNCHANGED[form](g)), PointWiseFusion).lines == []

@@ -1,5 +1,3 @@
-"""QConvScaleFusion: yolo-resnet18-orin-trt8502 (37, line 5251), resnet18-qat-rtx2000-trt8510 (20, line 2579)."""
-
 import pytest
 
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion

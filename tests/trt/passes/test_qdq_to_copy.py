@@ -1,5 +1,3 @@
-"""QDQToCopy: yolo-resnet18-orin-trt8502, line 5741 (12 Qs); a DQ: engine of resnet18-a100-qat-residual."""
-
 import pytest
 
 from qdqtool.ir.operators import LayerKind

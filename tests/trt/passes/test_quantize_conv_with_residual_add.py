@@ -1,5 +1,3 @@
-"""QuantizeConvWithResidualAdd: resnet18-qat-rtx2000-trt8510, lines 2619 to 2628."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""QuantizeDoubleInputNodes: yolo-resnet18-orin-trt8502, lines 5405 to 5414."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -150,7 +148,6 @@ def test_float_convolution_is_reported(case: str) -> None:
 
 
 def fp8(**options: Any) -> Graph:
-    """Return a convolution of FP8, between two Softmax."""
     g = Graph(opset=19, fp8=True)
     x = g.op("Softmax", g.input(1, 32, 8, 8), "before")
     g.op("Softmax", g.conv(x, "c", 32, **options), "end")
@@ -220,7 +217,6 @@ def test_sum_needs_one_type(types: tuple[Any, Any]) -> None:
 
 
 def _moved(g: Graph) -> str:
-    """Return a convolution of FP8 whose DQ moves down past a Transpose."""
     g.opset, g.fp8 = 19, True
     x = g.pair(g.op("Softmax", g.input(1, 8, 4, 4), "before"), "in")
     x = g.op("Transpose", x, "turn", perm=[0, 1, 3, 2])
@@ -241,8 +237,6 @@ def _sum(g: Graph) -> str:
 
 
 def _drawn(drawn: Graph) -> Callable[[Graph], str]:
-    """Return a builder that copies a finished graph."""
-
     def build(g: Graph) -> str:
         g.__dict__.update(drawn.__dict__)
         return "end:0"

@@ -1,5 +1,3 @@
-"""QuantizeSingleInputNodes: resnet18-qat-rtx2000-trt8510, lines 2775 to 2777."""
-
 import pytest
 
 from qdqtool.trt.passes.quantize_single_input_nodes import QuantizeSingleInputNodes

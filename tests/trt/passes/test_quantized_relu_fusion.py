@@ -1,5 +1,3 @@
-"""QuantizedReluFusion: ResNet-50 with onnxruntime's default placement on 10.3 and 10.16.1."""
-
 import pytest
 
 from qdqtool.prediction import predict
@@ -9,7 +7,6 @@ from tests.trt.passes.step import PassResult, run_pass
 
 
 def quantized_relu(g: Graph, op: str = "Conv") -> str:
-    """Build a convolution, Q/DQ, Relu, and the Q/DQ before the end."""
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     if op == "Conv":
         y = g.conv(x, "c", 8)
@@ -20,7 +17,6 @@ def quantized_relu(g: Graph, op: str = "Conv") -> str:
 
 
 def quantized_sum(g: Graph) -> str:
-    """Build a sum of two quantized tensors, Q/DQ, Relu, Q/DQ."""
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     y = g.add(g.pair(g.conv(x, "c", 8), "left", 0.1), g.pair(x, "right", 0.2), "sum")
     return g.op("Softmax", g.pair(g.relu(g.pair(y, "inner", 0.3), "r"), "outer", 0.4), "end")

@@ -1,5 +1,3 @@
-"""ReduceToPoolingFusion: resnet18-qat-rtx2000-trt8510, line 2487."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""RequantizeFusion: NVIDIA/TensorRT issue 2527, engine name ``... + DequantizeLinear_62 + Quantize..._clone_0``."""
-
 from qdqtool.evidence import Evidence
 from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.requantize_fusion import RequantizeFusion

@@ -1,5 +1,3 @@
-"""ScaleActivationFusion: BatchNormalization with Relu only (yolo 9 of 40, resnet18 9 of 20)."""
-
 import pytest
 
 from qdqtool.trt.passes.scale_activation_fusion import ScaleActivationFusion

@@ -1,5 +1,3 @@
-"""ShuffleErasure: both complete 8.5 logs (after a Softmax; resnet18 line 2569: Flatten with its inverse)."""
-
 import numpy as np
 import pytest
 

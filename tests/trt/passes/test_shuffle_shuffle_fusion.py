@@ -1,5 +1,3 @@
-"""ShuffleShuffleFusion: yolo-resnet18-orin-trt8502, line 4696."""
-
 from qdqtool.trt.passes.shuffle_shuffle_fusion import ShuffleShuffleFusion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

@@ -1,5 +1,3 @@
-"""SplitQAcrossPrecedingFanIn: yolo-resnet18-orin-trt8502, lines 5227 and 5228."""
-
 import pytest
 
 from qdqtool.ir.modelfile import load

@@ -1,5 +1,3 @@
-"""SqueezePushDownJoin: resnet18-qat-rtx2000-trt8510, lines 2571 to 2573."""
-
 import pytest
 from onnx import helper
 
@@ -9,7 +7,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Graphs, run_pass
 
 
 def test_reshape_moves_past_gemm_bias(g: Graph) -> None:
@@ -24,32 +22,6 @@ def test_reshape_moves_past_gemm_bias(g: Graph) -> None:
     assert any(
         layer.name.startswith("copied_squeeze_after_") for layer in result.network.layers.values()
     )
-
-
-def test_gemm_without_bias_keeps_reshape(g: Graph) -> None:
-    result = run_pass(g.model(g.gemm(g.input(1, 8), "fc", 8, bias=False)), SqueezePushDownJoin)
-    assert result.lines == []
-    assert result.has_layer("reshape_after_fc")
-
-
-def test_reshape_does_not_move_past_add_of_computed_tensor(g: Graph) -> None:
-    computed = g.op("Softmax", g.input(1, 4, name="y"), "soft")
-    out = g.add(g.gemm(g.input(1, 8), "fc", 8, bias=False), computed, "add")
-    assert run_pass(g.model(out), SqueezePushDownJoin).lines == []
-
-
-def test_reshape_does_not_move_past_softmax(g: Graph) -> None:
-    out = g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")
-    assert run_pass(g.model(out), SqueezePushDownJoin).lines == []
-
-
-def test_reshape_with_second_consumer_does_not_move_past_bias(g: Graph) -> None:
-    out = g.gemm(g.input(1, 8), "fc", 8, bias=False)
-    result = run_pass(
-        g.model(g.op("Add", [out, g.const("b", [[1.0] * 4])], "add"), g.relu(out, "r")),
-        SqueezePushDownJoin,
-    )
-    assert result.lines == []
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -118,3 +90,25 @@ def test_activation_directly_after_gemm_is_fused(g: Graph, activation: str) -> N
     assert first.fused == ["act"]
     assert first.evidence == Evidence.ASSUMED
     assert prediction.conversion_nodes == ["fc1.in.Q"]
+
+
+UNCHANGED: Graphs = {
+    "no bias": lambda g: [g.gemm(g.input(1, 8), "fc", 8, bias=False)],
+    "Add of a computed tensor": lambda g: [
+        g.add(
+            g.gemm(g.input(1, 8), "fc", 8, bias=False),
+            g.op("Softmax", g.input(1, 4, name="y"), "soft"),
+            "add",
+        )
+    ],
+    "Softmax": lambda g: [g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")],
+    "second consumer": lambda g: [
+        g.op("Add", [g.gemm(g.input(1, 8), "fc", 8, bias=False), g.const("b", [[1.0] * 4])], "add"),
+        g.relu("fc:0", "r"),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", UNCHANGED)
+def test_reshape_does_not_move(g: Graph, form: str) -> None:
+    assert run_pass(g.model(*UNCHANGED[form](g)), SqueezePushDownJoin).lines == []

@@ -1,15 +1,12 @@
-"""VanillaSwapWithFollowingQ: Resize (yolo 5229), MaxPool and Flatten (resnet18 lines 2539 and 2565), Slice (yolov8)."""
-
 import pytest
 from onnx import TensorProto, helper
 
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Graphs, run_pass
 
 
 def operator(g: Graph, op: str, x: str) -> str:
-    """Add an operator called ``op``."""
     return {
         "MaxPool": lambda: g.pool(x, "op"),
         "Resize": lambda: g.resize(x, "op"),
@@ -85,19 +82,6 @@ def test_pad_with_other_value_is_reported(g: Graph) -> None:
     assert (result.lines, result.reasons) == ([], [("op", "not-commuting")])
 
 
-@pytest.mark.parametrize("op", ["AveragePool", "Relu"])
-def test_q_does_not_move_past_computation(g: Graph, op: str) -> None:
-    out = g.op("Neg", g.pair(operator(g, op, g.input(1, 3, 4, 4)), "p"), "n")
-    assert run_pass(g.model(out), VanillaSwapWithFollowingQ).lines == []
-
-
-def test_q_per_channel_does_not_move_past_reshape(g: Graph) -> None:
-    out = g.op(
-        "Neg", g.pair(operator(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1), "n"
-    )
-    assert run_pass(g.model(out), VanillaSwapWithFollowingQ).lines == []
-
-
 @pytest.mark.parametrize(
     ("from_", "swaps"),
     [(TensorProto.FLOAT16, True), (TensorProto.UINT8, False), (TensorProto.INT32, False)],
@@ -108,3 +92,21 @@ def test_q_moves_up_past_cast_from_float_only(g: Graph, from_: int, swaps: bool)
     g.inputs.append(helper.make_tensor_value_info("i", from_, [1, 3, 4, 4]))
     out = g.op("Neg", g.pair(g.op("Cast", "i", "cast", to=TensorProto.FLOAT), "p"), "n")
     assert bool(run_pass(g.model(out), VanillaSwapWithFollowingQ).lines) is swaps
+
+
+UNCHANGED: Graphs = {
+    "AveragePool": lambda g: [
+        g.op("Neg", g.pair(operator(g, "AveragePool", g.input(1, 3, 4, 4)), "p"), "n")
+    ],
+    "Relu": lambda g: [g.op("Neg", g.pair(operator(g, "Relu", g.input(1, 3, 4, 4)), "p"), "n")],
+    "scale per channel": lambda g: [
+        g.op(
+            "Neg", g.pair(operator(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1), "n"
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("form", UNCHANGED)
+def test_q_does_not_move(g: Graph, form: str) -> None:
+    assert run_pass(g.model(*UNCHANGED[form](g)), VanillaSwapWithFollowingQ).lines == []

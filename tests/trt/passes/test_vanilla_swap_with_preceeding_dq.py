@@ -1,5 +1,3 @@
-"""VanillaSwapWithPreceedingDQ: resnet18-qat-rtx2000-trt8510, lines 2533 to 2536."""
-
 import pytest
 
 from qdqtool.evidence import Evidence

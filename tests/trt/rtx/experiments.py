@@ -98,7 +98,6 @@ def moves() -> Iterator[tuple[str, Make]]:
 
 
 def integers() -> Iterator[tuple[str, Make]]:
-    """Yield operators between Q and DQ, on integers."""
     for name in (
         "maxpool",
         "transpose",

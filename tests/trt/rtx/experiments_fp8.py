@@ -23,8 +23,6 @@ def convolution(
     weights: str = "axis0",
     **attributes: object,
 ) -> Make:
-    """Return a builder of a convolution with 'same' padding."""
-
     def make(net: Net) -> str:
         count = channels or shape[1]
         w = net.weight((count, shape[1] // groups, *kernel), weights)
@@ -41,7 +39,6 @@ def convolution(
 
 
 def kernels() -> Iterator[tuple[str, Make]]:
-    """Yield kernels around the limit of 32 elements."""
     for kernel in ((5, 5), (4, 8), (2, 16), (1, 32), (1, 33), (3, 11), (6, 6), (7, 7), (5, 7)):
         yield f"kernel {kernel}", convolution(kernel)
     for kernel, shape in (
@@ -74,7 +71,6 @@ def _grouped(options: dict[str, object]) -> dict[str, object]:
 
 
 def columns() -> Iterator[tuple[str, Make]]:
-    """Yield 1x1 convolutions of one column with few channels."""
     for channels in (1, 3, 4, 5, 8):
         yield f"column of {channels}", convolution((1, 1), (1, channels, 1, 1), channels=8)
     for shape in ((1, 4, 8, 1), (1, 4, 1, 8), (2, 4, 1, 1), (1, 4, 1), (1, 4, 1, 1, 1)):
@@ -108,7 +104,6 @@ def columns() -> Iterator[tuple[str, Make]]:
 
 
 def typed() -> Iterator[tuple[str, Model]]:
-    """Yield quantizers of other forms and types."""
     types = {
         "E4M3FN": TensorProto.FLOAT8E4M3FN,
         "E5M2": TensorProto.FLOAT8E5M2,
@@ -165,7 +160,6 @@ def _mixed(int8: str, product: bool) -> onnx.ModelProto:
 
 
 def _with_custom_operators(weights: str = "axis0") -> onnx.ModelProto:
-    """Return a convolution with ``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear``."""
     model = convert_to_fp8(_plain(weights))
     for node in model.graph.node:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):

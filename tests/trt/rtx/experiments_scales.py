@@ -14,8 +14,6 @@ W = (8, 8, 3, 3)
 
 
 def scales() -> Iterator[tuple[str, Make]]:
-    """Yield forms of the activation's scale."""
-
     def of(q: tuple[int, ...], dq: tuple[int, ...]) -> Make:
         return lambda net: conv(
             net, net.dq(net.q(net.input(SHAPE), np.full(q, 0.05)), np.full(dq, 0.05))
@@ -66,7 +64,6 @@ def scales() -> Iterator[tuple[str, Make]]:
 
 
 def weights() -> Iterator[tuple[str, Make]]:
-    """Yield operators between the weights' DQ and the convolution."""
     forms = ("none", "tensor", "tensor-dq", "axis0", "axis0-dq", "axis1", "axis1-dq", "shape1")
     for form in forms:
         yield (
@@ -258,7 +255,6 @@ def products() -> Iterator[tuple[str, Make]]:
 
 
 def halves() -> Iterator[tuple[str, Make]]:
-    """Yield float16 models (opset 19)."""
     for form in ("none", "tensor", "axis0", "axis0-dq", "shape1"):
         yield (
             f"half weights {form}",
@@ -311,8 +307,6 @@ def halves() -> Iterator[tuple[str, Make]]:
 
 
 def refused() -> Iterator[tuple[str, Make]]:
-    """Yield models that the parser or the compiler rejects."""
-
     def pair(**more: object) -> Make:
         return lambda net: conv(net, net.dq(net.q(net.input(SHAPE), **more), **more))  # type: ignore[arg-type]
 
@@ -434,7 +428,6 @@ def refused() -> Iterator[tuple[str, Make]]:
 
 
 def old() -> Iterator[tuple[str, Make]]:
-    """Yield scales for each channel in an opset without axis."""
     for axis in (None, 0, 1):
         yield (
             f"opset 12, weights along axis {axis}",
@@ -454,7 +447,6 @@ def old() -> Iterator[tuple[str, Make]]:
 
 
 def new() -> Iterator[tuple[str, Make]]:
-    """Yield types that are new in opset 21."""
     for integer in (np.int16, np.uint16):
         yield (
             f"pair of {np.dtype(integer)}",

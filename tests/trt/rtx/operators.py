@@ -20,7 +20,6 @@ def unary(kind: str, **attributes: object) -> Step:
 
 
 def binary(kind: str, value: object, swap: bool = False) -> Step:
-    """Return an operator with a constant."""
     return lambda net, x: net.op(kind, *([net.const(value), x] if swap else [x, net.const(value)]))
 
 

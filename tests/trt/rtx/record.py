@@ -30,7 +30,6 @@ CAPABILITIES = (89, 120)
 
 
 def build_models() -> dict[str, onnx.ModelProto]:
-    """Return the models of all experiments, by question."""
     models = {name: finish(make) for name, make in {**EXPERIMENTS, **SCALES}.items()}
     for name, make in OLD.items():
         models[name] = finish(make, 13)

@@ -23,6 +23,7 @@ from tests.findings.test_producers import models as producer_models
 from tests.findings.test_producers import of_shape_1, predictions
 from tests.fixing.test_places import detector
 from tests.patterns import test_fake_quantizers as fakes
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, build_models
 from tools.fuzz.driver import Lab
@@ -97,19 +98,9 @@ def test_seen_codes_are_shown_by_experiments() -> None:
     assert seen - shown == SEEN_ELSEWHERE
 
 
-def check_network(seed: int) -> None:
-    check(predict(network(seed), "rtx1.7"), table()["networks"][str(seed)])
-
-
-@pytest.mark.parametrize("seed", SEEDS[:40])
+@pytest.mark.parametrize("seed", slow_after(40, SEEDS))
 def test_network_matches_build(seed: int) -> None:
-    check_network(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS[40:])
-def test_further_network_matches_build(seed: int) -> None:
-    check_network(seed)
+    check(predict(network(seed), "rtx1.7"), table()["networks"][str(seed)])
 
 
 def test_compiler_faults_hold_names_and_numbers_only() -> None:
@@ -162,7 +153,6 @@ def test_integer_operators_of_onnxruntime_end_the_build(op: str, inputs: list[st
 
 
 def fp8_zero_point() -> onnx.ModelProto:
-    """Return a convolution of FP8 whose data have a zero point of 3."""
     net = Net(19)
     return convert_to_fp8(
         net.model(net.conv(net.dq(net.q(net.input((1, 8, 8, 8)), zero=3), zero=3), 8))
