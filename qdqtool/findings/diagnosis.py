@@ -320,6 +320,14 @@ def _explain_quantization(
         scales = _report_sibling_scales(recorded, conversion)
     if explanation or scales:
         return tuple(dict.fromkeys((*explanation, *scales))), None
+    return _explain_by_producer(recorded, conversion)
+
+
+def _explain_by_producer(
+    recorded: RecordedReasons, conversion: RemainingConversion
+) -> tuple[tuple[FindingReference, ...], Reason | None]:
+    """Return the findings and the reason at the producer of the tensor that a Q reads."""
+    origin = conversion.origin
     average = diagnose_average(recorded, origin.node)
     if average is not None:
         recorded.add(average, (average.node,))

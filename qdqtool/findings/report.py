@@ -117,8 +117,9 @@ class FindingReport:
             if gains and not first.gains:
                 first.gains, first.severity = True, severity
             first.automatic = first.automatic and automatic
-            if joined:
-                _join_cause(first, cause, values)
+            if joined and cause not in first.causes:
+                first.causes += (cause,)
+                first.values = max(first.values or 0, values or 0) or None
             return True
         severity = _adjust_severity(severity, fatal) if gains else Severity.INFO
         finding = Finding(
@@ -297,12 +298,6 @@ class RecordedReasons:
             if self.report.has(code, node):
                 return ((code, node),)
         return ()
-
-
-def _join_cause(finding: Finding, cause: Cause, values: int | None) -> None:
-    if cause not in finding.causes:
-        finding.causes += (cause,)
-        finding.values = max(finding.values or 0, values or 0) or None
 
 
 def _adjust_severity(severity: Severity, fatal: bool | None) -> Severity:

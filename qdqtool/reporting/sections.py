@@ -412,31 +412,40 @@ def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
         return None
     if not _is_drawable(shape, axis, scale.size):
         return None
-    largest = _largest_magnitudes(view.model, weights.source, axis)
-    if weights.q is None and largest.size:  # the weights are stored as integers
-        largest = largest * scale if scale.size in (1, largest.size) else np.zeros(0)
-    if not np.isfinite(largest).all():
-        largest = np.zeros(0)
+    steps = scale if weights.q is None else np.ones(1)  # stored integers are multiples of the scale
     return data.WeightRanges(
         node=-1,
         name=display_name(node.name),
         shape="x".join(map(str, shape)),
-        largest=[round_digits(v, 4) for v in largest.tolist()],
+        largest=_largest_magnitudes(view.model, weights.source, axis, steps),
         holds=[round_digits(v, 4) for v in (scale.astype(np.float64) * LEVELS).tolist()],
     )
 
 
-def _largest_magnitudes(model: Model, tensor: str, axis: int) -> npt.NDArray[Any]:
-    """Return the largest magnitude of each channel along an axis; empty if data is missing."""
+def _largest_magnitudes(
+    model: Model, tensor: str, axis: int, steps: npt.NDArray[Any]
+) -> list[float]:
+    """Return the largest magnitude of each channel along an axis.
+
+    Empty if data is missing or not finite.
+
+    Args:
+        model: The model.
+        tensor: The weights.
+        axis: Axis of the channels.
+        steps: Factor of each channel, or of all channels.
+    """
     try:
         values = model.constant(tensor)
     except QdqtoolError:
-        return np.zeros(0)
-    if values is None or not values.size:
-        return np.zeros(0)
+        return []
+    if values is None or not values.size or steps.size not in (1, values.shape[axis]):
+        return []
     others = tuple(i for i in range(values.ndim) if i != axis % values.ndim)
-    largest: npt.NDArray[Any] = np.abs(values.astype(np.float32)).max(axis=others)
-    return largest
+    largest = np.abs(values.astype(np.float32)).max(axis=others) * steps
+    if not np.isfinite(largest).all():
+        return []
+    return [round_digits(v, 4) for v in largest.tolist()]
 
 
 # Parts of the time, the roofline, and the scale groups --------------------------------------------
@@ -568,26 +577,18 @@ def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
     if time is None or not time.layers:
         return {}
     layers = subject.prediction.layers
-    sums: dict[str, float] = defaultdict(float)
-    counts: dict[str, int] = defaultdict(int)
+    times: dict[str, list[float]] = defaultdict(list)
     for layer, ms in zip(layers, time.layers, strict=True):
-        sums[time_kind(layer)] += ms
-        counts[time_kind(layer)] += ms > 0
-    changes = [change["ms"] for layer in layers for change in layer.layouts]
-    layouts_ms = sum(changes)
-    if layouts_ms:
-        sums["layout"], counts["layout"] = layouts_ms, len(changes)
+        times[time_kind(layer)].append(ms)
+        times["layout"] += [change["ms"] for change in layer.layouts]
     inside = {node.name for node in subject.model.nodes} - {layer.name for layer in layers}
-    regions = [kernel.ms for kernel in time.kernels if kernel.name in inside]
-    if regions:
-        sums["region"], counts["region"] = sum(regions), len(regions)
-    total = sum(kernel.ms for kernel in time.kernels)
-    rest = total - sum(time.layers) - layouts_ms - sums.get("region", 0.0)
+    times["region"] = [kernel.ms for kernel in time.kernels if kernel.name in inside]
+    sums = {kind: (sum(ms), sum(t > 0 for t in ms)) for kind, ms in times.items() if ms}
+    rest = sum(kernel.ms for kernel in time.kernels) - sum(ms for ms, _ in sums.values())
     if rest > 1e-3:
-        sums["edge"] = rest
-        count = sum(ms > 0 for ms in time.layers) + counts["layout"] + len(regions)
-        counts["edge"] = max(0, len(time.kernels) - count)
-    return {kind: (ms, counts[kind]) for kind, ms in sums.items()}
+        count = len(time.kernels) - sum(number for _, number in sums.values())
+        sums["edge"] = rest, max(0, count)
+    return sums
 
 
 def collect_roofline(subject: ReportSubject) -> data.GpuRoofline | None:

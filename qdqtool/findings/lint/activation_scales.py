@@ -296,21 +296,19 @@ def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
         scale: max(shares) if len(shares) <= max(2, _MAX_EQUAL_SCALES * len(fits)) else 0.0
         for scale, shares in shares_by_scale.items()
     }
-    misfits = [
+    median = float(np.median([f.used for f in fits])) if fits else 1.0
+    lowest, highest = 0.0, math.inf  # of the share of steps in use
+    if median > _MAX_MEDIAN_FACTOR:
+        highest = _MAX_MEDIAN_FACTOR
+    elif median < 1 / _MAX_MEDIAN_FACTOR:
+        lowest = 1 / _MAX_MEDIAN_FACTOR
+    return [
         f
         for f in fits
         if f.clipped > _MAX_CLIPPED_SHARE
         or f.lost > _MAX_LOST_POWER
         or max(f.used, used[f.scale]) < _MIN_USED_STEPS
-    ]
-    median = float(np.median([f.used for f in fits])) if fits else 1.0
-    if 1 / _MAX_MEDIAN_FACTOR <= median <= _MAX_MEDIAN_FACTOR:
-        return misfits
-    return [
-        f
-        for f in fits
-        if f in misfits
-        or (f.used > _MAX_MEDIAN_FACTOR if median > 1 else f.used < 1 / _MAX_MEDIAN_FACTOR)
+        or not lowest <= f.used <= highest
     ]
 
 

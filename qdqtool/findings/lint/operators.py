@@ -355,6 +355,13 @@ def _check_shape(
             GroupedConvolution(MODEL_CHECK, conv.name, groups, inputs // groups),
             convolutions=[conv.name],
         )
+    _check_channels(view, report, conv, inputs, outputs)
+
+
+def _check_channels(
+    view: View, report: FindingReport, conv: Node, inputs: int, outputs: int
+) -> None:
+    """Report numbers of channels that are small or not a multiple of 16, except network inputs."""
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)

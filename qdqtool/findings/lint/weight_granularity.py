@@ -125,13 +125,9 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
         return None
     values, first = loaded
     scale, zero = view.params(first).scale, view.params(first).zero_point
-    if (
-        scale is None
-        or scale.size != 1
-        or zero is None
-        or values.ndim < 2
-        or values.shape[axis] < 2
-    ):
+    if scale is None or zero is None or scale.size != 1:
+        return None
+    if values.ndim < 2 or values.shape[axis] < 2:
         return None
     stored = view.weights(node).q is None
     other_axes = tuple(i for i in range(values.ndim) if i != axis)

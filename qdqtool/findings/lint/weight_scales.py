@@ -419,23 +419,23 @@ def _measure_layer(
     axis %= len(shape)
     if shape[axis] != scale.size:
         return None
-    own, other = measure_along(axis), 1 - axis
-    is_ambiguous = (
-        axis in (0, 1)
-        and output_axis(node, len(shape)) is not None
-        and other < len(shape)
-        and shape[other] == scale.size
-        and weights.q is not None
+    own = measure_along(axis)
+    other_axis_ratios = np.empty(0)
+    is_float = weights.q is not None
+    if (
+        is_float
         and _deviation(own.ratios) > _FACTOR_TOLERANCE
-    )
-    return _LayerFit(
-        node,
-        first,
-        weights.q is not None,
-        own,
-        measure_along(other).ratios if is_ambiguous else np.empty(0),
-        is_uniform=scales.is_uniform,
-    )
+        and _fits_other_axis(node, shape, axis)
+    ):
+        other_axis_ratios = measure_along(1 - axis).ratios
+    return _LayerFit(node, first, is_float, own, other_axis_ratios, is_uniform=scales.is_uniform)
+
+
+def _fits_other_axis(node: Node, shape: tuple[int, ...], axis: int) -> bool:
+    """Return whether the scales may belong to the other channel axis, which has the same size."""
+    if axis > 1 or len(shape) < 2 or output_axis(node, len(shape)) is None:
+        return False
+    return shape[0] == shape[1]
 
 
 def _measure_channels(
