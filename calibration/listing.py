@@ -40,16 +40,15 @@ def list_files(root: Path, suffixes: Set[str]) -> FolderListing:
     Raises:
         DataError: The folder itself cannot be read.
     """
-
-    def fail_for_root(error: OSError) -> None:
-        if error.filename == os.fspath(root):
-            raise DataError(
-                f"cannot be read: {error.strerror or error}", str(root), code="file-unreadable"
-            ) from error
-
+    try:
+        os.scandir(os.fspath(root)).close()
+    except OSError as error:
+        raise DataError(
+            f"cannot be read: {error.strerror or error}", str(root), code="file-unreadable"
+        ) from error
     listing = FolderListing()
     names: list[str] = []
-    for folder, subfolders, files in os.walk(os.fspath(root), onerror=fail_for_root):
+    for folder, subfolders, files in os.walk(os.fspath(root)):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         prefix = Path(folder).relative_to(root).as_posix()
         for file in files:

@@ -72,18 +72,18 @@ def open_url_source(
     if found == [root]:
         root = root.rpartition("/")[0]
     names = [str(path).removeprefix(root).lstrip("/") for path in sorted(found)]
-    names = [
-        name
-        for name in names
-        if posixpath.splitext(name)[1].lower() in IMAGE_SUFFIXES
-        and not any(part.startswith(".") for part in name.split("/"))
-    ]
+    names = [name for name in names if _is_image(name)]
     if not names:
         kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
         raise DataError(
             f"no images ({kinds}) under this URL; check its spelling", url, code="no-images"
         )
     return UrlSource(url, system, root, names, inputs, preprocess, size)
+
+
+def _is_image(name: str) -> bool:
+    is_hidden = any(part.startswith(".") for part in name.split("/"))
+    return posixpath.splitext(name)[1].lower() in IMAGE_SUFFIXES and not is_hidden
 
 
 class UrlSource(ImageSource):

@@ -56,10 +56,11 @@ def assert_int8(
     """
     prediction = predict(model, target)
     convolutions = prediction.convolutions
-    required = None if require is None else _match_convolutions(convolutions, require, "require")
     allowed = _match_convolutions(convolutions, allow_float, "allow_float")
-    if required is None:
+    if require is None:
         required = [c for c in convolutions if c not in allowed]
+    else:
+        required = _match_convolutions(convolutions, require, "require")
     failures = [_float_message(prediction, c) for c in required if not c.is_quantized]
     if max_conversions is not None and _count_conversions(prediction) > max_conversions:
         failures.append(_conversions_message(prediction, max_conversions))

@@ -72,13 +72,11 @@ def find_int8_quantizers(view: View) -> list[Node]:
 def check_uniform(view: View, report: FindingReport) -> None:
     """Add a finding if all activations and weights have the same scale (placeholders)."""
     quantizers = find_int8_quantizers(view)
-    if len(quantizers) < _MIN_UNIFORM:
-        return
     scales = [_scale_of(view, quantizer) for quantizer in quantizers]
     weights = [view.weights(node).first_quantizer for node in view.nodes_with_weights]
     quantized = [view.params(node).scale for node in weights if node is not None]
     values = {*scales, *(s for scale in quantized if scale is not None for s in np.unique(scale))}
-    if len(quantized) >= _MIN_UNIFORM and len(values) == 1:
+    if min(len(scales), len(quantized)) >= _MIN_UNIFORM and len(values) == 1:
         report.add(UniformScales(MODEL_CHECK, "", scales[0], len(quantizers), len(quantized)))
 
 

@@ -46,11 +46,8 @@ def run(view: View, report: FindingReport) -> None:
     clean: set[tuple[str, ...] | None] = set()
     limit = fault_checks.find_implausible_limit(_list_activation_scales(view))
     for node in view.quantizers:
-        if qdq.is_dq(node) and (
-            _repeats_its_quantizer(view, node)
-            or (view.is_weight(node) and view.model.elem_type(node.input(0)) == _INT32)
-        ):
-            continue  # checked with the convolution of the bias, or with the Q before the DQ
+        if qdq.is_dq(node) and (_repeats_its_quantizer(view, node) or _reads_bias(view, node)):
+            continue  # checked with the Q before the DQ, or with the convolution of the bias
         params = view.params(node)
         shared = node.inputs[1:] if _depends_on_parameters(node, params) else None
         if shared in clean:
@@ -157,6 +154,10 @@ def _repeats_its_quantizer(view: View, node: Node) -> bool:
         and first.scale_shape == params.scale_shape
         and (first.same_as(params) is True or _are_equal_bytes(first.scales, params.scales))
     )
+
+
+def _reads_bias(view: View, dq: Node) -> bool:
+    return view.is_weight(dq) and view.model.elem_type(dq.input(0)) == _INT32
 
 
 def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | None) -> bool:

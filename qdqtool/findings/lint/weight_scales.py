@@ -11,7 +11,7 @@ others.
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -140,18 +140,17 @@ def _report_extremes(fits: list[_LayerFit], report: FindingReport) -> None:
 
 def _find_misfit(view: View, fits: list[_LayerFit]) -> WeightScales | None:
     """Return the most general fault of the scales; a fault of all layers precedes single ones."""
-    if len(fits) < _MIN_LAYERS:
-        misfit = _check_equal_factor(fits)
-    else:
-        misfit = (
-            _check_axis(fits)
-            or _check_common_factor(fits)
-            or _check_uniform_scales(fits)
-            or _check_channels(fits)
-        )
+    checks = _GENERAL_CHECKS if len(fits) >= _MIN_LAYERS else (_check_equal_factor,)
+    misfit = _find_first_misfit(fits, checks)
     if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
         misfit = None if _are_learned(view, fits) else misfit
-    return misfit or _check_exceptions(fits) or _check_layers(fits) or _check_saturated(fits)
+    return misfit or _find_first_misfit(fits, (_check_exceptions, _check_layers, _check_saturated))
+
+
+def _find_first_misfit(
+    fits: list[_LayerFit], checks: Sequence[Callable[[list[_LayerFit]], WeightScales | None]]
+) -> WeightScales | None:
+    return next(filter(None, (check(fits) for check in checks)), None)
 
 
 def _select_layers(
@@ -274,6 +273,9 @@ def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
         if len(bad) > max(_MIN_LAYERS, len(fits) / 2)
         else None
     )
+
+
+_GENERAL_CHECKS = (_check_axis, _check_common_factor, _check_uniform_scales, _check_channels)
 
 
 def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
