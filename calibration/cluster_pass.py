@@ -5,10 +5,8 @@ Workers read portions of the samples and count them. The client merges their sta
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import queue
 import threading
 import warnings
 from collections.abc import Generator, Iterator, Sequence, Set
@@ -18,7 +16,7 @@ from typing import Any
 from calibration.cache import Statistics
 from calibration.cluster.connection import Cluster
 from calibration.cluster.jobs import ClusterJob
-from calibration.counting import SampleCounter, counting_semaphore
+from calibration.counting import SampleCounter
 from calibration.dataset import (
     DataQuality,
     Dataset,
@@ -29,8 +27,8 @@ from calibration.dataset import (
 )
 from calibration.focus import Focus
 from calibration.listing import UNREADABLE
-from calibration.session import open_packed_session, pack_model, sample_bytes, worker_count
-from calibration.statistics import TensorStatistics, histogram_bytes
+from calibration.session import open_packed_session, pack_model
+from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.sizes import linear_inputs
@@ -40,29 +38,20 @@ from qdqtool.ir.sizes import linear_inputs
 
 @dataclass
 class CountingPayload:
-    """Settings and model that all portions share, sent once to each worker.
+    """Model and settings that all portions share, sent once to each worker.
 
     Attributes:
         model: Serialized model that computes the tensors; empty if all tensors are model inputs.
         path: Path of the original model for messages.
-        names: Tensors whose values are counted.
-        bins: See :class:`calibration.statistics.TensorStatistics`.
-        focus: See :func:`calibration.runner.collect`.
         inputs: Inputs of the model.
-        sample_bytes: Memory of one sample's tensors in bytes.
-        samples: Number of samples in all portions.
-        by_channel: See :class:`calibration.counting.SampleCounter`.
+        counting: Arguments of :class:`calibration.counting.SampleCounter`, except the session and
+            the number of threads.
     """
 
     model: bytes
     path: str
-    names: tuple[str, ...]
-    bins: int
-    focus: Focus | None
     inputs: tuple[InputSpec, ...]
-    sample_bytes: int
-    samples: int
-    by_channel: tuple[str, ...] = ()
+    counting: dict[str, Any]
 
 
 @dataclass
@@ -83,46 +72,22 @@ class SamplePortion:
 
 
 class CountingEngine:
-    """The onnxruntime session and the counters of one worker process.
+    """The onnxruntime session and the counter of one worker process.
+
+    The threads of a process take turns. Workers with one thread do not wait.
 
     Args:
-        payload: Settings and model. The serialized model is deleted to save memory.
+        payload: Model and settings.
         threads: Number of threads of the worker.
     """
 
     def __init__(self, payload: CountingPayload, threads: int) -> None:
-        counted = histogram_bytes(len(payload.names), payload.bins)
-        count = worker_count(payload.sample_bytes, threads, counted)
-        threads_each = max(1, threads // count)
         session = None
         if payload.model:
-            session = open_packed_session(payload.model, threads_each, payload.path)
-        payload.model = b""
-        self.payload = payload
-        self._free: queue.SimpleQueue[SampleCounter] = queue.SimpleQueue()
-        turns = counting_semaphore(count)
-        for _ in range(count):
-            counter = SampleCounter(
-                session,
-                payload.names,
-                payload.bins,
-                payload.focus,
-                threads_each,
-                payload.samples,
-                payload.by_channel,
-                turns,
-            )
-            self._free.put(counter)
-
-    @contextlib.contextmanager
-    def counter(self) -> Iterator[SampleCounter]:
-        """Wait for a free counter, yield the counter without counts, and free it at the end."""
-        counter = self._free.get()
-        try:
-            yield counter
-        finally:
-            counter.reset()
-            self._free.put(counter)
+            session = open_packed_session(payload.model, threads, payload.path)
+        self.inputs = payload.inputs
+        self.counter = SampleCounter(session, threads=threads, **payload.counting)
+        self.turn = threading.Lock()
 
 
 class VerifiedSource(SubsetSource):
@@ -198,9 +163,11 @@ def count_portion(
         ClusterError: This worker reads other files than the client, or the job has ended.
         QdqtoolError: A sample cannot be loaded or counted.
     """
-    dataset = Dataset(portion.source, engine.payload.inputs, portion.source.count())
-    with engine.counter() as counter, warnings.catch_warnings():
+    dataset = Dataset(portion.source, engine.inputs, portion.source.count())
+    with engine.turn, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
+        counter = engine.counter
+        counter.reset()
         for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
                 raise ClusterError("the client has ended the job", code="job-over")
@@ -228,8 +195,8 @@ class ClusterPass:
         done: Numbers of the samples to skip.
         names: Tensors whose values are counted.
         computed: Tensors that the model has to compute, without its inputs.
-        bins: See :class:`CountingPayload`.
-        focus: See :class:`CountingPayload`.
+        bins: See :class:`calibration.statistics.TensorStatistics`.
+        focus: See :func:`calibration.runner.collect`.
 
     Raises:
         ModelError: The model cannot be sent.
@@ -248,16 +215,16 @@ class ClusterPass:
         focus: Focus | None,
     ) -> None:
         dataset.source.portion(())  # raises early if other processes cannot read the data
+        counting = {
+            "names": tuple(names),
+            "bins": bins,
+            "focus": focus,
+            "samples": len(dataset),
+            "by_channel": linear_inputs(model).intersection(names),
+        }
+        packed = pack_model(model, computed) if computed else b""
         self.payload: CountingPayload | None = CountingPayload(
-            pack_model(model, computed) if computed else b"",
-            model.path,
-            tuple(names),
-            bins,
-            focus,
-            tuple(dataset.inputs),
-            sample_bytes(model, computed),
-            len(dataset),
-            tuple(sorted(linear_inputs(model).intersection(names))),
+            packed, model.path, tuple(dataset.inputs), counting
         )
         self.cluster, self.dataset, self.excluded = cluster, dataset, done
         empty = Statistics({name: TensorStatistics(bins) for name in names})

@@ -329,36 +329,32 @@ def check_writable(target: Path, option: str = "") -> None:
     Raises:
         QdqtoolError: The file cannot be written.
     """
-    code, problem = _writing_problem(target)
-    if code == "invalid-path":
-        where = f"{option} {target}".strip()
-        raise QdqtoolError(f"{where!r}: {problem}", code=code)
-    if problem:
-        raise _output_error(problem, target, option, code)
-
-
-def _writing_problem(target: Path) -> tuple[str, str]:
-    """Return an error code and the reason why a file cannot be written; both empty if it can."""
     descriptor = file_descriptor(target)
     try:
         mode = os.stat(target if descriptor is None else descriptor).st_mode
         if descriptor is not None:
             os.write(descriptor, b"")  # fails if the descriptor is open for reading only
-            return "", ""
+            return
         if not stat.S_ISREG(mode) and not same_file(target, os.devnull):
-            return "not-a-file", f"is {_special_kind(mode)}; give a file name"
+            reason = f"is {_special_kind(mode)}; give a file name"
+            raise _output_error(reason, target, option, "not-a-file")
     except (FileNotFoundError, NotADirectoryError):
-        if os.path.islink(target):
-            return "not-a-file", ("is a broken link; remove it, or give another file name")
-        if not target.parent.is_dir():
-            missing = f"the folder {target.parent} does not exist; create it first"
-            return "folder-missing", missing
+        _check_new_file(target, option)
     except ValueError:
-        return "invalid-path", INVALID_NAME
+        where = f"{option} {target}".strip()
+        raise QdqtoolError(f"{where!r}: {INVALID_NAME}", code="invalid-path") from None
     except OSError as error:
-        return "not-written", f"cannot be written: {error.strerror or error}"
+        reason = f"cannot be written: {error.strerror or error}"
+        raise _output_error(reason, target, option, "not-written") from None
     if not is_stream(target) and not os.access(target.parent, os.W_OK):
-        return "not-written", (
-            f"the folder {target.parent} cannot be written to; give another folder"
-        )
-    return "", ""
+        reason = f"the folder {target.parent} cannot be written to; give another folder"
+        raise _output_error(reason, target, option, "not-written")
+
+
+def _check_new_file(target: Path, option: str) -> None:
+    if os.path.islink(target):
+        reason = "is a broken link; remove it, or give another file name"
+        raise _output_error(reason, target, option, "not-a-file")
+    if not target.parent.is_dir():
+        reason = f"the folder {target.parent} does not exist; create it first"
+        raise _output_error(reason, target, option, "folder-missing")

@@ -1,6 +1,5 @@
 """Counting samples: counters, threads that share them, and portions for the workers of a cluster."""
 
-import inspect
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration import cluster_pass
 from calibration.arrays import MemorySource
 from calibration.cluster_pass import (
     CountingEngine,
@@ -179,40 +177,11 @@ def test_snapshot_in_the_middle_is_a_copy_and_at_the_end_is_not() -> None:
 # Portions of samples for the workers of a cluster
 
 
-def payload(
-    model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1
-) -> CountingPayload:
-    return CountingPayload(model, "net.onnx", names, 64, None, (SPEC,), fetched, 3)
-
-
-@pytest.mark.parametrize(
-    ("threads", "fetched", "counters", "each"),
-    [(1, 1, 1, 1), (2, 1, 2, 1), (8, 1, 4, 2), (8, 128 << 20, 2, 4), (7, 1 << 40, 1, 7)],
-)
-def test_engine_gives_threads_to_counters(
-    monkeypatch: pytest.MonkeyPatch, threads: int, fetched: int, counters: int, each: int
-) -> None:
-    created: list[int] = []
-    opened: list[int] = []
-    parameters = inspect.signature(SampleCounter)
-    monkeypatch.setattr(
-        cluster_pass,
-        "SampleCounter",
-        lambda *a: created.append(parameters.bind(*a).arguments["threads"]),
-    )
-    monkeypatch.setattr(
-        cluster_pass, "open_packed_session", lambda model, count, name: opened.append(count)
-    )
-    engine = CountingEngine(payload(b"model", fetched=fetched), threads)
-    assert created == [each] * counters and opened == [each]
-    assert engine.payload.model == b"", "the session keeps its own copy"
-    CountingEngine(payload(b"", ("images",), fetched), threads)
-    assert opened == [each], "inputs need no session"
-
-
 @pytest.fixture
 def engine() -> CountingEngine:
-    return CountingEngine(payload(pack_model(load(conv_net()), ["c1"])), 1)
+    counting = {"names": ("images", "c1"), "bins": 64, "focus": None, "samples": 3}
+    model = pack_model(load(conv_net()), ["c1"])
+    return CountingEngine(CountingPayload(model, "net.onnx", (SPEC,), counting), 2)
 
 
 def portion(*numbers: int, identities: tuple[bytes, ...] = ()) -> SamplePortion:
