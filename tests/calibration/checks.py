@@ -32,7 +32,7 @@ def reports(code: str | None, *values: object, **attributes: str) -> Check:
 
 
 def check_limit(name: str, limit: int, call: Callable[[], object], check: Check) -> None:
-    """Check that a call succeeds at a limit of `limits`, and raises an error one below it."""
+    """Check that a call succeeds at a limit of `limits`, and fails if the limit is 1 lower."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, name, limit)
         call()
@@ -42,7 +42,7 @@ def check_limit(name: str, limit: int, call: Callable[[], object], check: Check)
 
 
 def counts_of(part: TensorStatistics | None) -> Any:
-    """Return what is counted of a tensor, in a form that can be compared."""
+    """Return all counts of a tensor as a tuple, for comparisons."""
     if part is None:
         return None
     return (
@@ -57,7 +57,7 @@ def counts_of(part: TensorStatistics | None) -> Any:
 
 
 def contents(statistics: Statistics) -> Any:
-    """Return everything but the notes, in a form that can be compared."""
+    """Return all contents except the notes as a tuple, for comparisons."""
     tensors = [
         (
             name,

@@ -72,7 +72,7 @@ def run_all(
 def write_pictures(
     folder: Path, count: int, width: int = 16, height: int = 16, suffix: str = ".png"
 ) -> list[Path]:
-    """Write pictures of noise, each a different one."""
+    """Write different images of noise."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for index in range(count):

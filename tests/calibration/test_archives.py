@@ -1,4 +1,4 @@
-"""Hostile and damaged archives of arrays: one line, no pickle, no more memory than the limit."""
+"""Hostile and damaged archives of arrays: one-line errors, no pickle, limited memory."""
 
 import io
 import os
@@ -28,7 +28,7 @@ def npy(array: npt.NDArray[Any]) -> bytes:
 
 
 def npy_with_header(header: bytes, values: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
-    """Return an npy of any header, which numpy would not write."""
+    """Return an npy file with a header that numpy would not write."""
     size = struct.pack("<H" if version == b"\x01\x00" else "<I", len(header))
     return b"\x93NUMPY" + version + size + header + values
 
@@ -102,7 +102,7 @@ def test_damaged_arrays_are_errors(
 
 
 def test_archive_unpacks_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 MB of npz were 3 GB of zeros."""
+    """An npz of 3 MB may unpack to 3 GB."""
     monkeypatch.setattr(limits, "UNPACKED_RATIO", 1)
     path = tmp_path / "x.npz"
     np.savez_compressed(path, a=np.zeros(1 << 18), b=np.zeros(1 << 18))

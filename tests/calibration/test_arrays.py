@@ -49,7 +49,7 @@ def npz(folder: Path, **arrays: npt.NDArray[Any]) -> Path:
 def npy_with_header(
     folder: Path, shape: tuple[int, ...], size: int = 1000, fortran: bool = False
 ) -> Path:
-    """Write an npy whose header need not fit what follows."""
+    """Write an npy whose header may contradict its data."""
     path = folder / "c.npy"
     with path.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": fortran, "shape": shape}
@@ -241,7 +241,7 @@ def test_one_compressed_array_is_enough_to_read_in_order(tmp_path: Path) -> None
 
 
 def test_digests_of_rows_do_not_change(tmp_path: Path) -> None:
-    """The digests are those of caches that were written before."""
+    """Caches of earlier versions contain these digests."""
     path = npy(tmp_path, ROWS)
     source, file = StackedSource(path, [PAIR]), file_digest(path)
     assert source.digest(0) == file + bytes(8) and source.digest(3) == bytes(7) + b"\x03"
@@ -309,7 +309,7 @@ def test_impossible_path_is_rejected(text: str) -> None:
 
 
 def test_exceptions_of_an_iterator_end_the_pass() -> None:
-    """An IndexError of the user does not end the data."""
+    """An IndexError of the user's iterator is passed on."""
 
     def fail_after_two() -> Iterator[dict[str, npt.NDArray[Any]]]:
         yield from ({"images": row} for row in STACK[:2])

@@ -1,4 +1,4 @@
-"""Statistics on disk: what comes back, how a pass goes on, damaged caches, and TensorRT's calibration table."""
+"""Statistics on disk: round trips, resumed passes, damaged caches, and TensorRT's calibration table."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Calibration on a Dask cluster: the statistics of one process, bit for bit, whatever happens on the way."""
+"""Calibration on a Dask cluster gives the statistics of one process, bit for bit."""
 
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -90,7 +90,7 @@ def test_counter_counts_the_largest_tensors_first() -> None:
 
 
 def test_counter_waits_for_its_threads_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calling thread runs out of memory while another one counts; the counter is used again at once."""
+    """The calling thread runs out of memory while another thread counts."""
     waits, caller = Waits(monkeypatch), threading.current_thread()
     other_counts, states = threading.Event(), queue.SimpleQueue[str]()
     events: list[str] = []

@@ -1,4 +1,4 @@
-"""Datasets: which samples, in which batches, and what is noticed of them; files under folders and their digests."""
+"""Datasets: samples, batches and their quality; files under folders and their digests."""
 
 import contextlib
 import hashlib
@@ -40,7 +40,7 @@ BATCH = InputSpec("x", (2, 1, 1, 2))
 
 
 class ListSource(SampleSource):
-    """Samples from a list; None is a broken one."""
+    """Samples from a list; None stands for a broken sample."""
 
     def __init__(self, samples: Sequence[npt.NDArray[Any] | None], **attributes: Any) -> None:
         self.samples = samples
@@ -516,7 +516,7 @@ def test_folder_of_images_and_arrays_has_images(tmp_path: Path) -> None:
 def test_list_looks_only_for_the_images_that_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million files take long to look for."""
+    """Searching for a million files takes long."""
     image_list = tmp_path / "list.txt"
     image_list.write_text("".join(f"{k}.png\n" for k in range(101)))
     sought: set[str] = set()
@@ -601,7 +601,7 @@ def test_file_digest_is_of_the_size_and_sixteen_blocks(tmp_path: Path, size: int
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("name", ["pipe", "link", "loop", "socket", "/dev/zero", "."])
 def test_file_digest_does_not_wait_for_special_files(tmp_path: Path, name: str) -> None:
-    """Nobody writes to the pipe, and a device has no end."""
+    """A pipe without a writer and a device never end."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
@@ -637,7 +637,7 @@ def test_files_under_a_folder_are_sorted_and_links_are_followed(tmp_path: Path) 
 
 @pytest.mark.parametrize("suffix", [".png", ".npy"])
 def test_files_of_a_folder_are_not_overwritten(tmp_path: Path, suffix: str) -> None:
-    """Neither are those that no sample is taken from."""
+    """Files that are not among the samples are protected as well."""
     folder = tmp_path / "in"
     write_files(folder, *(f"{k}{suffix}" for k in range(9)))
     link, copy = tmp_path / "link", tmp_path / "copy"
@@ -656,7 +656,7 @@ def test_files_of_a_folder_are_not_overwritten(tmp_path: Path, suffix: str) -> N
 
 
 def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first folder is an error, those under it are left out."""
+    """An unreadable root is an error; unreadable subfolders are left out."""
     write_files(tmp_path, "a/1.png", "b/2.png", "3.png")
     closed = [tmp_path / "a"]
     scandir = os.scandir

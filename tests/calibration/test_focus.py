@@ -1,4 +1,4 @@
-"""Focus: the positions where a network looks, and the ranges that keep what is there."""
+"""Focus: positions in focus, and ranges that keep their values."""
 
 import math
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_mask_covers_a_map_if_it_has_all_positions(
 
 
 def class_output(*values: float) -> Floats:
-    """Return a class output that is low but for the corner and every third cell from it."""
+    """Return a class output that is low except in the corner and every third cell of its row."""
     array = np.full((1, 1, 10, 10), -9.0, np.float32)
     array[0, 0, 0, : 3 * len(values) : 3] = values
     return array
@@ -253,7 +253,7 @@ def test_focus_power_falls_with_the_share_of_the_focus(rare: int, power: float) 
 
 @pytest.mark.parametrize(("spread", "power"), [(2.0, 3.0), (30.0, 2.0)])
 def test_focus_power_is_two_if_a_step_hides_the_negative_side(spread: float, power: float) -> None:
-    """SiLU of small values keeps the power; of large values, a step is all of its negative side."""
+    """For SiLU of large values, one step is as large as the negative side."""
     inputs = np.random.default_rng(3).standard_normal(20_000) * spread
     values = (inputs / (1 + np.exp(-inputs))).astype(np.float32)
     stats = focused(values, values[:1_000])

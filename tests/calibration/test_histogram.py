@@ -1,4 +1,4 @@
-"""The histogram of magnitudes, against numpy on the raw values, and its algebra on arbitrary ones."""
+"""The histogram of magnitudes, compared with numpy on the raw values."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def statistics_of(*values: float, bins: int = 64) -> TensorStatistics:
 
 
 def direct_counts(values: npt.NDArray[np.float32], edges: npt.NDArray[np.float64]) -> list[int]:
-    """Return numpy's counts; the last bin has no end, as the largest magnitude ends ours."""
+    """Return numpy's counts; the last bin has no upper end."""
     counts, _ = np.histogram(np.abs(values.astype(np.float64)), np.append(edges[:-1], np.inf))
     return list(counts)
 
@@ -70,7 +70,7 @@ def test_linear_histogram_splits_bins_evenly() -> None:
 
 @pytest.mark.parametrize("top", [1.0, 1.0 + 1 / 32, 4.0])
 def test_linear_histogram_has_the_largest_magnitude_in_its_last_bin(top: float) -> None:
-    """A largest magnitude that begins a bin is nearly the end of it."""
+    """The last bin ends just above a largest magnitude on its lower edge."""
     counts = statistics_of(0.3 * top, top, top).linear(10).counts
     assert counts[-1] == 2 and counts.sum() == pytest.approx(3)
 

@@ -1,4 +1,4 @@
-"""Images: sizes, colors and numbers at their limits, against arithmetic by hand; limits of files; folders."""
+"""Images: sizes, colors and numbers, compared with arithmetic by hand; limits of files; folders."""
 
 import io
 import os
@@ -187,7 +187,7 @@ def test_other_files_are_rejected(
 
 
 def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ultralytics replaces it by a function that installs a package when a file is no picture."""
+    """Ultralytics replaces it by a function that installs a package if a file is not an image."""
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("called"))
     assert (decode_bytes(encode(noise(3, 5), "PNG")) == noise(3, 5)).all()
     with pytest.raises(DataError, check=reports("wrong-format", "'there.png'")):
@@ -238,7 +238,7 @@ def test_image_may_have_the_limit_of_pixels(kind: str, options: dict[str, Any]) 
 
 
 def png_of_size(width: int, height: int, depth: int = 8, color: int = 2) -> bytes:
-    """Return a few bytes that claim so many pixels."""
+    """Return a short PNG whose header declares a size."""
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     pixels = png_chunk(b"IDAT", zlib.compress(b""))
     return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + pixels + png_chunk(b"IEND")
@@ -270,7 +270,7 @@ def test_image_file_may_have_the_limit(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("name", ["pipe", "link", "loop", "/dev/zero"])
 def test_special_files_in_a_list_are_skipped(tmp_path: Path, name: str) -> None:
-    """Nobody writes to the pipe, and a device has no end."""
+    """A pipe without a writer and a device never end."""
     (path,) = write_pictures(tmp_path, 1)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")

@@ -1,4 +1,4 @@
-"""Preprocessing by name: values against Pillow and arithmetic by hand; choice by metadata."""
+"""Presets of preprocessing, compared with Pillow and arithmetic by hand; choice by metadata."""
 
 import json
 from pathlib import Path
@@ -227,7 +227,7 @@ def test_choice_of_the_user_comes_first() -> None:
 
 @pytest.mark.parametrize("name", ["imagenet", "detr", "rtdetr", "yolo"])
 def test_network_with_integer_inputs_normalizes_pixels_itself(tmp_path: Path, name: str) -> None:
-    """Values from 0 to 1, less a mean, would be rounded to a handful of integers."""
+    """Normalized values would be rounded to a few integers."""
     write_pictures(tmp_path, 1)
     (sample,) = open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16), "uint8")], name)
     assert sample["images"].max() > 100 and sample["images"].dtype == np.uint8

@@ -1,4 +1,4 @@
-"""Ranges of other tools: every format, entries without a use, and contents that are refused."""
+"""Ranges of other tools: every format, skipped entries, and rejected contents."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""collect(): the statistics of every value that onnxruntime gives, caches, interruptions, and threads."""
+"""collect(): statistics compared with onnxruntime's values; caches, interruptions and threads."""
 
 import inspect
 import itertools
@@ -51,7 +51,7 @@ def run(
 
 
 def assert_same(statistics: Statistics, values: dict[str, Any], rel: float = 1e-5) -> None:
-    """Fused kernels may differ in the last bits, which can move a value to the next bin but not further."""
+    """Fused kernels may differ in the last bits, which moves a value by at most one bin."""
     for name, flat in values.items():
         part = statistics[name]
         assert part.count == flat.size == part.counter.counts.sum()
@@ -261,7 +261,7 @@ def test_progress_of_an_iterator_has_no_total(monkeypatch: pytest.MonkeyPatch) -
 def test_cache_is_saved_whenever_five_seconds_have_passed(
     cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, saves: int
 ) -> None:
-    """Six samples by a clock that goes on by so many seconds each time it is read."""
+    """Each reading of the clock advances it by some seconds."""
     clock = itertools.count(0.0, seconds)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     totals: list[int | None] = []
@@ -289,7 +289,7 @@ def test_interrupted_pass_is_saved(cache: Path, monkeypatch: pytest.MonkeyPatch)
 def test_interrupted_pass_leaves_a_finished_cache(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the tensors that are added, a part is worth nothing."""
+    """Incomplete statistics of added tensors are discarded."""
     run(cache, names=("c1",))
     before = cache.read_bytes()
     watch_progress(monkeypatch, stop_after(2))

@@ -1,4 +1,4 @@
-"""The part of a model that computes the wanted tensors, and the sessions that run it."""
+"""The part of a model that computes some tensors, and the sessions that run it."""
 
 import pickle
 import sys
@@ -66,7 +66,7 @@ def test_fetched_values_are_those_of_a_plain_run(shape: tuple[int | str, ...]) -
 
 
 def test_missing_plugin_names_the_remedy() -> None:
-    """A table of ranges needs no run of the plugin."""
+    """A table of ranges works without running the plugin."""
     model = conv_net()
     model.graph.node[0].op_type, model.graph.node[0].domain = "RotateTRT", "trt.plugins"
     model.opset_import.append(helper.make_opsetid("trt.plugins", 1))
@@ -103,7 +103,7 @@ def test_external_weights_go_into_the_model_for_older_onnxruntime(
 
 
 class HugeModel:
-    """A model that protobuf does not serialize; only a model of gigabytes does that by itself."""
+    """A model that protobuf cannot serialize, like a model of more than 2 GB."""
 
     error: type[Exception] = ValueError
 

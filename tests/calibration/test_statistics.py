@@ -1,4 +1,4 @@
-"""Statistics of tensors: their algebra, which values they count, channels, and positions (spots) of a few images."""
+"""Statistics of tensors: merging, sampled values, channels, and spots of a few images."""
 
 import math
 import pickle
@@ -118,7 +118,7 @@ def test_values_in_focus_equal_values_added_to_both(
 @pytest.mark.parametrize("partly", [[0.5], []], ids=["part", "nothing"])
 @pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
 def test_focus_on_a_part_separates_the_counts(partly: list[float], merged: bool) -> None:
-    """One counter serves both as long as everything is looked at; from then on, each has its own."""
+    """All values and values in focus share a counter until they differ."""
     every, some = np.array([0.25, -9.0], np.float32), np.array([0.5, 40.0], np.float32)
     stats = TensorStatistics(64)
     stats.add(every, looked_at=True)
@@ -303,7 +303,6 @@ def test_statistics_of_tensors_merge() -> None:
 
 
 def test_channels_of_arrays_of_any_shape_and_order() -> None:
-    """An array with a value that is not finite is left out."""
     values = RNG.normal(0, 1, (5, 7, 3)).astype(np.float32)
     left, right, empty = TensorStatistics(), TensorStatistics(), TensorStatistics()
     left.add_channels(values[:2])
@@ -323,7 +322,7 @@ def test_channels_of_arrays_of_any_shape_and_order() -> None:
 
 
 def test_channels_are_counted_for_inputs_of_linear_layers(tmp_path: Path) -> None:
-    """Through a Reshape that keeps the last axis; not of maps, nor of an axis that a Transpose moves."""
+    """A Reshape that keeps the last axis passes them on; a Transpose of this axis does not."""
     g = Graph(17)
     x = g.input(1, 4, 6, 8)
     w = g.const("w", RNG.normal(0, 1, (8, 5)), np.float32)
@@ -416,7 +415,7 @@ Spots = list[npt.NDArray[np.float32]]
 
 
 def rounding_by_hand(spots: Spots, amax: float, levels: int) -> tuple[float, float]:
-    """Return the biased and the whole squared error, of one image after the other."""
+    """Return the biased and the total squared error, summed image by image."""
     unit = amax / levels
     errors = [np.clip(np.rint(v / unit), -levels, levels) * unit - v for v in spots]
     biased = [(e.mean(axis=0) ** 2 - e.var(axis=0, ddof=1) / len(e)).sum() for e in errors]
@@ -470,7 +469,7 @@ def test_biased_share_of_the_rounding_error(rows: int, share: float, tolerance: 
 
 
 def test_biased_error_is_not_negative() -> None:
-    """The mean of these errors is less than chance makes of it."""
+    """The mean of these errors is below its expected noise."""
     biased, whole = rounding_errors(
         [np.array([[0.4], [-0.4]] * 24, np.float32)], np.array([7.0]), 7
     )

@@ -1,4 +1,4 @@
-"""Pictures behind URLs: the same samples as from a folder, and errors for those that cannot be read."""
+"""Images at URLs: the samples of a folder, and errors for unreadable images."""
 
 import hashlib
 import pickle
@@ -28,7 +28,7 @@ ROOT = "memory://qdqtool-test"
 
 
 class Store(memory.MemoryFileSystem):
-    """A file system in memory that records which files are opened, and has details of them."""
+    """A file system in memory that records opened files and returns given details."""
 
     opened: list[str] = []
     details: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""One small graph for each reason class: the smallest in which a pass refuses for that reason."""
+"""One small graph for each class of reasons, in which a pass records the reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +22,12 @@ def _end(g: Graph, x: str, scale: float | None = 0.05, name: str = "end") -> onn
 
 
 def ones(g: Graph, *shape: int, dtype: Any = np.float32) -> str:
-    """Constant weights, 16x16x1x1 where nothing else is said."""
+    """Return constant weights, [16, 16, 1, 1] by default."""
     return g.const("w", np.ones(shape or (16, 16, 1, 1)), dtype)
 
 
 def weighted(g: Graph, weights: str, name: str = "c", **attributes: Any) -> str:
-    """A convolution of 1x1 of a quantized input, with these weights."""
+    """Return a 1x1 convolution of a quantized input with given weights."""
     return g.op(
         "Conv",
         [g.pair(g.input(1, 16, 8, 8), "in"), weights],
@@ -62,7 +62,6 @@ def types(g: Graph) -> onnx.ModelProto:
 
 
 def float_types(g: Graph) -> onnx.ModelProto:
-    """The scale of the weights' DQ is float16, that of the data's is float32."""
     half, zero = g.const("half", 0.1, np.float16), g.const("zero", np.int8(0))
     w = g.op("QuantizeLinear", [ones(g, dtype=np.float16), half, zero], "wq.Q")
     return g.model(weighted(g, g.op("DequantizeLinear", [w, half, zero], "wq.DQ")))
@@ -235,7 +234,6 @@ def fp8_version(g: Graph) -> onnx.ModelProto:
 
 
 def mixed_operands(g: Graph) -> onnx.ModelProto:
-    """Data of INT8 and weights of FP8."""
     g.opset = 19
     x = g.pair(g.input(1, 16, 8, 8), "in")
     g.fp8 = True
@@ -326,7 +324,7 @@ GRAPHS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def concat(scales: tuple[float, ...], behind: float) -> onnx.ModelProto:
-    """Three convolutions into a Concat; each has another reader with a scale of its own."""
+    """Return three convolutions into a Concat; each has another consumer with its own scale."""
     g = Graph()
     x = g.input(1, 16, 16, 16)
     parts, ends = [], []
@@ -337,7 +335,7 @@ def concat(scales: tuple[float, ...], behind: float) -> onnx.ModelProto:
 
 
 def split(inner: float, outer: float) -> onnx.ModelProto:
-    """A convolution of a whole tensor, and one of its first half, each with a scale."""
+    """Return a convolution of a tensor and one of its first half, each with a scale."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 32), "r0")
     whole = g.conv(x, "whole", 16, scale=outer)
@@ -347,6 +345,6 @@ def split(inner: float, outer: float) -> onnx.ModelProto:
 def outcome(
     proto: onnx.ModelProto, target: str = "trt8.5"
 ) -> tuple[Prediction, dict[str, Finding]]:
-    """A prediction, and its last finding of each code."""
+    """Return a prediction, and its last finding of each code."""
     prediction = predict(proto, target)
     return prediction, {f.code: f for f in prediction.findings}

@@ -56,7 +56,7 @@ def residual(
     activation: bool = False,
     relu: bool = True,
 ) -> onnx.ModelProto:
-    """Return conv0, relu, conv1, conv2, added to what conv1 reads, and a quantized convolution."""
+    """Return conv0, relu, conv1, conv2, an Add of the input of conv1, and a quantized convolution."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
     data = g.pair(x, "skip" if skip == "shared" else "c1.in", 0.07)
@@ -196,7 +196,7 @@ def test_advise_keeps_findings_of_the_rtx_simulation(g: Graph) -> None:
 
 
 def test_float_residual_whose_sum_stays_float_names_its_consumers(g: Graph) -> None:
-    """A pair on the skip of such a block would only add a DQ."""
+    """Q/DQ on the residual of this block would only add a DQ."""
     x = g.conv(g.input(1, 16, 16, 16), "c0", 16)
     y = g.add(g.conv(g.relu(g.bn(x, "b0"), "r0"), "c1", 16), x, "sum")
     g.conv(g.relu(g.bn(y, "b1"), "r1"), "c2", 16)
@@ -317,7 +317,7 @@ def attention(consumer: str, between: str | None) -> onnx.ModelProto:
 def test_q_after_softmax_of_an_attention_is_assumed(
     consumer: str, between: str | None, assumed: bool
 ) -> None:
-    """In NVIDIA's guide it is inside a kernel with the whole attention; no recorded build shows that."""
+    """NVIDIA's guide shows a kernel with the whole attention; no recorded build has it."""
     prediction, _ = outcome(attention(consumer, between))
     finding = next(f for f in prediction.findings if (f.code, f.node) == ("CONVERSION", "p.Q"))
     assert cause(finding).attention is assumed
@@ -339,7 +339,7 @@ def test_q_after_softmax_of_an_attention_is_assumed(
 def test_3d_conv_transpose_is_int8_only_between_pairs_with_activation(
     axes: int, activated: bool, quantized: bool, int8: bool
 ) -> None:
-    """NVIDIA documents this pattern. No build shows any, so that each is reported."""
+    """NVIDIA documents this pattern; no build shows it."""
     prediction, findings = outcome(transposed_3d(activated, quantized, axes), "trt8.6")
     conv = prediction.convolution("up")
     assert conv.is_int8 is int8 and conv.int8_in_int8_out is (int8 and quantized)
@@ -351,7 +351,7 @@ def test_3d_conv_transpose_is_int8_only_between_pairs_with_activation(
 
 @pytest.mark.parametrize("target", ["trt10", "10.13", "trt11"])
 def test_3d_conv_transpose_is_float_on_10(target: str) -> None:
-    """A user's engines of 10.13 show it between pairs with an activation as well."""
+    """A user's engines of 10.13 also show the pattern with an activation."""
     prediction, findings = outcome(transposed_3d(True, True, 3), target)
     assert not prediction.convolution("up").is_int8
     assert "CT3D-FLOAT" in findings
@@ -402,7 +402,7 @@ def test_cast_after_dq_decides_the_float_type(weights: str, int8: bool) -> None:
 @pytest.mark.parametrize("weights", [np.float16, np.float32])
 @pytest.mark.parametrize("data", [np.float16, np.float32])
 def test_float_inputs_of_two_types_are_reported(data: type, weights: type) -> None:
-    """The builder refuses them where nothing is quantized, too."""
+    """The builder also rejects different types without Q/DQ."""
     g = Graph(opset=19, half=data == np.float16)
     x = g.input(1, 16, 8, 8)
     w = g.const("w", np.ones((16, 16, 1, 1)), weights)
@@ -464,7 +464,6 @@ def test_concat_of_pairs_names_the_scale_after_it(g: Graph) -> None:
 
 
 def test_concat_names_the_quantizers_of_its_pairs(g: Graph) -> None:
-    """Whichever quantizers read the tensor between them."""
     low = g.pair(g.input(1, 16, 8, 8), "low", 0.045)
     joined = g.concat([g.resize(low, "up"), g.input(1, 16, 16, 16, name="y")], "join")
     _, findings = outcome(g.model(g.pair(joined, "joined", 0.06), low))

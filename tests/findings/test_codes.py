@@ -42,7 +42,7 @@ def test_code_has_texts_and_sources(entry: codes.FindingCodeEntry) -> None:
 
 
 def test_seen_codes_that_no_pass_shows_name_a_build() -> None:
-    """TensorRT-RTX's are in its record of builds."""
+    """Codes of TensorRT-RTX are left out: their builds are recorded elsewhere."""
     seen = [
         (code, holds)
         for code, entry in codes.CODES.items()
@@ -126,7 +126,7 @@ def test_recorded_builds_are_explained(case: str) -> None:
 
 
 def test_findings_of_recorded_yolo() -> None:
-    """The log has eight Adds fused with a float residual, a MaxPool with two consumers, three unfolded norms."""
+    """The log has 8 Adds with a float residual, a MaxPool with two consumers, 3 unfolded BatchNormalizations."""
     prediction = advised("yolo-resnet18-orin-trt8502", "trt8.5")
     counts = prediction.findings_by_code()
     assert (counts["SKIP-FLOAT"], counts["POOL-MIXED"], counts["BN-UNFOLDED"]) == (8, 1, 3)

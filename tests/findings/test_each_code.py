@@ -88,7 +88,7 @@ def grouped(channels: int) -> onnx.ModelProto:
 
 
 def stem(is_between: bool = True) -> onnx.ModelProto:
-    """Return a stem with MaxPool, and Q/DQ between convolution and Relu if wanted."""
+    """Return a stem with MaxPool, optionally with Q/DQ between convolution and Relu."""
     g = Graph()
     x = g.conv(g.input(1, 3, 64, 64), "stem", 16, k=7, stride=2)
     x = g.relu(g.pair(x, "inner", 0.1) if is_between else x, "r")
@@ -175,7 +175,7 @@ def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction
 
 
 def test_each_code_comes_out_of_a_network() -> None:
-    """Of those above, the graphs of reasons and cases, and the networks whose words are held (test_wording)."""
+    """Networks: those above, the graphs of reasons and cases, and those of `tests/wording.py`."""
     found = {f.code for _, listed in findings() for f in listed}
     found |= {f.code for prediction in predictions("trt8.5") for f in prediction.findings}
     assert found | NETWORKS.keys() | PREDICTIONS.keys() == CODES.keys()

@@ -33,7 +33,7 @@ from tools.fuzz.grammar import network
 
 
 def finding(reason: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Finding:
-    """Return a finding whose words must not be asked for."""
+    """Return a finding whose message must not be read."""
 
     def words(_: Finding) -> tuple[str, str]:
         raise AssertionError("a key needs no words")
@@ -83,7 +83,7 @@ def residual_key(*origin: str, quantizer: str = "") -> Any:
     ],
 )
 def test_key_identifies_producer(first: str, same: str, other: str) -> None:
-    """By its convolution, else by its node, else by its tensor."""
+    """An origin is compared by its convolution, else by its node, else by its tensor."""
     keys = [residual_key(*(*origin.split(), "", "")[:4]) for origin in (first, same, other)]
     assert keys[0] == keys[1] != keys[2]
 
@@ -147,7 +147,6 @@ def test_key_with_scale_nan_equals_itself() -> None:
     ("why", "equal"), [(LossCause.OPERATOR, False), (LossCause.INPUT_AXIS, True)]
 )
 def test_key_of_lost_integers_has_the_convolution(why: LossCause, equal: bool) -> None:
-    """Unless the scales of its input are at fault, whichever convolution reads them."""
     first, second = (
         key_of(IntegersLost("pass", node, why, PathStep(node, "Relu"), "q")) for node in "ab"
     )

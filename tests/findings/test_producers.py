@@ -53,7 +53,7 @@ CALL = re.compile(r"(eport\.add|Diagnosis|Finding|finding_code)\(")
 
 
 def last_name(node: ast.AST | None) -> str:
-    """Return `b` of `a.b` and `b`."""
+    """Return the last part of a dotted name."""
     name: str = getattr(node, "attr", getattr(node, "id", ""))
     return name
 
@@ -108,7 +108,7 @@ def test_reason_is_made_in_one_module() -> None:
 
 
 def callables(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield what is called, or may be called by another name: a variable, a default, in `partial` or `map`."""
+    """Yield functions that are called, or passed on as a variable, a default, or to `partial` or `map`."""
     values: list[ast.expr | None] = []
     if isinstance(node, ast.Call):
         yield node.func
@@ -276,7 +276,7 @@ ON_RTX = {computed: "BUILD-CRASHES", of_int32: ""}
 def test_fault_of_a_quantizer_is_reported_once(
     pair: Callable[[Graph, str], str], code: str, target: str, pooled: bool
 ) -> None:
-    """Also if its DQ moves past a pooling to the convolution."""
+    """The DQ may move past a pooling to the convolution."""
     g = Graph(opset=21)
     x = pair(g, g.input(1, 16, 8, 8))
     x = g.pool(x, "pool") if pooled and code != "ACT-PER-CHANNEL" else x

@@ -1,4 +1,4 @@
-"""Every class of reason has a graph, and a finding that holds its nodes and values."""
+"""Every class of reasons has a graph, and a finding with its nodes and values."""
 
 from collections.abc import Iterator
 

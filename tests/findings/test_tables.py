@@ -1,4 +1,4 @@
-"""The tables of `qdqtool.findings` have the fields of their records and name what exists."""
+"""The tables of `qdqtool.findings` have valid fields, and name existing codes and targets."""
 
 import os
 import re

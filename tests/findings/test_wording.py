@@ -1,4 +1,4 @@
-"""Every kind of finding and reason has words; `tests/snapshots` holds them."""
+"""Every class of findings and reasons has a message in `tests/snapshots`."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_wording_covers_each_kind() -> None:
 
 
 def test_only_findings_that_advise_a_command_name_the_program() -> None:
-    """The Python interface shows the same words."""
+    """The Python interface returns the same messages."""
     listed = [f for _, listed in findings() for f in listed]
     codes = {f.code for f in listed if "qdqtool" in f.message + f.fix}
     assert codes == {"NO-QDQ", "ACT-SCALE", "NORM-PIECES", "FLAG-FP16"}

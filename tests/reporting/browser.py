@@ -50,7 +50,7 @@ requestAnimationFrame(step);
 
 
 def missing() -> str:
-    """Return why no browser can be started, or an empty string."""
+    """Return the reason why no browser can be started; empty if one can."""
     if importlib.util.find_spec("selenium") is None:
         return "selenium is not installed (pip install 'qdqtool[test]')"
     if CHROMIUM is None:

@@ -15,7 +15,7 @@ CONVOLUTIONS = 104
 
 @functools.cache
 def narrow_yolov8x_qdq() -> onnx.ModelProto:
-    """Return YOLOv8x with Q/DQ where `insert` would put them, and an eighth of its channels.
+    """Return YOLOv8x with an eighth of its channels and the Q/DQ of `insert`.
 
     The whole one takes 2 GB and seconds; the report depends on the number of layers.
     """

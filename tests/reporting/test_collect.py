@@ -1,4 +1,4 @@
-"""The page shows the results of the other packages, compared with them and with a walk over the graph."""
+"""Contents of the page, compared with the results of other packages and with the graph."""
 
 import base64
 import dataclasses
@@ -137,7 +137,7 @@ def test_modules_hold_every_node_and_link(case: str) -> None:
 
 
 def links_between(index: Model, names: set[str]) -> set[tuple[str, str]]:
-    """Return pairs of named nodes, the second of which reads the first directly or through Q and DQ."""
+    """Return pairs of producer and consumer among named nodes, also through Q and DQ."""
     links = set()
     for node in index.nodes:
         for tensor in node.inputs if node.name in names else ():
@@ -150,7 +150,7 @@ def links_between(index: Model, names: set[str]) -> set[tuple[str, str]]:
 
 
 def drawn_links(model: data.ModelContents) -> set[tuple[str, str]]:
-    """Return the same pairs of a drawing: within its boxes, and along its edges by their tensor."""
+    """Return the pairs of producer and consumer within the boxes and along the edges of a drawing."""
     producers = {tensor: number for number, n in enumerate(model.nodes) for tensor in n.outputs}
     boxes = model.onnx.boxes
     links = set()
@@ -332,7 +332,7 @@ def test_build_times_come_before_estimates(
 def test_before_is_refused_if_compare_refuses_it(
     files: NetworkFiles, tmp_path: Path, width: int, names: str
 ) -> None:
-    """A network of another width is another one, a network with other names is not."""
+    """Networks are compared by their layers, not by names."""
     net = Net(width, 16)
     tensor = "x"
     for i in range(4):
@@ -398,7 +398,7 @@ def test_report_without_convolutions_says_so(names: list[str]) -> None:
     ("target", "gpu", "int8"), [("rtx1.7", "T4", 0), ("rtx1.7", "RTX 3060", 2), ("trt10", "T4", 2)]
 )
 def test_report_counts_int8_of_the_gpu(target: str, gpu: str, int8: int) -> None:
-    """TensorRT-RTX has no INT8 on a T4, TensorRT has."""
+    """TensorRT has INT8 on a T4, TensorRT-RTX does not."""
     report = qdqtool.report(two_convolutions(), target=target, gpu=gpu)
     assert [c.precision for c in report.page.model.convs].count("INT8") == int8
 

@@ -1,4 +1,4 @@
-"""Compressed files: several members, damage, and bombs."""
+"""Compressed files: several members, damage, and too large contents."""
 
 import gzip
 import lzma
@@ -39,7 +39,7 @@ def unpack_file(path: Path, limit: int = 1 << 30, *, whole: bool = True) -> byte
 @each_format
 @pytest.mark.parametrize("cuts", [[], [0], [7], [7, 7, 1_100_000]], ids=str)
 def test_all_members_are_unpacked(tmp_path: Path, compress: Compress, cuts: list[int]) -> None:
-    """The members after the first were once left out."""
+    """A file may have several members."""
     starts = [0, *cuts]
     ends = [*cuts, len(TEXT)]
     members = [compress(TEXT[a:b]) for a, b in zip(starts, ends, strict=True)]
@@ -89,7 +89,7 @@ def test_other_files_have_no_magic_number(head: bytes) -> None:
 
 
 def test_compressed_bombs_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """9 MB of model, log or cache were 4 GB."""
+    """A file of 9 MB may unpack to 4 GB."""
     monkeypatch.setattr(limits, "UNPACKED", 1 << 20)
     zeros = bytes(3 << 20)
     model = conv_net()

@@ -32,7 +32,7 @@ def test_run_command_raises_for_a_missing_program() -> None:
 @needs_groups
 @pytest.mark.parametrize("timeout", [60, 0.5], ids=["exits", "timeout"])
 def test_run_command_ends_the_process_group(tmp_path: Path, timeout: float) -> None:
-    """A grandchild holds the write end of a pipe open as long as it lives."""
+    """A grandchild keeps the write end of a pipe open until it ends."""
     read, write = os.pipe()
     sleep = f"{sys.executable} -c 'import time; time.sleep(600)'"
     wait = "wait" if timeout < 1 else ":"

@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 _INT8_MAX = 127.0
 # Entropy calibration clips on purpose: up to a twelfth of the values, half of the power.
-_MAX_CLIPPED_SHARE = 0.1  # share of the values that exceed the scale's range
-_MAX_LOST_POWER = 0.6  # share of the power beyond the scale's range
-_MIN_USED_STEPS = 0.25  # share of the integer steps in use; below it, two bits are lost
+_MAX_CLIPPED_SHARE = 0.1  # maximum share of the values that exceed the range of the scale
+_MAX_LOST_POWER = 0.6  # maximum share of the power beyond the range of the scale
+_MIN_USED_STEPS = 0.25  # minimum share of the integer steps in use; less loses two bits
 # Maximum factor between largest value and range, in either direction, for the median quantizer.
 # Entropy calibration has a median range of about half the largest value.
 _MAX_MEDIAN_FACTOR = 3.0
-_MIN_VALUES = 1000  # fewer values (global pooling of a few images) do not show a tensor's range
+_MIN_VALUES = 1000  # with fewer values (global pooling of a few images), the range is unknown
 # Maximum share of quantizers with the same scale. A Concat explains smaller shares; a larger share
 # indicates a mistake.
 _MAX_EQUAL_SCALES = 1 / 3
 _MAX_LISTED = 5
 _MAX_FACTOR_SPREAD = 1.4  # ranges of other images may differ by this factor
-_MIN_AGREEING_SHARE = 0.8  # share of the quantizers that agree on the common factor
+_MIN_AGREEING_SHARE = 0.8  # minimum share of the quantizers that agree on the common factor
 _MIN_QUANTIZERS = 3
 _MIN_UNIFORM = 4  # minimum quantizers of activations, and of weights, to call a scale a placeholder
 _MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales-results.md has measured ratios
 # Standard deviations from the mean to each end of a channel's range, for some thousand values.
 _CHANNEL_DEVIATIONS = 4.0
-_MIN_CHANNEL_VALUES = 100  # fewer values do not show the range of a channel
+_MIN_CHANNEL_VALUES = 100  # with fewer values, the range of a channel is unknown
 # Maximum ratio if only the gains of normalizations are known; trained networks have at most 17.
 _MAX_GAIN_RATIO = 25.0
 # A sixth of a normal distribution is at least 0.967 standard deviations below its median.

@@ -42,20 +42,20 @@ _MAX_RATIO = 1.5
 _MAX_CLIPPED_SHARE = 0.02
 _MIN_RATIO = 0.25  # channels below this ratio lose two bits
 _MAX_BAD_SHARE = 0.1  # maximum share of the channels that are clipped, or that lose two bits
-_MAX_SATURATED_WEIGHTS = 0.5  # share of the weights of a channel that exceed its range
-_MAX_SATURATED_SHARE = 0.5  # share of the channels of a layer in which most weights are clipped
-_FACTOR_TOLERANCE = 0.01  # relative difference of equal factors
-_ROUNDING_TOLERANCE = 0.006  # logarithmic; exporters divide by 127, 127.5 (0.004 more) or similar
-_MAX_LEARNED_RATIO = 1.5  # of a learned scale to the initial one of LSQ
-_MIN_LEARNED_SHARE = 0.9  # share of the channels with such a scale
-_MIN_LAYERS = 3  # fewer layers do not show a share
+_MAX_SATURATED_WEIGHTS = 0.5  # maximum share of the weights of a channel that exceed its range
+_MAX_SATURATED_SHARE = 0.5  # maximum share of channels whose weights are mostly clipped
+_FACTOR_TOLERANCE = 0.01  # maximum relative difference of factors that count as equal
+_ROUNDING_TOLERANCE = 0.006  # logarithmic; exporters divide by 127 or by 127.5 (0.004 more)
+_MAX_LEARNED_RATIO = 1.5  # maximum ratio of a learned scale to the initial scale of LSQ
+_MIN_LEARNED_SHARE = 0.9  # minimum share of channels with a learned scale
+_MIN_LAYERS = 3  # with fewer layers, a share of the layers means little
 _MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance
 _MIN_EXACT_SHARE = 0.8  # minimum mean share of exact channels to report exceptions
-_MAX_EXACT_RATIO = 1.25  # exceptions differ more; deviations by tools are at most 1.001
+_MAX_EXACT_RATIO = 1.25  # maximum ratio of channels that are no exception; tools deviate by 1.001
 # Maximum range of a dead channel over the layer's median. Quantizers have minimum scales for these.
 _MAX_DEAD_RANGE = 0.02
-_MIN_LAYERS_FOR_MEDIAN = 8  # fewer layers do not show the usual median
-_MAX_LAYER_RATIO = 1.5  # median of a layer over that of all layers
+_MIN_LAYERS_FOR_MEDIAN = 8  # with fewer layers, the usual median is unknown
+_MAX_LAYER_RATIO = 1.5  # maximum ratio of the median of a layer to that of all layers
 # Distance of a layer from the median, as a multiple of the distance that three quarters of the
 # layers stay within.
 _MAX_LAYER_SPREAD = 8.0

@@ -95,7 +95,7 @@ def count_keys(dask_worker: Any) -> int:
 
 
 def replace_facts(facts: dict[str, str]) -> None:
-    """Give this process other facts: versions, source files and processors differ between machines only."""
+    """Replace the versions and numbers that this process reports."""
     from calibration.cluster import worker
 
     original = worker.__dict__.setdefault("original_facts", worker.worker_facts)
@@ -118,7 +118,7 @@ def record_arrivals() -> None:
 
 
 def recorded() -> tuple[list[int], list[float]]:
-    """Return the sizes of the models that arrived, and the endless pieces of work that were not stopped."""
+    """Return the sizes of the models that arrived, and the endless items that were not stopped."""
     return ARRIVALS, NOT_STOPPED
 
 
@@ -132,7 +132,7 @@ def put(pictures: dict[str, bytes]) -> None:
 
 
 class ChangingSource(ImageSource):
-    """Images of which `picture005.png` differs between the process that opened it and all others."""
+    """Images; `picture005.png` differs between the process that opened it and other processes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -152,7 +152,7 @@ def share_number(payload: int, threads: int) -> int:
 
 
 def multiply(number: int, item: float, stopped: Any) -> float:
-    """Return the product; -1 for an endless piece of work that ends with its job."""
+    """Return the product; -1 for an endless item that ends with its job."""
     if item < ENDLESS:
         return number * item
     if not stopped.wait(HANG):

@@ -101,7 +101,7 @@ def listening_addresses(*pids: int) -> set[str]:
 def test_local_workers_leave_no_folder_and_refuse_other_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the scheduler nor a worker takes a connection without the credentials of the run."""
+    """The scheduler and the workers reject connections without the credentials of the run."""
     from distributed import Client, Security
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

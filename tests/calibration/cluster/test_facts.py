@@ -1,4 +1,4 @@
-"""The facts that have to be equal on all machines of a cluster."""
+"""Versions and numbers that have to be equal on all machines of a cluster."""
 
 import json
 import subprocess

@@ -362,7 +362,7 @@ def test_slow_numbers_of_channels_are_reported(
 def test_three_channels_of_the_input_have_no_finding(
     cast: bool, inner: bool, codes: set[str]
 ) -> None:
-    """Also if a model in FP16 casts its FP32 input."""
+    """A Cast of the FP32 input of an FP16 model makes no difference."""
     g = Graph(half=cast)
     x = g.input(1, 3, 8, 8)
     x = g.relu(x, "r") if inner else x

@@ -1,4 +1,4 @@
-"""Scales that make one value of a tensor, and what boxes and scores lose to one scale."""
+"""Scales that map a tensor to one value, and heads whose boxes and scores share a scale."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_scale_dead_behind_what_moves_values(g: Graph) -> None:
 
 
 def test_scale_dead_of_a_part(g: Graph) -> None:
-    """A Concat of a gate and other values in front of a convolution: no head."""
+    """A Concat of a gate and other values before a convolution is not a head."""
     x = g.conv(g.input(1, 16, 8, 8), "c", 16)
     gate = g.op("Sigmoid", x, "gate")
     joined = g.concat([gate, g.relu(x, "r")], "cat")
@@ -63,7 +63,7 @@ def test_scale_dead_of_a_part(g: Graph) -> None:
 
 
 def head(g: Graph, scale: float, sigmoid: bool = True, own: float | None = None) -> str:
-    """Boxes and scores in one Concat, with a pair behind it."""
+    """Return boxes and scores in one Concat, with a pair after it."""
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     box, score = (g.conv(stem, name, 16, k=1) for name in ("box", "score"))
     score = g.op("Sigmoid", score, "probability") if sigmoid else score
@@ -84,7 +84,7 @@ def head(g: Graph, scale: float, sigmoid: bool = True, own: float | None = None)
 def test_head_concat_severity_follows_the_scale(
     g: Graph, scale: float, severity: Severity, lost: float
 ) -> None:
-    """A detector reports scores above 0.25: it finds nothing, or less, where those become 0."""
+    """A detector reports scores above 0.25."""
     (found,) = findings(g, head(g, scale, own=0.004), "HEAD-CONCAT")
     r = found.causes[0].reason
     assert (found.node, found.severity) == ("behind.Q", severity)
@@ -100,7 +100,7 @@ def test_head_concat_of_logits(g: Graph, scale: float, severity: Severity) -> No
 
 
 def per_tensor(g: Graph, spread: float, rounded: bool = False, stored: bool = False) -> str:
-    """Sixteen channels of which twelve have a smaller range, by that factor."""
+    """Return a convolution in which 12 of 16 channels have a range smaller by a factor."""
     weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 3, 3)).astype(np.float32)
     weights /= np.abs(weights).max(axis=(1, 2, 3), keepdims=True)
     weights[4:] /= spread
@@ -118,7 +118,7 @@ def per_tensor(g: Graph, spread: float, rounded: bool = False, stored: bool = Fa
     [(4.0, Severity.WARNING), (40.0, Severity.WARNING), (3.0, Severity.INFO), (1.0, None)],
 )
 def test_weights_per_tensor(g: Graph, spread: float, severity: Severity | None) -> None:
-    """Two bits lost in many channels are worth a warning."""
+    """Many channels that lose two bits are a warning."""
     found = findings(g, per_tensor(g, spread), "W-PER-TENSOR")
     assert [f.severity for f in found] == [severity] * (severity is not None)
     for f in found:
@@ -137,6 +137,6 @@ def test_weights_per_tensor_are_fixed_from_float_weights_alone(g: Graph, kind: s
 
 @pytest.mark.parametrize("op", ["ConvTranspose"])
 def test_weights_per_tensor_where_the_target_takes_no_other(g: Graph, op: str) -> None:
-    """insert gives such a layer one scale itself."""
+    """`insert` also gives the layer one scale."""
     out = g.conv(g.input(1, 16, 8, 8), "c", 16, weights="tensor", op=op, k=2, stride=2)
     assert findings(g, out, "W-PER-TENSOR") == []

@@ -184,7 +184,7 @@ def test_float_rest_of_fp8_is_predicted_as_the_printed_command_builds_it(target:
 @pytest.mark.parametrize("op", ["Conv", "MatMul", "Gemm"])
 @pytest.mark.parametrize("data", ["INT8", "FP8"])
 def test_one_layer_of_both_types_is_an_error(data: str, op: str, target: str) -> None:
-    """TensorRT-RTX 1.7.1 refuses it for 8.9."""
+    """TensorRT-RTX 1.7.1 rejects the layer for 8.9."""
     g = Graph(opset=19)
     x = g.input(1, 32, 8, 8) if op == "Conv" else g.input(8, 32)
     operands = []

@@ -1,4 +1,4 @@
-"""Operators that need care: each on a graph with one and on one without."""
+"""Findings about operators, each on a graph with the fault and on a graph without."""
 
 import functools
 from collections import Counter
@@ -319,7 +319,7 @@ EPSILONS = (1e-12, 1e-5, 1e-6)
     ),
 )  # each form with one target, a third of them with the other; epsilons in turn
 def test_insert_writes_no_squares_in_fp16(target: str, eps: float, form: str) -> None:
-    """It writes a LayerNormalization if that computes the same, else it keeps FP32."""
+    """`insert` writes a LayerNormalization if the result is equal, else keeps FP32."""
     floats = normalized(form, eps)
     result = qdqtool.insert(floats, samples(floats, 1), target=target, method="max", losses=0)
     index = Model(result.model)
@@ -342,7 +342,7 @@ def test_insert_writes_no_squares_in_fp16(target: str, eps: float, form: str) ->
 
 @pytest.mark.parametrize("form", ["Pow", "root mean square"])
 def test_insert_into_fp16_file_writes_layer_norm_or_reports_it(form: str) -> None:
-    """Nothing is said to stay FP32 that is FP16 in the file."""
+    """No note says that FP16 nodes of the file remain FP32."""
     floats = store_as_half(normalized(form, 1e-3))
     result = qdqtool.insert(floats, samples(floats), target="trt11", losses=0, predict=False)
     assert ("norms-written" in note_codes(result.notes)) is (form == "Pow")
@@ -363,7 +363,7 @@ def test_insert_into_fp16_file_writes_layer_norm_or_reports_it(form: str) -> Non
     ),
 )
 def test_insert_reports_squares_that_may_become_fp16(target: str, form: str) -> None:
-    """With the command that fixes it, if a LayerNormalization is exact."""
+    """The finding names the fixing command if a LayerNormalization is exact."""
     floats = normalized(form, 1e-5)
     result = qdqtool.insert(
         store_as_half(floats) if target == "trt11" else floats,
@@ -398,7 +398,7 @@ SQUARES = {
 
 
 def linear(g: Graph, rows: int = 4) -> str:
-    """A quantized Linear of 16 features."""
+    """Return a quantized Linear of 16 features."""
     weights = np.eye(16) if rows == 16 else np.ones((16, 16))
     return g.op(
         "MatMul", [g.pair(g.input(1, rows, 16), "in"), g.pair(g.const("w", weights), "wq")], "fc"
@@ -518,7 +518,7 @@ def test_sum_of_squares_after_a_normalization_depends_on_its_bias(bias: float) -
     ],
 )
 def test_product_of_a_vector_with_itself_is_a_sum_of_squares(form: str, reported: bool) -> None:
-    """Its root is FP32 too, also after operators that only move values."""
+    """The root of the sum is FP32 as well, also after operators that only move values."""
     g = Graph(17)
     x = g.op("MatMul", [g.input(1, 4, 16), g.const("w", 20 * np.eye(16, dtype=np.float32))], "fc")
     if form in ("row by column", "all with all"):
@@ -732,7 +732,7 @@ def runtime_model(op: str) -> onnx.ModelProto:
 )
 @pytest.mark.parametrize("target", ["trt8.6", "trt11"])
 def test_operators_of_onnxruntime_are_errors(op: str, count: int, target: str) -> None:
-    """Operators that ONNX has as well are read; integer formats have a finding of their own."""
+    """Operators that ONNX also defines are accepted; integer formats have another finding."""
     findings = predict(runtime_model(op), target).findings
     errors = [f.severity for f in findings if f.code == "ORT-OPERATOR"]
     assert errors == ["error"] * count

@@ -1,4 +1,4 @@
-"""Scales that cannot be right: each is reported with its cause, and fix invents no range."""
+"""Implausible scales are reported with their cause, and `fix` invents no range."""
 
 from typing import Any
 
@@ -217,6 +217,6 @@ def test_tiny_scales_of_integer_weights_are_reported_if_all_are_tiny() -> None:
 
 
 def test_infinite_scale_that_rtx_accepts_is_reported() -> None:
-    """TensorRT-RTX builds it; every value becomes 0 there."""
+    """TensorRT-RTX builds the model; every value becomes 0."""
     assert codes(simple(scale=INF), "rtx1.7") >= {EXTREME}
     assert NOT_POSITIVE not in codes(simple(scale=INF), "rtx1.7")

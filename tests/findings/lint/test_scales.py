@@ -199,7 +199,6 @@ def test_outliers_are_reported_with_their_ratio(
 def test_outlier_channels_of_any_share_are_reported(
     g: Graph, share: float, factor: float, reported: bool
 ) -> None:
-    """From one of 64 channels to almost a third of them."""
     data = tokens(outliers(share, factor, channels=64), 32, 64)
     assert has_outliers(insert_max(linear(g, 32, 64), data)) is reported
 
@@ -289,7 +288,7 @@ def test_gains_that_spread_are_not_reported(
 
 @pytest.mark.parametrize(("name", "rows"), [("b0.attn.v.weight", 1), ("b0.fc1.weight", 2), ("", 0)])
 def test_insert_and_predict_report_the_same_outliers(name: str, rows: int) -> None:
-    """Also if values are moved before a Linear, as those of attention are."""
+    """Values of attention are moved before a Linear."""
     model = onnx.ModelProto.FromString(vit().SerializeToString())
     data = samples(model, 16)
     for tensor in model.graph.initializer:
@@ -528,7 +527,7 @@ def test_scale_per_channel_is_not_reported(uneven: onnx.ModelProto) -> None:
 
 
 def test_mean_scale_in_all_channels_is_reported(uneven: onnx.ModelProto) -> None:
-    """It clips as few weights as clipping on purpose does, but is the same in all channels."""
+    """The scale clips few weights, but is equal in all channels."""
     mean = lambda s, w, n: np.full_like(s, largest(w).mean() / 127)  # noqa: E731
     reason = weight_scales_of(rescaled(uneven, mean))
     assert reason is not None and reason.cause == WeightScalesCause.TENSOR
