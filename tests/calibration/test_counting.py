@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -81,14 +81,6 @@ def hooked(counter: SampleCounter, hook: Any) -> list[TensorStatistics]:
     return list(counter.tensors.values())
 
 
-def test_counter_counts_the_largest_tensors_first() -> None:
-    sizes: list[int] = []
-    with SampleCounter(None, ["few", "most", "some"], 64, None, 1) as counter:
-        hooked(counter, lambda array: sizes.append(array.size))
-        counter.add(0, ({"few": np.zeros(1), "most": np.zeros(9), "some": np.zeros(5)}, 1))
-    assert sizes == [9, 5, 1]
-
-
 def test_counter_waits_for_its_threads_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The calling thread runs out of memory while another thread counts."""
     waits, caller = Waits(monkeypatch), threading.current_thread()
@@ -114,38 +106,6 @@ def test_counter_waits_for_its_threads_after_a_failure(monkeypatch: pytest.Monke
         assert not counter.lock.locked()
     assert events == ["other thread counts", "caller waits"]
     assert sum(part.count for part in parts) == VALUES.size
-
-
-def test_counter_counts_in_its_turn_and_snapshots_see_whole_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waits, waiting = Waits(monkeypatch), queue.SimpleQueue[str]()
-
-    def start(name: str, work: Callable[[], object]) -> threading.Thread:
-        def run() -> None:
-            waits.listen(lambda: waiting.put(name))
-            work()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
-
-    turn, snapshots = threading.Semaphore(0), list[int]()
-    with SampleCounter(None, ["x"], 256, None, 1, 1, turns=turn) as counter:
-        counter.lock = threading.Semaphore(1)  # type: ignore[assignment]  # reports its waits
-        running = ThreadPass(iter(()), [counter])
-        adding = start("add", lambda: counter.add(0, SAMPLE))
-        assert waiting.get(timeout=HANG) == "add" and counter.images == 0
-        with counter.lock:  # as while a sample is being added
-            turn.release()
-            assert waiting.get(timeout=HANG) == "add"
-            looking = start("look", lambda: snapshots.append(running.snapshot()[0]["x"].count))
-            assert waiting.get(timeout=HANG) == "look"
-            assert counter.images == 0 and not snapshots
-        adding.join()
-        looking.join()
-    assert counter.images == 1 and counter.tensors["x"].count == VALUES.size
-    assert snapshots in ([0], [VALUES.size])
 
 
 @pytest.mark.parametrize(("counters", "at_once"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])

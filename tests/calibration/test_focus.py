@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration import Focus, TensorStatistics, amax_of, collect, focus, load_statistics
+from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics
 from calibration.focus import THRESHOLD, FocusMap, dilate_mask, resize_mask
 from calibration.methods import (
     FOCUS_WEIGHT,
@@ -77,20 +77,6 @@ def test_values_of_a_map_are_those_under_the_mask(shape: tuple[int, ...]) -> Non
 def test_other_activations_have_no_values(shape: tuple[int, ...]) -> None:
     positions = FocusMap([mask_of(4, 4, (0, 0)), mask_of(4, 4, (3, 3))])
     assert positions.values(np.zeros(shape, np.float32)) == []
-
-
-def test_masks_are_resized_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[tuple[int, int]] = []
-
-    def record(mask: Mask, height: int, width: int) -> Mask:
-        sizes.append((height, width))
-        return resize_mask(mask, height, width)
-
-    monkeypatch.setattr(focus, "resize_mask", record)
-    positions = FocusMap([mask_of(4, 4, (0, 0))])
-    for _ in range(2):
-        positions.values(np.zeros((1, 3, 8, 8), np.float32))
-    assert sizes == [(8, 8)]
 
 
 FULL, MOST = np.ones((2, 2), bool), mask_of(2, 2, (0, 0), (0, 1), (1, 0))

@@ -74,17 +74,6 @@ def test_missing_plugin_names_the_remedy() -> None:
         open_session(load(model), ["c1"], 1)
 
 
-def test_memory_of_values_is_used_again_once_they_are_released() -> None:
-    fetcher = TensorFetcher(open_session(load(conv_net()), ["c1"], 1))
-    first = fetcher.run(FEED)
-    copy = first["c1"].copy()
-    second = fetcher.run({"images": -FEED["images"]})
-    assert (first["c1"] == copy).all() and not (second["c1"] == copy).all()
-    addresses = {values["c1"].ctypes.data for values in (first, second)}
-    del first, second
-    assert fetcher.run(FEED)["c1"].ctypes.data in addresses
-
-
 def test_session_does_not_keep_the_message() -> None:
     source = conv_net().SerializeToString()
     before = sys.getrefcount(source)
