@@ -37,7 +37,6 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.sizes import linear_inputs
 from qdqtool.proto.external_data import read_location
-from qdqtool.runtime.run_cost import check_loops
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.files import check_output
 from qdqtool.util.notes import Note
@@ -107,7 +106,6 @@ def collect(
     bins = operator.index(bins)
     loaded = load(model)
     names = list(dict.fromkeys(tensors))
-    check_loops(loaded)
     check_tensors(loaded, [*names, *(focus.scores if focus else ())])
     dataset = open_data(
         data, input_specs(loaded), preprocess, max_images, choose_size(loaded, size)

@@ -30,8 +30,13 @@ from qdqtool.reasons.fusions import (
     ConvTransposeBatchNorm,
 )
 from qdqtool.reasons.inputs import InputNotDequantized
-from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
-from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.outputs import (
+    OutputDifferentScales,
+    OutputManyConsumers,
+    OutputNotQuantized,
+    PoolingOneSide,
+    ReduceNotPooling,
+)
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, TensorConsumer
 from qdqtool.reasons.weights import WeightsNotDequantized

@@ -294,7 +294,7 @@ class UserMetric(Metric):
             reason = _shorten_reason(error)
             raise QdqtoolError(
                 f"`metric` {self.name}: raised {type(error).__name__} on {image}"
-                + (f": {reason}" if reason else ""),
+                f"{': ' if reason else ''}{reason}. Correct the function",
                 code="function-raised",
                 parameter="metric",
             ) from error
@@ -332,7 +332,8 @@ def import_function(name: str) -> MetricFunction:
             function = getattr(function, part)
     except (Exception, SystemExit) as error:  # importing runs the user's module
         raise QdqtoolError(
-            f"`metric` {name} cannot be imported: {type(error).__name__}: {_shorten_reason(error)}",
+            f"`metric` {name} cannot be imported: {type(error).__name__}: "
+            f"{_shorten_reason(error)}. Give a name such as package.module:function",
             code="import-failed",
             parameter="metric",
         ) from error

@@ -46,7 +46,10 @@ def build_with_trtexec(options: BuildOptions, path: Path, work: Path) -> BuildRe
             code = run_command([program, *flags], options.timeout, file)
         except OSError as error:
             raise BuilderError(
-                f"cannot be run: {error.strerror or error}", program, code="not-started"
+                f"cannot be run: {error.strerror or error}. Check that it is a program for this "
+                "machine",
+                program,
+                code="not-started",
             ) from error
         file.seek(0)
         log = file.read()
@@ -88,7 +91,11 @@ def _read_help(program: str) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuilderError(f"cannot be run: {error}", program, code="not-started") from error
+        raise BuilderError(
+            f"cannot be run: {error}. Check that 'trtexec --help' works",
+            program,
+            code="not-started",
+        ) from error
     return (answer.stdout + answer.stderr).decode("utf-8", "replace")
 
 

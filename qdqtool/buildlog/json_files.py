@@ -28,6 +28,7 @@ from qdqtool.util.json_text import TooManyValues, parse_json
 from qdqtool.util.notes import Note
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_SEPARATORS = re.compile(r"[ \t\r\n,]*")
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
 _ROW_KEYS = ("timeMs", "averageMs", "medianMs", "percentage")
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
@@ -44,9 +45,8 @@ def read_json(data: bytes, path: str) -> Build:
     Raises:
         BuildLogError: The file is neither a listing nor a profile, or is too damaged.
     """
-    documents, is_complete = _load_documents(data.decode("utf-8", "replace"), path)
+    content, is_complete = _load(data.decode("utf-8", "replace"), path)
     build = Build(source=BuildSource.LAYER_JSON)
-    content = _choose_document(build, documents, path)
     if isinstance(content, dict):
         _add_listing(build, content, path)
     elif isinstance(content, list) and _is_profile(content):
@@ -64,7 +64,8 @@ def read_json(data: bytes, path: str) -> Build:
     if not is_complete:
         build.notes.append(
             Note(
-                f"{path} is truncated or damaged; its readable part was used",
+                f"{path}: truncated or damaged, so only the part before the damage was read. "
+                "Export the file again",
                 code="cut-off",
                 file=path,
             )
@@ -75,19 +76,13 @@ def read_json(data: bytes, path: str) -> Build:
     return build
 
 
-# Documents of a file
-
-
-def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
-    """Return the JSON documents in a file, and whether the file is complete.
-
-    A file that several builds appended to has several documents.
-    """
+def _load(text: str, path: str) -> tuple[Any, bool]:
+    """Return the readable content of a JSON file, and whether this is the whole file."""
     text = text.strip().rstrip("\0")
     error: Exception
     for candidate in (text, _BAD_ESCAPE.sub(r"\\\\", text)):
         try:
-            return [parse_json(candidate, strict=False)], True
+            return parse_json(candidate, strict=False), True
         except (RecursionError, TooManyValues) as excess:
             reason = "nested too deeply" if isinstance(excess, RecursionError) else excess
             raise BuildLogError(
@@ -98,9 +93,6 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
             ) from None
         except ValueError as damage:
             error = damage
-    sequence = _split_documents(text)
-    if sequence is not None:
-        return sequence
     salvaged = _salvage(text)
     if salvaged is None:
         raise BuildLogError(
@@ -108,46 +100,7 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
             path,
             code="file-damaged",
         ) from None
-    return [salvaged], False
-
-
-def _split_documents(text: str) -> tuple[list[Any], bool] | None:
-    """Return the documents in consecutive JSON values, and whether the text is complete.
-
-    Consecutive layers form one document. None unless all values are layers, listings or profiles.
-    """
-    items, end = _decode_values(text, 0)
-    is_complete = end == len(text)
-    if not items:
-        return None
-    if all(isinstance(item, dict) and "LayerType" in item for item in items):
-        return [items], is_complete
-    if all(_is_listing(item) or _is_profile(item) for item in items):
-        return items, is_complete
-    return None
-
-
-def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
-    """Return the document to read: the last listing, or else the last profile.
-
-    If there are both, add the last profile to the build. A note says if documents were left out.
-    """
-    listings = [document for document in documents if isinstance(document, dict)]
-    profiles = [document for document in documents if isinstance(document, list)]
-    count = len(documents)
-    if count > bool(listings) + bool(profiles):
-        build.notes.append(
-            Note(
-                f"{path}: contains {count} JSON documents, but only the last listing and the last "
-                "profile were read. Give each document as a file of its own",
-                code="several-documents",
-                file=path,
-                count=count,
-            )
-        )
-    if listings and profiles:
-        _add_profile(build, profiles[-1])
-    return listings[-1] if listings else documents[-1]
+    return salvaged, False
 
 
 def _salvage(text: str) -> Any:
@@ -158,7 +111,7 @@ def _salvage(text: str) -> Any:
     start = _find_layer_list(text)
     if start < 0:
         return None
-    values, _ = _decode_values(text, _skip_separators(text, start + 1))
+    values = _decode_values(text, start + 1)
     if _is_profile(values):
         return values
     return {"Layers": values} if values else None
@@ -172,22 +125,16 @@ def _find_layer_list(text: str) -> int:
     return 0 if text.startswith("[") else -1
 
 
-def _decode_values(text: str, start: int) -> tuple[list[Any], int]:
-    """Return consecutive JSON values from `start` on, and the end of the last value."""
+def _decode_values(text: str, start: int) -> list[Any]:
+    """Return the JSON values from `start` on, up to the first damaged value."""
     decoder = json.JSONDecoder(strict=False)
-    items: list[Any] = []
+    values: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):
         while True:
-            item, start = decoder.raw_decode(text, start)
-            items.append(item)
-            start = _skip_separators(text, start)
-    return items, start
-
-
-def _skip_separators(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n,":
-        position += 1
-    return position
+            start = _SEPARATORS.match(text, start).end()  # type: ignore[union-attr]
+            value, start = decoder.raw_decode(text, start)
+            values.append(value)
+    return values
 
 
 # Listings

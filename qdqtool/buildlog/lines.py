@@ -88,7 +88,7 @@ class ProfileReader:
 
     Args:
         build: Build to fill.
-        keep: Function that returns whether there is room for another record of a text.
+        keep: Function that returns whether the limits allow storing a record with a text.
     """
 
     def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:
@@ -101,14 +101,12 @@ class ProfileReader:
         if is_profile_head(text):
             self._columns = "Time (ms)" in text, 4 if "Median" in text else 3
             return True
-        columns = self._columns or _guess_columns(text)
-        if columns is None:
+        if self._columns is None:
             return False
-        name, numbers = _split_row(text, *columns)
+        name, numbers = _split_row(text, *self._columns)
         values = [value for number in numbers if (value := parse_number(number)) is not None]
-        if len(values) != columns[1]:
+        if len(values) != self._columns[1]:
             return False
-        self._columns = columns
         total, average, *median, share = values
         if name == "Total":
             self._build.profile_total_ms = average
@@ -125,21 +123,6 @@ def _split_row(text: str, is_name_first: bool, count: int) -> tuple[str, list[st
     else:
         *numbers, name = text.split(None, count) or [""]
     return name.strip(), numbers
-
-
-def _guess_columns(text: str) -> tuple[bool, int] | None:
-    """Return whether a row begins with its name, and how many numbers it has.
-
-    None for a line that is not a row: a row has three or four decimal numbers before or after its
-    name.
-    """
-    for count in (4, 3):
-        for is_name_first in (True, False):
-            _, numbers = _split_row(text, is_name_first, count)
-            decimals = [n for n in numbers if "." in n and parse_number(n) is not None]
-            if len(decimals) == count:
-                return is_name_first, count
-    return None
 
 
 def parse_number(text: str | bytes) -> float | None:
@@ -196,7 +179,7 @@ class ParseReader:
 
     Args:
         section: Section to fill.
-        keep: Function that returns whether there is room for another record of a text.
+        keep: Function that returns whether the limits allow storing a record with a text.
     """
 
     def __init__(self, section: ParseSection, keep: Callable[[str], bool]) -> None:
@@ -395,7 +378,7 @@ class MessageCollector:
 
     Args:
         build: Build to fill.
-        keep: Function that returns whether there is room for another record of a text.
+        keep: Function that returns whether the limits allow storing a record with a text.
     """
 
     def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:

@@ -254,12 +254,19 @@ class LogReader:
         counts = self.build.lines
         for line in lines:
             counts.total += 1
-            if len(line) < 3 and not line.strip():
+            match = _TIMING.match(line)
+            if match is not None:
+                counts.timing += 1
+                if match.lastgroup == "tactic":  # most lines, so nothing else is read from them
+                    self.build.tactics.timed += 1
+                    if self._tuned is not None:
+                        self._tuned.tactics += 1
+                else:
+                    self._read_timing(line, match)
+            elif len(line) < 3 and not line.strip():
                 counts.blank += 1
                 if self.sections.block in UNSTAMPED:
                     self.sections.block = ""
-            elif match := _TIMING.match(line):
-                self._read_timing(line, match)
             elif _SET_TACTIC in line:
                 counts.timing += 1
             elif _COMPLETED in line or _CACHED in line:

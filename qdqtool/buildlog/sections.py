@@ -25,6 +25,7 @@ from qdqtool.buildlog.types import (
     Section,
 )
 from qdqtool.trt.trace import TraceReader
+from qdqtool.util import limits
 from qdqtool.util.notes import Note
 
 _MILESTONE = re.compile(r"(Original|After [A-Za-z -]{1,60}): (\d{1,9}) layers")
@@ -50,8 +51,6 @@ _BLOCK_STARTS = {  # beginning of a line: name of the block that the line opens
 }
 _BLOCK_TITLES = {"Device Information": "device", "Trace details": "trace"}
 UNSTAMPED = ("bindings", "io", "metadata")  # blocks without timestamps; an empty line ends them
-MAX_RECORDS = 300_000
-_MAX_CHARACTERS = 24 << 20  # total of all records, so that a hostile log cannot exhaust the memory
 
 
 class SectionReader:
@@ -188,12 +187,7 @@ class SectionReader:
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
-        if self._read_seconds(text, line):
-            return True
-        # In an excerpt, profile rows may lack a heading. Each row is indented, and has a name and
-        # at least three numbers.
-        is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
-        return (is_excerpt and self._profile.read(text)) or lines.is_uninformative(text)
+        return self._read_seconds(text, line) or lines.is_uninformative(text)
 
     def _read_placement(self, text: str) -> bool:
         match = _PLACED.match(text) if text.startswith("[") else None
@@ -400,17 +394,17 @@ class SectionReader:
         """
         self._records += 1
         self._characters += len(text)
-        if self._records <= MAX_RECORDS and self._characters <= _MAX_CHARACTERS:
+        if self._records <= limits.LOG_RECORDS and self._characters <= limits.LOG_TEXT:
             return True
-        gap = Gap(Section.ALL, GapKind.BEYOND_RECORDS, MAX_RECORDS)
+        gap = Gap(Section.ALL, GapKind.BEYOND_RECORDS, limits.LOG_RECORDS)
         if gap not in self.build.gaps:
             self.build.gaps.append(gap)
             self.build.notes.append(
                 Note(
-                    f"the log is too long: only its first {MAX_RECORDS:,} records were read. Give "
-                    "the log of a single build",
+                    f"the log is too long: only its first {limits.LOG_RECORDS:,} records were "
+                    "read. Give the log of a single build",
                     code="too-long",
-                    records=MAX_RECORDS,
+                    records=limits.LOG_RECORDS,
                 )
             )
         return False

@@ -193,10 +193,8 @@ class TacticCounts:
         skipped: Runners without a valid tactic.
         cached: Layers whose timing came from the cache.
         costed: Layers whose costs were computed, if the log names the layers (8.6 and later).
-        reasons: Number of skipped tactics for each reason (``Skipping tactic ... due to``), for the
-            first hundred reasons.
-        refused: Number of failures for each (runner, layer) without a valid tactic, for the first
-            few hundred.
+        reasons: Number of skipped tactics for each reason (``Skipping tactic ... due to``).
+        refused: Number of failures for each (runner, layer) without a valid tactic.
         runners: Number of times each runner type was chosen.
         layers: Layers by name, without optional reformats.
         reformats: The builder's trial reformats (``Optimizer Reformat``), by name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -295,9 +296,7 @@ class ExtractionJob:
         from qdqtool.extraction.checks import BuilderCheck, CommandCheck
 
         # External weights are read into a copy, because the user's model must not change.
-        copy = onnx.ModelProto()
-        copy.CopyFrom(self.model.proto)
-        whole = load_full(self._as_model(copy)).proto
+        whole = load_full(self._as_model(deepcopy(self.model.proto))).proto
         if options.builder is not None:
             builder_check = BuilderCheck(whole, options.builder, self.target)
             stack.callback(builder_check.close)
@@ -489,7 +488,11 @@ def _describe_changes(changes: Sequence[tuple[ConvOutcome, ConvOutcome]], rename
         f"here {part.precision} to {part.output})"
         for whole, part in changes
     ]
-    return Note(f"the cut changes predictions: {format_list(texts, 3)}", code="predicted-otherwise")
+    return Note(
+        f"the cut changes predictions: {format_list(texts, 3)}; move `inputs` and `outputs` away "
+        "from these convolutions",
+        code="predicted-otherwise",
+    )
 
 
 def extract(

@@ -313,7 +313,7 @@ class CommandCheck:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise QdqtoolError(
-                f"`check`: {self._arguments[0]!r} cannot be run: {reason}",
+                f"`check`: {self._arguments[0]!r} cannot be run: {reason}; correct the command",
                 code="missing-program" if isinstance(error, FileNotFoundError) else "not-started",
                 parameter="check",
             ) from None

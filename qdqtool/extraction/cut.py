@@ -1,6 +1,7 @@
 """Models of parts of a model, with the constants, types, opsets and metadata of the part."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
@@ -10,7 +11,7 @@ from qdqtool.errors import ModelError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.slim import strip_data, tensor_bytes
-from qdqtool.proto.subgraphs import extract_part, find_dependencies, nested_graphs
+from qdqtool.proto.subgraphs import extract_part, find_dependencies, remove_unused_opsets
 
 _SMALL = 4096  # maximum size in bytes of constants that a sketch contains
 
@@ -45,7 +46,8 @@ class ModelCutter:
         self._node_order = {n.index: position for position, n in enumerate(model.ordered)}
         self._constant_order = {name: position for position, name in enumerate(model.initializers)}
         graph = model.proto.graph
-        self._declared = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
+        values: list[onnx.ValueInfoProto] = [*graph.value_info, *graph.output, *graph.input]
+        self._declared = {value.name: value for value in values}
 
     def neighbors(self, node: Node) -> Iterator[Node]:
         """Yield the producers and consumers of a node, except constant producers."""
@@ -256,9 +258,7 @@ class ModelCutter:
         """Return a tensor's name, type and dimensions; the type is missing if unknown."""
         declared = self._declared.get(tensor)
         if declared is not None and _has_type(declared):
-            copy = onnx.ValueInfoProto()
-            copy.CopyFrom(declared)
-            return copy
+            return deepcopy(declared)
         kind = self.model.elem_type(tensor)
         if not kind:
             return onnx.ValueInfoProto(name=tensor)
@@ -274,10 +274,7 @@ class ModelCutter:
             ModelError: The type of an input is unknown.
         """
         proto = self._build(part, lambda tensor: tensor)
-        graph = proto.graph
-        # Unused opsets are removed, unless the model has subgraphs, which may use them.
-        if not any(True for _ in nested_graphs(graph.node)):
-            _remove_unused_opsets(proto)
+        remove_unused_opsets(proto)
         return proto
 
     def sketch(self, part: ModelPart) -> Model:
@@ -353,14 +350,6 @@ class ModelCutter:
 
 def _has_type(info: onnx.ValueInfoProto) -> bool:
     return info.type.WhichOneof("value") is not None
-
-
-def _remove_unused_opsets(proto: onnx.ModelProto) -> None:
-    domains = {n.domain for n in proto.graph.node} | {"", "ai.onnx"}
-    opsets = [o for o in proto.opset_import if o.domain in domains]
-    copies = [helper.make_opsetid(o.domain, o.version) for o in opsets]
-    del proto.opset_import[:]
-    proto.opset_import.extend(copies)
 
 
 def _find_constant_nodes(model: Model) -> frozenset[int]:

@@ -15,6 +15,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -533,8 +534,7 @@ def make_private(
     problem = ""
     for seed in range(_SEEDS):
         names = PrivateNames(secrets)
-        private = onnx.ModelProto()
-        private.CopyFrom(proto)
+        private = deepcopy(proto)
         private.DiscardUnknownFields()
         mask_numbers(private, np.random.default_rng(seed))
         _replace_texts(private, names)

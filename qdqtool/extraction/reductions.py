@@ -7,7 +7,8 @@ smallest first. Candidates may be invalid.
 import functools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,18 +24,10 @@ Reduction = Callable[..., Iterator[onnx.ModelProto]]
 ConstantLookup = Callable[[onnx.TensorProto], onnx.TensorProto]
 """Function that returns a constant with data, for a constant whose data was removed."""
 
-_Message = TypeVar("_Message", onnx.ModelProto, onnx.TensorProto)
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
 LARGE = 4096  # size in bytes above which candidates do not contain the data of constants
 _PLAIN = 64  # constants with at most this number of elements are not flattened
 _NOT_RESIZED = _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
-
-
-def copy_message(proto: _Message) -> _Message:
-    """Return a copy of a protobuf message."""
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    return copy
 
 
 def prune(proto: onnx.ModelProto, convert: ConstantLookup) -> onnx.ModelProto:
@@ -95,13 +88,13 @@ def reduce_outputs(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         if node.op_type == "Constant" or name not in types:
             continue
         if _is_float(types[name]) and [o.name for o in graph.output] != [name]:
-            candidate = copy_message(proto)
+            candidate = deepcopy(proto)
             del candidate.graph.output[:]
             candidate.graph.output.append(helper.make_value_info(name, types[name]))
             yield candidate
     if len(graph.output) > 1:
         for index in range(len(graph.output)):
-            candidate = copy_message(proto)
+            candidate = deepcopy(proto)
             del candidate.graph.output[index]
             yield candidate
 
@@ -158,7 +151,7 @@ def _remove_range(
     inputs = [t for t in produced if t in consumed]
     if not types.keys() >= set(inputs):
         return None
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     _delete_nodes(candidate.graph, indices)
     candidate.graph.input.extend(helper.make_value_info(t, types[t]) for t in inputs)
     return candidate
@@ -206,7 +199,7 @@ def _bypass_pairs(proto: onnx.ModelProto, constants: Container[str]) -> Iterator
 
 
 def _bypass(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     graph = candidate.graph
     removed = graph.node[index].output[0]
     del graph.node[index]
@@ -225,7 +218,7 @@ def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     tensors = _find_constant_tensors(proto)
     if not tensors:
         return
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     names = {index: proto.graph.node[index].output[0] for index in tensors}
     for index, tensor in tensors.items():
         initializer = candidate.graph.initializer.add()
@@ -292,7 +285,7 @@ def _replace(size: int, old: int) -> int:
 
 
 def _reduce_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     for value in candidate.graph.input:
         _change_dims(value.type.tensor_type.shape.dim[:1], lambda size: 1)
     return _remove_types(candidate)
@@ -311,7 +304,7 @@ def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 
 def _divide_sides(proto: onnx.ModelProto, factor: int, power: int) -> onnx.ModelProto:
-    candidate = copy_message(proto)
+    candidate = deepcopy(proto)
     for value in candidate.graph.input:
         divide = functools.partial(_divide_side, factor=factor)
         _change_dims(value.type.tensor_type.shape.dim[2:], divide)
@@ -345,7 +338,7 @@ def flatten_weights(
     if len(large) > 1:
         groups.insert(0, large)
     for group in groups:
-        candidate = copy_message(proto)
+        candidate = deepcopy(proto)
         for index in group:
             tensor = candidate.graph.initializer[index]
             array = to_array(find_constant(tensor))

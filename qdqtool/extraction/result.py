@@ -133,7 +133,9 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
         verification = parse_json(read_input(path, limits.VERIFICATION_FILE, error=DataError))
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"cannot be read as JSON: {error}", os.fspath(path), code="wrong-format"
+            f"cannot be read as JSON: {error}; give the output of 'qdqtool verify --format json'",
+            os.fspath(path),
+            code="wrong-format",
         ) from None
     if not isinstance(verification, dict) or verification.get("schema") != VERIFICATION_SCHEMA:
         raise DataError(

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 
 import onnx
 
@@ -12,7 +13,6 @@ from qdqtool.extraction.reductions import (
     LARGE,
     READING_CONSTANTS,
     Reduction,
-    copy_message,
     may_hold_sizes,
     prune,
 )
@@ -174,7 +174,7 @@ class ModelShrinker:
         marks = (t.doc_string for t in typed.graph.initializer)
         # Copy new tensors, because a tensor keeps its whole candidate in memory.
         self._constants = {
-            m: self._constants.get(m) or copy_message(constants[m]) for m in marks if m in constants
+            m: self._constants.get(m) or deepcopy(constants[m]) for m in marks if m in constants
         }
 
     def _infer_types(self, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -217,7 +217,7 @@ def attach_constants(
     proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
     """Return a copy of a model with the data that :func:`detach_constants` removed."""
-    complete = copy_message(proto)
+    complete = deepcopy(proto)
     for tensor in complete.graph.initializer:
         constant = constants.get(tensor.doc_string)
         if constant is not None:

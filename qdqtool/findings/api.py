@@ -9,14 +9,13 @@ from qdqtool.findings.rules import finding_codes
 from qdqtool.reasons.attention import FusedByMyelin
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.convolutions import Deconvolution3D
-from qdqtool.reasons.different_scales import ConcatScales
 from qdqtool.reasons.finding import Cause, FindingCode, Reason
 from qdqtool.reasons.float_types import FloatTypesDiffer
 from qdqtool.reasons.fusions import InsideActivation, PadBeforeConvolution, StemBeforePool
 from qdqtool.reasons.inputs import TypesDiffer
 from qdqtool.reasons.quantizers import NonzeroZeroPoint, OutsideRules
 from qdqtool.reasons.residuals import ResidualBothQuantized
-from qdqtool.reasons.scales import ActivationPerChannel, ScaleComputed
+from qdqtool.reasons.scales import ActivationPerChannel, ConcatScales, ScaleComputed
 from qdqtool.reasons.weights import WeightsAxis, WeightsNotConstant
 from qdqtool.trt.result import ConvOutcome, MyelinRegion, Prediction
 from qdqtool.util.records import nearest

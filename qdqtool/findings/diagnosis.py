@@ -10,11 +10,13 @@ from qdqtool.reasons import fp8
 from qdqtool.reasons.attention import InMyelin
 from qdqtool.reasons.conversions import (
     COVERED_TYPES,
+    ConcatReadElsewhere,
+    ManyConsumers,
+    NotCommuting,
     RemainingConversion,
     ScalesAround,
     quantizers_with_own,
 )
-from qdqtool.reasons.different_scales import ConcatScales
 from qdqtool.reasons.finding import Cause, Reason
 from qdqtool.reasons.fusions import (
     ActivationBeforeAdd,
@@ -23,19 +25,20 @@ from qdqtool.reasons.fusions import (
     ConvTransposeBatchNorm,
 )
 from qdqtool.reasons.inputs import InputNotDequantized
-from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommuting
 from qdqtool.reasons.outputs import (
     OutputDifferentScales,
     OutputManyConsumers,
     OutputNotQuantized,
     OutputScale,
+    PoolingOneSide,
+    ReduceNotPooling,
     find_float_sum,
     find_shared_pooling,
     find_single_average,
     quantizers_after_pooling,
 )
-from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
+from qdqtool.reasons.scales import ConcatScales
 from qdqtool.reasons.tensors import (
     ConsumerKind,
     TensorConsumer,

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from qdqtool.reasons.compiler import IntegersLost, LossCause, ScalesJoined
 from qdqtool.reasons.conversions import (
     COVERED_TYPES,
+    ConcatReadElsewhere,
+    ManyConsumers,
     RemainingConversion,
     ScalesAround,
     quantizers_with_own,
@@ -21,19 +23,18 @@ from qdqtool.reasons.conversions import (
 from qdqtool.reasons.convolutions import ChannelNumbers
 from qdqtool.reasons.finding import Cause, Finding, Reason
 from qdqtool.reasons.inputs import InputNotDequantized
-from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers
 from qdqtool.reasons.outputs import (
     OutputDifferentScales,
     OutputManyConsumers,
     OutputNotQuantized,
     OutputScale,
+    PoolingOneSide,
     find_float_sum,
     find_shared_pooling,
     is_before_normalization,
     is_left_float,
     quantizers_after_pooling,
 )
-from qdqtool.reasons.pooling import PoolingOneSide
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import (
     ConsumerKind,

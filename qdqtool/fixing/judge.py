@@ -36,13 +36,13 @@ _WEAK = 0.5  # if the unchanged model has a larger output error, a comparison sh
 
 
 class OutputJudge:
-    """Comparison of a changed model's outputs with those before the change and in float.
+    """Decides whether the outputs of a changed model are close enough to the float network's.
 
     Args:
         model: Model before any change.
         samples: Inputs by name, for each sample. None for random inputs.
         effort: Factor on the limits of runs.
-        notes: List of notes, to which the comparison adds.
+        notes: List to which notes about the comparison are added.
 
     Attributes:
         noise: Output errors of the last changed model that was accepted. None before a run.

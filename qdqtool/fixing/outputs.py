@@ -44,7 +44,7 @@ class OutputNoise:
     Attributes:
         each: By output, the root mean square of the difference divided by that of the float output.
         finite: Whether all values are finite.
-        parts: The same error of each part of an output, by output and joined tensor.
+        parts: This error for each part of an output, by output and joined tensor.
         lost: Parts that are constant although they vary in the float network.
     """
 
@@ -93,7 +93,7 @@ class OutputError:
         channels: First and last channel. None for a whole output, or if the part is not a range.
         before: Root mean square of the difference divided by that of the float output, before
             fixing.
-        after: The same error after fixing.
+        after: This error after fixing.
         lost: Whether all values are equal in the fixed model, but not in the float network.
     """
 
@@ -302,14 +302,14 @@ def measure_noise(
                 finite = finite and bool(np.all(np.isfinite(actual)))
                 sums[name].add(actual, expected)
         for part in parts:
-            pair = select_part(outputs, reference, part)
-            if pair is not None:
-                part_sums[part.key].add(*pair)
+            if part.output in reference and reference[part.output].shape == part.mask.shape:
+                actual, expected = outputs[part.output], reference[part.output]
+                part_sums[part.key].add(actual[part.mask], expected[part.mask])
     return OutputNoise(
         {name: total.relative_error for name, total in sums.items()},
         finite,
         {key: total.relative_error for key, total in part_sums.items()},
-        frozenset(p.key for p in parts if is_part_lost(samples, p)),
+        frozenset(key for key, total in part_sums.items() if total.is_lost),
     )
 
 
@@ -319,6 +319,8 @@ class ErrorSums:
     def __init__(self) -> None:
         self._difference = self._level = 0.0  # sums of squares
         self._count = 0
+        self._actual_values: set[float] = set()  # smallest and largest value of each sample
+        self._expected_values: set[float] = set()
 
     def add(self, actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
         """Add the values of one sample."""
@@ -326,6 +328,8 @@ class ErrorSums:
         self._difference += float(np.sum((actual - expected) ** 2))
         self._level += float(np.sum(expected**2))
         self._count += expected.size
+        self._actual_values |= {float(actual.min()), float(actual.max())}
+        self._expected_values |= {float(expected.min()), float(expected.max())}
 
     @property
     def relative_error(self) -> float:
@@ -333,32 +337,12 @@ class ErrorSums:
 
         If all expected values are 0, the root mean square of the difference.
         """
-        return math.sqrt(self._difference / (self._level or max(self._count, 1)))
+        return math.sqrt(self._difference / (self._level or self._count))
 
-
-def select_part(
-    outputs: Arrays, reference: Arrays, part: OutputPart
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-    """Return the elements of a part in outputs and reference, both of shape [elements].
-
-    None if the output is missing or has another shape.
-    """
-    a, b = outputs.get(part.output), reference.get(part.output)
-    if a is None or b is None or a.shape != b.shape or part.mask.shape != b.shape:
-        return None
-    return a[part.mask], b[part.mask]
-
-
-def is_part_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> bool:
-    """Return whether a part is constant over all samples, but varies in the float network."""
-    ends = np.array([np.inf, -np.inf, np.inf, -np.inf])
-    for outputs, reference in samples:
-        pair = select_part(outputs, reference, part)
-        if pair is None:
-            return False
-        ends[::2] = np.minimum(ends[::2], [values.min() for values in pair])
-        ends[1::2] = np.maximum(ends[1::2], [values.max() for values in pair])
-    return bool(ends[0] == ends[1] and ends[2] < ends[3])
+    @property
+    def is_lost(self) -> bool:
+        """Whether all actual values are equal, but not all expected values."""
+        return len(self._actual_values) == 1 < len(self._expected_values)
 
 
 def list_output_errors(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,11 @@ def find_asymmetric_quantizers(
     sites: list[FixSite | None] = []
     scales: dict[object, FloatArray] = {}  # cache by parameters, which many nodes may share
     weights = _weight_dqs(view)
-    for q, dqs in _find_quantizer_groups(view, reasons):
+    for nodes in _find_quantizer_groups(view, reasons):
         site = None
-        if q is None and dqs[0].index not in weights:
-            site = _asymmetric_constant_site(view, dqs[0])
-        sites.append(site or _symmetric_site(view, q, dqs, scales))
+        if qdq.is_dq(nodes[0]) and nodes[0].index not in weights:
+            site = _asymmetric_constant_site(view, nodes[0])
+        sites.append(site or _symmetric_site(view, nodes, scales))
     return list_sites(sites)
 
 
@@ -98,63 +99,79 @@ def _has_exact_halves(stored: npt.NDArray[Any], step: float, zero: npt.NDArray[A
     return bool(np.all(np.abs(halves - np.round(halves)) < 1e-4))
 
 
-def _find_quantizer_groups(
-    view: View, reasons: Sequence[Reason]
-) -> list[tuple[Node | None, list[Node]]]:
-    """Return the Qs that reasons name, each with its DQs, and named DQs of stored integers.
-
-    A DQ of stored integers has None in place of its Q.
-    """
+def _find_quantizer_groups(view: View, reasons: Sequence[Reason]) -> list[list[Node]]:
+    """Return groups of quantizers that reasons name: a Q with its DQs, or a DQ of a constant."""
     places = {r.node for r in reasons}
-    groups: list[tuple[Node | None, list[Node]]] = []
+    groups: list[list[Node]] = []
     for node in view.quantizers:
         if qdq.is_q(node):
-            dqs = [n for n in view.model.consumers(node.output) if qdq.is_dq(n)]
-            if not places.isdisjoint(n.name for n in (node, *dqs)):
-                groups.append((node, dqs))
+            nodes = [node, *(n for n in view.model.consumers(node.output) if qdq.is_dq(n))]
+            if not places.isdisjoint(n.name for n in nodes):
+                groups.append(nodes)
         elif node.name in places and not qdq.is_q(view.model.producer(node.input(0))):
-            groups.append((None, [node]))
+            groups.append([node])
     return groups
 
 
 def _symmetric_site(
-    view: View, q: Node | None, dqs: list[Node], scales: dict[object, FloatArray]
+    view: View, nodes: list[Node], scales: dict[object, FloatArray]
 ) -> FixSite | None:
     """Return a site that makes a group of quantizers symmetric.
 
     Args:
         view: The model.
-        q: The Q. None for stored integers.
-        dqs: The DQs.
+        nodes: The group: a Q and its DQs, or a DQ of a constant.
         scales: Cache of symmetric scales, by the key of the old parameters; it is extended.
     """
-    first = q or dqs[0]
+    first = nodes[0]
     params = view.params(first)
     if params.precision not in BYTES or params.scale is None or params.zero_point is None:
         return None
     if not params.scale.size or not params.zero_point.size:
         return None
-    nodes = [n for n in (q, *dqs) if n is not None]
     is_asymmetric = params.precision == Precision.UINT8 or bool(np.any(params.zero_point != 0))
-    scale = params.scale
-    description = f"{first.name}: zero point of int8 zeros"
-    clips = q is not None and is_asymmetric and clips_negative_values(view, q)
-    if is_asymmetric:
-        key = params.key or first.index  # the key is None if a scale is NaN
-        if key not in scales:
-            scales[key] = _make_symmetric(params)
-        scale = scales[key]
-        description = _describe_symmetric(first, params.scale, scale, clips=clips)
+    if not is_asymmetric:
+        description = f"{first.name}: zero point of int8 zeros"
+        return _new_scale_site(view, nodes, params.scale, description)
+    clips = clips_negative_values(view, first)
+    key = params.key or first.index  # the key is None if a scale is NaN
+    if key not in scales:
+        scales[key] = _make_symmetric(params)
+    scale = scales[key]
+
+    def prepare(editor: Editor) -> None:
+        if qdq.is_dq(first):
+            _requantize_constant(view, editor, first, params, scale)
+        if clips:
+            insert_relu(editor, first)
+
+    description = _describe_symmetric(first, params.scale, scale, clips=clips)
+    return _new_scale_site(view, nodes, scale, description, prepare)
+
+
+def _new_scale_site(
+    view: View,
+    nodes: list[Node],
+    scale: FloatArray,
+    description: str,
+    prepare: Callable[[Editor], None] = lambda editor: None,
+) -> FixSite:
+    """Return a site that gives quantizers int8 zero points of 0 and new scales.
+
+    Args:
+        view: The model.
+        nodes: The quantizers; the first one names the site.
+        scale: Their new scales, one for each channel.
+        description: Description of the change.
+        prepare: Further change, made first.
+    """
 
     def apply(editor: Editor) -> None:
-        if q is None and is_asymmetric:
-            _requantize_constant(view, editor, dqs[0], params, scale)
-        if q is not None and clips:
-            insert_relu(editor, q)
+        prepare(editor)
         for node in nodes:
             _set_scale(view, editor, node, scale)
 
-    return FixSite(first.name, description, apply, [n.name for n in nodes])
+    return FixSite(nodes[0].name, description, apply, [n.name for n in nodes])
 
 
 def _describe_symmetric(node: Node, old: FloatArray, new: FloatArray, *, clips: bool) -> str:
@@ -205,7 +222,6 @@ def _set_scale(view: View, editor: Editor, node: Node, scale: FloatArray) -> Non
 def _requantize_constant(
     view: View, editor: Editor, dq: Node, params: QuantParams, scale: FloatArray
 ) -> None:
-    """Convert stored integers to int8 with new scales and a zero point of 0."""
     stored = view.model.constant(dq.input(0))
     if stored is None or params.scale is None or params.zero_point is None:
         return
@@ -227,13 +243,10 @@ def find_nonpositive_scales(view: View, target: Target, reasons: Sequence[Reason
     """
     sites = []
     recomputable = {r.node for r in select_reasons(ScaleNotPositive, reasons) if r.is_recomputable}
-    for q, dqs in _find_quantizer_groups(view, reasons):
-        first = q or dqs[0]
-        old = view.params(first).scale
-        names = [n.name for n in dqs]
-        if old is not None and not recomputable.isdisjoint([first.name, *names]):
-            apply = _make_scale_change(view, q, dqs, old)
-            sites.append(FixSite(first.name, f"{first.name}: scales made positive", apply, names))
+    for nodes in _find_quantizer_groups(view, reasons):
+        old = view.params(nodes[0]).scale
+        if old is not None and not recomputable.isdisjoint(n.name for n in nodes):
+            sites.append(_positive_scale_site(view, nodes, old))
     return sites
 
 
@@ -253,17 +266,17 @@ def find_weight_scales(view: View, target: Target, reasons: Sequence[Reason]) ->
     layers = {q.index: node.name for node in view.nodes_with_weights if (q := view.weights(node).q)}
     sites = []
     for q in filter(qdq.is_q, view.quantizers):
-        dqs = [n for n in view.model.consumers(q.output) if qdq.is_dq(n)]
-        places = [q.name, *(dq.name for dq in dqs)]
+        nodes = [q, *(n for n in view.model.consumers(q.output) if qdq.is_dq(n))]
         layer = layers.get(q.index, "")
-        if layer in misfits or not extreme.isdisjoint(places):
-            sites.append(_weight_scale_site(view, q, dqs, layer, everything=layer in misfits))
+        if layer in misfits or not extreme.isdisjoint(n.name for n in nodes):
+            sites.append(_weight_scale_site(view, nodes, layer, everything=layer in misfits))
     return list_sites(sites)
 
 
 def _weight_scale_site(
-    view: View, q: Node, dqs: list[Node], layer: str, *, everything: bool
+    view: View, nodes: list[Node], layer: str, *, everything: bool
 ) -> FixSite | None:
+    q = nodes[0]
     old, value = view.params(q).scale, view.model.constant(q.input(0))
     if old is None or value is None or not np.isfinite(value).all():
         return None
@@ -272,35 +285,26 @@ def _weight_scale_site(
         return None
     is_bad = ~(old > 0) | ~np.isfinite(old) | find_extreme_scales(old, largest) | everything
     scale = np.where(is_bad & (largest > 0), largest / _LEVELS, old)
-
-    def apply(editor: Editor) -> None:
-        for node in (q, *dqs):
-            _set_scale(view, editor, node, scale)
-
-    places = [layer, *(dq.name for dq in dqs)]
-    return FixSite(q.name, f"{q.name}: scale computed from the weights", apply, places)
+    site = _new_scale_site(view, nodes, scale, f"{q.name}: scale computed from the weights")
+    return replace(site, names=[*site.names, layer])
 
 
-def _make_scale_change(
-    view: View, q: Node | None, dqs: list[Node], old: FloatArray
-) -> Callable[[Editor], None]:
-    """Return the change that gives a Q (None for stored integers) and its DQs positive scales."""
+def _positive_scale_site(view: View, nodes: list[Node], old: FloatArray) -> FixSite:
+    first = nodes[0]
     is_bad = ~(old > 0) | ~np.isfinite(old)
     replacement = np.where(np.isfinite(old) & (old != 0), np.abs(old), 1.0)
-    value = view.model.constant(q.input(0)) if q is not None else None
-    if q is not None and value is not None:
-        magnitude = channel_maxima(value, view.axis(q)) / _LEVELS
+    value = view.model.constant(first.input(0)) if qdq.is_q(first) else None
+    if value is not None:
+        magnitude = channel_maxima(value, view.axis(first)) / _LEVELS
         replacement = np.where(magnitude > 0, magnitude, 1.0)
     scale = np.asarray(np.where(is_bad, replacement, old), np.float64)
 
-    def apply(editor: Editor) -> None:
-        if q is None:
-            _restore_signs(view, editor, dqs[0], old)
-        for node in (q, *dqs):
-            if node is not None:
-                _set_scale(view, editor, node, scale)
+    def prepare(editor: Editor) -> None:
+        if qdq.is_dq(first):
+            _restore_signs(view, editor, first, old)
 
-    return apply
+    description = f"{first.name}: scales made positive"
+    return _new_scale_site(view, nodes, scale, description, prepare)
 
 
 def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> None:
@@ -365,16 +369,11 @@ def _dead_scale_site(view: View, q: Node, reason: ScaleDead) -> FixSite | None:
         return None
     scale = np.asarray([reason.reach / _LEVELS], np.float64)
     nodes = [q, *(n for n in view.model.consumers(q.output) if qdq.is_dq(n))]
-
-    def apply(editor: Editor) -> None:
-        for node in nodes:
-            _set_scale(view, editor, node, scale)
-
     description = (
         f"{q.name}: scale {format_number(reason.scale)} -> {format_number(float(scale[0]))}, "
         f"which covers all values of {reason.parts[0].op}"
     )
-    return FixSite(q.name, description, apply, [n.name for n in nodes])
+    return _new_scale_site(view, nodes, scale, description)
 
 
 def find_scale_vectors(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
@@ -383,15 +382,13 @@ def find_scale_vectors(view: View, target: Target, reasons: Sequence[Reason]) ->
     Scales of shape [1] are replaced for TensorRT-RTX only.
     """
     names = collect_names(reasons)
-    pairs = [(q, dqs) for q, dqs in view.pairs() if not names.isdisjoint(_pair_names(q, dqs))]
-    return list_sites(_scalar_scale_site(view, target, q, dqs) for q, dqs in pairs)
+    groups = [[q, *dqs] for q, dqs in view.pairs()]
+    named = [nodes for nodes in groups if not names.isdisjoint(n.name for n in nodes)]
+    return list_sites(_scalar_scale_site(view, target, nodes) for nodes in named)
 
 
-def _pair_names(q: Node, dqs: Sequence[Node]) -> list[str]:
-    return [q.name, *(dq.name for dq in dqs)]
-
-
-def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> FixSite | None:
+def _scalar_scale_site(view: View, target: Target, nodes: list[Node]) -> FixSite | None:
+    q = nodes[0]
     params = view.params(q)
     if params.scale is None or not params.scale.size or params.scale_shape == ():
         return None
@@ -400,11 +397,11 @@ def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> 
     scale = float(params.scale.max())
 
     def apply(editor: Editor) -> None:
-        for node in (q, *dqs):
+        for node in nodes:
             editor.set_quantizer(node, np.asarray(scale), np.zeros((), np.int8))
 
     description = f"{q.name}: one scalar scale, {format_number(scale)}"
-    return FixSite(q.name, description, apply, [n.name for n in dqs])
+    return FixSite(q.name, description, apply, [n.name for n in nodes])
 
 
 def to_fp16_layers(model: Model, target: Target) -> Model | None:

@@ -13,7 +13,6 @@ from qdqtool.ir.graph import Model
 from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.compiler import IntegersLost, ScalesJoined
 from qdqtool.reasons.conversions import RemainingConversion, ScalesAround
-from qdqtool.reasons.different_scales import ConcatScales, ScalesDiffer
 from qdqtool.reasons.float_types import RemainingFloat
 from qdqtool.reasons.fusions import (
     ActivationBeforeAdd,
@@ -35,10 +34,12 @@ from qdqtool.reasons.quantizers import (
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.scales import (
     ActivationPerChannel,
+    ConcatScales,
     ScaleDead,
     ScaleHalf,
     ScaleImplausible,
     ScaleNotPositive,
+    ScalesDiffer,
 )
 from qdqtool.reasons.weights import (
     BiasQuantized,

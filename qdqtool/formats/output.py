@@ -57,7 +57,9 @@ def emit(answer: str | TextPage, output: str | None) -> None:
         return
     if sys.stdout is None:
         raise QdqtoolError(
-            "standard output is closed: the result cannot be printed", code="not-written"
+            "standard output is closed: the result cannot be printed; give `output`, or open "
+            "standard output",
+            code="not-written",
         )
     try:
         if isinstance(answer, TextPage) and supports_color(sys.stdout):

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.insertion.structure import is_convolution
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import LayerKind, operator_of, output_axis
+from qdqtool.ir.operators import CONVOLVE, LayerKind, operator_of, output_axis
 
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
@@ -85,7 +84,7 @@ def _is_inference_norm(node: Node) -> bool:
 def _can_fold(model: Model, conv: Node, norm: Node) -> bool:
     return (
         _is_inference_norm(norm)
-        and is_convolution(conv)
+        and operator_of(conv).kind in CONVOLVE
         and len(model.consumers(conv.output)) == 1
         and not model.is_output(conv.output)
     )

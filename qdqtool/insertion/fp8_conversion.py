@@ -49,7 +49,6 @@ def _remains_float(model: Model, node: Node) -> bool:
 
 
 def _add_parameters(model: Model, editor: Editor, scale: str) -> tuple[str, str]:
-    """Add FP8 scale and zero point for the range of an INT8 scale, and return their names."""
     value = model.constant(scale)
     assert value is not None
     zeros = FP8.make_tensor(f"{scale}/fp8_zero_point", np.zeros(value.shape, np.float32))

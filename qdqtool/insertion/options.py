@@ -24,7 +24,7 @@ PRECISIONS = ("int8", "fp8", "auto")
 
 @dataclass(frozen=True)
 class RangeOptions:
-    """Choice of the ranges of activations.
+    """Options for the ranges of activations.
 
     Attributes:
         method: One of :data:`METHODS`.
@@ -54,7 +54,7 @@ class RangeOptions:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Conversion of images into the network's inputs.
+    """Options for the conversion of images into the network's inputs.
 
     Attributes:
         preprocess: A Preprocess, the name of a preset, or a function. None: the preprocessing in
@@ -109,7 +109,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Which tensors are quantized, and how weights are stored.
+    """Options for the tensors to quantize, and for the storage of weights.
 
     Attributes:
         head: One of :data:`HEADS`: layers of a detection head that remain float.

@@ -526,7 +526,7 @@ class _Placer:
         return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
     def _find_failing_form(self, node: Node) -> Reason | None:
-        """Return a reason if builds with convolutions of this kind failed, else None."""
+        """Return why builds with such a convolution fail on the target; None if they do not."""
         if operator_of(node).kind != LayerKind.CONVOLUTION:
             return None
         model = self._model

@@ -1,7 +1,7 @@
 """Preparation of a float model for Q/DQ pairs.
 
-* The opset is raised to 13, the first with per-channel Q/DQ (to 19 for Q/DQ of
-  FP16 tensors or FP8).
+* The opset is raised to 13, the first with Q/DQ per channel, or to 19 for Q/DQ of FP16 tensors and
+  for FP8.
 * Weights computed from constants (moved, cast, standardized, normalized) become constants.
   TensorRT 8 rejects others: "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
 * Matrix products of Einsums become MatMuls (:mod:`qdqtool.insertion.einsum`).

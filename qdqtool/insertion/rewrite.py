@@ -199,7 +199,6 @@ class _PairWriter:
 
 
 def _unit_scale(model: Model, site: WeightSite) -> npt.NDArray[Any]:
-    """Return scales of 1 in the shape and type that the weights need."""
     shape = model.constant_shape(site.tensor)
     assert shape is not None
     dtype = _float_type(model, site.tensor)

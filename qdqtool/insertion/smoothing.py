@@ -182,7 +182,6 @@ def _check_arguments(alpha: float, data: object) -> None:
 
 
 def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[str]:
-    """Return texts about tensors that cannot be smoothed: number, reason and first node."""
     counts = Counter(region.skip_reason for region in regions if region.skip_reason)
     first = {region.skip_reason: region.blocking_node for region in reversed(regions)}
     texts = []
@@ -202,7 +201,7 @@ def _smooth_regions(
     data: object,
     images: ImageOptions,
 ) -> list[ScaleMigration]:
-    """Choose the factors s of each region, change the model's constants, and report both."""
+    """Divide the tensors of regions by their factors s, in place, and return the changes."""
     model = regions[0].model
     linears = [[n for n in region.linears if n.index in quantized] for region in regions]
     channels = {n.input(0): _count_channels(model, n) for nodes in linears for n in nodes}
@@ -269,7 +268,6 @@ def _count_channels(model: Model, linear: Node) -> int:
 
 
 def _find_regions(shapes: NetworkShapes, consumers: Iterable[Node]) -> Iterator[_ScaleRegion]:
-    """Yield the regions around the inputs of Linears, each region once."""
     visited: set[str] = set()
     for linear in consumers:
         tensor = linear.input(0)
@@ -576,7 +574,7 @@ def _is_sum(node: Node) -> bool:
 
 
 def _write_constants(model: Model, constants: _Constants) -> None:
-    """Set new constants of nodes; a shared constant stays unchanged for its other consumers."""
+    """Set new constants of nodes. Other consumers of a shared constant keep the old values."""
     editor = Editor(model)
     for (index, position), value in constants.items():
         node = model.nodes[index]

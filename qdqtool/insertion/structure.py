@@ -6,15 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import onnx
 
-from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import CONVOLVE, commuting_inputs, operator_of
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import commuting_inputs
 from qdqtool.patterns.fake_quantizers import ATEN
 from qdqtool.patterns.pointwise import activation_outputs, pointwise_region
-
-
-def is_convolution(node: Node | None) -> bool:
-    """Return whether a node is a Conv or ConvTranspose."""
-    return operator_of(node).kind in CONVOLVE
 
 
 def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Iterator[str]:

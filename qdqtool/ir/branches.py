@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from typing import NamedTuple
 
 import onnx
@@ -164,8 +165,7 @@ def _find_constant_branches(model: Model) -> Iterator[tuple[int, onnx.GraphProto
 
 
 def _replace_nodes(model: Model, branches: dict[int, onnx.GraphProto]) -> Model:
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = deepcopy(model.proto)
     used = {*model.producers, *model.initializers, *model.inputs, *(n.name for n in model.nodes)}
     counts = Counter(_defined_tensors(nested_graphs(model.proto.graph.node)))
     used.update(tensor for tensor, count in counts.items() if count > 1)
@@ -206,8 +206,7 @@ def _inline(
         branch: The branch that is executed.
         used: Names in use. The names of the branch are added.
     """
-    copy = onnx.GraphProto()
-    copy.CopyFrom(branch)
+    copy = deepcopy(branch)
     produced = {tensor for inner in copy.node for tensor in inner.output}
     names: dict[str, str] = {}
     passed: list[tuple[str, str]] = []  # branch outputs that no node of the branch produces

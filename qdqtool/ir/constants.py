@@ -396,7 +396,6 @@ def _replace_by_constants(model: Model, tensors: Collection[str]) -> Model:
     if not constants:
         return model
     proto = strip_large_weights(model.proto)
-    proto.metadata_props.extend(model.proto.metadata_props)
     proto.graph.initializer.extend(constants.values())
     remaining = _find_used_nodes(model, constants)
     del proto.graph.node[:]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -123,8 +124,7 @@ class Editor:
 
     def retype_constant(self, tensor: str, elem_type: int) -> None:
         """Give an initializer without available data another element type."""
-        constant = onnx.TensorProto()
-        constant.CopyFrom(self.model.initializers[tensor])
+        constant = deepcopy(self.model.initializers[tensor])
         constant.data_type = elem_type
         self._set_constant(constant)
 

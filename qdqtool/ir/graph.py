@@ -12,6 +12,7 @@ import itertools
 import operator
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from copy import deepcopy
 from sys import intern
 from typing import Any
 
@@ -233,9 +234,7 @@ class Model:
 
         The hash of the copy is :data:`EDITED`. The copy does not list inlined functions.
         """
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
-        return Model(proto, self.path, EDITED, self.base_dir, self, self._constants)
+        return Model(deepcopy(self.proto), self.path, EDITED, self.base_dir, self, self._constants)
 
     def reindex(self) -> None:
         """Index the whole message again, after a change of opset or types."""

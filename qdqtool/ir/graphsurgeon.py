@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -55,10 +56,8 @@ def to_graphsurgeon(proto: onnx.ModelProto) -> onnx_graphsurgeon.Graph:
     """
     import onnx_graphsurgeon
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
     with quiet_graphsurgeon():
-        graph: Any = onnx_graphsurgeon.import_onnx(copy)
+        graph: Any = onnx_graphsurgeon.import_onnx(deepcopy(proto))
     graph.metadata_props = {entry.key: entry.value for entry in proto.metadata_props}
     return graph
 

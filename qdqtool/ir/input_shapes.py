@@ -39,14 +39,19 @@ def image_shapes(model: Model) -> dict[str, tuple[int | None, int | None]]:
     for name in model.inputs:
         shape = [d if d is not None and d > 0 else None for d in model.shape(name) or ()]
         if len(shape) == 4:
-            height, width = shape[_side_axes(shape)]
+            height, width = shape[side_axes(shape)]
             shapes[name] = height, width
     return shapes
 
 
-def _side_axes(shape: Sequence[int | None]) -> slice:
-    is_channels_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
-    return slice(1, 3) if is_channels_last else slice(2, 4)
+def is_channels_last(shape: Sequence[int | None]) -> bool:
+    """Return whether the last of four axes has 1 or 3 channels, and the second axis does not."""
+    return shape[3] in (1, 3) and shape[1] not in (1, 3)
+
+
+def side_axes(shape: Sequence[int | None]) -> slice:
+    """Return the axes of height and width of an NCHW or NHWC shape."""
+    return slice(1, 3) if is_channels_last(shape) else slice(2, 4)
 
 
 def remember_size(model: Model, size: tuple[int, int] | None) -> None:
@@ -73,7 +78,7 @@ def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
             continue
         defaults = [batch, *([1] * (len(shape) - 1))]
         if len(shape) == 4:
-            defaults[_side_axes(shape)] = metadata_size(model) or _DEFAULT_SIZE
+            defaults[side_axes(shape)] = metadata_size(model) or _DEFAULT_SIZE
         # Some exporters write 0 or -1 for an open dimension.
         shapes[name] = tuple(
             size if _is_fixed(size) else default
@@ -98,7 +103,8 @@ def set_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]
                 onnx.TensorShapeProto.Dimension(dim_value=d) for d in shapes[value.name]
             )
     for value in proto.graph.output:
-        value.type.tensor_type.ClearField("shape")
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
 
 
 @dataclass(slots=True)

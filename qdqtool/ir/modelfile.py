@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -198,8 +199,7 @@ def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: 
     has_custom = has_custom_quantizers(source)
     if not source.functions and not has_custom:
         return fold_constant_branches(Model(source, path, sha256, base_dir))
-    proto = onnx.ModelProto()
-    proto.CopyFrom(source)
+    proto = deepcopy(source)
     if has_custom:
         replace_custom_quantizers(proto)
     functions = tuple(dict.fromkeys(f.name for f in find_called_functions(proto)))
@@ -278,12 +278,11 @@ def load_full(source: ModelSource | Model) -> Model:
             the model's folder.
     """
     model = load(source)
-    for tensor in external.all_tensors(model.proto.graph):
-        if external.is_external(tensor):
-            loaded = model.external_tensor(tensor)
-            if loaded is None:
-                raise _missing_weights(model, tensor)
-            tensor.CopyFrom(loaded)
+    for tensor in external.external_tensors(model.proto.graph):
+        loaded = model.external_tensor(tensor)
+        if loaded is None:
+            raise _missing_weights(model, tensor)
+        tensor.CopyFrom(loaded)
     model.forget_constants()
     return model
 
@@ -294,15 +293,10 @@ def require_weights(model: Model) -> None:
     Raises:
         ModelError: A file is missing.
     """
-    existing: set[str] = set()
-    for tensor in external.all_tensors(model.proto.graph):
-        if external.is_external(tensor):
-            location = external.read_location(tensor)
-            if location in existing:
-                continue
-            if external.find_file(tensor, model.base_dir, model.path) is None:
-                raise _missing_weights(model, tensor)
-            existing.add(location)
+    tensors = {external.read_location(t): t for t in external.external_tensors(model.proto.graph)}
+    for tensor in tensors.values():
+        if external.find_file(tensor, model.base_dir, model.path) is None:
+            raise _missing_weights(model, tensor)
 
 
 def _missing_weights(model: Model, tensor: onnx.TensorProto) -> ModelError:
@@ -312,9 +306,11 @@ def _missing_weights(model: Model, tensor: onnx.TensorProto) -> ModelError:
         state = "a directory"
     else:
         state = "not a regular file" if os.path.exists(path) else "missing"
-    advice = ". Copy it next to the model" if state == "missing" else ""
+    advice = "copy the file next to the model"
+    if state != "missing":
+        advice = "replace it by the file that was exported with the model"
     return ModelError(
-        f"weight file '{location}' of tensor '{tensor.name}' is {state}{advice}",
+        f"weight file '{location}' of tensor '{tensor.name}' is {state}; {advice}",
         model.path or "model",
         code="file-missing" if state == "missing" else "not-a-file",
         node=tensor.name,
@@ -356,16 +352,6 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
 
 def _split_weights(proto: onnx.ModelProto, path: Path) -> None:
     slim = strip_large_weights(proto, 1024)
-    for field in ("producer_name", "producer_version", "domain", "model_version"):
-        if getattr(proto, field):
-            setattr(slim, field, getattr(proto, field))
-    for copy, original in ((slim, proto), (slim.graph, proto.graph)):
-        # protobuf returns bytes for a text that is not UTF-8, but does not accept bytes.
-        if isinstance(original.doc_string, str):
-            copy.doc_string = original.doc_string
-    slim.metadata_props.extend(proto.metadata_props)
-    slim.graph.metadata_props.extend(proto.graph.metadata_props)
-    slim.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
     large = {t.name: t for t in proto.graph.initializer if tensor_bytes(t) > 1024}
     write_external(slim, large, path)
 

@@ -7,6 +7,7 @@ TensorRT computes the arithmetic in float, and its parser stops at the other ope
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.proto.subgraphs import DOMAINS, with_subgraph_nodes
+from qdqtool.proto.subgraphs import DOMAINS, remove_unused_opsets
 
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
@@ -118,6 +119,12 @@ class FakeQuantizer:
         return self.nodes[0].name
 
 
+def _make_inexpressible(
+    form: QuantizerForm, nodes: tuple[Node, ...], problem: str
+) -> FakeQuantizer:
+    return FakeQuantizer(form, nodes, nodes[0].input(0), problem=problem)
+
+
 def find_fake_quantizers(model: Model) -> list[FakeQuantizer]:
     """Return the simulated quantizers of a model, cached until the model is edited."""
     cache: dict[str, list[FakeQuantizer]] = model.cache.setdefault("fake quantizers", {})
@@ -185,8 +192,11 @@ class _QuantizerFinder:
         if node.op == "FakeQuantize":
             return self._read_openvino(node)
         if node.op == "QcQuantizeOp" or node.domain.startswith("aimet"):
-            problem = "the file does not contain its scales, which AIMET keeps in encodings"
-            return FakeQuantizer(QuantizerForm.AIMET, (node,), node.input(0), problem=problem)
+            return _make_inexpressible(
+                QuantizerForm.AIMET,
+                (node,),
+                "the file does not contain its scales, which AIMET keeps in encodings",
+            )
         if _ATEN.match(operator) or _ATEN.match(node.op.split(".")[0]):
             return self._read_affine(QuantizerForm.ATEN, node)
         if _MQBENCH.fullmatch(node.op):
@@ -194,14 +204,17 @@ class _QuantizerFinder:
         if _PT2E_QUANTIZE.fullmatch(node.op):
             return self._read_pt2e(node)
         if node.op.startswith("choose_qparams"):
-            problem = "it chooses scales at run time"
-            return FakeQuantizer(QuantizerForm.PT2E, (node,), node.input(0), problem=problem)
+            return _make_inexpressible(QuantizerForm.PT2E, (node,), "it chooses scales at run time")
         if node.op in _MODELOPT:
-            problem = "it has a largest magnitude (amax) in place of a scale"
-            return FakeQuantizer(QuantizerForm.MODELOPT, (node,), node.input(0), problem=problem)
+            return _make_inexpressible(
+                QuantizerForm.MODELOPT,
+                (node,),
+                "it has a largest magnitude (amax) in place of a scale",
+            )
         if _OTHER.search(node.op):
-            problem = f"the meaning of the inputs of {node.op} is unknown"
-            return FakeQuantizer(QuantizerForm.OTHER, (node,), node.input(0), problem=problem)
+            return _make_inexpressible(
+                QuantizerForm.OTHER, (node,), f"the meaning of the inputs of {node.op} is unknown"
+            )
         return None
 
     def _read_clip(self, clip: Node) -> FakeQuantizer | None:
@@ -226,8 +239,11 @@ class _QuantizerFinder:
         if integers is None:
             return None
         if integers.min(initial=0) < bounds[0] or integers.max(initial=0) > bounds[1]:
-            problem = f"its Clip changes the stored integers to {bounds[0]:g} to {bounds[1]:g}"
-            return FakeQuantizer(form, (clip, dq), source, problem=problem)
+            return _make_inexpressible(
+                form,
+                (clip, dq),
+                f"its Clip changes the stored integers to {bounds[0]:g} to {bounds[1]:g}",
+            )
         return self.build_stored(form, (clip, dq), source, scale, zero)
 
     def read_dq(self, dq: Node) -> tuple[_FloatArray | None, _FloatArray | None]:
@@ -282,29 +298,28 @@ class _QuantizerFinder:
             zero_point: Zero points; None if they are not constant.
             bounds: Smallest and largest integer; None if they are unknown.
         """
-
-        def with_problem(problem: str) -> FakeQuantizer:
-            return FakeQuantizer(form, nodes, source, problem=problem)
-
+        with_problem = functools.partial(FakeQuantizer, form, nodes, source)
         if scale is None or zero_point is None or bounds is None:
-            return with_problem("its scale or range is not constant")
+            return with_problem(problem="its scale or range is not constant")
         dtype = _RANGES.get((int(bounds[0]), int(bounds[1]))) if np.isfinite(bounds).all() else None
         if dtype is None:
             low, high = bounds
             return with_problem(
-                f"its integers are {low:g} to {high:g}, but Q and DQ have -128 to 127 or 0 to 255"
+                problem=f"its integers are {low:g} to {high:g}, but Q and DQ have -128 to 127 or 0 "
+                "to 255"
             )
         if not np.array_equal(zero_point, np.rint(zero_point)):
-            return with_problem("its zero point is not an integer")
+            return with_problem(problem="its zero point is not an integer")
         axis = self._find_axis(source, scale)
         if scale.size > 1 and axis is None:
             return with_problem(
-                f"its scale has shape {list(scale.shape)}, which is not one value for each channel"
+                problem=f"its scale has shape {list(scale.shape)}, which is not one value for each "
+                "channel"
             )
         zeros = np.broadcast_to(zero_point.reshape(-1), scale.size).astype(dtype)
         elem_types = self._elem_types(source, nodes[-1].output)
         if elem_types is None:
-            return with_problem("its input or output is neither float32 nor float16")
+            return with_problem(problem="its input or output is neither float32 nor float16")
         is_narrow = bounds[0] == -127 and self._may_be_below(source, float(-127 * scale.min()))
         return FakeQuantizer(
             form,
@@ -351,18 +366,18 @@ class _QuantizerFinder:
             return None
         form, nodes, source = QuantizerForm.QONNX, (node,), node.input(0)
         if node.op not in ("Quant", "IntQuant"):
-            return FakeQuantizer(form, nodes, source, problem=_QONNX_PROBLEMS[node.op])
+            return _make_inexpressible(form, nodes, _QONNX_PROBLEMS[node.op])
         rounding = str(node.attributes.get("rounding_mode", "ROUND")).upper()
         if rounding not in ("ROUND", "HALF_EVEN"):
-            problem = (
-                f"it rounds by {rounding}, but QuantizeLinear rounds to the nearest even integer"
+            return _make_inexpressible(
+                form,
+                nodes,
+                f"it rounds by {rounding}, but QuantizeLinear rounds to the nearest even integer",
             )
-            return FakeQuantizer(form, nodes, source, problem=problem)
         bits = self.value(node.input(3))
         scale, zero = self.value(node.input(1)), self.value(node.input(2))
         if bits is None or bits.size != 1 or float(bits.reshape(-1)[0]) != _BITS:
-            problem = f"it has {_format_bits(bits)} bits, not 8"
-            return FakeQuantizer(form, nodes, source, problem=problem)
+            return _make_inexpressible(form, nodes, f"it has {_format_bits(bits)} bits, not 8")
         low, high = (-128, 127) if node.integer("signed", 1) else (0, 255)
         narrow = node.integer("narrow", 0)
         low, high = (low + narrow, high) if low else (low, high - narrow)
@@ -370,13 +385,11 @@ class _QuantizerFinder:
 
     def _read_openvino(self, node: Node) -> FakeQuantizer:
         form, nodes, source = QuantizerForm.OPENVINO, (node,), node.input(0)
-        values = [self.value(node.input(position)) for position in range(1, 5)]
-        low, high, out_low, out_high = values
+        low, high, out_low, out_high = (self.value(node.input(i)) for i in range(1, 5))
         if low is None or high is None or out_low is None or out_high is None:
             return self.build(form, nodes, source, None, None, None)
         if not (np.allclose(low, out_low) and np.allclose(high, out_high)):
-            problem = "its input and output ranges differ"
-            return FakeQuantizer(form, nodes, source, problem=problem)
+            return _make_inexpressible(form, nodes, "its input and output ranges differ")
         levels = node.integer("levels", 256)
         scale = np.asarray((high - low) / max(levels - 1, 1), np.float64)
         with np.errstate(all="ignore"):
@@ -385,16 +398,18 @@ class _QuantizerFinder:
         bounds = (-128.0 if levels == 256 else -127.0, 127.0) if is_signed else (0.0, 255.0)
         if levels not in (255, 256) or (levels == 255 and not is_signed):
             return self.build(form, nodes, source, scale, first, (0.0, levels - 1.0))
-        zero = bounds[0] - first
-        return self.build(form, nodes, source, scale, np.asarray(zero, np.float64), bounds)
+        return self.build(form, nodes, source, scale, np.asarray(bounds[0] - first), bounds)
 
     def _read_affine(self, form: QuantizerForm, node: Node) -> FakeQuantizer:
         """Read an operator with the inputs data, scale, zero point, optional axis, and bounds."""
         source = node.input(0)
         name = str(node.attributes.get("operator", node.op))
         if name.startswith("fused_"):
-            problem = "it measures its range while it runs; disable the observers and export again"
-            return FakeQuantizer(form, (node,), source, problem=problem)
+            return _make_inexpressible(
+                form,
+                (node,),
+                "it measures its range while it runs; disable the observers and export again",
+            )
         # The last input of learnable quantizers is a factor for gradients.
         inputs = node.inputs[1:-1] if "learnable" in name else node.inputs[1:]
         values = [self.value(tensor) for tensor in inputs]
@@ -431,12 +446,14 @@ class _QuantizerFinder:
         consumers = self.model.consumers(node.output)
         form, source = QuantizerForm.PT2E, node.input(0)
         if "affine" in node.op:
-            problem = "an affine quantizer of torchao has block sizes and its own integer types"
             dequantizers = [n for n in consumers if _PT2E_DEQUANTIZE.fullmatch(n.op)]
-            return FakeQuantizer(form, (node, *dequantizers), source, problem=problem)
+            return _make_inexpressible(
+                form,
+                (node, *dequantizers),
+                "an affine quantizer of torchao has block sizes and its own integer types",
+            )
         if len(consumers) != 1 or not _PT2E_DEQUANTIZE.fullmatch(consumers[0].op):
-            problem = "its integers have several consumers"
-            return FakeQuantizer(form, (node,), source, problem=problem)
+            return _make_inexpressible(form, (node,), "its integers have several consumers")
         values = [self.value(tensor) for tensor in node.inputs[1:]]
         numbers = [v.item() for v in values[2:] if v is not None and v.size == 1]
         is_channel = "quantize_per_channel" in node.op
@@ -485,24 +502,28 @@ class _RoundChain:
             self._offset_before, -self._offset_after
         ):
             return None
-        source = start
-        self._follow_straight_through(source)
+        self._follow_straight_through(start)
         if is_floor:
-            problem = (
-                "it rounds halves up, but QuantizeLinear rounds them to the nearest even integer"
+            return FakeQuantizer(
+                QuantizerForm.DECOMPOSED,
+                tuple(self.nodes),
+                start,
+                problem="it rounds halves up, but QuantizeLinear rounds them to the nearest even "
+                "integer",
             )
-            form = QuantizerForm.DECOMPOSED
-            return FakeQuantizer(form, tuple(self.nodes), source, problem=problem)
         bounds = (self._low, self._high)
         if not np.isfinite(bounds).any():
             consumers = self._model.consumers(self.nodes[-1].output)
             if not any(node.op in WEIGHTED for node in consumers):
                 return None  # The Round may round coordinates, for example.
-            problem = "its integers have no bounds"
-            form = QuantizerForm.DECOMPOSED
-            return FakeQuantizer(form, tuple(self.nodes), source, problem=problem)
+            return FakeQuantizer(
+                QuantizerForm.DECOMPOSED,
+                tuple(self.nodes),
+                start,
+                problem="its integers have no bounds",
+            )
         fake = self._finder.build(
-            QuantizerForm.DECOMPOSED, tuple(self.nodes), source, scale, self._offset_before, bounds
+            QuantizerForm.DECOMPOSED, tuple(self.nodes), start, scale, self._offset_before, bounds
         )
         # A product of 1 is a division by the scale, or by a power of two.
         is_division = bool(np.allclose(product, 1, rtol=0, atol=_EXACT_TOLERANCE))
@@ -656,7 +677,7 @@ def rewrite_fake_quantizers(model: Model) -> int:
     for fake in fakes:
         _rewrite(editor, fake)
     editor.finish()
-    _remove_unused_domains(model.proto)
+    remove_unused_opsets(model.proto)
     return len(fakes)
 
 
@@ -696,11 +717,3 @@ def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
         return editor.add_constant(f"{fake.source}_clipped", clipped.astype(value.dtype))
     inputs = [fake.source, editor.add_constant(f"{fake.name}/low", low.max())]
     return editor.insert_node(fake.nodes[-1], "Clip", f"{fake.name}/Clip", inputs)
-
-
-def _remove_unused_domains(proto: onnx.ModelProto) -> None:
-    used = {node.domain for node in with_subgraph_nodes(proto.graph.node)}
-    opsets = [o for o in proto.opset_import if o.domain in DOMAINS or o.domain in used]
-    kept = [onnx.helper.make_opsetid(o.domain, o.version) for o in opsets]
-    del proto.opset_import[:]
-    proto.opset_import.extend(kept)

@@ -10,7 +10,12 @@ from typing import Any
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes
+from qdqtool.ir.input_shapes import (
+    complete_shapes,
+    is_channels_last,
+    set_input_shapes,
+    side_axes,
+)
 from qdqtool.ir.operators import CONVOLUTIONS
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.input_values import find_normalized_inputs, warn_own_normalization
@@ -86,7 +91,6 @@ def _resolve_shapes(model: Model) -> Model:
     if not shapes or all(None not in (model.shape(name) or (None,)) for name in model.outputs):
         return model
     proto = strip_large_weights(model.proto)
-    proto.metadata_props.extend(model.proto.metadata_props)
     set_input_shapes(proto, shapes)
     return Model(proto, model.path, sha256=model.sha256)
 
@@ -102,16 +106,12 @@ def _output_shapes(model: Model) -> list[_Shape] | None:
     return known if known and len(known) == len(shapes) else None
 
 
-def _is_channels_last(shape: _Shape) -> bool:
-    return shape[3] in (1, 3) and shape[1] not in (1, 3)
-
-
 def _channel_count(shape: _Shape) -> int | None:
-    return shape[3] if _is_channels_last(shape) else shape[1]
+    return shape[3] if is_channels_last(shape) else shape[1]
 
 
 def _image_sides(shape: _Shape) -> tuple[int, int] | None:
-    height, width = shape[1:3] if _is_channels_last(shape) else shape[2:]
+    height, width = shape[side_axes(shape)]
     return (height, width) if height and width else None
 
 
@@ -119,8 +119,10 @@ def _find_single_channel(model: Model) -> OtherKind | None:
     for name, shape in _image_shapes(model).items():
         channels = _channel_count(shape)
         if channels == 1:
-            reason = f"input '{name}' has one channel, as a gray image or a spectrogram"
-            return OtherKind(NetworkKind.CHANNELS, reason)
+            return OtherKind(
+                NetworkKind.CHANNELS,
+                f"input '{name}' has one channel, as a gray image or a spectrogram",
+            )
     return None
 
 
@@ -130,8 +132,10 @@ def _find_single_channel(model: Model) -> OtherKind | None:
 def _find_classifier(model: Model) -> OtherKind | None:
     for name in model.outputs:
         if _ends_in_pooling(model, name):
-            reason = f"output '{name}' comes from a global pooling, as in a classifier"
-            return OtherKind(NetworkKind.CLASSIFIER, reason)
+            return OtherKind(
+                NetworkKind.CLASSIFIER,
+                f"output '{name}' comes from a global pooling, as in a classifier",
+            )
     shapes = _output_shapes(model)
     if shapes is None:
         return None
@@ -140,8 +144,9 @@ def _find_classifier(model: Model) -> OtherKind | None:
         return OtherKind(NetworkKind.ROWS, f"{first} has rows without a batch axis, as in SCRFD")
     if all(_has_no_positions(shape) for shape in shapes):
         text = ", ".join("?" if size is None else str(size) for size in shapes[0])
-        reason = f"{first} [{text}] has no height and width, as in a classifier"
-        return OtherKind(NetworkKind.CLASSIFIER, reason)
+        return OtherKind(
+            NetworkKind.CLASSIFIER, f"{first} [{text}] has no height and width, as in a classifier"
+        )
     return None
 
 
@@ -189,11 +194,11 @@ def _find_map(model: Model) -> OtherKind | None:
     if max(known_strides) <= 1 and all(
         _channel_count(s) == _channel_count(images[0]) for s in shapes
     ):
-        reason = f"{first} is an image, as in super-resolution or restoration"
-        return OtherKind(NetworkKind.IMAGE, reason)
+        return OtherKind(
+            NetworkKind.IMAGE, f"{first} is an image, as in super-resolution or restoration"
+        )
     if _are_features(model, shapes, known_strides):
-        reason = f"{first} is a feature map, as in a backbone"
-        return OtherKind(NetworkKind.CLASSIFIER, reason)
+        return OtherKind(NetworkKind.CLASSIFIER, f"{first} is a feature map, as in a backbone")
     is_single = len(shapes) == 1 and _last_operator(model) != "Concat"
     if max(known_strides) <= (_MAP_STRIDE if is_single else _DENSE_STRIDE):
         return OtherKind(NetworkKind.MAP, f"{first} is a map, as in segmentation, depth or pose")
@@ -233,8 +238,10 @@ def _find_upscaled(model: Model) -> OtherKind | None:
     """Return the kind of a network of unknown size whose single output is upscaled."""
     if _last_operator(model) not in _UPSCALING:
         return None
-    reason = f"the network's output '{model.outputs[0]}' is an upscaled map, as in segmentation"
-    return OtherKind(NetworkKind.MAP, reason)
+    return OtherKind(
+        NetworkKind.MAP,
+        f"the network's output '{model.outputs[0]}' is an upscaled map, as in segmentation",
+    )
 
 
 def _are_features(model: Model, shapes: Sequence[_Shape], strides: Sequence[float]) -> bool:
@@ -293,12 +300,15 @@ def _find_tokens(model: Model) -> OtherKind | None:
         return OtherKind(NetworkKind.MAP, f"{first} is a map, as in segmentation or depth")
     lengths = {shape[-1] for shape in shapes}
     if len(shapes) == 2 and any(lengths == {k * width, k * height} for k in (1, 2, 3, 4)):
-        reason = f"{first} has scores along one side of the image, as in pose networks (SimCC)"
-        return OtherKind(NetworkKind.MAP, reason)
+        return OtherKind(
+            NetworkKind.MAP,
+            f"{first} has scores along one side of the image, as in pose networks (SimCC)",
+        )
     steps = {width // stride for stride in (2, 4, 8, 16)}
     if width >= _MIN_LINE * height and len(shapes) == 1 and not steps.isdisjoint(shapes[0]):
-        reason = f"{first} is a sequence along the width, as in text recognition"
-        return OtherKind(NetworkKind.TEXT, reason)
+        return OtherKind(
+            NetworkKind.TEXT, f"{first} is a sequence along the width, as in text recognition"
+        )
     return None
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             yield from attribute.tensors
             for inner in attribute_graphs(attribute):
                 yield from all_tensors(inner)
+
+
+def external_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors of :func:`all_tensors` whose values are in a file next to the model."""
+    return filter(is_external, all_tensors(graph))
 
 
 def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
@@ -184,9 +190,7 @@ def check_weights(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     """
     file_sizes: dict[str, int] = {}
     total = 0
-    for tensor in all_tensors(proto.graph):
-        if not is_external(tensor):
-            continue
+    for tensor in external_tensors(proto.graph):
         location = read_location(tensor)
         if location not in file_sizes:
             path = find_file(tensor, base_dir, model)
@@ -255,8 +259,7 @@ def with_length(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
     Without a length, libraries read the rest of the file.
     """
-    copy = onnx.TensorProto()
-    copy.CopyFrom(tensor)
+    copy = deepcopy(tensor)
     if tensor.data_type in _BITS and all(entry.key != "length" for entry in tensor.external_data):
         copy.external_data.add(key="length", value=str(data_size(tensor)))
     return copy

@@ -7,8 +7,18 @@ from collections.abc import Container
 import onnx
 from google.protobuf.message import EncodeError
 
+from qdqtool.proto.subgraphs import copy_header
+
 # Constants of at most this size in bytes keep their data, because shape inference may need them.
 _KEEP_FOR_SHAPES = 4096
+_GRAPH_FIELDS = (
+    "node",
+    "input",
+    "output",
+    "value_info",
+    "sparse_initializer",
+    "quantization_annotation",
+)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
@@ -32,11 +42,8 @@ def strip_large_weights(
         only: Names of the initializers that may lose their data; None for all.
     """
     slim = onnx.ModelProto()
-    slim.ir_version = proto.ir_version
-    slim.opset_import.extend(proto.opset_import)
-    slim.functions.extend(proto.functions)
-    slim.graph.name = proto.graph.name
-    for field in ("node", "input", "output", "value_info", "sparse_initializer"):
+    copy_header(proto, slim)
+    for field in _GRAPH_FIELDS:
         getattr(slim.graph, field).extend(getattr(proto.graph, field))
     for tensor in proto.graph.initializer:
         is_chosen = only is None or tensor.name in only

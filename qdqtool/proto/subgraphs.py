@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import onnx
@@ -57,6 +58,14 @@ def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from with_subgraph_nodes(nodes)
 
 
+def remove_unused_opsets(proto: onnx.ModelProto) -> None:
+    """Remove the operator sets of domains that no node uses, in place; ONNX's own remain."""
+    used = {*STANDARD, *(node.domain for node in all_nodes(proto))}
+    for position in reversed(range(len(proto.opset_import))):
+        if proto.opset_import[position].domain not in used:
+            del proto.opset_import[position]
+
+
 def rename_tensors(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None:
     """Rename tensors in the inputs and outputs of nodes and of their subgraphs, in place."""
     for node in with_subgraph_nodes(nodes):
@@ -73,8 +82,7 @@ def copy_node(
     node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str]
 ) -> onnx.NodeProto:
     """Return a copy of a node with the given inputs and outputs."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.input[:], copy.output[:] = inputs, outputs
     return copy
 
@@ -170,6 +178,7 @@ _HEADER = (
     "domain",
     "model_version",
     "doc_string",
+    "name",
 )
 
 
@@ -213,7 +222,7 @@ def extract_part(
     part = onnx.ModelProto()
     part.graph.output.extend(outputs)
     part_nodes, needed = find_dependencies(nodes, (v.name for v in part.graph.output), fed)
-    _copy_header(proto, part)
+    copy_header(proto, part)
     graph, whole = part.graph, proto.graph
     graph.node.extend(part_nodes)
     graph.initializer.extend(tensor for tensor in constants if tensor.name in needed)
@@ -231,12 +240,15 @@ def extract_part(
     return part, needed
 
 
-def _copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:
-    for field in _HEADER:
-        if proto.HasField(field):
-            setattr(part, field, getattr(proto, field))
+def copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:
+    """Copy operator sets, functions, metadata and documentation of a model to an empty model.
+
+    Documentation that is not UTF-8 is left out, because protobuf does not accept it.
+    """
+    for source, copy in ((proto, part), (proto.graph, part.graph)):
+        for field, value in source.ListFields():
+            if field.name in _HEADER and not isinstance(value, bytes):
+                setattr(copy, field.name, value)
+        copy.metadata_props.extend(source.metadata_props)
     part.opset_import.extend(proto.opset_import)
     part.functions.extend(proto.functions)
-    part.metadata_props.extend(proto.metadata_props)
-    part.graph.name, part.graph.doc_string = proto.graph.name, proto.graph.doc_string
-    part.graph.metadata_props.extend(proto.graph.metadata_props)

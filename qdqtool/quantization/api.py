@@ -505,7 +505,6 @@ class _Inserter:
     def _collect(
         self, model: Model, groups: Sequence[ScaleGroup], cache: CacheOptions
     ) -> tuple[Statistics, Json]:
-        """Return the statistics of the groups, and the JSON object `calibration`."""
         options = self._options
         return collect_statistics(
             model,
@@ -626,7 +625,7 @@ class _Inserter:
         self.result.findings.extend(report.findings)
 
     def measure_losses(self, scales: Sequence[GroupScale]) -> None:
-        """Measure the output error of the quantized activations, unless the options forbid it."""
+        """Measure the output error of the quantized activations if the option `losses` is not 0."""
         statistics, self._statistics = self._statistics, None  # free tens of megabytes
         if self._options.losses == 0 or statistics is None:
             return

@@ -1,4 +1,4 @@
-"""Reasons about conversions that remain as layers."""
+"""Reasons about conversions that remain as layers, and quantizers that cannot move."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import ClassVar
 from qdqtool.evidence import Evidence
 from qdqtool.ir.operators import JOINS
 from qdqtool.ir.precision import Precision
-from qdqtool.reasons.different_scales import describe_different_scales, list_scale_rules
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, attempted, fixable
-from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommuting
 from qdqtool.reasons.outputs import OutputScale
+from qdqtool.reasons.scales import describe_different_scales, list_scale_rules
 from qdqtool.reasons.tensors import (
     ConsumerKind,
     PathStep,
@@ -35,6 +34,31 @@ from qdqtool.reasons.text import (
     list_names,
 )
 from qdqtool.util.records import field_values
+
+
+class NotCommuting(Reason, key="not-commuting"):
+    """A Q cannot move up past the operator."""
+
+    op: str
+    quantizer: str
+
+
+class ManyConsumers(Reason, key="many-consumers"):
+    """A Q or DQ cannot move past an operator because of other consumers.
+
+    The operator's result has consumers other than the Q, or the DQ's result has consumers other
+    than the operator.
+    """
+
+    op: str
+    quantizer: str
+    consumers: tuple[TensorConsumer, ...]
+
+
+class ConcatReadElsewhere(Reason, key="output-not-only-quantized"):
+    """A Q cannot pass a Concat whose result has consumers other than the Q."""
+
+    consumers: tuple[TensorConsumer, ...]
 
 
 def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:

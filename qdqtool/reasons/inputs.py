@@ -1,8 +1,8 @@
 """Reasons why the data and weights of a convolution cannot be multiplied in INT8 or FP8."""
 
 from qdqtool.ir.precision import Precision
+from qdqtool.reasons.conversions import ManyConsumers
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason
-from qdqtool.reasons.motion import ManyConsumers
 from qdqtool.reasons.tensors import PathStep, TensorSize
 from qdqtool.reasons.text import Message, format_node
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import onnx
 
-from qdqtool.errors import ModelError
-from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.input_shapes import set_input_shapes
 from qdqtool.proto.slim import strip_large_weights
-from qdqtool.proto.subgraphs import DOMAINS, attribute_graphs
+from qdqtool.proto.subgraphs import DOMAINS, nested_graphs
 from qdqtool.util import limits
 
 _PRODUCTS = ("Attention", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul")
@@ -43,10 +42,9 @@ def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
         shapes: Shape of each input in the run.
     """
     model = with_input_shapes(proto, shapes)
-    constants = ConstantEvaluator(model)
     operations = 0
     for node in model.ordered:
-        operations += _operations(model, node) + _subgraph_operations(node.proto, constants)
+        operations += _operations(model, node) + _subgraph_operations(node.proto)
     return RunCost(peak_activation_bytes(model), operations)
 
 
@@ -56,16 +54,7 @@ def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
     The copy has no data of large weights, and declares no other shapes.
     """
     slim = strip_large_weights(proto)
-    graph = slim.graph
-    del graph.value_info[:]
-    for value in graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    for value in graph.input:
-        if value.name in shapes:
-            elem_type = value.type.tensor_type.elem_type
-            dims = list(shapes[value.name])
-            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, elem_type, dims))
+    set_input_shapes(slim, shapes)
     return Model(slim, sha256="edited")
 
 
@@ -102,24 +91,6 @@ def activation_bytes(model: Model, tensor: str) -> int:
     return int(width) * _count(shape)
 
 
-def check_loops(model: Model) -> None:
-    """Raise an error if the trip count of a loop makes one run take days.
-
-    Raises:
-        ModelError: The work of a loop exceeds `limits.LOOP_WORK`.
-    """
-    constants = ConstantEvaluator(model)
-    for node in model.nodes:
-        if _subgraph_operations(node.proto, constants) > limits.LOOP_WORK:
-            raise ModelError(
-                f"node '{node.name}' ({node.op}) has so many iterations that a run would take "
-                "days; check its trip count, or remove the node",
-                model.path or "model",
-                code="endless-loop",
-                node=node.name,
-            )
-
-
 def _count(shape: Iterable[int | None] | None) -> int:
     """Return the number of elements: dynamic dimensions count as 1, an unknown shape as 0."""
     return 0 if shape is None else math.prod(max(d or 1, 1) for d in shape)
@@ -150,56 +121,6 @@ def _operations(model: Model, node: Node) -> int:
     return moved
 
 
-def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
-    """Return the work of a node's subgraphs: a fixed number per inner node and iteration."""
-    work = 0
-    for attribute in node.attribute:
-        for graph in attribute_graphs(attribute):
-            for inner in graph.node:
-                work += limits.INNER_NODE + _subgraph_operations(inner, constants)
-    return work * _trip_count(node, constants)
-
-
-def _trip_count(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
-    if node.op_type != "Loop" or not node.input or not _ignores_condition(node, constants):
-        return 1
-    return max(1, _integer(node.input[0], constants) or 1)
-
-
-def _ignores_condition(node: onnx.NodeProto, constants: ConstantEvaluator) -> bool:
-    start = "".join(node.input[1:2])
-    if start and _integer(start, constants) != 1:
-        return False
-    body = next((a.g for a in node.attribute if a.name == "body"), None)
-    if body is None or len(body.input) < 2 or not body.output:
-        return False
-    condition = _skip_identities(body.output[0].name, body)
-    return condition == body.input[1].name or _is_true(condition, body)
-
-
-def _skip_identities(tensor: str, graph: onnx.GraphProto) -> str:
-    producers = {output: node for node in graph.node for output in node.output}
-    for _ in range(len(graph.node)):
-        node = producers.get(tensor)
-        if node is None or node.op_type != "Identity" or not node.input:
-            break
-        tensor = node.input[0]
-    return tensor
-
-
-def _is_true(tensor: str, graph: onnx.GraphProto) -> bool:
-    values = [t for t in graph.initializer if t.name == tensor]
-    for node in graph.node:
-        if node.op_type == "Constant" and tensor in node.output:
-            values += [a.t for a in node.attribute if a.name == "value"]
-    return any(math.prod(v.dims) == 1 and bool(onnx.numpy_helper.to_array(v).all()) for v in values)
-
-
-def _integer(tensor: str, constants: ConstantEvaluator) -> int | None:
-    try:
-        value = constants.evaluate(tensor)
-    except ModelError:  # the constant depends on weights that are not available
-        return None
-    if value is None or value.size != 1 or value.dtype.kind not in "biu":
-        return None
-    return int(value.reshape(-1)[0])
+def _subgraph_operations(node: onnx.NodeProto) -> int:
+    """Return the work of a node's subgraphs: a fixed number per inner node, for one iteration."""
+    return limits.INNER_NODE * sum(len(graph.node) for graph in nested_graphs([node]))

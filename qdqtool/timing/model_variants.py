@@ -74,7 +74,6 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
         only: Names of the constants to replace. Default: all.
     """
     proto = strip_large_weights(model.proto, only=only)
-    proto.metadata_props.extend(model.proto.metadata_props)
     originals = model.proto.graph.initializer
     for tensor, original in zip(proto.graph.initializer, originals, strict=True):
         if has_data(original) and not has_data(tensor):

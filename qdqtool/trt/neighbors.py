@@ -12,11 +12,11 @@ from qdqtool.ir.operators import OPERATORS, LayerKind
 from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import precision_of
 from qdqtool.reasons import fp8
-from qdqtool.reasons.different_scales import ScalesDiffer
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
 from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
 from qdqtool.reasons.quantizers import OutsideRules
+from qdqtool.reasons.scales import ScalesDiffer
 from qdqtool.reasons.tensors import (
     STEPS,
     ConsumerKind,

@@ -216,17 +216,17 @@ class Outcome:
         self._model = model
         self._network = network
         self._target = target
-        self._precisions: dict[int, Precision] = {}
+        self._precisions: dict[Tensor, Precision] = {}
         self.layers: list[EngineLayer] = []
         self.conversion_nodes: list[str] = []
         self.float_products: list[str] = []
         self._layer_of_node: dict[str, Layer] = {}
-        # Tensor before the layers inside a kernel of Myelin, by the id of the tensor after them.
-        self._sources: dict[int, Tensor] = {}
+        # Tensor before the layers inside a kernel of Myelin, by the tensor after them.
+        self._sources: dict[Tensor, Tensor] = {}
         # Names of network outputs after fused layers, by the name of the tensor before the layers.
         self._output_names: dict[str, str] = {}
-        # Types that kernels write because of a fused Q, by the id of the tensor before the Q.
-        self._fused_types: dict[int, Precision] = {}
+        # Types that kernels write because of a fused Q, by the tensor before the Q.
+        self._fused_types: dict[Tensor, Precision] = {}
         order = network.breadth_first()
         self._set_precisions(order)
         self._list_engine(order)
@@ -244,19 +244,17 @@ class Outcome:
             for node in layer.nodes:
                 self._layer_of_node.setdefault(node, layer)
             for tensor in layer.outputs:
-                self._precisions[id(tensor)] = self._output_precision(layer, tensor)
+                self._precisions[tensor] = self._output_precision(layer, tensor)
         for layer in order:
             # An INT8 layer reads INT8 even if an operator with an unknown output type is between
             # the Q and the layer.
             if layer.int8 and layer.inputs:
-                self._precisions[id(layer.data)] = _quantized_type(layer)
+                self._precisions[layer.data] = _quantized_type(layer)
 
     def precision(self, tensor: Tensor) -> Precision:
         """Return the data type of a tensor in the engine."""
-        precision = self._precisions.get(id(tensor))
-        if precision is None:
-            return float_precision(tensor.elem_type, self._target.strongly_typed)
-        return precision
+        computed = float_precision(tensor.elem_type, self._target.strongly_typed)
+        return self._precisions.get(tensor, computed)
 
     def _output_precision(self, layer: Layer, tensor: Tensor) -> Precision:
         if layer.int8_out:
@@ -283,7 +281,10 @@ class Outcome:
                 continue  # the engine does not list such layers
             if layer.kind is _COPY and layer.region is None:
                 self.conversion_nodes.append(layer.name)
-            self._list_copies(layer)
+            for name, tensor in layer.copies:
+                written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
+                read = self._list_tensor(tensor)
+                self.layers.append(EngineLayer(name, "Reformat", [read], [written]))
             if not layer.is_eliminated:
                 self._list_layer(layer, parallel)
         self._rename_outputs()
@@ -315,20 +316,14 @@ class Outcome:
         INT8. Exception: a Q that is fused with the DQ after it into a kernel that writes float
         (gemm-mlp-trt10: MulMinMaxRounCastCastMul).
         """
-        source = self._sources.get(id(layer.data), layer.data)
+        source = self._sources.get(layer.data, layer.data)
         if layer.out.is_output:
             self._output_names[source.memory.name] = layer.out.memory.name
-        self._sources[id(layer.out)] = source
+        self._sources[layer.out] = source
         if layer.kind != LayerKind.COPY or layer.op != "QuantizeLinear":
             return
         if len(layer.data.consumers) == 1 and not _precedes_own_kernel(layer, fused):
-            self._fused_types[id(source)] = self.precision(layer.out)
-
-    def _list_copies(self, concat: Layer) -> None:
-        for name, tensor in concat.copies:
-            written = TensorPrecision(concat.out.memory.name, self.precision(tensor))
-            read = self._list_tensor(tensor)
-            self.layers.append(EngineLayer(name, "Reformat", [read], [written]))
+            self._fused_types[source] = self.precision(layer.out)
 
     def _list_layer(self, layer: Layer, parallel: dict[str, EngineLayer]) -> None:
         """List an engine layer, or extend the entry of the convolutions merged with the layer.
@@ -353,8 +348,8 @@ class Outcome:
             parallel[merged_name] = entry
 
     def _list_tensor(self, tensor: Tensor) -> TensorPrecision:
-        tensor = self._sources.get(id(tensor), tensor)
-        precision = self._fused_types.get(id(tensor)) or self.precision(tensor)
+        tensor = self._sources.get(tensor, tensor)
+        precision = self._fused_types.get(tensor) or self.precision(tensor)
         return TensorPrecision(tensor.memory.name, precision)
 
     def _rename_outputs(self) -> None:

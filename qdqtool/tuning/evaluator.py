@@ -24,7 +24,7 @@ from qdqtool.tuning.measure import (
     TuningJob,
 )
 from qdqtool.tuning.recipe import Recipe
-from qdqtool.tuning.store import SWEEP, WHOLE, MeasurementStore
+from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util.progress import track
 
 RESAMPLES = 300
@@ -84,21 +84,17 @@ class CandidateEvaluator:
             False if the time ended before the last measurement.
         """
         try:
-            self._measure_missing(SWEEP, recipes, images, title, until)
+            self._measure_missing(recipes, images, title, with_metric=False, until=until)
         except OutOfTime:
             return False
         return True
 
-    def errors(self, kind: str, recipe: Recipe) -> npt.NDArray[np.float64]:
+    def errors(self, recipe: Recipe) -> npt.NDArray[np.float64]:
         """Return the output error of a recipe on each sample for single sites, float64.
 
         The error is NaN if the sample was not measured or cannot be read.
-
-        Args:
-            kind: Kind of the measurements, ``sweep`` or ``whole``.
-            recipe: The recipe.
         """
-        rows = self.store.measurements(kind, recipe.key)
+        rows = self.store.measurements(recipe.key)
         measurements = [rows.get(n) for n in self.sets.swept_on]
         return np.asarray([math.nan if m is None else m.error for m in measurements], np.float64)
 
@@ -110,11 +106,11 @@ class CandidateEvaluator:
         Raises:
             OutOfTime: The deadline passes before the last measurement.
         """
-        self._measure_missing(WHOLE, recipes, samples, title)
+        self._measure_missing(recipes, samples, title, with_metric=True)
 
     def _list_evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
         """Return the metric's intermediate result for each sample that could be read, in order."""
-        rows = self.store.measurements(WHOLE, recipe.key)
+        rows = self.store.measurements(recipe.key)
         return [row.evidence for n in samples if (row := rows.get(n)) is not None]
 
     def value(self, recipe: Recipe, samples: Sequence[int]) -> float:
@@ -169,37 +165,46 @@ class CandidateEvaluator:
     # Running --------------------------------------------------------------------------
 
     def _list_tasks(
-        self, kind: str, recipes: Sequence[Recipe], samples: Sequence[int]
+        self, recipes: Sequence[Recipe], samples: Sequence[int], with_metric: bool
     ) -> list[MeasurementTask]:
         """Return a task for each sample with the recipes that were not measured on the sample."""
-        unique = {r.key: r for r in recipes}
-        stored = {key: self.store.measurements(kind, key) for key in unique}
-        missing = {
-            n: tuple(r for key, r in unique.items() if n not in stored[key]) for n in samples
-        }
-        return [MeasurementTask((n,), rs, kind == WHOLE) for n, rs in missing.items() if rs]
+        unique = {r.key: r for r in recipes}.values()
+        tasks = []
+        for n in samples:
+            missing = tuple(r for r in unique if self._is_missing(r, n, with_metric))
+            if missing:
+                tasks.append(MeasurementTask((n,), missing, with_metric))
+        return tasks
+
+    def _is_missing(self, recipe: Recipe, number: int, with_metric: bool) -> bool:
+        rows = self.store.measurements(recipe.key)
+        if number not in rows:
+            return True
+        row = rows[number]
+        return with_metric and row is not None and row.evidence is None
 
     def _measure_missing(
         self,
-        kind: str,
         recipes: Iterable[Recipe],
         samples: Sequence[int],
         title: str,
+        with_metric: bool,
         until: float | None = None,
     ) -> None:
         recipes = list(recipes)
-        tasks = self._list_tasks(kind, recipes, samples)
+        tasks = self._list_tasks(recipes, samples, with_metric)
         if not tasks:
             return
         end = min((t for t in (self.deadline, until) if t is not None), default=math.inf)
-        steps = self._store_results(kind, self.mapper(self.job, tasks), end)
+        steps = self._store_results(self.mapper(self.job, tasks), end)
         total = sum(len(task.candidates) for task in tasks)
         try:
             for _ in track(steps, title, total) if self.progress else steps:
                 pass
         finally:
             self.store.save()
-        missing = sum(len(task.candidates) for task in self._list_tasks(kind, recipes, samples))
+        rest = self._list_tasks(recipes, samples, with_metric)
+        missing = sum(len(task.candidates) for task in rest)
         if missing:
             raise QdqtoolError(
                 f"`mapper` ended with {total - missing} of {total} results; a mapper must yield a "
@@ -208,9 +213,7 @@ class CandidateEvaluator:
                 parameter="mapper",
             )
 
-    def _store_results(
-        self, kind: str, results: Iterator[TaskResult], end: float
-    ) -> Iterator[None]:
+    def _store_results(self, results: Iterator[TaskResult], end: float) -> Iterator[None]:
         """Store each result as soon as it arrives, and yield once for each measurement.
 
         Raises:
@@ -219,7 +222,7 @@ class CandidateEvaluator:
         try:
             for result in results:
                 count = sum(map(len, result.values()))
-                self.store.add(kind, result)
+                self.store.add(result)
                 self.runs += count
                 yield from itertools.repeat(None, count)
                 if time.monotonic() > end:

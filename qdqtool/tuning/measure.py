@@ -50,7 +50,7 @@ from qdqtool.util.threads import SharedTasks, run_threads
 
 # Increase this number if a change of the code changes measurements. Files with earlier measurements
 # are then not used.
-REVISION = 2
+REVISION = 3
 
 _MAX_WORKERS = 8  # limits memory: each worker holds samples and a session
 _SESSION_BYTES = 128 << 10  # estimated memory of a session without its weights

@@ -13,7 +13,6 @@ from qdqtool.tuning.evaluator import CandidateEvaluator
 from qdqtool.tuning.planner import Configuration, Planner
 from qdqtool.tuning.recipe import Recipe, restrict_to_differences
 from qdqtool.tuning.sites import Candidate
-from qdqtool.tuning.store import SWEEP, WHOLE
 
 
 @dataclass
@@ -65,7 +64,7 @@ class SensitivitySweep:
     def error(self) -> float:
         """Return the root mean square output error of the start; NaN if it was not measured."""
         recipe = self.planner.plan(self.start).recipe
-        errors = self.evaluator.errors(WHOLE, recipe)
+        errors = self.evaluator.errors(recipe)
         return math.sqrt(np.nanmean(errors**2)) if np.isfinite(errors).any() else math.nan
 
     def errors_with(self, candidate: Candidate) -> tuple[float, float] | None:
@@ -89,8 +88,7 @@ class SensitivitySweep:
     def gains(self, candidate: Candidate) -> npt.NDArray[np.float64]:
         """Return the gain of a choice on each sample with a measurement of the choice."""
         before, after = (
-            0.0 if r.is_float else self.evaluator.errors(SWEEP, r) ** 2
-            for r in self.isolate(candidate)
+            0.0 if r.is_float else self.evaluator.errors(r) ** 2 for r in self.isolate(candidate)
         )
         gains: npt.NDArray[np.float64] = np.atleast_1d(before - after)
         return gains[~np.isnan(gains)]

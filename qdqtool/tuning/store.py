@@ -21,8 +21,6 @@ from qdqtool.version import TOOL_VERSION
 
 SCHEMA = "qdqtool/tuning-state/1"
 SAVE_SECONDS = 10.0
-SWEEP = "sweep"
-WHOLE = "whole"
 
 # Code and text of the error if an entry of the identity differs.
 _IDENTITY = {
@@ -40,12 +38,12 @@ _REMEDY = "give another name with `state`, or remove the file"
 
 
 class MeasurementStore:
-    """Measurements by kind, candidate and sample.
+    """Measurements by candidate and sample.
 
     Attributes:
         path: File of the measurements; None keeps them in memory.
         identity: Identity of the measured model, images and settings.
-        rows: Measurements by kind, key of the candidate's recipe, and number of the sample.
+        rows: Measurements by key of the candidate's recipe and number of the sample.
         resumed: Number of measurements that were read from the file.
     """
 
@@ -62,7 +60,7 @@ class MeasurementStore:
         """
         self.path = None if path is None else Path(path)
         self.identity = {**identity, "tool": TOOL_VERSION, "measurement": REVISION}
-        self.rows: dict[str, TaskResult] = {SWEEP: {}, WHOLE: {}}
+        self.rows: TaskResult = {}
         self.resumed = 0
         self._saved = time.monotonic()
         self._changed = False
@@ -71,14 +69,14 @@ class MeasurementStore:
             if self.path.exists():
                 self._read(self.path)
 
-    def measurements(self, kind: str, candidate: str) -> SampleMeasurements:
+    def measurements(self, candidate: str) -> SampleMeasurements:
         """Return the measurements of a candidate by number of the sample."""
-        return self.rows[kind].get(candidate, {})
+        return self.rows.get(candidate, {})
 
-    def add(self, kind: str, result: TaskResult) -> None:
+    def add(self, result: TaskResult) -> None:
         """Add measurements; write the file if the last write was more than 10 seconds ago."""
         for candidate, measurements in result.items():
-            self.rows[kind].setdefault(candidate, {}).update(measurements)
+            self.rows.setdefault(candidate, {}).update(measurements)
         self._changed = True
         if time.monotonic() - self._saved > SAVE_SECONDS:
             self.save()
@@ -88,13 +86,11 @@ class MeasurementStore:
         if self.path is None or not self._changed:
             return
         rows: Json = {}
-        for kind, candidates in self.rows.items():
-            rows[kind] = {}
-            for candidate, measurements in sorted(candidates.items()):
-                rows[kind][candidate] = {
-                    str(number): None if row is None else [row.error, row.evidence]
-                    for number, row in sorted(measurements.items())
-                }
+        for candidate, measurements in sorted(self.rows.items()):
+            rows[candidate] = {
+                str(number): None if row is None else [row.error, row.evidence]
+                for number, row in sorted(measurements.items())
+            }
         state = {"schema": SCHEMA, **self.identity, "rows": rows}
         with atomic_write(self.path) as file:
             text = json.dumps(state, separators=(",", ":"))
@@ -109,10 +105,9 @@ class MeasurementStore:
                 code, word = _IDENTITY[name]
                 raise _state_error(path, f"was measured with another {word}; {_REMEDY}", code)
         try:
-            for kind in self.rows:
-                for candidate, rows in state["rows"][kind].items():
-                    self.rows[kind][candidate] = {int(n): _parse_row(r) for n, r in rows.items()}
-                    self.resumed += len(rows)
+            for candidate, rows in state["rows"].items():
+                self.rows[candidate] = {int(n): _parse_row(r) for n, r in rows.items()}
+                self.resumed += len(rows)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _state_error(path, f"is damaged; {_REMEDY}", "file-damaged") from None
 

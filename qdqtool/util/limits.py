@@ -20,6 +20,8 @@ LOG = 4 * GB  # a log, unpacked
 PIPED_LOG = 256 * MB  # a log from a pipe, because a pipe may never end
 PIPED_LINES = 2_000_000  # lines of a log from a pipe
 LOG_LINE = 1 * MB  # a log line; longer lines are cut
+LOG_RECORDS = 300_000  # records that are kept from a log: nodes, passes, layers, times, options
+LOG_TEXT = 24 * MB  # texts of these records
 LOG_CONSTANTS = 320 * MB  # weights of a network reconstructed from a log; YOLOv8x has 260 MB
 LIST_FILE = 64 * MB  # a list of images, a calibration table, a recorded JSON
 JSON_FILE = 20 * MB  # a layer or profile JSON, which takes 40 times the memory as Python objects
@@ -63,7 +65,6 @@ MINIMIZED_BYTES = 16 * GB
 
 # Sessions of onnxruntime
 PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: number of processes that share the memory
-LOOP_WORK = 10**15  # operations of one loop in one run of a model that is calibrated
 SESSION_BYTES = 768 * MB  # tensors in memory at the same time in one run of `fix`
 SESSION_INPUT = 201_400_000  # one random input; fits 1x3x4096x4096 floats
 SESSION_WORK = 3 * 10**11  # multiplications of one run; YOLOv8x at 640 x 640 has 1.3 * 10^11

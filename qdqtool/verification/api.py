@@ -150,8 +150,8 @@ def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Bui
     model = next((os.fspath(f) for f in files if is_model_name(f)), None)
     if model is not None:
         raise BuildLogError(
-            "an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "
-            "when it built the first model; 'qdqtool compare' takes two models",
+            "is an ONNX model, not a build. Give the log or the layer JSON of a build of the first "
+            "model; 'qdqtool compare' takes two models",
             model,
             code="wrong-format",
             parameter="builds",
@@ -410,7 +410,8 @@ def compare_with_build(
     if has_fp32_remainder(build):
         notes.append(
             Note(
-                "the float layers run in FP32, because the build had no --fp16",
+                "the float layers run in FP32, because the build had no --fp16. Build with --fp16 "
+                "if they may run in FP16",
                 code="no-fp16-flag",
             )
         )

@@ -120,12 +120,6 @@ def test_profile_row_without_percentage() -> None:
     assert read([{"count": 4}, row("q", percentage=None)]).profile_rows[0].percent == 0.0
 
 
-def test_last_of_several_profiles_counts() -> None:
-    both = f"{json.dumps([{'count': 1}, row('q')])}\n{json.dumps([{'count': 4}, row('r')])}"
-    build = read(both)
-    assert ([r.name for r in build.profile_rows], build.iterations) == (["r"], 4)
-
-
 @pytest.mark.parametrize(
     ("count", "expected"),
     [(1, 1), (10**12 - 1, 10**12 - 1), *((c, None) for c in (0, -3, "4", 2.0, 10**12))],
@@ -181,28 +175,7 @@ def test_listing_that_is_cut_off_keeps_whole_layers(key: str | None) -> None:
     assert [x.name for x in build.layers] == ["a", "b"]
     assert build.missing == ["engine listing (cut off: the end of f.json)"]
     assert build.notes == [note("cut-off", file="f.json")]
+    again = read(f"{text}\n{text}")  # of two documents, the first is read
+    assert (len(again.layers), again.missing) == (3, build.missing)
     with pytest.raises(BuildLogError, check=has("file-damaged", path="f.json")):
         read(text[: text.index("a") + 1])
-
-
-@pytest.mark.parametrize(
-    ("end", "missing"), [("", False), ('{"Layers": [', True)], ids=["whole", "cut off"]
-)
-def test_last_whole_document_of_a_file_counts(end: str, missing: bool) -> None:
-    first, last = ({"Layers": [{**LAYER, "Name": n}], "Bindings": [n]} for n in "ab")
-    build = read(f"{json.dumps(first)}\n{json.dumps(last)}\n{end}")
-    assert ([x.name for x in build.layers], build.bindings) == (["b"], ["b"])
-    assert note("several-documents", file="f.json", count=2) in build.notes
-    assert bool(build.missing) == missing
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0, 1)])
-def test_listing_and_profile_in_one_file_are_both_read(order: tuple[int, ...]) -> None:
-    documents = (
-        b'{"Layers": ["a", "b"], "Bindings": ["x"]}\n',
-        b'[{"count": 2}, {"name": "a", "timeMs": 4.0, "averageMs": 2.0, "percentage": 100}]\n',
-    )
-    build = read_json(b"".join(documents[i] for i in order), "both.json")
-    assert [layer.name for layer in build.layers] == ["a", "b"] and build.bindings == ["x"]
-    assert build.profile_total_ms == 2.0 and not build.missing
-    assert len(build.notes) == (len(order) > 2)

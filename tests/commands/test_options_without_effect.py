@@ -83,15 +83,15 @@ def test_option_without_effect_is_refused(cli: Cli, line: str, parameter: str) -
     assert cli.cause == f"option-without-effect {parameter}"
 
 
-def test_size_of_the_model_is_accepted(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    ["--size 32", "--percentile 99 --method-for x=percentile"],
+    ids=["size", "percentile"],
+)
+def test_option_with_effect_is_accepted(cli: Cli, tmp_path: Path, options: str) -> None:
     output = tmp_path / "same.onnx"
-    cli(*INSERT.split(), "--size", "32", "--no-predict", "-o", output)
+    cli(*INSERT.split(), *options.split(), "--no-predict", "-o", output)
     assert not any("size" in p.key for p in onnx.load(output).metadata_props)
-
-
-def test_percentile_of_some_tensors_is_accepted(cli: Cli, tmp_path: Path) -> None:
-    options = ["--percentile", "99", "--method-for", "x=percentile", "--no-predict"]
-    cli(*INSERT.split(), *options, "-o", tmp_path / "p.onnx")
 
 
 def test_clock_of_an_unknown_gpu_is_refused() -> None:

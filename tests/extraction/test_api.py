@@ -23,7 +23,7 @@ from qdqtool.extraction.private import PrivateNames, mask_numbers
 from qdqtool.extraction.shrinking import ModelShrinker
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
-from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.scales import ConcatScales
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
 from tests.errors import has

@@ -10,11 +10,10 @@ from qdqtool.evidence import Evidence
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import advise, predict
-from qdqtool.reasons.different_scales import ConcatScales
 from qdqtool.reasons.finding import Finding, Severity
-from qdqtool.reasons.outputs import OutputScale
-from qdqtool.reasons.pooling import ReduceNotPooling
+from qdqtool.reasons.outputs import OutputScale, ReduceNotPooling
 from qdqtool.reasons.residuals import ResidualFloat
+from qdqtool.reasons.scales import ConcatScales
 from qdqtool.reasons.tensors import ConsumerKind
 from qdqtool.reasons.text import advise_common_scale
 from tests.findings.graphs import GRAPHS, concat, outcome, split, transposed_3d

@@ -20,8 +20,7 @@ from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost, LossCause
 from qdqtool.reasons.conversions import COVERED_TYPES, RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, Severity
-from qdqtool.reasons.outputs import OutputNotQuantized
-from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.outputs import OutputNotQuantized, PoolingOneSide, ReduceNotPooling
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.trt.result import Prediction

@@ -25,10 +25,10 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons import fp8
 from qdqtool.reasons.compiler import IntegersLost
+from qdqtool.reasons.conversions import ConcatReadElsewhere, ManyConsumers, NotCommuting
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
-from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommuting
 from qdqtool.reasons.outputs import OutputScale
 from qdqtool.reasons.quantizers import OutsideRules
 from qdqtool.reasons.weights import WeightsAxis, WeightsNotDequantized

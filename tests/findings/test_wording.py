@@ -7,8 +7,8 @@ from qdqtool.evidence import Evidence
 from qdqtool.findings.report import describe_finding
 from qdqtool.findings.rules import reason_classes
 from qdqtool.reasons.compiler import CompilerFault, FaultKind, UnsupportedForm
-from qdqtool.reasons.different_scales import ScalesDiffer
 from qdqtool.reasons.finding import Cause, Finding, Severity
+from qdqtool.reasons.scales import ScalesDiffer
 from tests.extraction.networks import residual
 from tests.wording import findings, kinds_worded, left_float_reasons, skip_classes
 

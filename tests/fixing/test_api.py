@@ -18,8 +18,8 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.reasons.conversions import RemainingConversion
-from qdqtool.reasons.different_scales import ScalesDiffer
 from qdqtool.reasons.quantizers import FakeQuantizers
+from qdqtool.reasons.scales import ScalesDiffer
 from qdqtool.trt.targets import target_named
 from tests.errors import has
 from tests.findings.graphs import GRAPHS

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.buildlog import sections
 from qdqtool.buildlog.read import read_build, split_lines
 from qdqtool.util import limits
 from tests.buildlog import samples
@@ -92,8 +91,8 @@ def test_log_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
 
     The limit is 300,000 lines, a hundred times those of a real build.
     """
-    assert sections.MAX_RECORDS == 300_000
-    monkeypatch.setattr(sections, "MAX_RECORDS", 3000)
+    assert limits.LOG_RECORDS == 300_000
+    monkeypatch.setattr(limits, "LOG_RECORDS", 3000)
     line = b"[V] [TRT] Removing /some/layer/of/the/network/number\n"
     build = read_build(io.BytesIO(samples.trtexec_log().encode() + line * 3050))
     assert 2900 < len(build.trace) <= 3000

@@ -111,7 +111,7 @@ def test_mapper_may_repeat_results_and_run_on_after_the_last() -> None:
 
     evaluator = evaluator_with(mapper)
     assert evaluator.sweep(RECIPES, (0, 1), "") and ended
-    assert evaluator.store.rows["sweep"] == {key: {0: None, 1: None} for key in "ab"}
+    assert evaluator.store.rows == {key: {0: None, 1: None} for key in "ab"}
 
 
 def evaluator_with(mapper: TaskMapper) -> CandidateEvaluator:
@@ -202,17 +202,6 @@ def test_job_and_task_survive_pickle(job: TuningJob, recipes: tuple[Recipe, ...]
     expected = run_task(job, task)  # the sessions of this process are not pickled
     result = run_task(pickle.loads(pickle.dumps(job)), pickle.loads(pickle.dumps(task)))
     assert pickle.loads(pickle.dumps(result)) == expected
-
-
-def test_metric_that_raises_is_an_error(job: TuningJob, recipes: tuple[Recipe, ...]) -> None:
-    def fail(reference: object, outputs: object, image: str) -> float:
-        raise RuntimeError("no labels")
-
-    failing = with_metric(job, UserMetric("m:f", job.metric.tensors, fail))
-    tasks = [MeasurementTask((i,), recipes, with_metric=True) for i in range(5)]
-    with pytest.raises(QdqtoolError, check=has("function-raised", parameter="metric")) as caught:
-        list(map_on_threads(2)(failing, tasks))
-    assert "m:f" in str(caught.value) and "RuntimeError" in str(caught.value)
 
 
 def test_metric_that_writes_into_outputs_changes_nothing(
@@ -553,9 +542,3 @@ def test_sets_refuse_data(data: object, evaluation: object, code: str, parameter
         open_sets(model(), data, evaluation)
     counts = [len(d) for d in (data, evaluation) if isinstance(d, list)]
     assert code != "too-few-images" or f"{counts[-1]} image" in str(caught.value)
-
-
-@pytest.mark.parametrize(("deadline", "late"), [(None, False), (0.0, True), (1e12, False)])
-def test_measurements_are_late_after_the_deadline(deadline: float | None, late: bool) -> None:
-    measurements = CandidateEvaluator(None, None, None, None, 1, deadline)  # type: ignore[arg-type]
-    assert measurements.is_late is late

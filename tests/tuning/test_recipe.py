@@ -16,7 +16,7 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.tuning.measure import Measurement
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
-from qdqtool.tuning.store import SWEEP, WHOLE, MeasurementStore
+from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util import limits
 from tests.errors import has
 from tests.insertion.nets import check, images, run
@@ -64,14 +64,16 @@ def test_recipe_key_survives_pickle() -> None:
 # State --------------------------------------------------------------------------------
 
 IDENTITY = {"model": "m", "images": "i", "settings": "s"}
-ROWS = {"a": {0: Measurement(0.1), 3: None}, "b": {1: Measurement(1 / 3, [{"scores": [0.25]}])}}
+ROWS = {
+    "a": {0: Measurement(0.1), 3: None},
+    "b": {1: Measurement(1 / 3, [{"scores": [0.25]}]), 2: Measurement(5e-324)},
+}
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     store = MeasurementStore(tmp_path / "t.tuning", IDENTITY)
-    store.add(WHOLE, ROWS)
-    store.add(SWEEP, {"c": {0: Measurement(5e-324)}})
+    store.add(ROWS)
     store.save()
     return tmp_path / "t.tuning"
 
@@ -88,11 +90,8 @@ def change_state(path: Path, **fields: object) -> None:
 
 def test_store_reads_rows_bit_by_bit(state: Path) -> None:
     store = MeasurementStore(state, IDENTITY)
-    assert store.rows[WHOLE] == ROWS and store.resumed == 4
-    assert (
-        store.measurements(SWEEP, "c")[0] == Measurement(5e-324)
-        and store.measurements(SWEEP, "a") == {}
-    )
+    assert store.rows == ROWS and store.resumed == 4
+    assert store.measurements("c") == {}
 
 
 def test_store_without_changes_writes_nothing(state: Path) -> None:
@@ -103,7 +102,7 @@ def test_store_without_changes_writes_nothing(state: Path) -> None:
 
 def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
     store = MeasurementStore(None, IDENTITY)
-    store.add(WHOLE, ROWS)
+    store.add(ROWS)
     store.save()
     assert not list(tmp_path.iterdir())
 
@@ -159,11 +158,10 @@ def test_store_refuses_and_keeps_another_file(tmp_path: Path, content: bytes) ->
     "rows",
     [
         3,
-        {"sweep": 1, "whole": {}},
-        {"sweep": {"a": {"x": [1, None]}}, "whole": {}},
-        {"sweep": {"a": {"0": ["1", None]}}, "whole": {}},
-        {"sweep": {}},
-        {"sweep": {}, "whole": {"a": {"0": [0.0, 1e308], "1": [0.0, 1e308]}}},
+        {"a": 1},
+        {"a": {"x": [1, None]}},
+        {"a": {"0": ["1", None]}},
+        {"a": {"0": [0.0, 1e308], "1": [0.0, 1e308]}},
     ],
     ids=str,
 )

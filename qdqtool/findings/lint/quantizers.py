@@ -14,7 +14,6 @@ from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
-from qdqtool.reasons.different_scales import PairScalesDiffer
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.quantizers import (
     AxisOpset,
@@ -23,7 +22,7 @@ from qdqtool.reasons.quantizers import (
     UnsignedZeroPoint,
     ZeroPointMissing,
 )
-from qdqtool.reasons.scales import ScaleHalf
+from qdqtool.reasons.scales import PairScalesDiffer, ScaleHalf
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
 

@@ -1,5 +1,5 @@
 from qdqtool.ir.operators import AVERAGES
-from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.outputs import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.neighbors import find_consumers, find_origin, tensor_size
 from qdqtool.trt.passes._infra import (
     REMOVING,

@@ -1,8 +1,8 @@
 from collections import deque
 
 from qdqtool.errors import ModelError
-from qdqtool.reasons.different_scales import ConcatScales
-from qdqtool.reasons.motion import ConcatReadElsewhere
+from qdqtool.reasons.conversions import ConcatReadElsewhere
+from qdqtool.reasons.scales import ConcatScales
 from qdqtool.reasons.tensors import Scale
 from qdqtool.trt.neighbors import find_consumers, quantizer_scale, tensor_size, to_step
 from qdqtool.trt.passes._infra import (

@@ -1,7 +1,7 @@
 from collections import deque
 
 from qdqtool.ir.operators import QPassage
-from qdqtool.reasons.motion import ManyConsumers, NotCommuting
+from qdqtool.reasons.conversions import ManyConsumers, NotCommuting
 from qdqtool.reasons.tensors import TensorConsumer
 from qdqtool.trt.neighbors import find_consumers, to_step
 from qdqtool.trt.passes._infra import (

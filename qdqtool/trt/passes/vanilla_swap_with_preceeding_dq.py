@@ -1,7 +1,7 @@
 from collections import deque
 from dataclasses import replace
 
-from qdqtool.reasons.motion import ManyConsumers
+from qdqtool.reasons.conversions import ManyConsumers
 from qdqtool.trt.neighbors import find_consumers, to_step
 from qdqtool.trt.passes._infra import (
     SWAPPING,

@@ -97,13 +97,6 @@ class ConsumerIndex:
         """Return the consumers of a tensor that a network output depends on."""
         return [c for c in self.model.consumers(tensor) if c.index in self.live]
 
-    def has_equal_values(self, a: str, b: str) -> bool:
-        """Return whether two constants hold equal numbers; their shapes may differ."""
-        if a == b:
-            return True
-        numbers = self._read_numbers(a)
-        return numbers is not None and numbers == self._read_numbers(b)
-
     def _read_numbers(self, name: str) -> tuple[float, ...] | None:
         """Return the numbers of a constant; None if they are unknown.
 
@@ -202,18 +195,18 @@ class ConsumerIndex:
         return True
 
     def _reads_equal_values(self, consumer: Node, tensor: str, constant: str) -> bool:
-        others = (other for other in consumer.inputs if other and other != tensor)
-        return any(self.has_equal_values(constant, other) for other in others)
+        """Return whether an input other than ``tensor`` holds the numbers of a constant.
 
-    def reaches_quantizer(self, tensor: str) -> bool:
-        """Return whether a downstream Q moves up to a tensor.
-
-        It moves up only if it can pass every operator between the tensor and the Q.
+        The shapes may differ.
         """
-        return tensor in self._quantized_downstream
+        numbers = self._read_numbers(constant)
+        others = [other for other in consumer.inputs if other and other != tensor]
+        is_equal = numbers is not None and numbers in map(self._read_numbers, others)
+        return constant in others or is_equal
 
     @functools.cached_property
-    def _quantized_downstream(self) -> set[str]:
+    def quantized_downstream(self) -> set[str]:
+        """Tensors to which a downstream Q moves up, past every operator between."""
         tensors: set[str] = set()
         for node in reversed(self.model.ordered):
             if node.index in self.live and self._is_passed_by_q(node, tensors):
@@ -373,14 +366,11 @@ class IntegerMotion:
             if is_reciprocal:
                 factor = np.float32(1) / factor
             if math.prod(dims) == 1:
-                step = np.float32(self._read_number(constant))
+                value = self.constants.scalar(constant)
+                step = np.float32(math.nan if value is None else value)
                 factor = factor * step if node.op == "Mul" or is_reversed else factor / step
         axes = self._find_scale_axes(node, data, dims, state)
         return replace(state, axes=axes, factor=float(factor), inverted=inverted)
-
-    def _read_number(self, constant: str) -> float:
-        value = self.constants.scalar(constant)
-        return math.nan if value is None else value
 
     def _find_scale_axes(
         self, node: Node, data: str, dims: tuple[int, ...], state: IntegerState
@@ -468,7 +458,7 @@ class IntegerMotion:
             or (producer.op in ("Tile", "Expand", "Resize") and self._keeps_shape(producer))
         ):
             producer = self.model.producer(producer.input(0))
-        if qdq.is_dq(producer) and self.consumers.reaches_quantizer(node.output):
+        if qdq.is_dq(producer) and node.output in self.consumers.quantized_downstream:
             return _lose(LossCause.POOL, node, state)
         return self._move_axes(node, state)
 

@@ -1,7 +1,7 @@
 import pytest
 
 from qdqtool.ir.modelfile import load
-from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.scales import ConcatScales
 from qdqtool.trt import pipeline
 from qdqtool.trt.importer import build
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
