@@ -161,8 +161,8 @@ def _read_lines(text: str, name: str) -> RangeTable:
 
     For a tensor with a scale for each channel, Paddle writes only the tensor's name.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if lines and all(_HEX_LINE.fullmatch(line) for line in lines):
+    lines = list(filter(None, map(str.strip, text.splitlines())))
+    if lines and all(map(_HEX_LINE.fullmatch, lines)):
         raise DataError(
             "looks like a TensorRT calibration table without its first line; add a first line such "
             "as 'TRT-8502-EntropyCalibration2'",
@@ -176,19 +176,24 @@ def _read_lines(text: str, name: str) -> RangeTable:
             entries.append((line, None))
             continue
         try:
-            values = [float(v) for v in numbers.split(",")]
+            entries.append((tensor, _parse_scale(numbers)))
         except ValueError:
             if not _has_scale(entries):
                 raise _unknown_format(name) from None
             raise DataError(
                 f"line {number} is not 'tensor: largest value'", name, code="invalid-line"
             ) from None
-        is_single = len(values) == 1
-        scale = values[0] / _MAX_INT8 if is_single else _symmetric_scale(min(values), max(values))
-        entries.append((tensor, scale))
     if not _has_scale(entries):
         raise _unknown_format(name)
     return _make_table("text", iter(entries), name)
+
+
+def _parse_scale(numbers: str) -> float:
+    """Return the scale for the largest value, or for several limits separated by commas."""
+    values = [float(v) for v in numbers.split(",")]
+    if len(values) == 1:
+        return values[0] / _MAX_INT8
+    return _symmetric_scale(min(values), max(values))
 
 
 def _split_line(line: str) -> tuple[str, str]:
@@ -313,9 +318,12 @@ def _is_onnxruntime(content: Any) -> bool:
         return False
     first = next((v for k, v in entries.items() if k != "CLS"), None)
     if isinstance(first, list):
-        low = first[0] if first else None
-        return isinstance(low, int | float) or (isinstance(low, dict) and "CLS" in low)
+        return bool(first) and _is_onnxruntime_limit(first[0])
     return isinstance(first, dict) and first.get("CLS") == "TensorData"
+
+
+def _is_onnxruntime_limit(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, dict) and "CLS" in value)
 
 
 def _onnxruntime_entries(content: Any) -> Iterator[_Entry]:

@@ -9,7 +9,7 @@ for errors that are not in the table, and advice on missing kernels by kind of n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -373,13 +373,24 @@ def parse_node_name(name: str) -> NamedNode:
     fused = parse_layer_name(name)
     if fused.kind == "foreign":
         return NamedNode(name, NODE_KINDS["region"], ends=tuple(fused.components))
-    words = [parse_operator(part) for part in fused.components] or [parse_operator(name)]
+    words = [parse_operator(part) for part in fused.components or [name]]
     kinds = {kind.id for kind in map(find_node_kind, words) if kind is not None}
-    quantized = "quantizer" in kinds or "_quantizer/" in name
-    kind = next((k for k in NODE_KINDS.values() if k.id in kinds), _OTHER_KIND)
-    if kind is _OTHER_KIND and any(word.endswith(("_TRT", "Plugin")) for word in words):
-        kind = NODE_KINDS["plugin"]
-    return NamedNode(name, kind, quantized, "pointwise" in kinds and kind.id != "pointwise")
+    kind = _main_kind(kinds, words)
+    return NamedNode(
+        name,
+        kind,
+        is_quantized="quantizer" in kinds or "_quantizer/" in name,
+        has_activation="pointwise" in kinds and kind.id != "pointwise",
+    )
+
+
+def _main_kind(kinds: Set[str], words: Iterable[str]) -> NodeKind:
+    """Return the first of the kinds in the order of the table, else plug-in or other."""
+    for kind in NODE_KINDS.values():
+        if kind.id in kinds:
+            return kind
+    is_plugin = any(word.endswith(("_TRT", "Plugin")) for word in words)
+    return NODE_KINDS["plugin"] if is_plugin else _OTHER_KIND
 
 
 def parse_operator(component: str) -> str:
@@ -487,8 +498,8 @@ _SKIPPED_TACTIC = next(entry for entry in KNOWN_ERRORS if entry.id == "tactic-sk
 def annotate(facts: Json) -> Json:
     """Add id, severity, cause and fix of each message to the facts of a build, in place.
 
-    ``facts`` is the result of :func:`qdqtool.buildlog.summary.summarize`. The added fields are None
-    for a message without an entry.
+    ``facts`` is the result of :func:`qdqtool.buildlog.summary.summarize`. For a message without an
+    entry, the added fields have the value None.
     """
     for message in facts["messages"]:
         entry = _SKIPPED_TACTIC if message["level"] == "note" else lookup(message["text"])

@@ -117,9 +117,8 @@ class FindingReport:
             if gains and not first.gains:
                 first.gains, first.severity = True, severity
             first.automatic = first.automatic and automatic
-            if joined and cause not in first.causes:
-                first.causes += (cause,)
-                first.values = max(first.values or 0, values or 0) or None
+            if joined:
+                _join_cause(first, cause, values)
             return True
         severity = _adjust_severity(severity, fatal) if gains else Severity.INFO
         finding = Finding(
@@ -298,6 +297,12 @@ class RecordedReasons:
             if self.report.has(code, node):
                 return ((code, node),)
         return ()
+
+
+def _join_cause(finding: Finding, cause: Cause, values: int | None) -> None:
+    if cause not in finding.causes:
+        finding.causes += (cause,)
+        finding.values = max(finding.values or 0, values or 0) or None
 
 
 def _adjust_severity(severity: Severity, fatal: bool | None) -> Severity:

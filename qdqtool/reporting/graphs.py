@@ -192,17 +192,23 @@ class _OnnxDrawing:
         nodes = [self.model.nodes[p] for p in positions]
         main = next((n for n in nodes if n.conv >= 0), nodes[-1])
         layer = self.model.layers[main.layer] if main.layer >= 0 else None
-        outcome = self.model.convs[main.conv] if main.conv >= 0 else layer
         single = len(positions) == 1
         return data.Box(
             role="node" if single else "fused",
             title=shorten_name(strip_operator(main.name, main.op), NAME_WIDTH),
             note=layer.type if layer else "",
-            paint=choose_paint(outcome.precision) if outcome is not None else data.OTHER,
+            paint=self._node_paint(main),
             layer=main.layer,
             rows=positions,
             heights=[WEIGHTED_ROW if single or n.op in WEIGHTED else ROW for n in nodes],
         )
+
+    def _node_paint(self, node: data.NodeEntry) -> str:
+        if node.conv >= 0:
+            return choose_paint(self.model.convs[node.conv].precision)
+        if node.layer >= 0:
+            return choose_paint(self.model.layers[node.layer].precision)
+        return data.OTHER
 
     def _tensor_precision(self, tensor: str) -> Precision:
         return qdq.precision_of(self.index.elem_type(tensor))
@@ -269,7 +275,11 @@ class _OnnxDrawing:
         for node in nodes:
             if node.conv >= 0:
                 return self.model.convs[node.conv].output
-        outputs = self.index.nodes[nodes[-1].index].outputs if nodes else []
+        return self._stored_precision(nodes[-1]) if nodes else None
+
+    def _stored_precision(self, node: data.NodeEntry) -> str | None:
+        """Return the data type of a node's output in the file; None if it is float or unknown."""
+        outputs = self.index.nodes[node.index].outputs
         if not outputs:
             return None
         precision = self._tensor_precision(outputs[0])

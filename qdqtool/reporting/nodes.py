@@ -352,9 +352,7 @@ class ModelCollector:
                 entry.measured = None if row is None else round(row.ms, 5)
 
     def _add_convolutions(self) -> None:
-        layer_numbers: dict[str, int] = {}
-        for number, layer in enumerate(self.subject.prediction.layers):
-            layer_numbers.setdefault(layer.name, number)
+        layer_numbers = _number_layers(self.subject.prediction.layers)
         for conv in self.subject.prediction.convolutions:
             node = self.positions.get(conv.index, -1)
             number = layer_numbers.get(conv.layer or "", -1)
@@ -406,11 +404,7 @@ class ModelCollector:
             convolutions = [by_convolution.get(name, -1) for name in finding.convolutions]
             drawn = [position for position in convolutions if position >= 0]
             nodes = list(dict.fromkeys([*self.find_nodes([finding.node]), *drawn]))
-            for position in nodes:
-                node = self.model.nodes[position]
-                node.findings.append(finding.id)
-                if node.layer >= 0 and finding.id not in self.model.layers[node.layer].findings:
-                    self.model.layers[node.layer].findings.append(finding.id)
+            self._mark_nodes(nodes, finding.id)
             self.model.findings.append(
                 data.FindingEntry(
                     id=finding.id,
@@ -429,6 +423,14 @@ class ModelCollector:
                     on_request=finding.id in on_request,
                 )
             )
+
+    def _mark_nodes(self, positions: Iterable[int], finding: int) -> None:
+        """Add the number of a finding to nodes, and once to each of their layers."""
+        for position in positions:
+            node = self.model.nodes[position]
+            node.findings.append(finding)
+            if node.layer >= 0 and finding not in self.model.layers[node.layer].findings:
+                self.model.layers[node.layer].findings.append(finding)
 
     def _add_conversions(self) -> None:
         prediction = self.subject.prediction
@@ -475,8 +477,7 @@ class ModelCollector:
             if event.kind == trace.RUNNING:
                 continue
             positions: dict[int, None] = {}
-            parsed = [parse_layer_name(name) for name in (event.subject, event.object)]
-            for name in dict.fromkeys(name for fused in parsed for name in fused.bases):
+            for name in _names_in(event):
                 positions.update(dict.fromkeys(consumers.get(name, ())))
                 positions.update(dict.fromkeys(self.find_nodes([by_trt_name.get(name, name)])))
             nodes = [self.model.nodes[p] for p in positions]
@@ -501,6 +502,20 @@ class ModelCollector:
                 source = self.subject.view.weights(node).source
                 consumers[source].append(self.positions[node.index])
         return consumers
+
+
+def _number_layers(layers: Sequence[EngineLayer]) -> dict[str, int]:
+    """Return the position of the first layer with each name."""
+    numbers: dict[str, int] = {}
+    for number, layer in enumerate(layers):
+        numbers.setdefault(layer.name, number)
+    return numbers
+
+
+def _names_in(event: Event) -> dict[str, None]:
+    """Return TensorRT's names of the nodes that the two layer names of a log line contain."""
+    parsed = [parse_layer_name(name) for name in (event.subject, event.object)]
+    return dict.fromkeys(name for fused in parsed for name in fused.bases)
 
 
 def _input_role(node: OnnxNode, position: int) -> str:

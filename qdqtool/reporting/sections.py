@@ -24,6 +24,7 @@ from qdqtool.reporting import data
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject, time_kind
 from qdqtool.reporting.page import display_message, display_name, round_digits
 from qdqtool.timing.estimate import match_profile_rows
+from qdqtool.timing.results import KernelTime
 from qdqtool.trt.result import EngineLayer
 from qdqtool.util import limits
 from qdqtool.util.files import read_input, record_input
@@ -193,20 +194,25 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
         point.on_front = True
         point.chosen = fields["index"] == chosen["index"]
     float_metric = _as_optional_number(metric.get("float"))
-    keep = _as_optional_number(goal.get("keep"))
     return data.TuningPlot(
         metric=display_name(str(metric["name"]), 80),
         sentence=display_message(str(metric["sentence"])),
         axis=_axis_label(result, cost),
         points=points,
         float_metric=float_metric,
-        keep=keep * float_metric if keep is not None and float_metric is not None else None,
+        keep=_metric_to_keep(goal, float_metric),
         budget=_as_optional_number(goal.get("budget_ms")),
         reached=goal.get("reached"),
         is_float=chosen["int8"] == 0,
         sites=[_format_site(site) for site in result["sites"][:MAX_SITES]],
         notes=_list_tuning_notes(result, unmeasured),
     )
+
+
+def _metric_to_keep(goal: dict[str, Any], float_metric: float | None) -> float | None:
+    """Return the metric to keep, which the goal gives as a share of the float model's metric."""
+    share = _as_optional_number(goal.get("keep"))
+    return None if share is None or float_metric is None else share * float_metric
 
 
 def _list_tuning_notes(result: dict[str, Any], unmeasured: int) -> list[str]:
@@ -584,11 +590,18 @@ def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
     inside = {node.name for node in subject.model.nodes} - {layer.name for layer in layers}
     times["region"] = [kernel.ms for kernel in time.kernels if kernel.name in inside]
     sums = {kind: (sum(ms), sum(t > 0 for t in ms)) for kind, ms in times.items() if ms}
-    rest = sum(kernel.ms for kernel in time.kernels) - sum(ms for ms, _ in sums.values())
+    rest, count = _sum_remaining(time.kernels, sums)
     if rest > 1e-3:
-        count = len(time.kernels) - sum(number for _, number in sums.values())
-        sums["edge"] = rest, max(0, count)
+        sums["edge"] = rest, count
     return sums
+
+
+def _sum_remaining(
+    kernels: Sequence[KernelTime], sums: dict[str, tuple[float, int]]
+) -> tuple[float, int]:
+    """Return the milliseconds and number of the kernels that no kind of layer contains."""
+    rest = sum(kernel.ms for kernel in kernels) - sum(ms for ms, _ in sums.values())
+    return rest, max(0, len(kernels) - sum(number for _, number in sums.values()))
 
 
 def collect_roofline(subject: ReportSubject) -> data.GpuRoofline | None:
@@ -640,7 +653,7 @@ def _describe_scale_group(collector: ModelCollector, nodes: list[Node]) -> data.
     params = [collector.subject.view.params(q) for q in nodes]
     scale = params[0].scale
     channels = 0 if scale is None else int(scale.size)
-    is_equal = all(params[0].same_as(other) for other in params[1:])
+    is_equal = all(map(params[0].same_as, params[1:]))
     return data.ScaleGroupEntry(
         scale=float(scale[0]) if scale is not None and channels == 1 and is_equal else None,
         tensors=[display_name(t) for t in dict.fromkeys(q.input(0) for q in nodes)],

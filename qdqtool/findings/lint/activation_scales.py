@@ -294,12 +294,7 @@ def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
         scale: max(shares) if len(shares) <= max(2, _MAX_EQUAL_SCALES * len(fits)) else 0.0
         for scale, shares in shares_by_scale.items()
     }
-    median = float(np.median([f.used for f in fits])) if fits else 1.0
-    lowest, highest = 0.0, math.inf  # of the share of steps in use
-    if median > _MAX_MEDIAN_FACTOR:
-        highest = _MAX_MEDIAN_FACTOR
-    elif median < 1 / _MAX_MEDIAN_FACTOR:
-        lowest = 1 / _MAX_MEDIAN_FACTOR
+    lowest, highest = _limit_used_steps(fits)
     return [
         f
         for f in fits
@@ -308,6 +303,16 @@ def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
         or max(f.used, used[f.scale]) < _MIN_USED_STEPS
         or not lowest <= f.used <= highest
     ]
+
+
+def _limit_used_steps(fits: list[ActivationFit]) -> tuple[float, float]:
+    """Return the lowest and highest share of steps in use that is normal in this model."""
+    median = float(np.median([f.used for f in fits])) if fits else 1.0
+    if median > _MAX_MEDIAN_FACTOR:
+        return 0.0, _MAX_MEDIAN_FACTOR
+    if median < 1 / _MAX_MEDIAN_FACTOR:
+        return 1 / _MAX_MEDIAN_FACTOR, math.inf
+    return 0.0, math.inf
 
 
 def find_common_factor(fits: list[ActivationFit]) -> float:

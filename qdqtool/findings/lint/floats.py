@@ -1,7 +1,7 @@
 """Checks of the unquantized part of a Q/DQ model: values outside FP16, and FP32 layers."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,19 +148,23 @@ def _check_remaining_float(view: View, report: FindingReport) -> None:
         n for n in weighted if n.index in fp16_nodes and types[n.index] == onnx.TensorProto.FLOAT
     ]
     if float32:
-        products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
-        quantized = sum(n.index in view.fully_quantized_nodes for n in weighted)
-        report.add(
-            RemainingFloat(
-                MODEL_CHECK,
-                "",
-                len(float32),
-                len(weighted),
-                float32[0].name,
-                products,
-                quantized=quantized,
-            )
-        )
+        report.add(_describe_remaining_float(view, weighted, float32))
+
+
+def _describe_remaining_float(
+    view: View, weighted: Sequence[Node], float32: Sequence[Node]
+) -> RemainingFloat:
+    products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
+    quantized = sum(n.index in view.fully_quantized_nodes for n in weighted)
+    return RemainingFloat(
+        MODEL_CHECK,
+        "",
+        len(float32),
+        len(weighted),
+        float32[0].name,
+        products,
+        quantized=quantized,
+    )
 
 
 def _compute_type(view: View, conv: Node) -> int:

@@ -167,31 +167,38 @@ def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | Non
 def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iterator[Reason | None]:
     name = node.name
     kind = _find_type(view, node, params)
-    supported = params.precision in _SUPPORTED or (
-        params.precision == Precision.UNKNOWN and not params.has_zero_point
-    )
-    if not supported or kind in _UNSUPPORTED_FP8:
+    if not _is_supported(params) or kind in _UNSUPPORTED_FP8:
         type_name = onnx.TensorProto.DataType.Name(kind).lower()
         yield TypeUnknown(MODEL_CHECK, name, _UNSUPPORTED_FP8.get(kind, type_name))
         return
-    values, unsigned = params.zero_point, params.precision == Precision.UINT8
     if params.precision == Precision.FP8:
         # The parser ignores the zero points of FP8 quantizers.
         yield fault_checks.nonzero_fp8_zero_point(MODEL_CHECK, name, params.zero_points)
         return
-    # A DQ without zero point has the type of its input.
-    reads_q = qdq.is_q(view.model.producer(node.input(0)))
+    unsigned = params.precision == Precision.UINT8
     nonzero = fault_checks.nonzero_zero_point(MODEL_CHECK, name, name, params.zero_points, unsigned)
     if nonzero is not None:
         yield nonzero
-    elif unsigned and not (qdq.is_dq(node) and not node.input(2) and reads_q):
+    elif unsigned and not _has_type_of_q(view, node):
         yield UnsignedZeroPoint(MODEL_CHECK, name, params.has_zero_point, params.summary)
     if not params.has_zero_point:
         yield ZeroPointMissing(MODEL_CHECK, name, node.op)
-    elif values is not None and params.scale_shape is not None:
+    elif params.zero_point is not None and params.scale_shape is not None:
         yield fault_checks.zero_point_count(
-            MODEL_CHECK, name, math.prod(params.scale_shape), values.size
+            MODEL_CHECK, name, math.prod(params.scale_shape), params.zero_point.size
         )
+
+
+def _has_type_of_q(view: View, node: Node) -> bool:
+    """Return whether a node is a DQ without zero point, which has the type of the Q before it."""
+    if not qdq.is_dq(node) or node.input(2):
+        return False
+    return qdq.is_q(view.model.producer(node.input(0)))
+
+
+def _is_supported(params: QuantParams) -> bool:
+    is_unknown = params.precision == Precision.UNKNOWN and not params.has_zero_point
+    return params.precision in _SUPPORTED or is_unknown
 
 
 def _find_type(view: View, node: Node, params: QuantParams) -> int:

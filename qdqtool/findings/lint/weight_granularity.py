@@ -111,11 +111,16 @@ def read_int8_weights(view: View, node: Node) -> tuple[npt.NDArray[Any], Node] |
     params = view.params(first)
     if params.precision != Precision.INT8 or params.scales is None or not params.scales.is_positive:
         return None
-    proto = view.model.constant_proto(weights.source)
-    if proto is None or proto.external_data:
-        return None  # a prediction does not read the weight files
-    values = view.model.constant(weights.source)
+    values = _read_inner_constant(view, weights.source)
     return None if values is None or not values.size else (values, first)
+
+
+def _read_inner_constant(view: View, tensor: str) -> npt.NDArray[Any] | None:
+    """Return a constant; None for external data, because a prediction reads no weight files."""
+    proto = view.model.constant_proto(tensor)
+    if proto is None or proto.external_data:
+        return None
+    return view.model.constant(tensor)
 
 
 def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges | None:
@@ -132,9 +137,8 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
     stored = view.weights(node).q is None
     other_axes = tuple(i for i in range(values.ndim) if i != axis)
     middle = float(zero[0]) if stored else 0.0
-    highest, lowest = (
-        f(values, axis=other_axes).astype(np.float64) - middle for f in (np.max, np.min)
-    )
+    highest = values.max(axis=other_axes).astype(np.float64) - middle
+    lowest = values.min(axis=other_axes).astype(np.float64) - middle
     largest = np.maximum(highest, -lowest)
     alive = largest[largest > 0]
     if not alive.size or not np.all(np.isfinite(largest)):

@@ -285,22 +285,19 @@ def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
     usual = _median(np.concatenate([f.channels.logs for f in fits]))
     times = Counter(map(id, (f.channels for f in fits)))
     unique = {id(f.channels): f.channels for f in fits}
-    distances = {key: np.abs(channels.logs - usual) for key, channels in unique.items()}
-    if sum(
-        times[key] * float(np.mean(x <= _ROUNDING_TOLERANCE)) for key, x in distances.items()
-    ) < _MIN_EXACT_SHARE * len(fits):
+    exact_layers = 0.0
+    counts: dict[int, int] = {}
+    for key, channels in unique.items():
+        distances = np.abs(channels.logs - usual)
+        exact_layers += times[key] * float(np.mean(distances <= _ROUNDING_TOLERANCE))
+        counts[key] = int(np.sum((distances > math.log(_MAX_EXACT_RATIO)) & ~channels.dead))
+    if exact_layers < _MIN_EXACT_SHARE * len(fits):
         return None
-    counts = {
-        key: int(np.sum((x > math.log(_MAX_EXACT_RATIO)) & ~unique[key].dead))
-        for key, x in distances.items()
-    }
-    exceptions = [counts[id(f.channels)] for f in fits]
-    bad = [f for f, count in zip(fits, exceptions, strict=True) if count]
-    return (
-        _build_fault(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(exceptions))
-        if bad
-        else None
-    )
+    bad = [f for f in fits if counts[id(f.channels)]]
+    if not bad:
+        return None
+    count = sum(counts[id(f.channels)] for f in bad)
+    return _build_fault(WeightScalesCause.EXCEPTION, bad, fits, channels=count)
 
 
 def _check_layers(fits: list[_LayerFit]) -> WeightScales | None:

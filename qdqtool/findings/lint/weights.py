@@ -144,9 +144,7 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
     if transposed and len(shape) == 5 and report.tensorrt.deconvolution_3d_float:
         return  # the layer runs in float for any scales
     proven = not transposed or target_named(report.target).transposed_per_channel
-    for node in (weights.q, weights.dq):
-        if node is None:
-            continue
+    for node in filter(None, (weights.q, weights.dq)):
         params, axis = view.params(node), view.axis(node)
         if node is weights.first_quantizer and _has_wrong_count(node, params, axis, shape):
             return
