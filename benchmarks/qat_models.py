@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from qdqtool import qat
 from qdqtool.qat.networks import unwrap
 from qdqtool.qat.sites import WEIGHTED_MODULES
-from qdqtool.reasons.placement import InputFault
+from qdqtool.reasons.placement import SkipCause
 from qdqtool.trt.result import Prediction
 
 ULTRALYTICS = (
@@ -222,7 +222,7 @@ def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[st
         if isinstance(modules.get(name), WEIGHTED_MODULES)
         or reason.startswith("a function call with weights")
     )
-    del reasons[InputFault.CONSTANT]
+    del reasons[SkipCause.CONSTANT_INPUT]
     left = sum(c.precision != "INT8" for c in prediction.convolutions) - reasons.total()
     if left:
         reasons["others, by the prediction"] = left

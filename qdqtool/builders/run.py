@@ -95,10 +95,9 @@ def log_names(model: Model) -> dict[int, str]:
 
 
 def prepare_model_file(model: Model, names: dict[int, str], folder: Path) -> Path:
-    """Return the path of a model file whose nodes have some names.
+    """Return the path of a model file whose nodes have the given names.
 
-    If the names in the model's own file are equal, its path is returned. Otherwise a copy is
-    written.
+    This is the model's own file if its nodes have these names, else a copy.
 
     Args:
         model: The model.

@@ -20,8 +20,6 @@ from qdqtool.ir.precision import Precision
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 _PRECISIONS = frozenset(("fp32", "fp16", "bf16", "int8", "fp8", "int4"))
 _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "stronglyTyped"))
-# Gaps in the parse section do not affect the engine listing.
-_HARMLESS = (Gap(Section.PARSE, GapKind.BEGINNING), Gap(Section.PARSE, GapKind.LAST))
 _MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names for constants
 _SKIPPED_TACTIC = "Skipping tactic"
 LATEST_SPELLING = "8.6"  # also the spelling of TensorRT 10, whose listings look alike
@@ -60,7 +58,8 @@ def set_build_status(build: Build) -> None:
 
 
 def _is_harmful(gap: Gap) -> bool:
-    return gap.kind.is_truncation and gap.section != Section.PROFILE and gap not in _HARMLESS
+    # The engine listing does not depend on the profile and the parse section.
+    return gap.kind.is_truncation and gap.section not in (Section.PROFILE, Section.PARSE)
 
 
 def _find_log_gaps(build: Build) -> list[Gap]:
@@ -68,18 +67,12 @@ def _find_log_gaps(build: Build) -> list[Gap]:
     parse = build.parse
     if not parse.nodes:
         gaps.append(Gap(Section.PARSE))
-    elif not parse.outputs and not build.milestones:
-        gaps.append(Gap(Section.PARSE, GapKind.CUT_AFTER_NODE, len(parse.nodes)))
-    elif not parse.inputs:
-        gaps.append(Gap(Section.PARSE, GapKind.BEGINNING))
-    elif not parse.outputs:
-        gaps.append(Gap(Section.PARSE, GapKind.LAST))
+    elif not parse.inputs or not parse.outputs:
+        gaps.append(Gap(Section.PARSE, GapKind.CUT))
     if not build.trace and not build.milestones:
         gaps.append(Gap(Section.PASSES))
-    elif not _is_optimizer_finished(build):
+    elif build.milestone("Original") is None or not _is_optimizer_finished(build):
         gaps.append(Gap(Section.PASSES, GapKind.CUT))
-    elif build.milestone("Original") is None:
-        gaps.append(Gap(Section.PASSES, GapKind.BEGINNING))
     return gaps
 
 

@@ -106,7 +106,7 @@ _MIN_SHARE = 0.8  # minimum share of the sampled lines with the prefix
 
 
 class LogPrefixStripper:
-    """Remover of the prefixes of containers, CI services and journals: time, service, pod.
+    """Remover of the prefix that a container, CI service or journal writes before each line.
 
     The form of a prefix is its text with placeholders for words and numbers. A prefix is removed if
     its form is the most frequent before TensorRT's own prefix, and most lines of the log begin
@@ -234,7 +234,7 @@ class LogReader:
     def __init__(self) -> None:
         self.build = Build(source=BuildSource.LOG)
         self.sections = SectionReader(self.build)
-        self._tuned: TunedLayer | None = None
+        self._tuned = TunedLayer("")  # placeholder before the first layer is timed
         self._stamp = b""
         self._now: datetime | None = None
         self._timing_readers: dict[str, Callable[[bytes, int], None]] = {
@@ -259,8 +259,7 @@ class LogReader:
                 counts.timing += 1
                 if match.lastgroup == "tactic":  # most lines, so nothing else is read from them
                     self.build.tactics.timed += 1
-                    if self._tuned is not None:
-                        self._tuned.tactics += 1
+                    self._tuned.tactics += 1
                 else:
                     self._read_timing(line, match)
             elif len(line) < 3 and not line.strip():
@@ -277,7 +276,7 @@ class LogReader:
 
     def finish(self) -> Build:
         """Complete the build after the last line, and return the build."""
-        self._switch_layer(None, b"")
+        self._switch_layer(TunedLayer(""), b"")
         self.sections.finish()
         return self.build
 
@@ -343,8 +342,7 @@ class LogReader:
 
     def _count_tactic(self, _line: bytes, _end: int) -> None:
         self.build.tactics.timed += 1
-        if self._tuned is not None:
-            self._tuned.tactics += 1
+        self._tuned.tactics += 1
 
     def _count_reformat(self, _line: bytes, _end: int) -> None:
         self.build.tactics.reformat_timings += 1
@@ -356,14 +354,12 @@ class LogReader:
         self.build.lines.marked += is_marked(line)
 
     def _read_fastest(self, line: bytes, _end: int) -> None:
-        if self._tuned is not None:
-            _update_best(self._tuned, line[line.rfind(b" ") + 1 :])
+        _update_best(self._tuned, line[line.rfind(b" ") + 1 :])
 
     def _read_choice(self, line: bytes, end: int) -> None:
         runner = _decode(line[end:].split(b" ", 1)[0])[:80]
         self._count(self.build.tactics.runners, runner)
-        if self._tuned is not None:
-            self._tuned.runner = runner
+        self._tuned.runner = runner
 
     def _read_cost(self, line: bytes, end: int) -> None:
         # The line is "=============== Computing costs for NAME". Before 8.6, the name is missing.
@@ -385,9 +381,7 @@ class LogReader:
         if is_skipped_tactic:
             self._count(tactics.reasons, _decode(reason[:300]).strip())
         elif match := _REFUSAL.search(line, 0, _MAX_NAME + 200):
-            layer = _decode(match["layer"] or b"").strip()
-            if not layer and self._tuned is not None:
-                layer = self._tuned.name
+            layer = _decode(match["layer"] or b"").strip() or self._tuned.name
             self._count(tactics.refused, (_decode(match["skipped"] or match["runner"]), layer))
 
     def _count(self, counter: Counter[K], key: K) -> None:
@@ -402,12 +396,12 @@ class LogReader:
             table = self.build.tactics.reformats
         self._switch_layer(self._add_tuned_layer(table, name), line)
 
-    def _switch_layer(self, tuned: TunedLayer | None, line: bytes) -> None:
+    def _switch_layer(self, tuned: TunedLayer, line: bytes) -> None:
         """Start timing another layer; add the elapsed seconds to the layer timed so far."""
         stamp = line[:21]
         if stamp != self._stamp and line[:1] == b"[":
             now = parse_stamp(stamp)
-            if now is not None and self._now is not None and self._tuned is not None:
+            if now is not None and self._now is not None:
                 self._tuned.seconds += max(0.0, (now - self._now).total_seconds())
             self._now, self._stamp = now, stamp
         self._tuned = tuned

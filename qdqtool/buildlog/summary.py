@@ -47,24 +47,21 @@ def rerun_commands(build: Build) -> dict[str, str]:
     Without a known version, there is a command for TensorRT 8.2 to 10 and a command for 11. If the
     trtexec of a version lists no layers, the command requests a verbose log, which has the listing.
     """
-    words = build.command.split() if build.command else ["trtexec", "--onnx=model.onnx"]
+    default = ["trtexec", "--onnx=model.onnx", *_INT8_FLAGS]
+    words = build.command.split() if build.command else default
     command = [word for word in words if word.split("=")[0] not in _REPLACED_FLAGS]
+    since_11 = [word for word in command if word not in _PRECISION_FLAGS]
+    commands = {
+        "8.2 to 10": _join_command(command, *_OUTPUT_FLAGS, *_PROFILE_RUN_FLAGS),
+        "11": _join_command(since_11, *_OUTPUT_FLAGS),
+    }
     program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
     if build.tensorrt is None or program is None:
-        before_11 = command + [flag for flag in _INT8_FLAGS if flag not in command]
-        since_11 = [word for word in command if word not in _PRECISION_FLAGS]
-        return {
-            "8.2 to 10": _join_command(before_11, *_OUTPUT_FLAGS, *_PROFILE_RUN_FLAGS),
-            "11": _join_command(since_11, *_OUTPUT_FLAGS),
-        }
-    if not build.command and program.precision_flags:
-        command += _INT8_FLAGS
-    flags: tuple[str, ...] = _OUTPUT_FLAGS
+        return commands
     if not program.lists_layers:
         flags = ("--verbose", "--nvtxMode=verbose", "--dumpProfile")
-    elif program.precision_flags:
-        flags += _PROFILE_RUN_FLAGS
-    return {build.tensorrt: _join_command(command, *flags)}
+        return {build.tensorrt: _join_command(command, *flags)}
+    return {build.tensorrt: commands["8.2 to 10" if program.precision_flags else "11"]}
 
 
 def _join_command(words: list[str], *flags: str) -> str:

@@ -166,6 +166,8 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
     if isinstance(error, click.ClickException):
         context = error.ctx if isinstance(error, click.UsageError) else None
         message = error.format_message()
+        if isinstance(error, click.NoSuchOption):
+            message = _describe_unknown_option(error) or message
         if context is None or context.parent is None or "see 'qdqtool" in message:
             return message
         return f"{message} (see 'qdqtool {context.info_name} --help')"
@@ -187,6 +189,18 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
             "free memory, or install the library again"
         )
     return None
+
+
+def _describe_unknown_option(error: click.NoSuchOption) -> str:
+    """Return which commands have an option that this command lacks; empty if none has it."""
+    having = []
+    for name in COMMANDS:
+        command = importlib.import_module(f"qdqtool.commands.{name}").command
+        if any(error.option_name in parameter.opts for parameter in command.params):
+            having.append(name)
+    if not having:
+        return ""
+    return f"No such option '{error.option_name}'. Commands with this option: {', '.join(having)}"
 
 
 def _error_location(error: OSError) -> str:

@@ -1,8 +1,15 @@
 """``qdqtool gpus``: GPUs that times can be estimated for, with the sources of their data."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
 from qdqtool.commands import options
+
+if TYPE_CHECKING:
+    from qdqtool.timing.gpus import Gpu
 
 
 @click.command("gpus", cls=options.HelpCommand)
@@ -10,16 +17,28 @@ from qdqtool.commands import options
 @click.option("--sources", is_flag=True, help="Show the source and the evidence of each figure.")
 @options.output_options
 def command(name: str | None, sources: bool, answer: options.AnswerWriter) -> int:
-    """List the GPUs that times can be estimated for, or show the GPU that NAME selects.
+    """List the GPUs that times can be estimated for, or those that share NAME.
 
     Exit codes: 0 done, 2 unknown GPU.
     """
     from qdqtool.formats.predict_text import gpus_text
     from qdqtool.timing import gpus
 
-    rows = [gpus.choose_gpu(name)] if name else list(gpus.all_gpus())
+    rows = _select_gpus(name) if name else list(gpus.all_gpus())
     answer.write(
         lambda: {"schema": "qdqtool/gpus/1", "gpus": [g.as_json() for g in rows]},
         lambda width: gpus_text(rows, width, sources=sources or bool(name)),
     )
     return 0
+
+
+def _select_gpus(name: str) -> list[Gpu]:
+    """Return all GPUs that a name could mean; a name without memory size may mean several."""
+    from qdqtool.timing import gpus
+
+    matches = gpus.match_gpus(name) or [gpus.choose_gpu(name)]
+    if len(matches) > 1:
+        return matches
+    listed = gpus.all_gpus()
+    variants = gpus.find_variants(name, matches[0].name, [gpu.name for gpu in listed])
+    return matches + [gpu for gpu in listed if gpu.name in variants]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 
+_OTHER_IMAGES = "other-images/"  # stands for images that were not used for calibration
 _CALIBRATION_PARAMETERS = (
     "method",
     "method_for",
@@ -167,7 +168,8 @@ def command(
         if cache is not None:
             add_cache(page, cache)
         can_compare = calib is not None and settings["input_type"] != "int8"
-        compare = ["qdqtool", "compare", model, path, "--calib", calib] if can_compare else None
+        words = ["qdqtool", "compare", model, path, "--calib", _OTHER_IMAGES]
+        compare = words if can_compare else None
         if result.precision == FLOAT:
             page.add_page(_suggest_tune(model, calib, gpu, width))
         else:
@@ -314,6 +316,11 @@ def _suggest_next(
     if compare is not None:
         prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
         page.add_command("Compare:", f"{shlex.join(compare)}{prepared}")
+        text = (
+            f"{_OTHER_IMAGES} stands for images that were not used for calibration. The "
+            "calibration images would give an optimistic result."
+        )
+        page.fill(text, 9, " " * 9)
     if not target.is_rtx:
         page.add_page(build_commands(target, path, width, describe_model(Model(model))))
     return page

@@ -140,7 +140,10 @@ def command(
         if calib is not None:
             _check_activations(path, prediction, calib, images)
         unmet = _unmet_patterns(prediction, patterns) + _unmet_findings(prediction, codes)
-        unmet += [line for time in times for line in _unmet_gain(time, require_gain)]
+        if require_gain is not None and prediction.time is None:
+            unmet.append(f"--require-gain {require_gain:g}: TensorRT rejects the model")
+        else:
+            unmet += [line for time in times for line in _unmet_gain(time, require_gain)]
         return annotations.ModelReview(path, release.name, prediction, unmet, times)
 
     results = _review_models(paths, review, release)
@@ -154,6 +157,8 @@ def command(
         emit(annotations.to_markdown(results), answer.output)
     elif predictions:
         times = results[0].times if len(requests) > 1 else None
+        if times and predictions[0].time is None:  # TensorRT rejects the model
+            times = []
         extra = _make_extra_fields(build_method, release, times)
         answer.write(
             lambda: predictions[0].as_json() | extra,

@@ -362,8 +362,12 @@ class _ChangeExplainer:
         return self._findings.get(name) if is_lost or is_output_lost else None
 
     def explain(self, node: NodeChange) -> NodeChange:
-        """Set `lost`, `finding` and `why` of a change in place, and return the change."""
-        name, message = node.b.name if node.b is not None else "", ""
+        """Set `lost`, `finding` and `why` of a change in place, and return the change.
+
+        Both sides of the change must have the node.
+        """
+        assert node.b is not None
+        name, message = node.b.name, ""
         is_lost = ChangeKind.LOST_INT8 in node.changes
         finding = self._find_cause(name, node.changes)
         if (
@@ -372,7 +376,7 @@ class _ChangeExplainer:
             and (name in self._int8 or self._fallback == LossReason.FLOAT_BUILD)
         ):
             node.lost = self._fallback
-        elif is_lost and node.b is not None and node.b.is_unsigned:
+        elif is_lost and node.b.is_unsigned:
             node.lost, node.finding = LossReason.FINDING, finding_codes(UnsignedZeroPoint)[-1]
         elif finding is not None:
             node.finding, message = finding.code, finding.message

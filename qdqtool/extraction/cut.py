@@ -43,7 +43,6 @@ class ModelCutter:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.constant = _find_constant_nodes(model)
-        self._node_order = {n.index: position for position, n in enumerate(model.ordered)}
         self._constant_order = {name: position for position, name in enumerate(model.initializers)}
         graph = model.proto.graph
         values: list[onnx.ValueInfoProto] = [*graph.value_info, *graph.output, *graph.input]
@@ -128,7 +127,7 @@ class ModelCutter:
         return nodes
 
     def _sort(self, nodes: Iterable[int]) -> list[Node]:
-        return [self.model.nodes[i] for i in sorted(nodes, key=self._node_order.__getitem__)]
+        return [self.model.nodes[i] for i in sorted(nodes, key=self.model.positions.__getitem__)]
 
     def _find_outputs(self, inside: set[int], every_output: bool) -> Iterator[str]:
         for node in self._sort(inside - self.constant):
@@ -203,16 +202,6 @@ class ModelCutter:
     def _check_starts(
         self, starts: Mapping[str, None], ends: list[str], needed: frozenset[str] | set[str]
     ) -> None:
-        """Check that the outputs depend on all inputs of the part, and on no other network input.
-
-        Args:
-            starts: Inputs of the part.
-            ends: Outputs of the part.
-            needed: Tensors on which the outputs depend.
-
-        Raises:
-            ModelError: An input is not needed, or another network input is.
-        """
         path = self.model.path or "model"
         if needed.isdisjoint(starts):
             raise self._make_unconnected_error(starts, ends)
@@ -296,11 +285,6 @@ class ModelCutter:
     def _build(
         self, part: ModelPart, convert: Callable[[onnx.TensorProto], onnx.TensorProto]
     ) -> onnx.ModelProto:
-        """Build a model from a part; `convert` is applied to each constant.
-
-        Raises:
-            ModelError: The type of an input is unknown.
-        """
         ends = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
         for tensor in part.inputs:
             self._require_type(ends[tensor])

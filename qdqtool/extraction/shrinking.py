@@ -186,7 +186,6 @@ def _digest(proto: onnx.ModelProto) -> bytes:
 
 
 def _constant_size(proto: onnx.ModelProto) -> int:
-    """Return the total size of initializers with data in bytes."""
     return sum(data_size(t) for t in proto.graph.initializer if has_data(t))
 
 

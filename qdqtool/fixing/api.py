@@ -358,7 +358,6 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
             session.try_step(step, requested)
         elif not requested and session.is_tried_by_default(step):
             session.try_step(step, set(step.codes))
-    session.try_together()
     for model_step in MODEL_STEPS:
         if requested.intersection(model_step.codes) or (
             not requested and session.is_tried_by_default(model_step)

@@ -97,7 +97,6 @@ class FixSession:
         self.refused: list[FixAttempt] = []
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
-        self._refused_steps: list[tuple[FixStep, set[str]]] = []
         # Place of the attempt by the place of each finding that the attempt may remove.
         self._attempt_places: dict[Place, Place] = {}
 
@@ -143,9 +142,7 @@ class FixSession:
             for number, why in culprits.items():
                 refused[selection[number].place] = _make_attempt(selection[number], why)
             suspects = [] if culprits else [s.place for s in selection]
-        if refused:
-            self._refused_steps.append((step, codes))
-            self.refused += refused.values()
+        self.refused += refused.values()
 
     def _find_open_sites(
         self, step: FixStep, codes: set[str], refused: dict[Place, FixAttempt], done: set[Place]
@@ -194,35 +191,6 @@ class FixSession:
             culprits = dict.fromkeys(range(len(sites)), objection)
         return objection, culprits
 
-    def try_together(self) -> None:
-        """Try all refused steps together, because some changes help only in combination.
-
-        For example, if a residual Add and a Concat share a tensor, each change helps only together
-        with the other.
-        """
-        if len(self._refused_steps) < 2 or self.judge.failure is not None:
-            return
-        self.judge.start_step()
-        model, prediction = self.model, self.prediction
-        attempts: list[FixAttempt] = []
-        steps: list[FixStep] = []
-        for step, codes in self._refused_steps:
-            sites = step.find_possible_sites(View(model), self.target, prediction, codes)
-            if not sites:
-                continue
-            try:
-                model, _ = apply_sites(model, sites)
-            except ModelError:  # reported when the step was tried alone
-                continue
-            prediction = predict(model, self.target)
-            attempts += [_make_attempt(s) for s in sites]
-            steps.append(step)
-        if not attempts:
-            return
-        if self._keep_if_better(model, prediction, attempts, _join_criteria(steps)) is None:
-            applied = {(a.code, a.node) for a in attempts}
-            self.refused = [a for a in self.refused if (a.code, a.node) not in applied]
-
     def try_model_step(self, step: ModelStep) -> None:
         """Try a rewrite of the whole model if findings have causes that it can remove."""
         findings = [f for f in self.prediction.findings if step.select_causes(f)]
@@ -238,21 +206,12 @@ class FixSession:
             if candidate is None:
                 return
             prediction = predict(candidate, self.target)
-            attempt.why_not = self._keep_if_better(candidate, prediction, [attempt], step) or ""
+            objection = gains.find_objection(self.prediction, prediction, step)
+            attempt.why_not = objection or self._keep(candidate, prediction, [attempt], step) or ""
         for f in findings:
             self._attempt_places[(f.code, f.node)] = (attempt.code, attempt.node)
         if attempt.why_not:
             self.refused.append(attempt)
-
-    def _keep_if_better(
-        self,
-        candidate: Model,
-        prediction: Prediction,
-        attempts: list[FixAttempt],
-        criteria: FixCriteria,
-    ) -> Note | None:
-        objection = gains.find_objection(self.prediction, prediction, criteria)
-        return objection or self._keep(candidate, prediction, attempts, criteria)
 
     def _keep(
         self,
@@ -355,14 +314,6 @@ def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
 def _has_lossy_weights(prediction: Prediction) -> bool:
     reasons = [c.reason for f in prediction.findings for c in f.causes]
     return any(isinstance(r, WeightsPerTensor) and r.lossy for r in reasons)
-
-
-def _join_criteria(steps: Sequence[FixStep]) -> FixCriteria:
-    return FixCriteria(
-        tuple(kind for step in steps for kind in step.reason_types),
-        max(step.noise_factor for step in steps),
-        costs_speed=any(step.costs_speed for step in steps),
-    )
 
 
 def _describe_errors(errors: Sequence[OutputError], inputs: str) -> list[Note]:

@@ -385,6 +385,7 @@ def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
 def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
     groups = _group_by_code(prediction.findings)
     notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
+    notes.pop("INPUT-CONVERSION", None)  # the row about Q/DQ layers reports it
     counts = _count_findings(groups)
     page.add_gap()
     page.fill(

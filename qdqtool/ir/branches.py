@@ -149,7 +149,6 @@ def fold_constant_branches(model: Model) -> Model:
 
 
 def _find_constant_branches(model: Model) -> Iterator[tuple[int, onnx.GraphProto]]:
-    """Yield the node index and the executed branch of each If with a constant condition."""
     evaluator = ConstantEvaluator(model)
     for node in model.nodes:
         if node.op != "If" or node.domain not in STANDARD:

@@ -121,7 +121,6 @@ class ConstantEvaluator:
     def __init__(self, model: Model, work: int = MAX_OPERATIONS) -> None:
         self.model = model
         self.operations_left = work
-        self._positions: dict[int, int] = {}
         self._cache: dict[str, _Array] = {}
         self._cache_elements_left = _MAX_CACHED_ELEMENTS
 
@@ -186,7 +185,7 @@ class ConstantEvaluator:
             if node.index not in nodes:
                 nodes[node.index] = node
                 stack.extend(source for source in node.inputs if source)
-        return self._sort(nodes.values())
+        return sorted(nodes.values(), key=lambda node: self.model.positions[node.index])
 
     def _static_shape(self, node: Node) -> _Array | None:
         shape = self.model.shape(node.input(0))
@@ -194,11 +193,6 @@ class ConstantEvaluator:
             return None
         dims = np.asarray(shape, np.int64)
         return dims if node.op == "Shape" else dims.prod()
-
-    def _sort(self, nodes: Collection[Node]) -> list[Node]:
-        if nodes and not self._positions:
-            self._positions = {n.index: i for i, n in enumerate(self.model.ordered)}
-        return sorted(nodes, key=lambda node: self._positions[node.index])
 
     def evaluate_node(
         self, node: Node, values: Mapping[str, _Array], max_elements: int
@@ -314,7 +308,6 @@ def fold_constants(model: Model) -> Model:
 
 
 def _find_foldable(model: Model) -> list[str]:
-    """Return the tensors to fold, which are computed from constants and read by other nodes."""
     computed: dict[str, bool] = {}  # whether operators other than moves computed each constant
     nodes: set[int] = set()
     for node in model.ordered:

@@ -313,7 +313,6 @@ class Editor:
         )
 
     def _rename_to_output(self, tensor: str, output: str, dqs: list[Node]) -> None:
-        """Rename a tensor to a network output, also for its consumers and those of the DQs."""
         outputs = self.edit_proto(self.model.producers[tensor]).output
         outputs[list(outputs).index(tensor)] = output
         self.redirect(tensor, output)
@@ -337,7 +336,7 @@ class Editor:
         consumed = set(self.model.consumers_by_tensor)
         captured = self._find_captured()
         pruned = self._prune(nodes, captured)
-        ordered = sort_topologically(pruned, self._inputs_and_captured, self._output_names)
+        ordered = sort_topologically(pruned, _consumed_tensors, _output_names)
         self.model.replace_constants((), self._constants)
         has_cycle = len(ordered) != len(pruned)  # replace_nodes raises the error for a cycle.
         self.model.replace_nodes(pruned if has_cycle else ordered, self._touched)
@@ -386,8 +385,8 @@ class Editor:
         producers: dict[str, Node | onnx.NodeProto] = {}
         uses: Counter[str] = Counter()
         for node in nodes:
-            uses.update(self._input_names(node))
-            producers.update((output, node) for output in self._output_names(node) if output)
+            uses.update(_input_names(node))
+            producers.update((output, node) for output in _output_names(node) if output)
         unneeded: set[int] = set()
         stack = [node for node in nodes if id(node) not in ignored]
         while stack:
@@ -395,7 +394,7 @@ class Editor:
             if id(node) in unneeded or self._is_needed(node, uses, required):
                 continue
             unneeded.add(id(node))
-            inputs = self._input_names(node)
+            inputs = _input_names(node)
             uses.subtract(inputs)
             stack += [
                 producers[tensor]
@@ -412,30 +411,7 @@ class Editor:
     def _is_needed(
         self, node: Node | onnx.NodeProto, uses: Counter[str], required: set[str]
     ) -> bool:
-        return any(uses[output] > 0 or output in required for output in self._output_names(node))
-
-    def _as_unchanged(self, node: Node | onnx.NodeProto) -> Node | None:
-        """Return an indexed node whose message is unchanged, else None.
-
-        Inputs and outputs of such a node are read from the index, which is faster than reading the
-        message.
-        """
-        return node if isinstance(node, Node) and node.index not in self._touched else None
-
-    def _input_names(self, node: Node | onnx.NodeProto) -> Sequence[str]:
-        indexed = self._as_unchanged(node)
-        return _as_proto(node).input if indexed is None else indexed.inputs
-
-    def _output_names(self, node: Node | onnx.NodeProto) -> Sequence[str]:
-        indexed = self._as_unchanged(node)
-        return _as_proto(node).output if indexed is None else indexed.outputs
-
-    def _inputs_and_captured(self, node: Node | onnx.NodeProto) -> tuple[str, ...]:
-        indexed = self._as_unchanged(node)
-        if indexed is None:
-            message = _as_proto(node)
-            return (*message.input, *find_captured_tensors(message))
-        return (*indexed.inputs, *indexed.captured)
+        return any(uses[output] > 0 or output in required for output in _output_names(node))
 
     def _drop_constants(self, consumed: set[str], captured: set[str]) -> None:
         """Drop initializers that lost their last consumer, and their entries among the inputs.
@@ -453,7 +429,6 @@ class Editor:
         model.replace_constants(removed, {})
 
     def _find_captured(self) -> set[str]:
-        """Return the tensors that subgraphs read, after all renames."""
         tensors: set[str] = set()
         for node in self.model.nodes:
             if node.captured or node.index in self._touched:
@@ -475,6 +450,18 @@ def _remove_named(items: Any, is_removed: Callable[[str], bool]) -> None:
 
 def _as_proto(node: Node | onnx.NodeProto) -> onnx.NodeProto:
     return node.proto if isinstance(node, Node) else node
+
+
+def _input_names(node: Node | onnx.NodeProto) -> Sequence[str]:
+    return list(_as_proto(node).input)
+
+
+def _output_names(node: Node | onnx.NodeProto) -> Sequence[str]:
+    return list(_as_proto(node).output)
+
+
+def _consumed_tensors(node: Node | onnx.NodeProto) -> list[str]:
+    return [*_input_names(node), *find_captured_tensors(_as_proto(node))]
 
 
 def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:

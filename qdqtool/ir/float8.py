@@ -17,7 +17,6 @@ from onnx import TensorProto
 E4M3_MAX = 448.0
 _MANTISSA_BITS = 3
 _MIN_EXPONENT = -6  # of normal numbers; subnormal numbers are multiples of 2**-9
-_BIAS = 7
 _NAN = 0x7F
 _SIGN = 0x80
 
@@ -34,7 +33,6 @@ def round_to_e4m3(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _exponents(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-    """Return the exponents of numbers, at least :data:`_MIN_EXPONENT`."""
     fractions, exponents = np.frexp(numbers)
     return np.where(fractions == 0, _MIN_EXPONENT, np.maximum(exponents - 1, _MIN_EXPONENT))
 
@@ -51,18 +49,6 @@ def encode_e4m3(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     codes[np.isnan(numbers)] = _NAN
     codes[np.signbit(numbers)] |= _SIGN
     return codes.astype(np.uint8)
-
-
-def decode_e4m3(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Return the numbers that E4M3 codes stand for."""
-    bits = codes.astype(np.int64)
-    exponents = bits >> _MANTISSA_BITS & 0xF
-    mantissas = (bits & 0x7) + np.where(exponents > 0, 1 << _MANTISSA_BITS, 0)
-    exponents = np.maximum(exponents, 1) - _BIAS - _MANTISSA_BITS
-    numbers = np.ldexp(mantissas.astype(np.float32), exponents)
-    numbers[bits & _NAN == _NAN] = np.nan
-    signed: npt.NDArray[np.float32] = np.where(bits & _SIGN, -numbers, numbers)
-    return signed
 
 
 def e4m3_tensor(name: str, codes: npt.NDArray[np.uint8]) -> onnx.TensorProto:

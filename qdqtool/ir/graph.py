@@ -29,6 +29,7 @@ from qdqtool.proto.subgraphs import (
     find_captured_tensors,
     sort_topologically,
 )
+from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and dimensions
@@ -398,6 +399,14 @@ class Model:
     def _nodes_by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}
 
+    @property
+    def positions(self) -> dict[int, int]:
+        """Position of each node in topological order, by node index."""
+        positions: dict[int, int] = self.cache.setdefault("positions", {})
+        if not positions:
+            positions.update((node.index, place) for place, node in enumerate(self.ordered))
+        return positions
+
     def producer(self, tensor: str) -> Node | None:
         """Return the node that produces a tensor; None for inputs and initializers."""
         return self.producers.get(tensor)
@@ -623,5 +632,10 @@ def _read_type(value: onnx.TypeProto) -> TensorType:
 
 def hash_message(proto: onnx.ModelProto) -> str:
     """Return the SHA-256 of a message; empty if the message is too large for a file."""
-    data = external.serialize(proto)
-    return "" if data is None else hashlib.sha256(data).hexdigest()
+    parts = external.message_parts(proto)
+    if parts is None or sum(map(len, parts)) > limits.MODEL_MESSAGE:
+        return ""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

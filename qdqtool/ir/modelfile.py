@@ -20,7 +20,7 @@ from qdqtool.ir.graph import Model, hash_message
 from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
 from qdqtool.proto.custom_quantizers import has_custom_quantizers, replace_custom_quantizers
-from qdqtool.proto.functions import check_functions, find_called_functions, inline_functions
+from qdqtool.proto.functions import check_functions, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
 from qdqtool.proto.subgraphs import message_fields, with_subgraph_nodes
 from qdqtool.util import compression, limits
@@ -127,7 +127,6 @@ def _check_dims(tensor: onnx.TensorProto, path: str) -> None:
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
-_BLOCK_BYTES = 1 << 24
 MAX_PROTO_BYTES = limits.MODEL_MESSAGE  # larger models keep their weights in external files
 
 
@@ -202,10 +201,9 @@ def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: 
     proto = deepcopy(source)
     if has_custom:
         replace_custom_quantizers(proto)
-    functions = tuple(dict.fromkeys(f.name for f in find_called_functions(proto)))
-    names = inline_functions(proto, path or "model in memory")
+    functions, node_names = inline_functions(proto, path or "model in memory")
     model = Model(proto, path, sha256 or hash_message(source), base_dir)
-    model.inlined_functions, model.function_node_names = functions, names
+    model.inlined_functions, model.function_node_names = functions, node_names
     return fold_constant_branches(model)
 
 
@@ -221,8 +219,6 @@ def _read(path: Path) -> bytes:
 def _read_limited(file: IO[bytes], path: Path) -> bytes:
     """Return a model's unpacked bytes.
 
-    Reading block by block never allocates more memory than the file has bytes.
-
     Raises:
         ModelError: The file is damaged, or protobuf cannot read that many bytes.
     """
@@ -234,12 +230,11 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes:
         limit = min(limits.max_unpacked_size(size), MAX_PROTO_BYTES)
         blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
-    data = bytearray(head)
-    while block := file.read(_BLOCK_BYTES):
-        data += block
-        if len(data) > MAX_PROTO_BYTES:
-            raise _too_large(path, b"")
-    return bytes(data)
+    file.seek(0)
+    data = file.read(MAX_PROTO_BYTES + 1)
+    if len(data) > MAX_PROTO_BYTES:
+        raise _too_large(path, b"")
+    return data
 
 
 def _too_large(path: Path, head: bytes) -> ModelError:
@@ -342,12 +337,12 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
         proto: The model. It is not changed.
         path: Output file.
     """
-    data = external.serialize(proto)
-    if data is None or len(data) >= MAX_PROTO_BYTES:
+    parts = external.message_parts(proto)
+    if parts is None or sum(map(len, parts)) >= MAX_PROTO_BYTES:
         _split_weights(proto, Path(path))
         return
     with atomic_write(path) as file:
-        file.write(data)
+        file.writelines(parts)
 
 
 def _split_weights(proto: onnx.ModelProto, path: Path) -> None:

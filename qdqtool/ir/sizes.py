@@ -213,7 +213,6 @@ def contraction(model: Model, node: Node) -> Contraction | None:
 
 
 def _parse_equation(equation: str) -> list[str] | None:
-    """Return the axes of both operands and of the result; None for an invalid equation."""
     operands, arrow, result = equation.partition("->")
     if not arrow:
         letters = set(operands) - set(",.")

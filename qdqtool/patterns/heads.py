@@ -500,7 +500,6 @@ def find_coordinates(model: Model, finals: Iterable[int]) -> CoordinateLayers:
 
 
 def _find_sampling_layers(model: Model) -> set[int]:
-    """Return the node indices of the layers that produce the grid of a GridSample."""
     indices: set[int] = set()
     for node in model.ordered:
         if node.op == "GridSample" and node.domain in DOMAINS:

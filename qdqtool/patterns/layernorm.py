@@ -161,7 +161,6 @@ def _sums_of_square(model: Model, node: Node) -> list[Node]:
 
 
 def _squares_and_sums(model: Model, node: Node) -> bool:
-    """Return whether a node alone computes a sum of squares of its input."""
     if _has_op(node, "ReduceL2", "ReduceSumSquare"):
         return True
     if _has_op(node, "LpNormalization"):
@@ -367,7 +366,6 @@ def _normalizes_last_axes(model: Model, norm: DecomposedLayerNorm) -> bool:
 
 
 def _is_used_inside(model: Model, norm: DecomposedLayerNorm) -> bool:
-    """Return whether a tensor between the nodes is a network output or has other consumers."""
     inside = {node.index for node in norm.nodes}
     for node in norm.nodes[:-1]:
         if model.is_output(node.output):
@@ -767,7 +765,6 @@ def _consumers(model: Model, node: Node, depth: int = _MAX_DEPTH) -> list[Node]:
 
 
 def _with_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:
-    """Return nodes with the Casts between them, which come before the last node."""
     outputs = {node.output for node in nodes[:-1]}
     casts: dict[int, Node] = {}
     for node in nodes:

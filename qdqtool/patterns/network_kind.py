@@ -235,7 +235,6 @@ def _last_node(model: Model, tensor: str) -> Node | None:
 
 
 def _find_upscaled(model: Model) -> OtherKind | None:
-    """Return the kind of a network of unknown size whose single output is upscaled."""
     if _last_operator(model) not in _UPSCALING:
         return None
     return OtherKind(

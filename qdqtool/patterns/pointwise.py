@@ -48,11 +48,8 @@ def activation_input(model: Model, node: Node | None) -> str | None:
 
 def _position(model: Model, tensor: str) -> int:
     """Return the topological position of a tensor's producer; -1 for a network input."""
-    positions = model.cache.setdefault("positions", {})
-    if not positions:
-        positions.update({node.index: place for place, node in enumerate(model.ordered)})
     producer = model.producer(tensor)
-    return -1 if producer is None else positions[producer.index]
+    return -1 if producer is None else model.positions[producer.index]
 
 
 def pointwise_region(model: Model, tensor: str, node: Node) -> list[Node]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import uuid
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -14,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from qdqtool.errors import ModelError
+from qdqtool.proto.slim import without_initializers
 from qdqtool.proto.subgraphs import attribute_graphs
 from qdqtool.util import limits
 from qdqtool.util.files import INVALID_NAME, record_input
@@ -271,3 +274,57 @@ def serialize(proto: onnx.ModelProto) -> bytes | None:
         return bytes(proto.SerializeToString(deterministic=True))
     except (ValueError, EncodeError):  # the class depends on the version of protobuf
         return None
+
+
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+_LENGTH_DELIMITED = 2  # wire type of messages and strings
+
+
+def message_parts(proto: onnx.ModelProto) -> list[bytes] | None:
+    """Return byte strings that together are the serialized model.
+
+    Weights are serialized one at a time, because protobuf needs three times the memory of what it
+    serializes. None if a part is larger than 2 GB.
+    """
+    try:
+        if _needs_whole(proto):
+            return [proto.SerializeToString(deterministic=True)]
+        light = without_initializers(proto)
+        # The weights replace one initializer with a name that no other text contains.
+        light.graph.initializer.add(name=uuid.uuid4().hex)
+        graph = light.graph.SerializeToString(deterministic=True)
+        marker = _field(_INITIALIZER, light.graph.initializer[0].SerializeToString())
+        before, after = graph.split(marker)
+        front, back = light.SerializeToString(deterministic=True).split(_field(_GRAPH, graph))
+        weights: list[bytes] = []
+        for tensor in proto.graph.initializer:
+            data = tensor.SerializeToString(deterministic=True)
+            weights += (_field_header(_INITIALIZER, len(data)), data)
+    except (ValueError, EncodeError):  # the class depends on the version of protobuf
+        return None
+    content = [before, *weights, after]
+    return [front, _field_header(_GRAPH, sum(map(len, content))), *content, back]
+
+
+def _needs_whole(proto: onnx.ModelProto) -> bool:
+    """Return whether a copy of a model without weights would lose a field."""
+    messages = (proto, proto.graph)
+    return not proto.HasField("graph") or any(
+        len(UnknownFieldSet(message)) or isinstance(message.doc_string, bytes)
+        for message in messages
+    )
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _field_header(number, len(content)) + content
+
+
+def _field_header(number: int, length: int) -> bytes:
+    """Return protobuf's bytes before a field's content: field number, wire type and length."""
+    header = bytearray([number << 3 | _LENGTH_DELIMITED])
+    while length > 0x7F:
+        header.append(length & 0x7F | 0x80)
+        length >>= 7
+    header.append(length)
+    return bytes(header)

@@ -70,16 +70,6 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
 
 
 def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
-    """Check the total number of nodes and the total size of copies after inlining.
-
-    Args:
-        called: Size of the function of each call in the graph.
-        stored: Size of all functions in the file in bytes.
-        path: Path of the model for messages.
-
-    Raises:
-        ModelError: A total exceeds its limit.
-    """
     total = sum(size.nodes for size in called)
     if total > limits.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
@@ -102,7 +92,7 @@ def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
 
 def _measure_functions(proto: onnx.ModelProto, path: str) -> dict[_Key, _FunctionSize]:
     functions = _functions_by_key(proto)
-    calls = function_calls(proto)
+    calls = _function_calls(proto)
     sizes: dict[_Key, _FunctionSize] = {}
     try:
         for key in TopologicalSorter(calls).static_order():
@@ -124,7 +114,7 @@ def _measure_functions(proto: onnx.ModelProto, path: str) -> dict[_Key, _Functio
     return sizes
 
 
-def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
+def _function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
     """Return the functions that each function of a model calls, one entry for each call.
 
     Calls in subgraphs count. Functions and calls are in the order of the file.
@@ -137,7 +127,7 @@ def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
     return calls
 
 
-def find_called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
+def _find_called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     """Return the functions that a model's graph calls directly or indirectly, in file order."""
     functions = _functions_by_key(proto)
     called: set[_Key] = set()
@@ -169,7 +159,7 @@ def _callee_key(node: onnx.NodeProto) -> _Key:
 # Inlining --------------------------------------------------------------------------------------
 
 
-def inline_functions(proto: onnx.ModelProto, path: str) -> dict[str, str]:
+def inline_functions(proto: onnx.ModelProto, path: str) -> tuple[tuple[str, ...], dict[str, str]]:
     """Inline all calls of a model's own functions, in place.
 
     The names of inlined nodes and tensors begin with the name of the call: ``layer1/Conv``.
@@ -179,28 +169,31 @@ def inline_functions(proto: onnx.ModelProto, path: str) -> dict[str, str]:
         path: Path of the model for messages.
 
     Returns:
-        Name of each inlined node in its function, by new name.
+        Names of the functions that were called, and the name of each inlined node in its function,
+        by new name.
 
     Raises:
         ModelError: A call has too many inputs or outputs, or a function uses an operator set that
             differs from the model's and cannot be converted.
     """
     functions = _functions_by_key(proto)
-    called = {_function_key(function) for function in find_called_functions(proto)}
-    calls = {key: callees for key, callees in function_calls(proto).items() if key in called}
+    called = _find_called_functions(proto)
+    names = tuple(dict.fromkeys(function.name for function in called))
+    keys = set(map(_function_key, called))
+    calls = {key: callees for key, callees in _function_calls(proto).items() if key in keys}
     bodies: dict[_Key, _FunctionBody] = {}
     for key in TopologicalSorter(calls).static_order():
         function = functions[key]
         nodes = _convert_body(proto, function, path)
         scope = _InliningScope(nodes, (*function.input, *function.output), bodies, path)
-        names = scope.expand()
-        bodies[key] = _FunctionBody(function, list(nodes), names)
+        node_names = scope.expand()
+        bodies[key] = _FunctionBody(function, list(nodes), node_names)
     graph = proto.graph
     boundary = [value.name for value in (*graph.input, *graph.output, *graph.initializer)]
     boundary += [sparse.values.name for sparse in graph.sparse_initializer]
     sources = _InliningScope(graph.node, boundary, bodies, path).expand()
     del proto.functions[:]
-    return sources
+    return names, sources
 
 
 def _convert_body(proto: onnx.ModelProto, function: onnx.FunctionProto, path: str) -> Any:
@@ -239,11 +232,6 @@ def _schema_version(op: str, version: int) -> int:
 def _convert_nodes(
     function: onnx.FunctionProto, version: int, model_version: int, path: str
 ) -> Any:
-    """Convert a function's nodes to the version of ONNX's operators that the model uses.
-
-    Raises:
-        ModelError: onnx cannot convert the function.
-    """
     make_info = onnx.helper.make_empty_tensor_value_info
     inputs, outputs = map(make_info, function.input), map(make_info, function.output)
     graph = onnx.helper.make_graph(function.node, function.name, list(inputs), list(outputs))
@@ -334,11 +322,6 @@ class _InliningScope:
             )
 
     def _copy_body(self, call: onnx.NodeProto, body: _FunctionBody) -> list[onnx.NodeProto]:
-        """Return copies of a function's nodes, connected to the inputs and outputs of a call.
-
-        Raises:
-            ModelError: The call has more inputs or outputs than the function.
-        """
         function, prefix = body.function, self._unique_prefix(call)
         self._check_call(call, function, prefix)
         tensors = dict.fromkeys(function.input, "")

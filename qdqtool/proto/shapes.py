@@ -192,7 +192,6 @@ def has_sane_attributes(node: onnx.NodeProto) -> bool:
 def _collect_constants(
     proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
 ) -> dict[str, onnx.TensorProto]:
-    """Return all initializers and values of Constant nodes by name, including subgraphs."""
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     for node in nodes:
         for attribute in node.attribute:
@@ -331,7 +330,6 @@ def _small_values(tensor: onnx.TensorProto | None) -> list[Any] | None:
 def _vector_lengths(
     proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
 ) -> dict[str, int]:
-    """Return the lengths of constant or declared vectors and scalars, by name of the tensor."""
     lengths = {
         name: math.prod(tensor.dims) for name, tensor in constants.items() if len(tensor.dims) <= 1
     }

@@ -7,18 +7,8 @@ from collections.abc import Container
 import onnx
 from google.protobuf.message import EncodeError
 
-from qdqtool.proto.subgraphs import copy_header
-
 # Constants of at most this size in bytes keep their data, because shape inference may need them.
 _KEEP_FOR_SHAPES = 4096
-_GRAPH_FIELDS = (
-    "node",
-    "input",
-    "output",
-    "value_info",
-    "sparse_initializer",
-    "quantization_annotation",
-)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
@@ -41,15 +31,25 @@ def strip_large_weights(
         keep: Maximum size in bytes of initializers that keep their data.
         only: Names of the initializers that may lose their data; None for all.
     """
-    slim = onnx.ModelProto()
-    copy_header(proto, slim)
-    for field in _GRAPH_FIELDS:
-        getattr(slim.graph, field).extend(getattr(proto.graph, field))
+    slim = without_initializers(proto)
     for tensor in proto.graph.initializer:
         is_chosen = only is None or tensor.name in only
         keeps_data = not is_chosen or tensor_bytes(tensor) <= keep
         slim.graph.initializer.add().CopyFrom(tensor if keeps_data else strip_data(tensor))
     return slim
+
+
+def without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model without initializers.
+
+    Documentation that is not UTF-8 is left out, because protobuf does not accept it.
+    """
+    graph = {f.name: v for f, v in proto.graph.ListFields() if f.name != "initializer"}
+    model = {f.name: v for f, v in proto.ListFields() if f.name != "graph"}
+    for fields in (graph, model):
+        if isinstance(fields.get("doc_string"), bytes):
+            del fields["doc_string"]
+    return onnx.ModelProto(graph=onnx.GraphProto(**graph), **model)
 
 
 def strip_data(tensor: onnx.TensorProto) -> onnx.TensorProto:

@@ -67,6 +67,7 @@ from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.placement import NothingToQuantize, nothing_to_quantize
+from qdqtool.reasons.scales import ScaleImplausible, ScaleOwner
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import TimeEstimate, predict_on_gpu
 from qdqtool.timing.options import TimingOptions
@@ -778,5 +779,10 @@ def _note_errors(prediction: Prediction) -> list[Note]:
     notes = []
     for code, finding in first.items():
         others = f" (and {counts[code] - 1} more)" if counts[code] > 1 else ""
-        notes.append(_note_finding(finding, f"{others} {finding.fix}"))
+        reason = finding.causes[0].reason
+        if isinstance(reason, ScaleImplausible) and reason.owner == ScaleOwner.ACTIVATION:
+            text = f"{code}: {reason.calibrated_message()}{others}"
+            notes.append(Note(text, code="of-finding", finding=finding))
+        else:
+            notes.append(_note_finding(finding, f"{others} {finding.fix}"))
     return notes

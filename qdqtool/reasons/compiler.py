@@ -93,7 +93,6 @@ UnsupportedForm = StrEnum(
 
 
 def _because(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
-    """Return a condition for finding rules that holds if a reason has one of some causes."""
     return lambda r: (r.why if isinstance(r, IntegersLost) else r.fault) in reasons
 
 

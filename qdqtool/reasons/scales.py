@@ -301,12 +301,11 @@ class ScaleImplausible(Reason):
     largest: float | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        where = f" in {self.bad} of {self.count} channels" if self.count > 1 else ""
-        text = (
-            f"{self.node} has scale {format_number(self.value)}{where}, a range of "
-            f"+-{format_number(127 * self.value)}: "
+        text = f"{self._describe_range()}: "
+        reason = (
+            f"{_UNCALIBRATED[0].upper()}{_UNCALIBRATED[1:]}, the network is untrained, or training "
+            "diverged."
         )
-        reason = f"{_UNCALIBRATED[0].upper()}{_UNCALIBRATED[1:]}, or training diverged."
         if self.largest is not None:
             effect = "clipped to it" if 127 * self.value < self.largest else "rounded to 0"
             return (
@@ -324,6 +323,21 @@ class ScaleImplausible(Reason):
             else f"every value beyond +-{format_number(127 * self.value)} is clipped to it"
         )
         return f"{text}{effect}. {reason}", _RECALIBRATE
+
+    def calibrated_message(self) -> str:
+        """Return the message for an activation whose scale was computed from images."""
+        return (
+            f"{self._describe_range()}: the float network computes such values from the "
+            "calibration images. The network is untrained, its training diverged, or the images "
+            "are not prepared as in training. Check the outputs of the float network."
+        )
+
+    def _describe_range(self) -> str:
+        where = f" in {self.bad} of {self.count} channels" if self.count > 1 else ""
+        return (
+            f"{self.node} has scale {format_number(self.value)}{where}, a range of "
+            f"+-{format_number(127 * self.value)}"
+        )
 
 
 @dataclass(frozen=True)

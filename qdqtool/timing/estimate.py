@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.findings.obstacles import is_rejected
 from qdqtool.insertion.number_formats import is_worthwhile
 from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.constants import fold_constants
@@ -834,6 +835,8 @@ def predict_on_gpu(
 ) -> tuple[Prediction, TimeEstimate | None]:
     """Predict, add findings about the GPU, and estimate the time if a GPU is named.
 
+    The prediction has no time and no savings if TensorRT rejects the model.
+
     Args:
         model: The model.
         target: TensorRT version.
@@ -879,7 +882,11 @@ def predict_on_gpu(
     _set_int8_speed(prediction.findings, gpu)
     if time is not None:
         time.obstacle = _find_obstacle(findings)
-        prediction.time = time.as_json()
+        if time.is_supported and is_rejected(prediction.findings):
+            for finding in prediction.findings:
+                finding.saves_ms = None
+        else:
+            prediction.time = time.as_json()
     return prediction, time
 
 

@@ -127,9 +127,7 @@ class Importer:
         layer = Layer(kind, name, node.op if node is not None else "")
         if node is not None:
             layer.nodes.append(node.name)
-            passage = operators.passage(self.model, node)
-            if passage is not None:
-                layer.passage = passage
+            layer.passage = operators.passage(self.model, node)
         self.layer_number += 1
         return self.network.add(layer, inputs, outputs)
 
@@ -147,8 +145,7 @@ class Importer:
         kind = kind or operators.operator_of(node).kind
         name = self._unique_name(node)
         layer = self._add(kind, name, inputs, [self._tensor(node.output)], node)
-        if operation:
-            layer.operation = operation
+        layer.operation = operation
         return layer
 
     def _add_unnamed(

@@ -20,7 +20,6 @@ from qdqtool.trt.result import MyelinRegion
 
 Dims = tuple[int | None, ...]
 
-MAX_MERGED = 64  # maximum number of quantizers that a Q lists as merged into it
 SILU = "SiLU"  # name of the activation x * gate(x)
 WEIGHTED = (*CONVOLVE, LayerKind.MATRIX_MULTIPLY)
 QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
@@ -98,15 +97,6 @@ class Tensor:
             if inputs == 1 and (not kinds or consumer.kind in kinds):
                 return consumer
         return None
-
-    def single_consuming_layer(self) -> Layer | None:
-        """Return the only layer that reads the tensor, at one or several inputs (``x * x``).
-
-        None unless exactly one layer reads the tensor. None also for a network output.
-        """
-        if self.is_output or len(self.consumers) != 1:
-            return None
-        return next(iter(self.consumers))
 
     def producer_of_kind(self, *kinds: LayerKind) -> Layer | None:
         """Return the producer if it is of one of the kinds, else None."""
@@ -291,7 +281,7 @@ class Layer:
         paired_q: ONNX node of the Q before a DQ.
         path: Operators that a Q has moved up past, or a DQ down, in the order of its moves.
         merged_quantizers: Qs that were merged into this Q: the ONNX node of each, and the operators
-            that it had moved up past. Only the first :data:`MAX_MERGED` are listed. A Q that was
+            that it had moved up past. Only the first 64 are listed. A Q that was
             merged along several paths is listed once for each path.
         blocked_by: Reason why a Q could not move farther up; None if no pass recorded a reason.
         stationary_cases: Cases that kept a DQ from moving. They are evidence for the DQ if it
@@ -375,15 +365,6 @@ class Layer:
         self.merged_quantizers = tuple(
             (name, path.with_step(step)) for name, path in self.merged_quantizers
         )
-
-    def merge_quantizer(self, name: str, other: Layer) -> None:
-        """Record that another Q, with all Qs merged into it, was merged into this Q.
-
-        Qs beyond :data:`MAX_MERGED` are not recorded.
-        """
-        if len(self.merged_quantizers) < MAX_MERGED:
-            merged = (*self.merged_quantizers, (name, other.path), *other.merged_quantizers)
-            self.merged_quantizers = merged[:MAX_MERGED]
 
     def add_cases(self, *cases: Case) -> None:
         """Record cases of passes that gave the layer its state, without duplicates."""

@@ -9,48 +9,50 @@ from qdqtool.ir import operators
 from qdqtool.ir.operators import OPERATORS
 from qdqtool.reasons.finding import Reason
 from qdqtool.trt.network import Network
+from qdqtool.trt.passes import (
+    activation_to_pointwise_conversion,
+    concat_removal,
+    const_cast_fold,
+    const_elt_fusion,
+    const_qdq_initializers_fusion,
+    const_shuffle_fusion,
+    const_weights_fusion,
+    const_weights_quantize_fusion,
+    constant_fold_dangling_qdq,
+    conv_act_pool_fusion,
+    conv_eltwise_sum_fusion,
+    conv_relu_fusion,
+    conv_scale_fusion,
+    dq_q_fusion,
+    elt_relu_fusion,
+    eltwise_add_to_pwn,
+    generic_conv_act_fusion,
+    horizontal_merge_q_nodes,
+    mat_mul_to_conv_transform,
+    merge_layers,
+    myelin,
+    myelin_regions,
+    pad_conv_fusion,
+    point_wise_fusion,
+    q_conv_scale_fusion,
+    qdq_to_copy,
+    quantize_conv_with_residual_add,
+    quantize_double_input_nodes,
+    quantize_single_input_nodes,
+    quantized_relu_fusion,
+    reduce_to_pooling_fusion,
+    requantize_fusion,
+    scale_activation_fusion,
+    scale_scale_fusion,
+    shuffle_erasure,
+    shuffle_shuffle_fusion,
+    slice_removal,
+    split_q_across_preceding_fan_in,
+    squeeze_push_down_join,
+    vanilla_swap_with_following_q,
+    vanilla_swap_with_preceeding_dq,
+)
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
-from qdqtool.trt.passes.concat_removal import ConcatRemoval
-from qdqtool.trt.passes.const_cast_fold import ConstCastFold
-from qdqtool.trt.passes.const_elt_fusion import ConstEltFusion
-from qdqtool.trt.passes.const_qdq_initializers_fusion import ConstQDQInitializersFusion
-from qdqtool.trt.passes.const_shuffle_fusion import ConstShuffleFusion
-from qdqtool.trt.passes.const_weights_fusion import ConstWeightsFusion
-from qdqtool.trt.passes.const_weights_quantize_fusion import ConstWeightsQuantizeFusion
-from qdqtool.trt.passes.constant_fold_dangling_qdq import ConstantFoldDanglingQDQ
-from qdqtool.trt.passes.conv_act_pool_fusion import ConvActPoolFusion
-from qdqtool.trt.passes.conv_eltwise_sum_fusion import ConvEltwiseSumFusion
-from qdqtool.trt.passes.conv_relu_fusion import ConvReluFusion, DeconvReluFusion
-from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
-from qdqtool.trt.passes.dq_q_fusion import DqQFusion
-from qdqtool.trt.passes.elt_relu_fusion import EltReluFusion
-from qdqtool.trt.passes.eltwise_add_to_pwn import EltwiseAddToPwn
-from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
-from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
-from qdqtool.trt.passes.mat_mul_to_conv_transform import MatMulToConvTransform
-from qdqtool.trt.passes.merge_layers import MergeLayers
-from qdqtool.trt.passes.myelin import MyelinOptimization
-from qdqtool.trt.passes.myelin_regions import MyelinRegions
-from qdqtool.trt.passes.pad_conv_fusion import PadConvFusion
-from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
-from qdqtool.trt.passes.q_conv_scale_fusion import QConvScaleFusion
-from qdqtool.trt.passes.qdq_to_copy import QDQToCopy
-from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
-from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
-from qdqtool.trt.passes.quantize_single_input_nodes import QuantizeSingleInputNodes
-from qdqtool.trt.passes.quantized_relu_fusion import QuantizedReluFusion
-from qdqtool.trt.passes.reduce_to_pooling_fusion import ReduceToPoolingFusion
-from qdqtool.trt.passes.requantize_fusion import RequantizeFusion
-from qdqtool.trt.passes.scale_activation_fusion import ScaleActivationFusion
-from qdqtool.trt.passes.scale_scale_fusion import ScaleScaleFusion
-from qdqtool.trt.passes.shuffle_erasure import ShuffleErasure
-from qdqtool.trt.passes.shuffle_shuffle_fusion import ShuffleShuffleFusion
-from qdqtool.trt.passes.slice_removal import SliceRemoval
-from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
-from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
-from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
-from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import Event
 
@@ -59,56 +61,70 @@ class RankLayers:
     """Stage (not a pass) that renews the order of visits after passes have moved many layers."""
 
 
-GENERIC = (ConstShuffleFusion, ShuffleShuffleFusion, ShuffleErasure)
-INITIALIZERS = (ConstCastFold, ConstQDQInitializersFusion, MyelinOptimization, ConstShuffleFusion)
-MOTION = (VanillaSwapWithFollowingQ, HorizontalMergeQNodes, SplitQAcrossPrecedingFanIn, DqQFusion)
+GENERIC = (
+    const_shuffle_fusion.ConstShuffleFusion,
+    shuffle_shuffle_fusion.ShuffleShuffleFusion,
+    shuffle_erasure.ShuffleErasure,
+)
+INITIALIZERS = (
+    const_cast_fold.ConstCastFold,
+    const_qdq_initializers_fusion.ConstQDQInitializersFusion,
+    myelin.MyelinOptimization,
+    const_shuffle_fusion.ConstShuffleFusion,
+)
+MOTION = (
+    vanilla_swap_with_following_q.VanillaSwapWithFollowingQ,
+    horizontal_merge_q_nodes.HorizontalMergeQNodes,
+    split_q_across_preceding_fan_in.SplitQAcrossPrecedingFanIn,
+    dq_q_fusion.DqQFusion,
+)
 QUANTIZATION = (
-    EltReluFusion,
-    ScaleActivationFusion,
-    ReduceToPoolingFusion,
-    ConstWeightsQuantizeFusion,
-    ConvReluFusion,
-    DeconvReluFusion,
-    MatMulToConvTransform,
-    VanillaSwapWithPreceedingDQ,
-    ConstCastFold,
-    ConstShuffleFusion,
-    ConstEltFusion,
+    elt_relu_fusion.EltReluFusion,
+    scale_activation_fusion.ScaleActivationFusion,
+    reduce_to_pooling_fusion.ReduceToPoolingFusion,
+    const_weights_quantize_fusion.ConstWeightsQuantizeFusion,
+    conv_relu_fusion.ConvReluFusion,
+    conv_relu_fusion.DeconvReluFusion,
+    mat_mul_to_conv_transform.MatMulToConvTransform,
+    vanilla_swap_with_preceeding_dq.VanillaSwapWithPreceedingDQ,
+    const_cast_fold.ConstCastFold,
+    const_shuffle_fusion.ConstShuffleFusion,
+    const_elt_fusion.ConstEltFusion,
     MOTION,
     RankLayers,
-    ShuffleShuffleFusion,
-    ShuffleErasure,
-    SqueezePushDownJoin,
-    ShuffleShuffleFusion,
-    ShuffleErasure,
-    ConvReluFusion,
-    DeconvReluFusion,
-    ConstShuffleFusion,
-    ConstEltFusion,
-    PointWiseFusion,
-    ConvScaleFusion,
-    DeconvScaleFusion,
-    QConvScaleFusion,
-    ActivationToPointwiseConversion,
-    GenericConvActFusion,
-    QuantizeConvWithResidualAdd,
-    QuantizeDoubleInputNodes,
-    QuantizeSingleInputNodes,
-    ConstWeightsFusion,
-    PadConvFusion,
-    QuantizedReluFusion,
-    ConvEltwiseSumFusion,
-    ConvActPoolFusion,
+    shuffle_shuffle_fusion.ShuffleShuffleFusion,
+    shuffle_erasure.ShuffleErasure,
+    squeeze_push_down_join.SqueezePushDownJoin,
+    shuffle_shuffle_fusion.ShuffleShuffleFusion,
+    shuffle_erasure.ShuffleErasure,
+    conv_relu_fusion.ConvReluFusion,
+    conv_relu_fusion.DeconvReluFusion,
+    const_shuffle_fusion.ConstShuffleFusion,
+    const_elt_fusion.ConstEltFusion,
+    point_wise_fusion.PointWiseFusion,
+    conv_scale_fusion.ConvScaleFusion,
+    conv_scale_fusion.DeconvScaleFusion,
+    q_conv_scale_fusion.QConvScaleFusion,
+    activation_to_pointwise_conversion.ActivationToPointwiseConversion,
+    generic_conv_act_fusion.GenericConvActFusion,
+    quantize_conv_with_residual_add.QuantizeConvWithResidualAdd,
+    quantize_double_input_nodes.QuantizeDoubleInputNodes,
+    quantize_single_input_nodes.QuantizeSingleInputNodes,
+    const_weights_fusion.ConstWeightsFusion,
+    pad_conv_fusion.PadConvFusion,
+    quantized_relu_fusion.QuantizedReluFusion,
+    conv_eltwise_sum_fusion.ConvEltwiseSumFusion,
+    conv_act_pool_fusion.ConvActPoolFusion,
 )
 EPILOGUE = (
-    ConstantFoldDanglingQDQ,
-    RequantizeFusion,
-    MyelinRegions,
-    QDQToCopy,
-    ScaleScaleFusion,
-    EltwiseAddToPwn,
+    constant_fold_dangling_qdq.ConstantFoldDanglingQDQ,
+    requantize_fusion.RequantizeFusion,
+    myelin_regions.MyelinRegions,
+    qdq_to_copy.QDQToCopy,
+    scale_scale_fusion.ScaleScaleFusion,
+    eltwise_add_to_pwn.EltwiseAddToPwn,
 )
-MERGING = (MergeLayers, SliceRemoval, ConcatRemoval)
+MERGING = (merge_layers.MergeLayers, slice_removal.SliceRemoval, concat_removal.ConcatRemoval)
 PIPELINE: tuple[type[Pass] | type[RankLayers] | tuple[type[Pass], ...], ...] = (
     *GENERIC,
     *INITIALIZERS,

@@ -58,9 +58,6 @@ class CandidateEvaluator:
     progress: bool = False
     runs: int = 0
     _values: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
-    _resampled: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.float64]] = field(
-        default_factory=dict
-    )
 
     # Sweeps: output errors of single sites, without the metric -------------------------
 
@@ -156,11 +153,8 @@ class CandidateEvaluator:
 
         The resamples are equal for all recipes, so that recipes can be compared.
         """
-        key = (recipe.key, tuple(samples))
-        if key not in self._resampled:
-            evidence = self._list_evidence(recipe, samples)
-            self._resampled[key] = resample(self.job.metric, evidence, RESAMPLES)
-        return self._resampled[key]
+        evidence = self._list_evidence(recipe, samples)
+        return resample(self.job.metric, evidence, RESAMPLES)
 
     # Running --------------------------------------------------------------------------
 

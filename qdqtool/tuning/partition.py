@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qdqtool.insertion.scales import UnionFind
 from qdqtool.ir.cuts import NetworkCuts
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import WEIGHTED
@@ -96,21 +97,14 @@ class NetworkPartition(NetworkCuts):
         Branches are ordered by their last nodes.
         """
         nodes = self.model.ordered[start:end]
-        later = list(range(len(nodes)))  # position of a later node of the branch, or its own
-
-        def find_last(position: int) -> int:
-            while later[position] != position:
-                later[position] = later[later[position]]
-                position = later[position]
-            return position
-
+        branches: UnionFind[int] = UnionFind()  # the last position represents a branch
         producer: dict[str, int] = {}
         for position, node in enumerate(nodes):
             for tensor in node.consumed_tensors:
                 if tensor in producer:
-                    later[find_last(producer[tensor])] = position
+                    branches.union(position, producer[tensor])
             producer.update(dict.fromkeys(filter(None, node.outputs), position))
         groups: dict[int, list[Node]] = defaultdict(list)
         for position, node in enumerate(nodes):
-            groups[find_last(position)].append(node)
+            groups[branches.find(position)].append(node)
         return [groups[last] for last in sorted(groups)]

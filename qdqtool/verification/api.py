@@ -132,7 +132,7 @@ def verify_model(
 
 
 def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Build:
-    """Read the files of one build, or return the build that was read already."""
+    """Read the files of one build, or return a build that is already read."""
     if len(builds) == 1 and isinstance(builds[0], Build):
         return builds[0]
     files: list[BuildFile] = []
@@ -240,7 +240,7 @@ def _note_other_version(build: Build, target: Target) -> list[Note]:
 
 
 def _is_same_version(version: str, is_rtx: bool, target: Target) -> bool:
-    """Return whether a build's version is that of a target, as precisely as the user named it."""
+    """Return whether a build's version equals a target's, up to the digits that the user gave."""
     if is_rtx or target.is_rtx:
         return is_rtx == target.is_rtx
     numbers, named = version_numbers(version), target.version_name.split(".")[:2]
@@ -503,7 +503,7 @@ def verify_with_builder(
     resolved = target_named(target or RTX)
     if capability is not None:
         resolved = resolved.with_capability(capability)
-    return _compare_with_local_build(predict(loaded, resolved), built, loaded.path or "model")
+    return _compare_with_local_build(predict(loaded, resolved), built, str(model))
 
 
 def _parse_capability(sm: str | None) -> str | None:
@@ -626,7 +626,7 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
     gap = next((g for g in build.gaps if g.section == Section.PARSE), None)
     missing = _find_missing_tensor(proto.graph)
     if gap is not None or missing is not None:
-        why = f"{gap} is missing" if gap is not None else f"no node produces {missing}"
+        why = str(gap) if gap is not None else f"no node produces {missing}"
         raise BuildLogError(
             f"{name}: {why}, so the log has only a part of the network, which cannot be "
             "predicted; give the model as well",

@@ -99,7 +99,7 @@ def build_model(
 
 
 def map_build(result: BuildResult) -> BuiltModel:
-    """Return a build with the model's nodes as built.
+    """Return a build together with the convolutions and matrix products as built.
 
     The layers of ``result`` are changed: their ``onnx_names`` become the names in the model.
     """

@@ -25,6 +25,7 @@ from qdqtool.accuracy.metrics import TopClassMetric, estimate_interval
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
+from tests.comparison.networks import quantize
 from tests.errors import has
 from tests.insertion.nets import Net, copy_model, detector, images, run, set_value, value_of
 from tests.tuning.nets import resnet
@@ -293,18 +294,12 @@ def test_compare_refuses_images_for_a_build(photos: Path, tmp_path: Path) -> Non
 
 def test_compare_measures_model_of_onnxruntime(photos: Path, tmp_path: Path) -> None:
     """Its defaults have zero points, and other names after its own shape inference."""
-    quantization = pytest.importorskip("onnxruntime.quantization")
-    source, output = tmp_path / "float.onnx", tmp_path / "ort.onnx"
+    source = tmp_path / "float.onnx"
     net = Net(3, 32)
     x = net.op("Relu", "relu", net.conv("a", "x", 3, 16))
     onnx.save(net.output(net.conv("b", x)).model(), source)
-    samples = iter(open_data(str(photos), input_specs(Model(onnx.load(source)))))
-
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
-        def get_next(self) -> Any:
-            return next(samples, None)
-
-    quantization.quantize_static(str(source), str(output), Reader())
+    samples = list(open_data(str(photos), input_specs(Model(onnx.load(source)))))
+    output = quantize(source, "QDQ", "QInt8", samples)
     result = qdqtool.compare(source, output, data=photos).agreement
     assert result is not None and result.measure.value is not None
     assert 0.8 < result.measure.value < 1.0

@@ -64,7 +64,7 @@ WHOLE = {
 }
 PARSE, PASSES, LISTING = Section.PARSE, Section.PASSES, Section.LISTING
 ENGINE = Gap(LISTING)
-CUT = Gap(PASSES, GapKind.CUT)
+CUT, CUT_PARSE = Gap(PASSES, GapKind.CUT), Gap(PARSE, GapKind.CUT)
 CUT_PROFILE = Gap(Section.PROFILE, GapKind.CUT_FILE, name="p.json")
 CUT_LISTING = Gap(LISTING, GapKind.CUT_FILE, name="l.json")
 BEYOND = Gap(Section.ALL, GapKind.BEYOND_RECORDS, 300_000)
@@ -81,11 +81,11 @@ def with_status(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
     [
         ({}, [], True),
         ({"parse": ParseSection()}, [Gap(PARSE)], True),  # logs of the Python API may lack it
-        ({"parse": parsed(inputs=False)}, [Gap(PARSE, GapKind.BEGINNING)], True),
-        ({"parse": parsed(outputs=False)}, [Gap(PARSE, GapKind.LAST)], True),
+        ({"parse": parsed(inputs=False)}, [CUT_PARSE], True),
+        ({"parse": parsed(outputs=False)}, [CUT_PARSE], True),
         (
             {"parse": parsed(outputs=False), "milestones": [], "layers": [], "trace": []},
-            [Gap(PARSE, GapKind.CUT_AFTER_NODE, 1), Gap(PASSES), ENGINE],
+            [CUT_PARSE, Gap(PASSES), ENGINE],
             False,
         ),
         ({"milestones": [], "trace": []}, [Gap(PASSES)], True),
@@ -104,7 +104,7 @@ def with_status(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
         ),  # printed after the passes
         (
             {"milestones": milestones(("After reformat layers", 2))},
-            [Gap(PASSES, GapKind.BEGINNING)],
+            [CUT],
             False,
         ),
         ({"layers": WHOLE["layers"][:1]}, [Gap(LISTING, GapKind.FEWER_LAYERS, 1, 2)], False),  # type: ignore[index]
@@ -156,8 +156,7 @@ def test_gaps_of_a_build(changes: dict[str, Any], gaps: list[Gap], complete: boo
     ("gap", "text"),
     [
         (Gap(PARSE), "parse section"),
-        (Gap(PASSES, GapKind.BEGINNING), "optimizer passes (the beginning)"),
-        (Gap(PARSE, GapKind.CUT_AFTER_NODE, 5), "parse section (cut off after node 5)"),
+        (CUT_PARSE, "parse section (cut off)"),
         (Gap(LISTING, GapKind.FEWER_LAYERS, 2, 3), "engine listing (cut off: 2 of 3 layers)"),
         (CUT_PROFILE, "profile (cut off: the end of p.json)"),
         (BEYOND, "everything beyond the first 300,000 records"),
@@ -185,7 +184,7 @@ def test_rerun_commands_of_an_unknown_version() -> None:
     commands = rerun_commands(Build(command="trtexec --onnx=a.onnx --int8"))
     assert list(commands) == ["8.2 to 10", "11"]
     old, new = commands.values()
-    assert old.startswith("trtexec --onnx=a.onnx --int8 --fp16 --verbose")
+    assert old.startswith("trtexec --onnx=a.onnx --int8 --verbose")
     assert new.startswith("trtexec --onnx=a.onnx --verbose") and "--int8" not in new
     assert "--separateProfileRun" in old and "--separateProfileRun" not in new
 

@@ -31,3 +31,16 @@ def test_text_without_images_is_described_as_a_list(cli: Cli, tmp_path: Path) ->
     notes.write_text("hello\n")
     line = cli.refuse("insert", tmp_path / "m.onnx", "--calib", notes)
     assert str(notes) in line and "hello" in line and "list of image paths" in line
+
+
+def test_unknown_option_names_the_commands_that_have_it(cli: Cli) -> None:
+    line = cli.refuse("fix", "model.onnx", "--gpu", "T4")
+    assert "'--gpu'" in line and "predict" in line and "--bgr" not in line
+    assert "--only" in cli.refuse("fix", "model.onnx", "--onli", "T4")
+
+
+@pytest.mark.parametrize("name", ["orin nano", "Orin"])
+def test_gpus_lists_all_that_share_a_name(cli: Cli, name: str) -> None:
+    names = {gpu["name"] for gpu in cli.json("gpus", name)["gpus"]}
+    assert {f"Jetson Orin Nano {size}" for size in ("4GB", "8GB", "8GB Super")} <= names
+    assert all(name.lower() in found.lower() for found in names)

@@ -2,10 +2,17 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx
+import pytest
 
+from calibration.session import input_specs
+from qdqtool.ir.graph import Model
 from tests.trt.builder import Graph
 
 
@@ -67,3 +74,29 @@ def numbered(proto: onnx.ModelProto, first: int = 0) -> dict[str, str]:
         name = f"{node.op_type}_{next(counts[node.op_type])}"
         old[name], node.name = node.name, name
     return old
+
+
+def quantize(
+    path: Path,
+    quant_format: str,
+    activations: str,
+    samples: Iterable[Mapping[str, npt.NDArray[Any]]] = (),
+    **options: Any,
+) -> Path:
+    """Quantize a model with onnxruntime, by default with a sample of ones; return the new path."""
+    ort = pytest.importorskip("onnxruntime.quantization")
+    specs = input_specs(Model(onnx.load(path)))
+    batches = iter(samples or [{s.name: np.ones(s.shape, np.float32) for s in specs}])
+
+    class Reader(ort.CalibrationDataReader):  # type: ignore[name-defined, misc]
+        def get_next(self) -> Mapping[str, npt.NDArray[Any]] | None:
+            return next(batches, None)
+
+    output = path.with_name("quantized.onnx")
+    if quant_format == "dynamic":
+        ort.quantize_dynamic(path, output)
+        return output
+    formats, types = ort.QuantFormat, ort.QuantType
+    options |= {"quant_format": formats[quant_format], "activation_type": types[activations]}
+    ort.quantize_static(path, output, Reader(), **options)
+    return output

@@ -4,7 +4,6 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
-from tests.comparison.networks import float_network, network
+from tests.comparison.networks import float_network, network, quantize
 from tests.errors import has
 from tests.trt.builder import Graph
 
@@ -217,26 +216,6 @@ def test_compare_files_of_models(name: str, tmp_path: Path) -> None:
 def float_path(tmp_path: Path) -> Path:
     onnx.save(float_network(), tmp_path / "float.onnx")
     return tmp_path / "float.onnx"
-
-
-def quantize(path: Path, quant_format: str, activations: str, **options: Any) -> Path:
-    ort = pytest.importorskip("onnxruntime.quantization")
-
-    class Reader(ort.CalibrationDataReader):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            self.batches = [{onnx.load(path).graph.input[0].name: np.ones((1, 4, 16, 16), "f4")}]
-
-        def get_next(self) -> dict[str, Values] | None:
-            return self.batches.pop() if self.batches else None
-
-    output = path.with_name("quantized.onnx")
-    if quant_format == "dynamic":
-        ort.quantize_dynamic(path, output)
-        return output
-    formats, types = ort.QuantFormat, ort.QuantType
-    options |= {"quant_format": formats[quant_format], "activation_type": types[activations]}
-    ort.quantize_static(path, output, Reader(), **options)
-    return output
 
 
 @pytest.mark.parametrize(

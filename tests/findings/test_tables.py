@@ -203,7 +203,7 @@ AFTER = {
     "qdqtool/ir/operators.py": "_TABLE: tuple[Operator, ...] = (\n",
     "qdqtool/trt/passes/slice_removal.py": "class SliceRemoval",
     "qdqtool/findings/lint/operators.py": "    for node in view.model.nodes:\n",
-    "tests/wording.py": '    """One small network for each kind that none of the others has."""\n',
+    "tests/wording.py": '    """Yield a small network for each wording that no other network shows."""\n',
 }
 # Indentation of the examples that are statements. The others are entries of a list.
 INDENTED = {
@@ -343,7 +343,7 @@ def copy_with_examples(root: Path) -> Path:
             new = new.replace(mark, f"{mark}    ExampleReason,\n")
         path.write_text(new, "utf-8")
     pipeline = root / "qdqtool" / "trt" / "pipeline.py"
-    mark = "from qdqtool.trt.passes.scale_activation_fusion"
+    mark = "from qdqtool.trt.passes._infra"
     text = pipeline.read_text("utf-8").replace("ConcatRemoval)", "ConcatRemoval, ExamplePass)")
     text = text.replace(mark, f"from qdqtool.trt.passes.example_pass import ExamplePass\n{mark}", 1)
     pipeline.write_text(text, "utf-8")

@@ -32,6 +32,7 @@ from tests.insertion import nets
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.test_cases import model_of
+from tools.growth.families import FAMILIES
 
 
 def run(proto, **inputs):
@@ -408,6 +409,14 @@ def test_fix_reports_unfixed_places():
     ]
     assert fixed.refused[0].why_not and not fixed.applied
     assert [n.values["finding"] for n in fixed.notes if n.code == "code-not-found"] == ["ADD-BOTH"]
+
+
+def test_fix_refuses_changes_that_make_outputs_worse(monkeypatch):
+    monkeypatch.setattr("qdqtool.fixing.judge.is_within", lambda *_, **__: False)
+    proto = FAMILIES["residual"](50)
+    fixed = fix(proto, "trt8.5")
+    assert not fixed.applied and fixed.proto == proto
+    assert "distance-grows" in {c.why_not.code for c in fixed.refused}
 
 
 # Reasons -----------------------------------------------------------------------------------------

@@ -453,6 +453,15 @@ def test_failing_build_is_a_warning(net: Net, mode: str, fails: bool) -> None:
     assert ("of-finding" in note_codes(result.warnings)) is fails
 
 
+def test_large_scale_of_calibrated_activation_names_the_network(net: Net) -> None:
+    """insert has calibrated the quantizer, so the values are those of the float network."""
+    scaled = net.op("Mul", "m", "x", net.const("c", np.full((1, 1, 1, 1), 1e8), np.float32))
+    model = net.output(net.conv("a", scaled)).model()
+    result = qdqtool.insert(model, images(2), target="trt10", method="max")
+    (warning,) = (w for w in result.warnings if w.startswith("SCALE-EXTREME"))
+    assert "untrained" in warning and "not calibrated" not in warning
+
+
 def test_large_scale_keeps_convolution_and_pairs_float32(net: Net) -> None:
     big = net.op("Mul", "big", net.conv("a", "x"), net.const("k", 40000.0))
     model = net.output(net.conv("b", big), net.conv("c", "x")).model()

@@ -6,7 +6,6 @@ import pytest
 
 from qdqtool.ir.float8 import (
     E4M3_MAX,
-    decode_e4m3,
     e4m3_tensor,
     encode_e4m3,
     round_to_e4m3,
@@ -26,12 +25,8 @@ def spread_values() -> npt.NDArray[np.float32]:
     return np.clip(np.concatenate([random, middles]), -448, 448).astype(np.float32)
 
 
-def test_codes_decode_to_ml_dtypes_numbers() -> None:
-    np.testing.assert_array_equal(decode_e4m3(CODES), NUMBERS)
-    assert NUMBERS[FINITE].max() == E4M3_MAX
-
-
 def test_numbers_encode_to_their_codes() -> None:
+    assert NUMBERS[FINITE].max() == E4M3_MAX
     np.testing.assert_array_equal(encode_e4m3(NUMBERS[FINITE]), CODES[FINITE])
 
 
@@ -53,7 +48,7 @@ def test_values_saturate_and_vanish(value: float, expected: float) -> None:
 
 
 def test_nan_remains_nan() -> None:
-    assert np.isnan(decode_e4m3(encode_e4m3(np.float32([np.nan]))))[0]
+    assert encode_e4m3(np.float32([np.nan])) == 0x7F
 
 
 def test_tensor_is_read_by_onnx() -> None:

@@ -1,6 +1,8 @@
-"""Messages of models: hash, extraction of parts, and what public functions do with them."""
+"""Messages of models: parts, hash, extraction of parts, and what public functions do with them."""
 
+import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import qdqtool
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
+from qdqtool.proto.external_data import message_parts
 from qdqtool.proto.subgraphs import extract_part
 from tests.calibration.nets import conv_net
 from tests.comparison.networks import float_network, network
@@ -56,6 +59,46 @@ BINARY_DOCUMENTATION = [
     pytest.param(lambda part=part: with_binary_documentation(part), id=f"documentation of {part}")
     for part in ("model", "graph", "weight")
 ]
+
+
+def with_function() -> onnx.ModelProto:
+    """Return a model with a function, a sparse initializer and a weight of several megabytes."""
+    model = documented()
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    model.functions.append(
+        helper.make_function("f", "F", ["a"], ["b"], body, list(model.opset_import))
+    )
+    values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
+    indices = numpy_helper.from_array(np.array([0, 3]), "indices")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [9]))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1 << 20, np.float32), "big"))
+    return model
+
+
+def with_unknown_field(part: str) -> onnx.ModelProto:
+    """Return a model in which a part has the field 3000, which onnx does not define."""
+    model = documented()
+    message = {"model": model, "graph": model.graph, "weight": model.graph.initializer[0]}[part]
+    message.MergeFromString(b"\xc2\xbb\x01\x03new")
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *BINARY_DOCUMENTATION,
+        *(functools.partial(with_unknown_field, part) for part in ("model", "graph", "weight")),
+        conv_net,
+        with_function,
+        onnx.ModelProto,
+        lambda: onnx.ModelProto(graph=onnx.GraphProto()),
+    ],
+)
+def test_joined_parts_are_the_message(build: Callable[[], onnx.ModelProto]) -> None:
+    model = build()
+    parts = message_parts(model)
+    assert parts is not None
+    assert b"".join(parts) == model.SerializeToString(deterministic=True)
 
 
 def test_sha256_is_that_of_the_message() -> None:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from torch import nn
 
 import qdqtool
 from qdqtool import qat
-from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.errors import DataError
 from qdqtool.qat import batches
 from qdqtool.qat.batch_norms import freeze_batch_norms, is_untrained
 from tests.errors import has
@@ -308,24 +307,3 @@ def test_batch_of_keyword_arguments() -> None:
     qat.calibrate(model, [{"left": IMAGES, "right": IMAGES * 3, "label": LABELS}], "max")
     left, right = (nets.range_of(model, f"{name}._input_quantizer") for name in "ab")
     assert right == pytest.approx(3 * left)
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "parameter"),
-    [
-        (IMAGES, {"method_for": [("nothing", "max")]}, "`method_for`"),
-        (torch.full_like(IMAGES, torch.nan), {}, "`exclude`"),
-    ],
-)
-def test_errors_name_parameters(
-    data: torch.Tensor, options: dict[str, Any], parameter: str
-) -> None:
-    """Messages of Python functions contain no options of the command line."""
-    with pytest.raises(QdqtoolError, match=parameter) as caught:
-        qat.calibrate(prepared(), [data], **options)
-    assert "--" not in str(caught.value)
-
-
-def test_plan_names_parameters() -> None:
-    text = qat.plan(nets.Shared(), torch.randn(1, 16, 8, 8), exclude=["both"]).text()
-    assert "--" not in text and "excluded by `exclude` both" in text

@@ -273,6 +273,13 @@ def test_export_leaves_network_in_training(resnet18: Exported) -> None:
             {"parameter": "opset"},
             id="opset",
         ),
+        pytest.param(
+            lambda: nets.ready(nets.Shared(), X),
+            {"high_precision": "fp16"},
+            "option-conflict",
+            {"parameter": "high_precision"},
+            id="high precision of INT8",
+        ),
         *(
             pytest.param(
                 lambda: nets.ready(nets.Shared(), X),
@@ -518,16 +525,6 @@ def test_export_of_modelopt_is_predicted() -> None:
         assert_int8(proto, "trt8.5", max_conversions=1)
 
 
-def test_assert_int8_names_the_skip_and_its_fix() -> None:
-    proto = exported("convolutions", 17)
-    assert_int8(proto, "trt8.5")
-    with pytest.raises(AssertionError) as caught:
-        assert_int8(proto, "trt8.5", max_conversions=1)
-    message = str(caught.value)
-    assert "10 conversions remain; the limit is 1" in message
-    assert "SKIP-FLOAT" in message and "fix:" in message
-
-
 def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
     """Convolutions with few channels are float. The others have scales of amax over 448."""
     sample = torch.randn(2, 3, 64, 64)
@@ -590,10 +587,3 @@ def test_fp8_export_keeps_large_tensors_in_fp32(tmp_path: Path) -> None:
     products = [types[n.output[0]] for n in proto.graph.node if n.op_type == "Mul"]
     half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
     assert products == [half, single, single, half]
-
-
-def test_high_precision_is_for_fp8_only(tmp_path: Path) -> None:
-    sample = torch.randn(1, 3, 32, 32)
-    model = ready(ResNet18(10, 32), sample)
-    with pytest.raises(QdqtoolError, check=has("option-conflict", parameter="high_precision")):
-        qat.export(model, tmp_path / "a.onnx", sample, high_precision="fp16")

@@ -4,6 +4,7 @@ A convolution called ``c`` has weights ``c.weight``, quantizers ``c.in.Q``, ``c.
 or DQ called ``n`` has a scale ``n.scale`` and a zero point ``n.zero``; a node called ``n`` writes the tensor ``n:0``.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,8 +90,9 @@ class Graph:
             names.append(self.const(f"{name}.zero", np.full(values.shape, zero, dtype=integer)))
         return names
 
-    def q(
+    def quantizer(
         self,
+        op: str,
         x: str,
         name: str,
         scale: npt.ArrayLike = 0.1,
@@ -99,26 +101,10 @@ class Graph:
         integer: Any = None,
     ) -> str:
         attributes = {} if axis is None else {"axis": axis}
-        return self.op(
-            "QuantizeLinear", [x, *self.parameters(name, scale, zero, integer)], name, **attributes
-        )
+        return self.op(op, [x, *self.parameters(name, scale, zero, integer)], name, **attributes)
 
-    def dq(
-        self,
-        x: str,
-        name: str,
-        scale: npt.ArrayLike = 0.1,
-        axis: int | None = None,
-        zero: int | None = 0,
-        integer: Any = None,
-    ) -> str:
-        attributes = {} if axis is None else {"axis": axis}
-        return self.op(
-            "DequantizeLinear",
-            [x, *self.parameters(name, scale, zero, integer)],
-            name,
-            **attributes,
-        )
+    q = functools.partialmethod(quantizer, "QuantizeLinear")
+    dq = functools.partialmethod(quantizer, "DequantizeLinear")
 
     def pair(
         self,

@@ -7,7 +7,6 @@ import pytest
 
 import qdqtool
 from qdqtool.ir.modelfile import load
-from qdqtool.ir.qdq import PerChannel
 from qdqtool.reasons.tensors import ConsumerKind, TensorSize
 from qdqtool.reasons.text import describe_consumers
 from qdqtool.trt import importer
@@ -17,7 +16,6 @@ from qdqtool.trt.neighbors import (
     find_origin,
     find_weighted_consumers,
     have_different_scales,
-    quantizer_scale,
     tensor_size,
 )
 from qdqtool.trt.network import Network
@@ -248,13 +246,3 @@ def test_convolutions_downstream_of_quantized_tensor(g: Graph) -> None:
     assert find_weighted_consumers(layer(network, "p.Q").out) == ("a",)
     assert find_weighted_consumers(layer(network, "e").out) == ()
     assert find_weighted_consumers(layer(network, "a.w.Q").out) == ()
-
-
-def test_scale_of_layer(g: Graph) -> None:
-    x = g.op("Exp", g.input(1, 2, 4, 4), "e")
-    network = network_of(g, g.op("Neg", g.pair(g.pair(x, "p", 0.5), "q", [0.5, 0.25], axis=1), "n"))
-    assert quantizer_scale(layer(network, "p.Q")) == 0.5
-    scales = quantizer_scale(layer(network, "q.DQ"))
-    assert isinstance(scales, PerChannel)
-    assert (scales.count, scales.least, scales.greatest) == (2, 0.25, 0.5)
-    assert quantizer_scale(layer(network, "e")) is quantizer_scale(None) is None

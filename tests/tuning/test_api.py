@@ -267,20 +267,13 @@ def test_bought_choices_are_measured_without_each(tuned: Tuning) -> None:
         assert choice.int8 == tuned.chosen.cost.int8 - without.prediction.summary()["int8"]
 
 
-def test_tuning_json_has_all_fields(tuned: Tuning) -> None:
+def test_tuning_json_has_intervals_and_counts(tuned: Tuning) -> None:
     data = tuned.as_json()
-    assert data["schema"] == "qdqtool/tuning/1"
-    fields = "metric sites front chosen goal cost images effort model"
-    assert data.keys() >= set(fields.split())
     assert data["front"][data["chosen"]["index"]]["nodes"] == data["chosen"]["nodes"]
-    for site in data["sites"]:
-        assert {"site", "nodes", "loss", "ms", "kind", "choice", "why"} <= site.keys()
     for point in data["front"]:
-        assert {"int8", "conversions", "ms", "metric", "low", "high", "float"} <= point.keys()
         assert point["low"] <= point["metric"] <= point["high"]
     counts = [data["images"][name] for name in ("calibration", "chosen_on", "judged_on")]
-    assert counts == [16, 4, 4]
-    assert data["images"]["search_calibration"] == 8
+    assert counts == [16, 4, 4] and data["images"]["search_calibration"] == 8
     assert data["unchanged"] is False
 
 
@@ -671,6 +664,18 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "workers": ({"workers": 0}, "out-of-range", "workers", "0"),
     "time-limit": ({"time_limit": -1.0}, "out-of-range", "time_limit", "-1"),
     "nothing-left": ({"exclude_op": ["Conv"]}, "nothing-to-quantize", "", "7 `exclude_op` Conv"),
+    "gpu": ({"gpu": "no such gpu"}, "unknown-choice", "gpu", "no such gpu"),
+    "pattern": ({"exclude": ["("]}, "invalid-pattern", "", "`exclude` '('"),
+    "typed": (
+        {"target": "trt8.5", "high_precision": "fp16"},
+        "option-conflict",
+        "high_precision",
+        "trt8.5",
+    ),
+    "head": ({"head": "x"}, "unknown-choice", "head", "`head='x'"),
+    "method": ({"method": "kl"}, "unknown-choice", "method", "`method='kl'"),
+    "long-time": ({"time_limit": 1e308}, "out-of-range", "time_limit", "time_limit=1e+308"),
+    "method-for": ({"method_for": [("no", "max")]}, "no-match", "method_for", "no=max"),
 }
 
 
@@ -681,25 +686,6 @@ def test_tune_refuses_options(
     options: dict[str, Any], code: str, parameter: str, values: str
 ) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)) as caught:
-        qdqtool.tune(branchy(), DATA, **options)
-    assert all(value in str(caught.value) for value in values.split())
-
-
-@pytest.mark.parametrize(
-    ("options", "values"),
-    [
-        ({"gpu": "no such gpu"}, "no such gpu"),
-        ({"head": "x"}, "`head='x'"),
-        ({"method": "kl"}, "`method='kl'"),
-        ({"time_limit": 1e308}, "time_limit=1e+308"),
-        ({"exclude": ["("]}, "`exclude` '('"),
-        ({"method_for": [("nothing", "max")]}, "`method_for` nothing=max"),
-        ({"target": "trt8.5", "high_precision": "fp16"}, "trt8.5"),
-    ],
-    ids=str,
-)
-def test_tune_checks_options_of_other_commands(options: dict[str, Any], values: str) -> None:
-    with pytest.raises(QdqtoolError) as caught:
         qdqtool.tune(branchy(), DATA, **options)
     assert all(value in str(caught.value) for value in values.split())
 

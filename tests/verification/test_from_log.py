@@ -29,7 +29,7 @@ from tests.notes import note
 from tests.trt.builder import Graph
 from tests.trt.evidence import graph as published
 from tests.verification.synthetic import log_of
-from tests.verification.transcribed import layers_of, outcomes
+from tests.verification.transcribed import layers_of
 
 
 def proto(case: str) -> onnx.ModelProto:
@@ -295,22 +295,6 @@ def test_compare_the_transcribed_build() -> None:
     result = api.compare_with_build(model, prediction, build, uncertain_events=folded)
     assert_as_predicted(result)
     assert result.trace.agree == result.trace.built == result.trace.predicted
-
-
-def test_two_transcriptions_of_one_log_agree() -> None:
-    table = outcomes(build_file(TRANSCRIBED, "outcomes.json"))
-    layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
-    assert sorted(layer.name for layer in layers if layer.is_qdq) == sorted(table["conversions"])
-    listed = {
-        name: layer
-        for layer in layers
-        if layer.is_convolution
-        for name in layer.parse_name().components
-    }
-    assert len(table["convolutions"]) == 63
-    for name, row in table["convolutions"].items():
-        assert [str(t.precision) for t in listed[name].inputs] == row["inputs"], name
-        assert str(listed[name].output_precision) == row["output"], name
 
 
 def test_lines_of_the_raw_log_are_predicted_in_order(raw: Build, model_bevfusion: Model) -> None:

@@ -513,7 +513,7 @@ def test_verify_from_log_needs_pass_lines_and_qdq(
 @pytest.mark.parametrize(
     ("first", "next_line", "tensor", "reason"),
     [
-        ("Adding network input", "Parsing node: c0 [Conv]", "", "beginning"),
+        ("Adding network input", "Parsing node: c0 [Conv]", "", "cut off"),
         ("Parsing node: r0", "Parsing node: c1.in.Q", "r0:0", "r0:0"),
     ],
 )

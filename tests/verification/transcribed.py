@@ -1,9 +1,7 @@
-"""Read the tables of a transcribed build: layers.tsv and outcomes.json."""
+"""Read the table of a transcribed build."""
 
 import csv
-import json
 from pathlib import Path
-from typing import Any
 
 from qdqtool.buildlog.layers import find_precision
 from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
@@ -33,9 +31,3 @@ def _tensors(names: str, types: str, layer: str) -> list[BuiltTensor]:
     precisions = [find_precision(t.strip()) for t in types.split(",")]
     tensors = [f"{n} to {target}" if n.startswith("Reformatted") else n for n in names.split(",")]
     return [BuiltTensor(n, precisions[min(i, len(precisions) - 1)]) for i, n in enumerate(tensors)]
-
-
-def outcomes(path: Path) -> dict[str, Any]:
-    """Return ``inputs`` (data, residual), ``output``, ``add`` and ``pool`` of each convolution."""
-    table: dict[str, Any] = next(iter(json.loads(path.read_text()).values()))
-    return table

@@ -62,6 +62,9 @@ APART_ELSEWHERE = assumed(
 )
 
 
+MAX_MERGED = 64  # maximum number of quantizers that a Q lists as merged into it
+
+
 class HorizontalMergeQNodes(Pass):
     """Merges Qs that read the same tensor with the same scale."""
 
@@ -123,7 +126,8 @@ class HorizontalMergeQNodes(Pass):
             self.fire(case, survivor, ELIMINATING, q.name, survivor.name)
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
-            survivor.merge_quantizer(node_name(q), q)
+            merged = (*survivor.merged_quantizers, (node_name(q), q.path), *q.merged_quantizers)
+            survivor.merged_quantizers = merged[:MAX_MERGED]
             # The order of the nodes decides which Q remains. To be independent of this order, the
             # Q receives the cases of all Qs.
             survivor.add_cases(*q.cases)

@@ -256,7 +256,6 @@ def _merge_products(members: Iterable[Layer]) -> None:
 
 
 def _find_source(product: Layer) -> Tensor:
-    """Return the tensor that a product reads, upstream of Q, DQ and reshapes."""
     tensor = product.data
     for _ in range(_MAX_HOPS):
         layer = tensor.producer
@@ -290,7 +289,6 @@ def _is_read_inside(quantizer: Layer, members: Collection[Layer]) -> bool:
 
 
 def _multiplies(layer: Layer) -> bool:
-    """Return whether a layer is a matrix product, or was one before it became a convolution."""
     if layer.kind == LayerKind.CONVOLUTION:
         return layer.weights.from_matmul
     return layer.kind == LayerKind.MATRIX_MULTIPLY

@@ -166,8 +166,10 @@ class PointWiseFusion(Pass):
     # Chains -----------------------------------------------------------------------------------
 
     def _next_of_chain(self, network: Network, layer: Layer) -> Layer | None:
-        consumer = layer.out.single_consuming_layer()
-        if consumer is None or not _can_fuse(consumer):
+        if layer.out.is_output or len(layer.out.consumers) != 1:
+            return None
+        (consumer,) = layer.out.consumers  # at one or several inputs (x * x)
+        if not _can_fuse(consumer):
             return None
         if len(layer.nodes) + len(consumer.nodes) > MAX_JOINED:
             return None

@@ -75,15 +75,3 @@ def test_inverse_transposes_are_removed(
         g.model(g.op("Neg", g.op("Transpose", x, "b", perm=second), "m")), ShuffleErasure
     )
     assert bool(result.lines) is removed and result.has_layer("a + b") is not removed
-
-
-def test_fused_transposes_have_composed_permutation(g: Graph) -> None:
-    turns = ((1, 2, 0), (2, 1, 0), (1, 0, 2))
-    values = np.arange(24).reshape(2, 3, 4)
-    x = g.op("Neg", g.input(2, 3, 4), "n")
-    for i, perm in enumerate(turns):
-        x, values = g.op("Transpose", x, f"t{i}", perm=perm), values.transpose(perm)
-    result = run_pass(g.model(g.op("Neg", x, "m")), ShuffleErasure)
-    perm = result.layer("t0 + t1 + t2").shuffling.perm
-    assert perm is not None
-    assert (np.arange(24).reshape(2, 3, 4).transpose(perm) == values).all()

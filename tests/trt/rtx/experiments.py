@@ -51,12 +51,16 @@ def moves() -> Iterator[tuple[str, Make]]:
     }
     for name, step in movers.items():
         for padding, first in (("pad", ops.PAD), ("pad-edge", ops.EDGE)):
-            yield f"through {padding}, then {name}", before_conv(chain(first, step))
-            yield f"through {name}, then {padding}", before_conv(chain(step, first))
-    yield "through relu, then maxpool", before_conv(chain(ops.RELU, ops.MAXPOOL))
-    yield "through maxpool, then relu", before_conv(chain(ops.MAXPOOL, ops.RELU))
-    yield "through pad twice", before_conv(chain(ops.PAD, ops.PAD))
-    yield "through seven movers", before_conv(chain(*movers.values(), ops.ABS))
+            yield from {
+                f"through {padding}, then {name}": before_conv(chain(first, step)),
+                f"through {name}, then {padding}": before_conv(chain(step, first)),
+            }.items()
+    yield from {
+        "through relu, then maxpool": before_conv(chain(ops.RELU, ops.MAXPOOL)),
+        "through maxpool, then relu": before_conv(chain(ops.MAXPOOL, ops.RELU)),
+        "through pad twice": before_conv(chain(ops.PAD, ops.PAD)),
+        "through seven movers": before_conv(chain(*movers.values(), ops.ABS)),
+    }.items()
 
     def pad_two(net: Net) -> Outputs:
         x = ops.PAD(net, quantized(net))
@@ -68,33 +72,26 @@ def moves() -> Iterator[tuple[str, Make]]:
         x = ops.PAD(net, quantized(net))
         return conv(net, x), x
 
-    yield "a pad that is an output", pad_shown
-    yield (
-        "a pad in front of auto_pad",
-        lambda net: net.op(
+    yield from {
+        "a pad that is an output": pad_shown,
+        "a pad in front of auto_pad": lambda net: net.op(
             "Conv",
             ops.PAD(net, quantized(net)),
             net.weight((8, 8, 3, 3)),
             name="c",
             auto_pad="SAME_UPPER",
         ),
-    )
-    yield (
-        "a pad of one dimension",
-        lambda net: net.conv(
+        "a pad of one dimension": lambda net: net.conv(
             net.op("Pad", net.qdq(net.input((1, 8, 16))), ints(net, 0, 0, 1, 0, 0, 1)), 8, name="c"
         ),
-    )
-    yield (
-        "a pad of three dimensions",
-        lambda net: net.conv(
+        "a pad of three dimensions": lambda net: net.conv(
             net.op(
                 "Pad", net.qdq(net.input((1, 4, 8, 8, 8))), ints(net, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1)
             ),
             4,
             name="c",
         ),
-    )
+    }.items()
 
 
 def integers() -> Iterator[tuple[str, Make]]:
@@ -137,13 +134,12 @@ def stored() -> Iterator[tuple[str, Make]]:
                 name="c",
             ),
         )
-    yield "stored integers: a node that nothing needs", _unused
-    yield (
-        "stored integers: an Add",
-        lambda net: net.op(
+    yield from {
+        "stored integers: a node that nothing needs": _unused,
+        "stored integers: an Add": lambda net: net.op(
             "Add", net.input((8, 8), onnx.TensorProto.INT8), net.const(np.ones((8, 8)), np.int8)
         ),
-    )
+    }.items()
 
 
 def _unused(net: Net) -> str:
@@ -171,24 +167,24 @@ def joins() -> Iterator[tuple[str, Make]]:
         return make
 
     for kind in ("Max", "Min", "Add", "Sub", "Mul", "Div", "Sum", "Mean", "Pow"):
-        yield f"{kind} of equal scales", of(kind, 0.05, 0.05)
-        yield f"{kind} of unequal scales", of(kind, 0.05, 0.1)
+        yield from {
+            f"{kind} of equal scales": of(kind, 0.05, 0.05),
+            f"{kind} of unequal scales": of(kind, 0.05, 0.1),
+        }.items()
     one = {"axis": 1}
-    yield "Concat of equal scales", of("Concat", 0.05, 0.05, **one)
-    yield "Concat of unequal scales", of("Concat", 0.05, 0.06, **one)
-    yield "Concat of nearly equal scales", of("Concat", 0.05, 0.05 * (1 + 1e-7), **one)
-    yield "Concat along the batch", of("Concat", 0.05, 0.05, axis=0)
-    yield "Concat along the height", of("Concat", 0.05, 0.05, axis=2)
-    yield "Concat, both doubled", of("Concat", 0.05, 0.05, ops.TWICE, ops.TWICE, **one)
-    yield "Concat, one doubled", of("Concat", 0.05, 0.05, ops.TWICE, **one)
-    yield "Concat, doubled to the other's scale", of("Concat", 0.05, 0.1, ops.TWICE, **one)
-    yield (
-        "Concat, doubled and divided by a half",
-        of("Concat", 0.05, 0.05, ops.TWICE, ops.binary("Div", 0.5), **one),
-    )
-    yield (
-        "Concat, by six and by two and three",
-        of(
+    yield from {
+        "Concat of equal scales": of("Concat", 0.05, 0.05, **one),
+        "Concat of unequal scales": of("Concat", 0.05, 0.06, **one),
+        "Concat of nearly equal scales": of("Concat", 0.05, 0.05 * (1 + 1e-7), **one),
+        "Concat along the batch": of("Concat", 0.05, 0.05, axis=0),
+        "Concat along the height": of("Concat", 0.05, 0.05, axis=2),
+        "Concat, both doubled": of("Concat", 0.05, 0.05, ops.TWICE, ops.TWICE, **one),
+        "Concat, one doubled": of("Concat", 0.05, 0.05, ops.TWICE, **one),
+        "Concat, doubled to the other's scale": of("Concat", 0.05, 0.1, ops.TWICE, **one),
+        "Concat, doubled and divided by a half": of(
+            "Concat", 0.05, 0.05, ops.TWICE, ops.binary("Div", 0.5), **one
+        ),
+        "Concat, by six and by two and three": of(
             "Concat",
             0.05,
             0.05,
@@ -196,36 +192,25 @@ def joins() -> Iterator[tuple[str, Make]]:
             chain(ops.TWICE, ops.binary("Mul", 3.0)),
             **one,
         ),
-    )
-    yield "Concat, one pooled", of("Concat", 0.05, 0.05, ops.MAXPOOL, **one)
-    yield "Concat, one negated", of("Concat", 0.05, 0.05, ops.NEG, **one)
-    yield "Concat, one behind a Relu", of("Concat", 0.05, 0.05, ops.RELU, **one)
-    yield "Concat, both padded", of("Concat", 0.05, 0.05, ops.PAD, ops.PAD, **one)
-    yield (
-        "Concat, one quantized again",
-        of("Concat", 0.05, 0.06, lambda net, x: net.qdq(x, 0.06), **one),
-    )
-    yield "Concat, one reciprocal", of("Concat", 0.05, 0.05, ops.unary("Reciprocal"), **one)
-    yield (
-        "Concat with a float input",
-        lambda net: conv(net, net.op("Concat", quantized(net), net.input(SHAPE), axis=1)),
-    )
-    yield (
-        "Concat with a constant",
-        lambda net: conv(
+        "Concat, one pooled": of("Concat", 0.05, 0.05, ops.MAXPOOL, **one),
+        "Concat, one negated": of("Concat", 0.05, 0.05, ops.NEG, **one),
+        "Concat, one behind a Relu": of("Concat", 0.05, 0.05, ops.RELU, **one),
+        "Concat, both padded": of("Concat", 0.05, 0.05, ops.PAD, ops.PAD, **one),
+        "Concat, one quantized again": of(
+            "Concat", 0.05, 0.06, lambda net, x: net.qdq(x, 0.06), **one
+        ),
+        "Concat, one reciprocal": of("Concat", 0.05, 0.05, ops.unary("Reciprocal"), **one),
+        "Concat with a float input": lambda net: conv(
+            net, net.op("Concat", quantized(net), net.input(SHAPE), axis=1)
+        ),
+        "Concat with a constant": lambda net: conv(
             net, net.op("Concat", quantized(net), net.const(np.zeros((1, 4, 16, 16))), axis=1)
         ),
-    )
-    yield (
-        "Concat with a quantized constant",
-        lambda net: conv(
+        "Concat with a quantized constant": lambda net: conv(
             net,
             net.op("Concat", quantized(net), net.qdq(net.const(np.ones((1, 4, 16, 16)))), axis=1),
         ),
-    )
-    yield (
-        "Concat of uint8 and int8",
-        lambda net: conv(
+        "Concat of uint8 and int8": lambda net: conv(
             net,
             net.op(
                 "Concat",
@@ -234,19 +219,13 @@ def joins() -> Iterator[tuple[str, Make]]:
                 axis=1,
             ),
         ),
-    )
-    yield (
-        "Where of equal scales",
-        lambda net: conv(
+        "Where of equal scales": lambda net: conv(
             net,
             net.op(
                 "Where", net.input(SHAPE, onnx.TensorProto.BOOL), quantized(net), quantized(net)
             ),
         ),
-    )
-    yield (
-        "Where of unequal scales",
-        lambda net: conv(
+        "Where of unequal scales": lambda net: conv(
             net,
             net.op(
                 "Where",
@@ -255,7 +234,7 @@ def joins() -> Iterator[tuple[str, Make]]:
                 quantized(net, 0.1),
             ),
         ),
-    )
+    }.items()
 
 
 def sharing() -> Iterator[tuple[str, Make]]:
@@ -281,8 +260,10 @@ def sharing() -> Iterator[tuple[str, Make]]:
                 x = m(net, quantized(net))
                 return conv(net, x), s(net, x)
 
-            yield f"{mover}, its input read by {name}", before
-            yield f"{mover}, its result read by {name}", after
+            yield from {
+                f"{mover}, its input read by {name}": before,
+                f"{mover}, its result read by {name}": after,
+            }.items()
 
     def root_of_shape(net: Net, x: str) -> str:
         size = net.op("Gather", net.op("Shape", x), net.const(np.int64(1)))
@@ -352,9 +333,11 @@ def sharing() -> Iterator[tuple[str, Make]]:
             x = ops.MAXPOOL(net, s(net, quantized(net)))
             return conv(net, x), net.q(x, 0.07)
 
-        yield f"a pool whose Q stands behind {name}", pulled
-        yield f"a pool whose Q stands behind {name}, read by another", pulled_with_other
-        yield f"a pool with a Q, behind {name}", in_front
+        yield from {
+            f"a pool whose Q stands behind {name}": pulled,
+            f"a pool whose Q stands behind {name}, read by another": pulled_with_other,
+            f"a pool with a Q, behind {name}": in_front,
+        }.items()
     for order in ("scalar first", "shape [1] first"):
 
         def merged(net: Net, scalar_first: bool = order == "scalar first") -> Outputs:
@@ -464,20 +447,24 @@ def products() -> Iterator[tuple[str, Make]]:
         return make
 
     cube, heads = (2, 64, 64), (1, 4, 64, 64)
-    yield "Einsum bij,bjk->bik", of("bij,bjk->bik", cube, cube)
-    yield "Einsum bij,bjk", of("bij,bjk", cube, cube)
-    yield "Einsum bhid,bhjd->bhij", of("bhid,bhjd->bhij", heads, heads)
-    yield "Einsum bihd,bjhd->bhij", of("bihd,bjhd->bhij", (1, 64, 4, 64), (1, 64, 4, 64))
-    yield "Einsum ijk,jil->kl", of("ijk,jil->kl", (4, 64, 64), (64, 4, 64))
-    yield "Einsum bij,bkj->bk", of("bij,bkj->bk", cube, cube)  # sums over one operand alone as well
-    yield "Einsum bij,bjk->bik, one side float", of("bij,bjk->bik", cube, cube, first=False)
+    yield from {
+        "Einsum bij,bjk->bik": of("bij,bjk->bik", cube, cube),
+        "Einsum bij,bjk": of("bij,bjk", cube, cube),
+        "Einsum bhid,bhjd->bhij": of("bhid,bhjd->bhij", heads, heads),
+        "Einsum bihd,bjhd->bhij": of("bihd,bjhd->bhij", (1, 64, 4, 64), (1, 64, 4, 64)),
+        "Einsum ijk,jil->kl": of("ijk,jil->kl", (4, 64, 64), (64, 4, 64)),
+        # It sums over one operand alone as well.
+        "Einsum bij,bkj->bk": of("bij,bkj->bk", cube, cube),
+        "Einsum bij,bjk->bik, one side float": of("bij,bjk->bik", cube, cube, first=False),
+    }.items()
     for form in ("axis0", "axis1", "tensor"):
         yield f"Einsum bij,jk->bik, weights {form}", of("bij,jk->bik", cube, (64, 32), form)
-    yield "Einsum bij,jk->bik, weights alone", of("bij,jk->bik", cube, (64, 32), "axis1", False)
-    yield (
-        "Einsum bchw,oc->bohw, weights axis0",
-        of("bchw,oc->bohw", (1, 64, 16, 16), (32, 64), "axis0"),
-    )
+    yield from {
+        "Einsum bij,jk->bik, weights alone": of("bij,jk->bik", cube, (64, 32), "axis1", False),
+        "Einsum bchw,oc->bohw, weights axis0": of(
+            "bchw,oc->bohw", (1, 64, 16, 16), (32, 64), "axis0"
+        ),
+    }.items()
     for form in ("axis0", "axis2"):
         yield f"Einsum bij,bjk->bik, weights {form}", of("bij,bjk->bik", cube, (2, 64, 32), form)
 

@@ -78,9 +78,11 @@ def columns() -> Iterator[tuple[str, Make]]:
     for weights in ("tensor", "shape1", "axis0-dq"):
         name = f"column of 4, weights {weights}"
         yield name, convolution((1, 1), (1, 4, 1, 1), channels=8, weights=weights)
-    yield "column, 3x3", convolution((3, 3), (1, 4, 1, 1), channels=8)
-    yield "column, stride 2", convolution((1, 1), (1, 4, 4, 1), channels=8, strides=[2, 2])
-    yield "column, 2 groups", convolution((1, 1), (1, 4, 1, 1), channels=8, groups=2)
+    yield from {
+        "column, 3x3": convolution((3, 3), (1, 4, 1, 1), channels=8),
+        "column, stride 2": convolution((1, 1), (1, 4, 4, 1), channels=8, strides=[2, 2]),
+        "column, 2 groups": convolution((1, 1), (1, 4, 1, 1), channels=8, groups=2),
+    }.items()
     producers = {
         "relu": ops.RELU,
         "a global pool": ops.unary("GlobalAveragePool"),
@@ -111,14 +113,20 @@ def typed() -> Iterator[tuple[str, Model]]:
         "E5M2FNUZ": TensorProto.FLOAT8E5M2FNUZ,
     }
     for name, kind in types.items():
-        yield f"zero point of {name}", lambda kind=kind: _with_zero_points(kind)
-        yield f"output_dtype {name}", lambda kind=kind: _with_output_type(kind)
+        yield from {
+            f"zero point of {name}": lambda kind=kind: _with_zero_points(kind),
+            f"output_dtype {name}": lambda kind=kind: _with_output_type(kind),
+        }.items()
     yield "zero point 3 of FP8", lambda: _with_zero_points(TensorProto.FLOAT8E4M3FN, 3.0)
     for first in ("data", "weights"):
-        yield f"{first} of INT8", lambda first=first: _mixed(first, product=False)
-        yield f"{first} of INT8, product", lambda first=first: _mixed(first, product=True)
-    yield "custom operators", lambda: _with_custom_operators()
-    yield "custom operators, stored weights", lambda: _with_custom_operators("axis0-dq")
+        yield from {
+            f"{first} of INT8": lambda first=first: _mixed(first, product=False),
+            f"{first} of INT8, product": lambda first=first: _mixed(first, product=True),
+        }.items()
+    yield from {
+        "custom operators": lambda: _with_custom_operators(),
+        "custom operators, stored weights": lambda: _with_custom_operators("axis0-dq"),
+    }.items()
 
 
 def _plain(weights: str = "axis0", opset: int = 19) -> onnx.ModelProto:

@@ -22,16 +22,16 @@ def scales() -> Iterator[tuple[str, Make]]:
     for q in ((), (1,)):
         for dq in ((), (1,)):
             yield f"scale shapes Q {list(q)} DQ {list(dq)}", of(q, dq)
-    yield "scales by channel", lambda net: conv(net, net.qdq(net.input(SHAPE), np.full(8, 0.05), 1))
-    yield (
-        "scales by channel, then one",
-        lambda net: conv(net, net.qdq(net.qdq(net.input(SHAPE), np.full(8, 0.05), 1), 0.05)),
-    )
-    yield (
-        "one scale, then by channel",
-        lambda net: conv(net, net.qdq(net.qdq(net.input(SHAPE), 0.05), np.full(8, 0.05), 1)),
-    )
-    yield "scales by row", lambda net: conv(net, net.qdq(net.input(SHAPE), np.full(16, 0.05), 2))
+    yield from {
+        "scales by channel": lambda net: conv(net, net.qdq(net.input(SHAPE), np.full(8, 0.05), 1)),
+        "scales by channel, then one": lambda net: conv(
+            net, net.qdq(net.qdq(net.input(SHAPE), np.full(8, 0.05), 1), 0.05)
+        ),
+        "one scale, then by channel": lambda net: conv(
+            net, net.qdq(net.qdq(net.input(SHAPE), 0.05), np.full(8, 0.05), 1)
+        ),
+        "scales by row": lambda net: conv(net, net.qdq(net.input(SHAPE), np.full(16, 0.05), 2)),
+    }.items()
     made: dict[str, Step] = {
         "product": ops.binary("Mul", 0.5),
         "quotient": ops.binary("Div", 2.0),
@@ -49,47 +49,37 @@ def scales() -> Iterator[tuple[str, Make]]:
             return conv(net, net.op("DequantizeLinear", q, scale, zero))
 
         yield f"scale from constants: {name}", computed
-    yield (
-        "uint8 with zero point 0",
-        lambda net: conv(net, net.dq(net.q(net.input(SHAPE), integer=np.uint8), integer=np.uint8)),
-    )
-    yield (
-        "no zero point",
-        lambda net: conv(net, net.dq(net.q(net.input(SHAPE), zero=None), zero=None)),
-    )
-    yield (
-        "int8 network input",
-        lambda net: conv(net, net.dq(net.input(SHAPE, onnx.TensorProto.INT8))),
-    )
+    yield from {
+        "uint8 with zero point 0": lambda net: conv(
+            net, net.dq(net.q(net.input(SHAPE), integer=np.uint8), integer=np.uint8)
+        ),
+        "no zero point": lambda net: conv(
+            net, net.dq(net.q(net.input(SHAPE), zero=None), zero=None)
+        ),
+        "int8 network input": lambda net: conv(
+            net, net.dq(net.input(SHAPE, onnx.TensorProto.INT8))
+        ),
+    }.items()
 
 
 def weights() -> Iterator[tuple[str, Make]]:
     forms = ("none", "tensor", "tensor-dq", "axis0", "axis0-dq", "axis1", "axis1-dq", "shape1")
     for form in forms:
-        yield (
-            f"weights {form}",
-            lambda net, f=form: net.conv(quantized(net), 8, weights=f, name="c"),
-        )
-        yield (
-            f"weights {form}, float input",
-            lambda net, f=form: net.conv(net.input(SHAPE), 8, weights=f, name="c"),
-        )
-        yield (
-            f"weights {form}, residual behind",
-            lambda net, f=form: net.op(
+        yield from {
+            f"weights {form}": lambda net, f=form: net.conv(quantized(net), 8, weights=f, name="c"),
+            f"weights {form}, float input": lambda net, f=form: net.conv(
+                net.input(SHAPE), 8, weights=f, name="c"
+            ),
+            f"weights {form}, residual behind": lambda net, f=form: net.op(
                 "Add", net.conv(quantized(net), 8, weights=f, name="c"), net.input(SHAPE)
             ),
-        )
-        yield (
-            f"weights {form}, one pixel",
-            lambda net, f=form: net.conv(
+            f"weights {form}, one pixel": lambda net, f=form: net.conv(
                 net.qdq(net.input((1, 4, 1, 1))), 4, 1, weights=f, name="c"
             ),
-        )
-        yield (
-            f"ConvTranspose weights {form}",
-            lambda net, f=form: net.deconv(quantized(net), 8, weights=f, name="c"),
-        )
+            f"ConvTranspose weights {form}": lambda net, f=form: net.deconv(
+                quantized(net), 8, weights=f, name="c"
+            ),
+        }.items()
 
     def through(form: str, step: Step, shape: tuple[int, ...] = W) -> Make:
         return lambda net: net.op(
@@ -101,57 +91,44 @@ def weights() -> Iterator[tuple[str, Make]]:
         np.linspace(1, 2, 8).reshape(1, 8, 1, 1),
     )
     swap = ops.unary("Transpose", perm=[1, 0, 2, 3])
-    yield "weights times a scalar", through("axis0", ops.TWICE)
-    yield "weights times output channels", through("axis0", ops.binary("Mul", outputs))
-    yield "weights times input channels", through("axis0", ops.binary("Mul", inputs))
-    yield "weights by tensor times output channels", through("tensor", ops.binary("Mul", outputs))
-    yield "weights behind Relu", through("axis0", ops.RELU)
-    yield "weights plus a scalar", through("axis0", ops.binary("Add", 1.0))
-    yield "weights swapped, scales end on outputs", through("axis1", swap)
-    yield "weights swapped, scales end on inputs", through("axis0", swap)
-    yield "weights mirrored", through("axis0", ops.unary("Transpose", perm=[0, 1, 3, 2]))
-    yield "weights reshaped", through("axis0", ops.with_ints("Reshape", *W), (8, 72))
-    yield "weights cut", through("axis0", ops.cut(0, 8, 0), (16, 8, 3, 3))
-    yield (
-        "weights split",
-        through(
+    yield from {
+        "weights times a scalar": through("axis0", ops.TWICE),
+        "weights times output channels": through("axis0", ops.binary("Mul", outputs)),
+        "weights times input channels": through("axis0", ops.binary("Mul", inputs)),
+        "weights by tensor times output channels": through("tensor", ops.binary("Mul", outputs)),
+        "weights behind Relu": through("axis0", ops.RELU),
+        "weights plus a scalar": through("axis0", ops.binary("Add", 1.0)),
+        "weights swapped, scales end on outputs": through("axis1", swap),
+        "weights swapped, scales end on inputs": through("axis0", swap),
+        "weights mirrored": through("axis0", ops.unary("Transpose", perm=[0, 1, 3, 2])),
+        "weights reshaped": through("axis0", ops.with_ints("Reshape", *W), (8, 72)),
+        "weights cut": through("axis0", ops.cut(0, 8, 0), (16, 8, 3, 3)),
+        "weights split": through(
             "axis0",
             lambda net, w: net.ops("Split", w, ints(net, 8, 8), outputs=2, axis=0)[1],
             (16, 8, 3, 3),
         ),
-    )
-    yield "weights quantized twice", through("axis0", lambda net, w: net.qdq(w, 0.02))
-    yield "weights cast to half and back", through("axis0", ops.casts(10, 1))
-    yield (
-        "depthwise weights with scales on axis 1",
-        lambda net: net.op(
+        "weights quantized twice": through("axis0", lambda net, w: net.qdq(w, 0.02)),
+        "weights cast to half and back": through("axis0", ops.casts(10, 1)),
+        "depthwise weights with scales on axis 1": lambda net: net.op(
             "Conv", quantized(net), net.weight((8, 1, 3, 3), "axis1"), name="c", group=8
         ),
-    )
-    yield (
-        "weights joined",
-        lambda net: net.op(
+        "weights joined": lambda net: net.op(
             "Conv",
             quantized(net),
             net.op("Concat", net.weight((4, 8, 3, 3)), net.weight((4, 8, 3, 3)), axis=0),
             name="c",
         ),
-    )
-    yield (
-        "weights from a network input",
-        lambda net: net.op(
+        "weights from a network input": lambda net: net.op(
             "Conv", quantized(net), net.qdq(net.input(W), np.full(8, 0.01), 0), name="c"
         ),
-    )
-    yield (
-        "weights computed before Q",
-        lambda net: net.op(
+        "weights computed before Q": lambda net: net.op(
             "Conv",
             quantized(net),
             net.qdq(ops.TWICE(net, net.weight(W, "none")), np.full(8, 0.01), 0),
             name="c",
         ),
-    )
+    }.items()
 
     def shared(net: Net) -> Outputs:
         w = net.weight(W)
@@ -172,32 +149,27 @@ def products() -> Iterator[tuple[str, Make]]:
         )
 
     for form in ("none", "tensor", "axis0", "axis1", "axis1-dq", "shape1"):
-        yield f"MatMul weights {form}", matmul(0.05, None, form)
-        yield (
-            f"MatMul weights {form}, float input",
-            lambda net, f=form: net.op(
+        yield from {
+            f"MatMul weights {form}": matmul(0.05, None, form),
+            f"MatMul weights {form}, float input": lambda net, f=form: net.op(
                 "MatMul", net.input((4, 32)), net.weight((32, 16), f), name="c"
             ),
-        )
-        yield (
-            f"MatMul weights {form}, one row, float input",
-            lambda net, f=form: net.op(
+            f"MatMul weights {form}, one row, float input": lambda net, f=form: net.op(
                 "MatMul", net.input((1, 32)), net.weight((32, 16), f), name="c"
             ),
-        )
-    yield "MatMul input shape [1]", matmul([0.05], 1, "axis1")
-    yield "MatMul input by row", matmul(np.full(4, 0.05), 0, "axis1")
-    yield "MatMul input by column", matmul(np.full(32, 0.05), 1, "axis1")
-    yield "MatMul of three dimensions", matmul(0.05, None, "axis1", (2, 4, 32))
-    yield (
-        "MatMul weights by batch",
-        lambda net: net.op(
+        }.items()
+    yield from {
+        "MatMul input shape [1]": matmul([0.05], 1, "axis1"),
+        "MatMul input by row": matmul(np.full(4, 0.05), 0, "axis1"),
+        "MatMul input by column": matmul(np.full(32, 0.05), 1, "axis1"),
+        "MatMul of three dimensions": matmul(0.05, None, "axis1", (2, 4, 32)),
+        "MatMul weights by batch": lambda net: net.op(
             "MatMul",
             net.qdq(net.input((2, 4, 32))),
             net.qdq(net.const(np.ones((2, 32, 16))), np.full(2, 0.01), 0),
             name="c",
         ),
-    )
+    }.items()
     for sides in ("both", "left", "right", "none"):
 
         def acts(net: Net, s: str = sides) -> Outputs:
@@ -256,25 +228,23 @@ def products() -> Iterator[tuple[str, Make]]:
 
 def halves() -> Iterator[tuple[str, Make]]:
     for form in ("none", "tensor", "axis0", "axis0-dq", "shape1"):
-        yield (
-            f"half weights {form}",
-            lambda net, f=form: net.conv(quantized(net), 8, weights=f, name="c"),
-        )
-        yield (
-            f"half weights {form}, float input",
-            lambda net, f=form: net.conv(net.input(SHAPE), 8, weights=f, name="c"),
-        )
-    yield (
-        "half weights shape1, one output",
-        lambda net: net.conv(quantized(net), 1, weights="axis0", name="c"),
-    )
-    yield "half ConvTranspose", lambda net: net.deconv(quantized(net), 8, name="c")
-    yield (
-        "half MatMul",
-        lambda net: net.op(
+        yield from {
+            f"half weights {form}": lambda net, f=form: net.conv(
+                quantized(net), 8, weights=f, name="c"
+            ),
+            f"half weights {form}, float input": lambda net, f=form: net.conv(
+                net.input(SHAPE), 8, weights=f, name="c"
+            ),
+        }.items()
+    yield from {
+        "half weights shape1, one output": lambda net: net.conv(
+            quantized(net), 1, weights="axis0", name="c"
+        ),
+        "half ConvTranspose": lambda net: net.deconv(quantized(net), 8, name="c"),
+        "half MatMul": lambda net: net.op(
             "MatMul", net.qdq(net.input((4, 32))), net.weight((32, 16), "axis1"), name="c"
         ),
-    )
+    }.items()
     for name in ("maxpool", "mul-scalar", "relu", "transpose", "reciprocal"):
         yield (
             f"half through {name}",
@@ -285,58 +255,51 @@ def halves() -> Iterator[tuple[str, Make]]:
         scale, zero = net.const(0.05, np.float32), net.const(np.int8(0))
         return net.op("DequantizeLinear", net.op("QuantizeLinear", x, scale, zero), scale, zero)
 
-    yield (
-        "float DQ cast to half",
-        lambda net: conv(
+    yield from {
+        "float DQ cast to half": lambda net: conv(
             net, net.op("Cast", single(net, net.input(SHAPE, onnx.TensorProto.FLOAT)), to=10)
         ),
-    )
-    yield (
-        "half DQ cast to float and back",
-        lambda net: conv(net, ops.casts(1, 10)(net, quantized(net))),
-    )
-    yield (
-        "half DQ cast to float",
-        lambda net: net.op(
+        "half DQ cast to float and back": lambda net: conv(
+            net, ops.casts(1, 10)(net, quantized(net))
+        ),
+        "half DQ cast to float": lambda net: net.op(
             "MatMul",
             net.op("Cast", net.qdq(net.input((4, 32))), to=1),
             net.op("Cast", net.weight((32, 16), "axis1"), to=1),
             name="c",
         ),
-    )
+    }.items()
 
 
 def refused() -> Iterator[tuple[str, Make]]:
     def pair(**more: object) -> Make:
         return lambda net: conv(net, net.dq(net.q(net.input(SHAPE), **more), **more))  # type: ignore[arg-type]
 
-    yield "zero point 3", pair(zero=3)
-    yield "uint8 with zero point 128", pair(zero=128, integer=np.uint8)
+    yield from {
+        "zero point 3": pair(zero=3),
+        "uint8 with zero point 128": pair(zero=128, integer=np.uint8),
+    }.items()
     for value in (0.0, -0.1, float("nan"), float("inf"), 1e-42):
         yield f"scale {value}", pair(scale=value)
-    yield "scales of the wrong number", pair(scale=np.full(4, 0.1), axis=1)
-    yield "axis out of range", pair(scale=np.full(8, 0.1), axis=7)
-    yield "axis out of range, one scale", pair(scale=0.1, axis=9)
-    yield "axis counted from the end", pair(scale=np.full(8, 0.1), axis=-3)
-    yield "scale of four dimensions", pair(scale=np.full((1, 1, 1, 1), 0.1))
-    yield "no scale at all", pair(scale=np.zeros(0))
-    yield (
-        "a bad pair that nothing reads",
-        lambda net: (net.qdq(net.input((1, 4)), 0.0), conv(net, quantized(net)))[1],
-    )
-    yield (
-        "weights without an axis",
-        lambda net: net.op(
+    yield from {
+        "scales of the wrong number": pair(scale=np.full(4, 0.1), axis=1),
+        "axis out of range": pair(scale=np.full(8, 0.1), axis=7),
+        "axis out of range, one scale": pair(scale=0.1, axis=9),
+        "axis counted from the end": pair(scale=np.full(8, 0.1), axis=-3),
+        "scale of four dimensions": pair(scale=np.full((1, 1, 1, 1), 0.1)),
+        "no scale at all": pair(scale=np.zeros(0)),
+        "a bad pair that nothing reads": lambda net: (
+            net.qdq(net.input((1, 4)), 0.0),
+            conv(net, quantized(net)),
+        )[1],
+        "weights without an axis": lambda net: net.op(
             "Conv",
             quantized(net),
             net.qdq(net.weight((8, 4, 3, 3), "none"), np.full(8, 0.1)),
             name="c",
             group=2,
         ),
-    )
-    yield (
-        "int32 bias behind a DQ",
-        lambda net: net.op(
+        "int32 bias behind a DQ": lambda net: net.op(
             "Conv",
             quantized(net),
             net.weight(W),
@@ -348,10 +311,7 @@ def refused() -> Iterator[tuple[str, Make]]:
             ),
             name="c",
         ),
-    )
-    yield (
-        "weights' scale from a network input",
-        lambda net: net.op(
+        "weights' scale from a network input": lambda net: net.op(
             "Conv",
             quantized(net),
             (
@@ -365,7 +325,7 @@ def refused() -> Iterator[tuple[str, Make]]:
             )(net.input((8,)), net.const(np.zeros(8, np.int8))),
             name="c",
         ),
-    )
+    }.items()
     for where in ("Q", "DQ", "both"):
 
         def odd(net: Net, where: str = where) -> Outputs:
@@ -378,9 +338,8 @@ def refused() -> Iterator[tuple[str, Make]]:
             return conv(net, net.op("DequantizeLinear", q, scale, one if where == "Q" else two))
 
         yield f"two zero points for one scale, {where}", odd
-    yield (
-        "scale from a network input",
-        lambda net: conv(
+    yield from {
+        "scale from a network input": lambda net: conv(
             net,
             (
                 lambda s, z: net.op(
@@ -388,10 +347,7 @@ def refused() -> Iterator[tuple[str, Make]]:
                 )
             )(net.input(()), net.const(np.int8(0))),
         ),
-    )
-    yield (
-        "only Q's scale from a network input",
-        lambda net: conv(
+        "only Q's scale from a network input": lambda net: conv(
             net,
             (
                 lambda z: net.op(
@@ -402,48 +358,37 @@ def refused() -> Iterator[tuple[str, Make]]:
                 )
             )(net.const(np.int8(0))),
         ),
-    )
-    yield (
-        "dynamically quantized",
-        lambda net: conv(
+        "dynamically quantized": lambda net: conv(
             net,
             net.op(
                 "DequantizeLinear", *net.ops("DynamicQuantizeLinear", net.input(SHAPE), outputs=3)
             ),
         ),
-    )
-    yield (
-        "uint8 network input",
-        lambda net: conv(net, net.dq(net.input(SHAPE, onnx.TensorProto.UINT8), integer=np.uint8)),
-    )
-    yield (
-        "normalization of one value",
-        lambda net: net.op(
+        "uint8 network input": lambda net: conv(
+            net, net.dq(net.input(SHAPE, onnx.TensorProto.UINT8), integer=np.uint8)
+        ),
+        "normalization of one value": lambda net: net.op(
             "InstanceNormalization",
             net.input((1, 8, 1, 1)),
             net.const(np.ones(8)),
             net.const(np.zeros(8)),
         ),
-    )
+    }.items()
 
 
 def old() -> Iterator[tuple[str, Make]]:
     for axis in (None, 0, 1):
-        yield (
-            f"opset 12, weights along axis {axis}",
-            lambda net, axis=axis: net.op(  # type: ignore[misc]
+        yield from {
+            f"opset 12, weights along axis {axis}": lambda net, axis=axis: net.op(  # type: ignore[misc]
                 "Conv",
                 quantized(net),
                 net.qdq(net.weight(W, "none"), np.full(8, 0.05), axis),
                 name="c",
             ),
-        )
-        yield (
-            f"opset 12, activation along axis {axis}",
-            lambda net, axis=axis: conv(  # type: ignore[misc]
+            f"opset 12, activation along axis {axis}": lambda net, axis=axis: conv(  # type: ignore[misc]
                 net, net.qdq(net.input(SHAPE), np.full(8, 0.05), axis)
             ),
-        )
+        }.items()
 
 
 def new() -> Iterator[tuple[str, Make]]:
