@@ -75,7 +75,7 @@ def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) ->
 class Reason:
     """Reason of a finding: why a pass, a check or a placement rejected a node.
 
-    Each kind of reason is a record class in `qdqtool.reasons`. Its fields are the nodes and values
+    Each kind of reason is a dataclass in `qdqtool.reasons`. Its fields are the nodes and values
     that led to the rejection. The class declares finding codes, and writes the message.
 
     Attributes:
