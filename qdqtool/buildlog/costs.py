@@ -349,9 +349,9 @@ def _count_convolution_weights(
         return parsed_weights
     kernel = as_int_list(layer.extras.get("Kernel"), 1)
     maps, groups = layer.extras.get("OutMaps"), layer.extras.get("Groups", 1)
-    if kernel is None or not isinstance(maps, int) or not isinstance(groups, int) or groups < 1:
+    if kernel is None or not isinstance(maps, int) or not isinstance(groups, int):
         return None
-    return math.prod(kernel) * maps * channels // groups
+    return math.prod(kernel) * maps * channels // max(1, groups)
 
 
 def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:

@@ -125,8 +125,8 @@ def lay_out(
     excess = _describe_excess(ranks, links)
     if excess:
         return 0.0, 0.0, excess
-    all_ranks, passing = _insert_vertices(ranks, links)
-    columns = _compute_columns(all_ranks, _link_vertices(links, passing))
+    all_ranks, passing, short_links = _insert_vertices(ranks, links)
+    columns = _compute_columns(all_ranks, short_links)
     alone = [key for key in keys if key not in columns]
     columns |= {key: float(column) for column, key in enumerate(alone)}
     box_width = max((box.w for box in boxes), default=0.0)
@@ -169,27 +169,22 @@ def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> No
 
 def _insert_vertices(
     ranks: dict[str, int], links: Sequence[_Link]
-) -> tuple[dict[str, int], list[list[str]]]:
+) -> tuple[dict[str, int], list[list[str]], list[_Link]]:
     """Add invisible vertices for edges over several ranks.
 
-    Returns the ranks of boxes and vertices, and the names of the vertices of each edge.
+    Returns the ranks of boxes and vertices, the names of the vertices of each edge, and the links
+    between neighboring boxes and vertices.
     """
     all_ranks = dict(ranks)
     passing: list[list[str]] = []
+    short_links: dict[_Link, None] = {}
     for number, (source, target) in enumerate(links):
         vertices = {f"P{number}_{rank}": rank for rank in range(ranks[source] + 1, ranks[target])}
         all_ranks |= vertices
         passing.append(list(vertices))
-    return all_ranks, passing
-
-
-def _link_vertices(links: Sequence[_Link], passing: list[list[str]]) -> list[_Link]:
-    pairs: dict[_Link, None] = {}
-    for (source, target), vertices in zip(links, passing, strict=True):
-        for start, end in itertools.pairwise([source, *vertices, target]):
-            if start != end:
-                pairs[start, end] = None
-    return list(pairs)
+        if source != target:
+            short_links |= dict.fromkeys(itertools.pairwise([source, *vertices, target]))
+    return all_ranks, passing, list(short_links)
 
 
 def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, float]:

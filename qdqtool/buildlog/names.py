@@ -96,9 +96,9 @@ def parse_layer_name(name: str) -> FusedName:
 
 def _parse_special_name(name: str) -> FusedName | None:
     """Parse the name of a copy, a Myelin layer or a synchronization; None for any other."""
-    if name.startswith("{") and (match := _FOREIGN.fullmatch(name)):
+    if match := _FOREIGN.fullmatch(name):
         first, _, last = match[1].partition("...")
-        return FusedName(name, "foreign", [[part for part in (first, last) if part]])
+        return FusedName(name, "foreign", [list(filter(None, (first, last)))])
     if name.startswith("[trainStation") or name.endswith("[DevicetoShapeHostCopy]"):
         return FusedName(name, "station", [])
     if match := _REFORMAT.fullmatch(name):
@@ -108,7 +108,7 @@ def _parse_special_name(name: str) -> FusedName | None:
         return FusedName(name, "reformat-network", [], match[2])
     if name.endswith(_COPY):
         return FusedName(name, "copy", [], name[: -len(_COPY)])
-    if "_myl" in name and (match := _MYELIN.fullmatch(name)):
+    if match := _MYELIN.fullmatch(name):
         return FusedName(name, "myelin", [[] if match[1].startswith("__myl") else [match[1]]])
     return None
 

@@ -55,13 +55,14 @@ def rerun_commands(build: Build) -> dict[str, str]:
         "8.2 to 10": _join_command(command, *_OUTPUT_FLAGS, *_PROFILE_RUN_FLAGS),
         "11": _join_command(since_11, *_OUTPUT_FLAGS),
     }
-    program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
-    if build.tensorrt is None or program is None:
+    version = build.tensorrt or ""
+    program = trtexec_of_version(version)
+    if program is None:
         return commands
     if not program.lists_layers:
         flags = ("--verbose", "--nvtxMode=verbose", "--dumpProfile")
-        return {build.tensorrt: _join_command(command, *flags)}
-    return {build.tensorrt: commands["8.2 to 10" if program.precision_flags else "11"]}
+        return {version: _join_command(command, *flags)}
+    return {version: commands["8.2 to 10" if program.precision_flags else "11"]}
 
 
 def _join_command(words: list[str], *flags: str) -> str:

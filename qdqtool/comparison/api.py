@@ -497,11 +497,7 @@ def _compare_with_build(
     is_float = is_float_build(build) and file.quantized
     if build_first and is_float:
         comparison.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
-    if build_first:
-        explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
-    else:
-        fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
-        explainer = _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
+    explainer = _make_build_explainer(prediction, is_float, build_first)
     for conv in weighted:
         unknown = NodeSide(conv.name, conv.op, Precision.UNKNOWN)
         built = realized.get(conv.index, unknown)
@@ -512,6 +508,15 @@ def _compare_with_build(
 
 def _order_sides(model_side: _Side, build_side: _Side, build_first: bool) -> tuple[_Side, _Side]:
     return (build_side, model_side) if build_first else (model_side, build_side)
+
+
+def _make_build_explainer(
+    prediction: Prediction, is_float: bool, build_first: bool
+) -> _ChangeExplainer:
+    if build_first:
+        return _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
+    fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
+    return _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
 
 
 def _summarize_engine(report: EngineReport, title: str, model: Model) -> SideSummary:

@@ -127,7 +127,7 @@ def translate_for_dla(
         model = _insert_clipping_relus(_prepare_quantized_model(load_full(source)))
         view = View(model)
         notes: list[Note] = []
-        known = _read_scales(view, notes)
+        quantizer_scales = _read_scales(view, notes)
         int8 = {n.name for n in view.nodes_with_weights if n.index in view.fully_quantized_nodes}
         _check_weights(view, notes)
         constants = _dequantize_constants(view) | _clip_weights(view)
@@ -139,7 +139,7 @@ def translate_for_dla(
         if data is not None:
             measure = functools.partial(_measure_scales, data, images, notes)
         unary = version.recovers_scales_on_dla
-        scales = measure_scales(floats, known, measure, unary=unary)
+        scales = measure_scales(floats, quantizer_scales, measure, unary=unary)
     precisions = choose_precisions(floats, scales, int8)
     return DlaTranslation(floats.proto, scales, precisions, version, model.path, notes, read)
 

@@ -86,7 +86,7 @@ def list_float_tensors(model: Model) -> list[str]:
 
 def complete_scales(
     model: Model,
-    known: Mapping[str, float],
+    quantizer_scales: Mapping[str, float],
     measured: Mapping[str, float] | None = None,
     *,
     unary: bool = False,
@@ -95,14 +95,15 @@ def complete_scales(
 
     Args:
         model: The network without Q/DQ.
-        known: amax / 127 by tensor from quantizers; names that the network lacks are ignored.
-        measured: amax / 127 by tensor from a calibration; `known` takes precedence.
+        quantizer_scales: amax / 127 by tensor from quantizers. Names that the network lacks are
+            ignored.
+        measured: amax / 127 by tensor from a calibration, for tensors without a quantizer.
         unary: Whether to use the rule ``unary``.
     """
     tensors = list_float_tensors(model)
     names = set(tensors)
     result = TensorScales({}, {})
-    for rule, table in (("measured", measured or {}), ("quantizer", known)):
+    for rule, table in (("measured", measured or {}), ("quantizer", quantizer_scales)):
         for tensor in names.intersection(table):
             result.scales[tensor], result.rules[tensor] = table[tensor], rule
     completion = _Completion(model, names, result)
@@ -117,7 +118,7 @@ def complete_scales(
 
 def measure_scales(
     model: Model,
-    known: Mapping[str, float],
+    quantizer_scales: Mapping[str, float],
     measure: Callable[[Model, Sequence[str]], Mapping[str, float]] | None,
     *,
     unary: bool = False,
@@ -128,17 +129,17 @@ def measure_scales(
 
     Args:
         model: The network without Q/DQ.
-        known: amax / 127 by tensor from quantizers.
+        quantizer_scales: amax / 127 by tensor from quantizers.
         measure: Function of the model and tensors that returns amax / 127 by tensor; None without
             data.
         unary: Whether to use the rule ``unary``.
     """
-    scales = complete_scales(model, known, unary=unary)
+    scales = complete_scales(model, quantizer_scales, unary=unary)
     bounded = [t for t, rule in scales.rules.items() if rule == "bounded"]
     if measure is None or not (bounded or scales.missing):
         return scales
     measured = measure(model, [*bounded, *scales.missing])
-    return complete_scales(model, known, measured, unary=unary)
+    return complete_scales(model, quantizer_scales, measured, unary=unary)
 
 
 class _Completion:
@@ -192,8 +193,8 @@ class _Completion:
         sources = commuting_inputs(self.model, node)
         if sources:
             scales = [self._known_scale(t) for t in sources]
-            known = [s for s in scales if s is not None]
-            return (max(known), "moved") if known and len(known) == len(scales) else None
+            present = [s for s in scales if s is not None]
+            return (max(present), "moved") if len(present) == len(scales) else None
         return None
 
     def _from_bound(self, node: Node) -> tuple[float, str] | None:
@@ -223,15 +224,15 @@ class _Completion:
 
     def _from_moves(self, tensor: str) -> tuple[float, str] | None:
         consumers = self.model.consumers(tensor)
-        known = []
+        copies = []
         for node in consumers:
             if tensor not in commuting_inputs(self.model, node):
                 continue
             scales = [self.result.scales.get(output) for output in filter(None, node.outputs)]
             if operator_of(node).cuts and (None in scales or len(consumers) > 1):
                 continue  # another part of the tensor may have larger values
-            known += [s for s in scales if s is not None]
-        return (max(known), "moved") if known else None
+            copies += [s for s in scales if s is not None]
+        return (max(copies), "moved") if copies else None
 
     def _from_clipping(self, tensor: str) -> tuple[float, str] | None:
         consumers = self.model.consumers(tensor)

@@ -124,8 +124,8 @@ def _build_form(
 
 
 def _merge_sizes(axes: str, sizes: Mapping[str, int | None]) -> int | None:
-    known = [size for axis in axes if (size := sizes[axis]) is not None]
-    return math.prod(known) if len(known) == len(axes) else None
+    fixed = [size for axis in axes if (size := sizes[axis]) is not None]
+    return math.prod(fixed) if len(fixed) == len(axes) else None
 
 
 def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | None:

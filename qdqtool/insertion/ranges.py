@@ -252,13 +252,13 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
     quantized = Model(insertion.model)
     smoothed = {tensor for entry in insertion.smoothed for tensor in entry.tensors}
     factor = find_number_format(insertion.precision).largest / LEVELS
-    known = {
+    quantizer_scales = {
         q.tensor: q.scale * factor
         for q in insertion.activations
         if not isinstance(q.scale, list) and q.tensor not in smoothed
     }
     model = quantized if insertion.load_float_model is None else insertion.load_float_model()
-    scales = measure_scales(model, known, insertion.measure_scales)
+    scales = measure_scales(model, quantizer_scales, insertion.measure_scales)
     view = View(quantized)
     int8 = {n.name for n in view.nodes_with_weights if n.index in view.fully_quantized_nodes}
     precisions = choose_precisions(model, scales, int8)

@@ -161,7 +161,8 @@ class NameConflict(NamedTuple):
 
 def collect_printed_names(build: Build) -> set[str]:
     """Return every node name in a build's parse section, layers and pass lines."""
-    names = {name for layer in build.layers for name in layer.onnx_names}
+    names: set[str] = set()
+    names.update(*(layer.onnx_names for layer in build.layers))
     for node in build.parse.nodes:
         outputs = [f"node_of_{tensor.name}" for tensor in node.outputs if tensor is not None]
         names.update([node.name] if node.name else outputs)

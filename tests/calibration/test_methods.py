@@ -1,4 +1,4 @@
-"""Every method against a direct computation on the raw values."""
+"""Every method compared with a direct computation on the raw values."""
 
 import math
 
@@ -86,7 +86,7 @@ def test_percentile_is_within_a_bin(name: str, percentile: float) -> None:
 
 
 def test_percentile_of_zeros_and_of_the_lowest_bin() -> None:
-    """50 of 100 values are zero: the 50th of them still is, the next one is not."""
+    """50 of 100 values are zero."""
     half = TensorStatistics.of(np.repeat(np.array([0.0, 0.5, 0.75], np.float32), (50, 25, 25)))
     assert amax_of(half, "percentile", 50.0) == 0.75
     assert amax_of(half, "percentile", 51.0) == pytest.approx(0.5, rel=0.001)
@@ -119,7 +119,7 @@ def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None
 
 
 def with_rare_part(values: Floats32, share: float) -> TensorStatistics:
-    """Return statistics whose focus is that share of the values, so that the power is 3 to 2."""
+    """Return statistics whose focus is a share of the values, which determines the power."""
     stats = TensorStatistics.of(values)
     stats.add_focus([values[: round(share * len(values))]])
     return stats
@@ -167,7 +167,7 @@ def test_clipping_error_is_a_lower_bound(name: str, power: float) -> None:
 
 
 def test_search_goes_down_twelve_octaves() -> None:
-    """Nearly all values lie still lower, and one alone is large: the shortest range is the best."""
+    """Nearly all values lie below the shortest range, so that range is the best."""
     assert 2.0**-SEARCH_BITS <= 0.008 < 2.0 ** (1 - SEARCH_BITS), "bins are 0.8 % of a value wide"
     many = TensorStatistics.of(EVEN * np.float32(2.0**-13))
     for _ in range(34):
@@ -178,7 +178,7 @@ def test_search_goes_down_twelve_octaves() -> None:
 
 @pytest.mark.parametrize("levels", [None, 100, 127])
 def test_squared_error_of_evenly_spread_values(levels: int | None) -> None:
-    """A twelfth of the square of a step; 127 steps by default."""
+    """The error is a twelfth of the squared step; 127 steps by default."""
     stats = TensorStatistics.of(EVEN)
     error = squared_error(stats, 1.0) if levels is None else squared_error(stats, 1.0, levels)
     assert error == pytest.approx(1 / 12 / (levels or 127) ** 2, rel=1e-3)
@@ -407,7 +407,7 @@ NEAR = 2.0 ** (np.array([2, 1, *range(0, -25, -1)]) / 12)
 
 
 def flat_area(value: float, top: float = 9.0) -> TensorStatistics:
-    """Return statistics of an image with the same value at every position that is kept."""
+    """Return statistics of an image with one value at all spots."""
     stats = TensorStatistics.of(np.array([0.0, top]))
     stats.spots = [np.full((48, 2), value, np.float32)]
     return stats
@@ -453,7 +453,7 @@ def test_reduce_bias_ignores_tensors_without_a_biased_error() -> None:
 
 @pytest.mark.parametrize(("cost", "place"), [(0.98, 5), (1.02, 2)])
 def test_reduce_bias_weighs_the_biased_error_twenty_times(cost: float, place: int) -> None:
-    """A range three places below is taken where it costs less than it saves, and not where it costs more."""
+    """A shorter range is chosen only if it saves more than it costs."""
     stats = flat_area(1.46 / 127)
     biased, whole = rounding_errors(stats.spots, NEAR, 127)
     saved = 20.0 * (biased[2] ** 2 - biased[5] ** 2) / whole[2] ** 2

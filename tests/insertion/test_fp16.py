@@ -336,41 +336,36 @@ def test_to_float_widens_type_attributes(net: Net, attribute: str, before: int, 
     assert model.graph.node[0].attribute[0].i == after
 
 
-@pytest.mark.parametrize(
-    ("kept", "listed", "ir"), [(True, False, 9), (False, True, 9), (False, True, 3)]
-)
-def test_half_weights_that_are_outputs_or_inputs(kept: bool, listed: bool, ir: int) -> None:
-    model = store_as_half(two_layers(13))
-    model.ir_version = ir
-    graph = model.graph
-    weights = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT16]
-    infos = [
-        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer
+def list_initializers(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    return [
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in model.graph.initializer
     ]
-    if kept:
-        graph.output.append(next(i for i in infos if i.name == weights[0].name))
-    if listed:
-        graph.input.extend(infos)
-    check(model)
-    feeds = {"x": images(1)[0]["x"].astype(np.float16)}
+
+
+def test_half_weights_that_are_an_output() -> None:
+    model = store_as_half(two_layers(13))
+    infos = list_initializers(model)
+    model.graph.output.append(next(i for i in infos if i.type.tensor_type.elem_type == 10))
+    feeds = half_images()[0]
     result = insert(model, [feeds], predict=False, include=["."])
-    assert len(result.activations) == 2
     check(result.model)
     assert_same_outputs(model, result.model, feeds, atol=0.1)
 
 
+@pytest.mark.parametrize("is_half", [True, False])
 @pytest.mark.parametrize("ir", [3, 9])
-def test_half_weights_that_are_inputs(ir: int) -> None:
-    model = two_layers(13)
+def test_weights_that_are_inputs(is_half: bool, ir: int) -> None:
+    """Old exporters list initializers among the inputs."""
+    model = store_as_half(two_layers(13)) if is_half else two_layers(13)
     model.ir_version = ir
-    model.graph.input.extend(
-        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-        for t in model.graph.initializer
-    )
-    result = insert(model, images(1), target="trt10", high_precision="fp16", predict=False)
+    model.graph.input.extend(list_initializers(model))
+    feeds = half_images()[0] if is_half else images(1)[0]
+    options = {} if is_half else {"target": "trt10", "high_precision": "fp16"}
+    result = insert(model, [feeds], predict=False, include=["."], **options)
+    assert len(result.activations) == 2
     check(result.model)
-    assert TensorProto.FLOAT16 in {v.type.tensor_type.elem_type for v in result.model.graph.input}
-    assert_same_outputs(model, result.model, images(1)[0], atol=0.1)
+    assert_same_outputs(model, result.model, feeds, atol=0.1)
 
 
 def test_stated_output_type_of_a_dequantizer_becomes_half() -> None:

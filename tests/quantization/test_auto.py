@@ -8,7 +8,6 @@ import pytest
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.format_choice import choose_number_format
 from qdqtool.insertion.result import Insertion
 from tests.errors import has
 from tests.insertion.nets import Array, Net, check
@@ -87,45 +86,6 @@ def test_choice_and_formats_are_in_the_json() -> None:
     assert data["choice"].keys() == {"precision", "reason", "errors", "samples", "ms", "gpu"}
     assert {f["tensor"] for f in data["formats"]} == {"x", "r0.out", "r1.out", "r2.out"}
     assert (data["precision"], data["unchanged"]) == ("int8", False)
-
-
-def choose(int8: float, fp8: float, ms: tuple[float, float, float] | None = None) -> str:
-    """Return the choice for output errors, and milliseconds of INT8, FP8 and FP16."""
-    spread = np.linspace(0.99, 1.01, 8)[:, None]
-    times = {} if ms is None else dict(zip(("int8", "fp8", "fp16"), ms, strict=True))
-    return choose_number_format(spread * [int8, fp8], times, "GPU").precision
-
-
-@pytest.mark.parametrize(
-    ("errors", "ms", "chosen"),
-    [
-        # measured errors of trained networks (docs/fp8.md): EfficientNet, PicoDet, YOLOv8s, YOLOv8n
-        ((0.129, 0.190), None, "int8"),
-        ((0.225, 0.070), None, "fp8"),
-        ((0.124, 0.134), (0.876, 0.957, 1.14), "int8"),
-        ((0.099, 0.128), None, "int8"),
-        # PicoDet on an RTX 4090: INT8 loses too much, FP8 gains nothing
-        ((0.225, 0.070), (0.731, 0.965, 0.776), "fp16"),
-        # both formats lose too much
-        ((0.30, 0.20), (0.5, 0.5, 1.0), "fp16"),
-        ((0.30, 0.20), None, "fp16"),
-        # neither format is faster
-        ((0.02, 0.03), (1.0, 1.1, 1.0), "fp16"),
-        # a gain above 2 % suffices, whatever the error is
-        ((0.12, 0.13), (0.95, 0.95, 1.0), "int8"),
-        ((0.12, 0.13), (0.99, 0.95, 1.0), "fp8"),
-        ((0.02, 0.02), (0.95, 0.95, 1.0), "int8"),
-        # B300: INT8 is slower than FP16
-        ((0.02, 0.03), (1.2, 0.8, 1.0), "fp8"),
-        # the faster format has a small error too, or not
-        ((0.02, 0.05), (0.8, 0.6, 1.0), "fp8"),
-        ((0.02, 0.12), (0.8, 0.6, 1.0), "int8"),
-        ((float("nan"), 0.12), None, "fp8"),
-        ((float("nan"), float("nan")), None, "fp16"),
-    ],
-)
-def test_choice_by_errors_and_times(errors: Any, ms: Any, chosen: str) -> None:
-    assert choose(*errors, ms) == chosen
 
 
 @pytest.mark.parametrize("target", ["10", "11"])
