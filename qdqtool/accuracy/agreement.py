@@ -360,8 +360,6 @@ def _merge_shapes(
 
 
 class _NetworkPair:
-    """Sessions of two networks that run the same samples."""
-
     def __init__(
         self, reference: Model, model: Model, names: Mapping[str, str], feeder: _SampleFeeder
     ) -> None:

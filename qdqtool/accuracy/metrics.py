@@ -158,7 +158,7 @@ class DetectionAgreementMetric(Metric):
 
     @property
     def tensors(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The output."""
+        """The output, which is the only tensor that the metric reads."""
         return (self.output,)
 
     def _decode(self, outputs: Outputs) -> list[Detections]:

@@ -141,7 +141,6 @@ def _find_unpaired(
 
 
 def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
-    """Pair layers of both engines that share the name of a layer or of a node."""
     first_index, second_index = _index_names(first), _index_names(second)
     common = [name for name in first_index if name in second_index]
     rows = {

@@ -148,7 +148,6 @@ class SectionReader:
         return True
 
     def _read_network_line(self, word: str, text: str, line: int) -> bool:
-        """Read a line of the optimizer or of the parser."""
         if word not in lines.PARSER_WORDS and self._read_event(text, line):
             return True
         if self.build.milestones and text.startswith(_PARSE_BEGINS):

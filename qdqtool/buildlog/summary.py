@@ -98,7 +98,7 @@ def summarize(build: Build) -> Json:
         "engine": _summarize_engine(build),
         "conversions": [_summarize_conversion(layer) for layer in build.conversions],
         "reformats": [_summarize_conversion(layer) for layer in build.layout_reformats],
-        "merged": build.merged_layers,
+        "merged": [e.subject.split(" || ") for e in build.trace if e.kind == "Merging layers"],
         "tuning": _summarize_tuning(build),
         "seconds": dict(build.seconds),
         "memory": to_json_fields(build.memory),

@@ -591,11 +591,6 @@ class Build:
         return [m for m in self.messages if m.level == NOTE]
 
     @property
-    def merged_layers(self) -> list[list[str]]:
-        """Names in each group of parallel layers that TensorRT merged (``A || B``)."""
-        return [e.subject.split(" || ") for e in self.trace if e.kind == "Merging layers"]
-
-    @property
     def profile(self) -> dict[str, float]:
         """Average milliseconds by layer name. Times of layers with equal names are added."""
         times: dict[str, float] = defaultdict(float)

@@ -462,7 +462,6 @@ def _check_listing(build: Build) -> None:
 def _compare_with_build(
     model: Model, report: EngineReport, target: str | Target | None, build_first: bool
 ) -> Comparison:
-    """Compare the Q/DQ of a model with the data types in its engine."""
     build = report.build
     check_not_empty(build)
     resolved, notes = choose_target(build, target)

@@ -72,7 +72,6 @@ def summarize(comparison: Comparison) -> str:
 
 
 def _describe_agreement(comparison: Comparison) -> list[str]:
-    """Return the agreement of the outputs on images with its interval; empty without images."""
     if comparison.agreement is None:
         return []
     measure = comparison.agreement.measure
@@ -133,7 +132,6 @@ def describe_images(agreement: NetworkAgreement) -> list[Note]:
 
 
 def _describe_obstacles(comparison: Comparison) -> list[str]:
-    """Describe truncated builds, and models that TensorRT rejects."""
     sides = (("A", comparison.a), ("B", comparison.b))
     cut = [f"{name} is incomplete ({', '.join(s.missing)})" for name, s in sides if s.missing]
     return cut + [f"{name} has {side.obstacle}" for name, side in sides if side.obstacle]

@@ -447,7 +447,7 @@ class ExtractionJob:
         if checked:
             outcome = "the build" if options.builder else "the outcome of the command"
             same.append(f"{outcome} ({checked})")
-        kept = self._describe_kept(proto, rename, same)
+        description = self._describe_part(proto, rename, same)
         cut_notes = [self._describe_cut(rename)] if self._describe_cut is not None else []
         return Extraction(
             proto,
@@ -455,19 +455,19 @@ class ExtractionJob:
             self.whole,
             invariants,
             (len(proto.graph.node), len(self.model.nodes)),
-            kept,
+            description,
             [*cut_notes, *self.notes],
             checked,
             names,
             self.is_interrupted,
         )
 
-    def _describe_kept(self, proto: onnx.ModelProto, rename: _Rename, same: list[str]) -> str:
+    def _describe_part(self, proto: onnx.ModelProto, rename: _Rename, same: list[str]) -> str:
         selection = self._describe_selection(rename)
         if self._is_minimized and self._is_between:
             selection = f"the relevant nodes of {selection}"
-        kept = f"{len(proto.graph.node)} of {len(self.model.nodes)} nodes: {selection}"
-        return f"{kept}. As in the whole model: {', '.join(same)}" if same else kept
+        text = f"{len(proto.graph.node)} of {len(self.model.nodes)} nodes: {selection}"
+        return f"{text}. As in the whole model: {', '.join(same)}" if same else text
 
 
 def _describe_invariants(invariants: Invariants) -> list[str]:

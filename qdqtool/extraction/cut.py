@@ -84,7 +84,8 @@ class ModelCutter:
     def complete(self, nodes: Iterable[int], every_output: bool = False) -> ModelPart:
         """Return the smallest part that contains some nodes and can be a separate model.
 
-        Q/DQ pairs stay complete, and constant nodes and computed shapes stay with their consumers.
+        Q/DQ pairs remain complete. The part includes the constant nodes and the computed shapes
+        that its nodes read.
 
         Args:
             nodes: Indices of the nodes.

@@ -410,7 +410,7 @@ class PrivateNames:
         """Return the new name for an original name; create the new name on first use.
 
         Args:
-            original: Original name; an empty name stays empty.
+            original: Original name; an empty name remains empty.
             kind: Kind of object, which determines the first letter of the new name.
 
         Raises:

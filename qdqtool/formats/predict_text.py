@@ -101,7 +101,7 @@ def render(
     if trace:
         _add_trace(page, prediction)
     options = options or NextOptions(target_option(target.display_name))
-    _add_closing(page, prediction, _choose_precision(options, times))
+    _add_closing(page, prediction, times, _choose_precision(options, times))
     return page
 
 
@@ -382,7 +382,9 @@ def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
     return counts
 
 
-def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -> None:
+def _add_closing(
+    page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate], options: NextOptions
+) -> None:
     groups = _group_by_code(prediction.findings)
     notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
     notes.pop("INPUT-CONVERSION", None)  # the row about Q/DQ layers reports it
@@ -393,7 +395,11 @@ def _add_closing(page: TextPage, prediction: Prediction, options: NextOptions) -
     )
     if notes and not page.everything:
         page.fill(f"Notes (--all): {', '.join(notes)}")
-    _add_remedies(page, prediction, options)
+    if times and not any(time.gpu.has_int8 for time in times):
+        flag = " with --fp16" if _can_use_fp16(times) else ""
+        page.fill(f"Next: build the float model{flag}, because the GPU has no INT8.")
+    else:
+        _add_remedies(page, prediction, options)
 
 
 def target_option(name: str) -> str:
@@ -423,7 +429,10 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
     if default:
         fixed = fixed_model_path(path)
         page.fill(f"{_BY_FIX} {format_count(len(default), 'place')} can be fixed without new data:")
-        page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}{option}")
+        only = _select_codes(prediction.findings, default)
+        page.add_command(
+            "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{option}"
+        )
     if on_request:
         codes = " ".join(f"--only {code}" for code in dict.fromkeys(f.code for f in on_request))
         other = fixed_model_path(fixed)
@@ -434,6 +443,16 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
         page.add_command(
             "", f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{option}"
         )
+
+
+def _select_codes(findings: Iterable[Finding], default: Iterable[Finding]) -> str:
+    """Return ``--only`` options for the codes that are to be fixed; empty if fix needs none.
+
+    Without options, ``fix`` also changes FP32 layers for which FP16 gains nothing on this GPU.
+    """
+    if all(finding.code != "FLOAT-FP32" or finding.gains for finding in findings):
+        return ""
+    return "".join(f" --only {code}" for code in dict.fromkeys(f.code for f in default))
 
 
 def _add_convolutions(

@@ -61,8 +61,8 @@ def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 def peak_activation_bytes(model: Model) -> int:
     """Return the maximum number of bytes of activations in memory at the same time.
 
-    Inputs and outputs stay in memory until the end. A tensor of unknown shape counts as 0 bytes, a
-    dynamic dimension as 1.
+    Inputs and outputs remain in memory until the end. A tensor of unknown shape counts as 0 bytes,
+    and a dynamic dimension as 1.
     """
     last_use: dict[str, int] = {}
     for position, node in enumerate(model.ordered):

@@ -41,6 +41,7 @@ from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import remember_size
 from qdqtool.ir.modelfile import ModelSource, load_full
+from qdqtool.ir.precision import Precision
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.timing import gpus
@@ -623,6 +624,14 @@ def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
     if options.gpu is None:
         return None
     gpu = gpus.choose_gpu(options.gpu, options.clock, options.power)
+    if not gpu.has_int8:
+        flag = " with --fp16" if gpu.float_type == Precision.FP16 else ""
+        raise QdqtoolError(
+            f"`gpu` {options.gpu}: {gpu.name} has no INT8, so Q/DQ cannot make the model faster. "
+            f"Build the float model{flag}, or give another GPU",
+            code="no-int8",
+            parameter="gpu",
+        )
     gpu = gpus.restrict_to_target(target.with_capability(gpu.cc, gpu.name), gpu)
     require_gpu_support(target, gpu.cc, gpu.name)
     if not gpu.has_int8:

@@ -226,7 +226,6 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
 
 
 def _note_other_version(build: Build, target: Target) -> list[Note]:
-    """Return a note if a build states another version than that of the requested target."""
     if build.tensorrt is None or _is_same_version(build.tensorrt, build.is_rtx, target):
         return []
     note = Note(
@@ -522,7 +521,6 @@ def _parse_capability(sm: str | None) -> str | None:
 def _compare_with_local_build(
     prediction: Prediction, built: local_build.BuiltModel, name: str
 ) -> Verification:
-    """Compare the status of a local build, and its convolutions if the build succeeded."""
     facts = BuildFacts(
         BuildSource(built.builder),
         tensorrt=built.version or None,

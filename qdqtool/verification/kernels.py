@@ -129,7 +129,6 @@ def _has_cast_after_product(layer: BuiltLayer) -> bool:
 
 
 def _casts_product(layer: BuiltLayer) -> bool:
-    """Return whether a fused kernel casts its product directly."""
     return _steps_after_product(layer).startswith("Cast")
 
 

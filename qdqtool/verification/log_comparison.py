@@ -244,7 +244,6 @@ def _is_predictable(layer: BuiltLayer) -> bool:
 
 
 def _compare_types(predicted: EngineLayer, built: BuiltLayer) -> Mismatch | None:
-    """Return a mismatch if the types of the inputs or of the outputs differ."""
     difference = _type_difference(
         Difference.INPUT, predicted.inputs, built.inputs
     ) or _type_difference(Difference.OUTPUT, predicted.outputs, built.outputs)

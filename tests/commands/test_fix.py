@@ -119,6 +119,21 @@ def test_fix_on_request_is_marked_with_its_command(detector_folder: Path, cli: C
     )
 
 
+def test_predict_proposes_fp16_only_if_it_saves_time(folder: Path, cli: Cli, g: Graph) -> None:
+    """fix has no GPU and changes FP32 layers, unless the command names the other codes."""
+    y = g.pair(g.conv(g.input(1, 16, 8, 8), "c", 16), "inner", 0.05)
+    y = g.op("Mul", [y, g.op("Sigmoid", y, "s")], "m")
+    for i in range(4):
+        y = g.relu(g.conv(y, f"c{i}", 16), f"r{i}")
+    onnx.save(g.model(g.conv(y, "last", 16, scale=None, weights="float")), "m.onnx")
+    command = ("predict", "m.onnx", "--target", "11", "--gpu", "T4")
+    finding = next(f for f in cli.json(*command)["findings"] if f["code"] == "FLOAT-FP32")
+    assert (finding["severity"], finding["automatic"]) == ("info", False)
+    words = next(words for words in next_commands(cli(*command)) if words[0] == "fix")
+    applied = cli.json(*words)["applied"]
+    assert {change["code"] for change in applied} == {"SILU-INNER-Q"}
+
+
 def test_fix_leaves_fp16_for_the_user_to_request(folder: Path, cli: Cli) -> None:
     onnx.save(residual("own"), "m.onnx")
     answer = cli.json("fix", "m.onnx", "-o", "f.onnx", "--target", "11")

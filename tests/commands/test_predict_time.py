@@ -30,6 +30,15 @@ def test_predict_gpu_text(model: str, cli: Cli) -> None:
         assert row.count(" ms") == 2  # the time, and the end of its range
 
 
+def test_float_file_is_not_to_be_quantized_for_a_gpu_without_int8(
+    model: str, cli: Cli, tmp_path: Path
+) -> None:
+    save_model(tmp_path, convolution_chain(quantized=False))
+    arguments = ("predict", model, "--target", "8.5", "--gpu", "Jetson Nano")
+    assert "qdqtool insert" not in cli(*arguments).split("Found")[1]
+    assert "qdqtool insert" in cli(*arguments, "--gpu", "T4").split("Found")[1]
+
+
 def test_input_conversion_is_a_note(model: str, cli: Cli) -> None:
     """The time next to the Q/DQ layers, the saving and JSON are the same number."""
     text = cli("predict", model, "--gpu", "rtx 3060", "--all")
@@ -230,8 +239,9 @@ def test_predict_gpu_estimates_for_each_target(model: str, cli: Cli, target: str
 
 def test_gpus_lists_all_or_one(cli: Cli) -> None:
     assert "Jetson Orin NX 16GB" in cli("gpus")
-    (gpu,) = cli.json("gpus", "orin-nx")["gpus"]
-    assert gpu["name"] == "Jetson Orin NX 16GB" and gpu["source"]
+    (gpu,) = cli.json("gpus", "orin-nx-8gb")["gpus"]
+    assert gpu["name"] == "Jetson Orin NX 8GB" and gpu["source"]
+    assert cli.json("gpus", "orin-nx")["gpus"][0]["name"] == "Jetson Orin NX 16GB"
     assert "nonsense" in cli.refuse("gpus", "nonsense")
 
 

@@ -76,7 +76,7 @@ def test_extract_finding_keeps_finding_and_outcomes() -> None:
 )
 def test_extract_private_finding_of_a_real_network(code: str) -> None:
     result = qdqtool.extract(str(YOLO), finding=code, private=True)
-    # Without its shapes: those of the rebuilt whole model contradict each other in the head.
+    # Shapes are not checked, because those of the whole model contradict each other in the head.
     onnx.checker.check_model(result.proto)
     assert result.private is not None and result.nodes[0] < 80
     (finding,), names = result.shown.findings, result.private.names
@@ -90,7 +90,7 @@ def test_extract_private_finding_of_a_real_network(code: str) -> None:
 
 
 def test_part_computes_what_the_whole_model_does() -> None:
-    """onnxruntime runs the whole model with the tensors at the cut as outputs."""
+    """The expected values are outputs of the whole model at the tensors of the cut."""
     model = residual(3)
     proto = qdqtool.extract(model, finding="SKIP-FLOAT").proto
     inputs = [v.name for v in proto.graph.input]
@@ -298,7 +298,7 @@ def test_private_part_needs_free_names() -> None:
         qdqtool.extract(model, node="b1.c1", hops=1, private=True)
 
 
-def test_extract_gives_equal_names_apart() -> None:
+def test_extract_makes_equal_names_unique() -> None:
     model = residual()
     for node in model.graph.node:
         node.name = "" if node.op_type == "Relu" else node.op_type
@@ -359,7 +359,7 @@ def sketches(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 def test_trimming_ends_within_its_budget(
     sketches: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a message counts every consumer of a tensor, no consumer can go: all tries fail."""
+    """The message counts all consumers of a tensor, so no consumer can be removed."""
     constants = {"s": np.float32(0.02), "z": np.int8(0), "w": np.full((4, 3, 1, 1), 0.1, "f")}
     nodes = []
     for x in ("x", "w"):
@@ -394,7 +394,7 @@ def test_trimming_predicts_no_part_without_nodes_of_the_finding(sketches: list[s
 def test_trimming_budget_counts_findings_if_they_are_more_than_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each Q after eight parts of a Split becomes eight."""
+    """A Q after a Split into eight parts becomes eight Qs."""
     proto = split_joined(96)
     costs: list[int] = []
     predict = api.predict_part
@@ -427,8 +427,8 @@ def test_minimize_ends_within_its_budget(budget: str, monkeypatch: pytest.Monkey
     assert note("stopped", tries=20) in minimize(model, limit=20).notes  # a limit replaces it
 
 
-def test_minimize_sheds_large_weights_first(g: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights count if a model is tried, not if a candidate is made that is no model."""
+def test_minimize_removes_large_weights_first(g: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights count only in models that are tried, not in invalid candidates."""
     x = g.input(1, 256, 8, 8)
     for i in range(4):
         x = g.relu(g.conv(x, f"conv{i}", 256, scale=0.05 if i != 2 else None), f"r{i}")
@@ -554,7 +554,7 @@ def test_mask_keeps_counting_constants() -> None:
 def test_private_result_has_no_name_from_builder_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of dimensions and graphs are renamed too, also next to a `+`."""
+    """Names of dimensions and graphs are replaced too, also next to a `+`."""
     model = residual(1)
     model.graph.name = "secretgraph"
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "secretbatch"
@@ -623,7 +623,7 @@ def test_private_names_avoid_original_ones(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("op", "public"), [("FusedConv", True), ("AcmeDetector", False)])
 def test_private_part_keeps_operators_of_onnxruntime(op: str, public: bool) -> None:
-    """Custom operators in the domain of onnxruntime are renamed."""
+    """Operators that onnxruntime does not define are renamed, even in its domain."""
     proto = extract_head(with_head(op, "com.microsoft", acme_rate=2.0, activation="Relu"))
     node = proto.graph.node[-1]
     assert (node.op_type == op) == public and node.domain == "com.microsoft"
@@ -641,7 +641,7 @@ def test_private_tables_in_attributes_differ() -> None:
 
 
 def test_private_tensor_in_attribute_differs_next_to_resize_with_unset_input() -> None:
-    """The unset region of interest and a tensor in an attribute both have an empty name."""
+    """An unset input of a Resize and a tensor in an attribute both have an empty name."""
     table = np.linspace(1.1, 9.3, 12, dtype=np.float32)
     model = with_head(table=numpy_helper.from_array(table, "table"))
     model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
@@ -664,7 +664,7 @@ def test_private_attributes_keep_only_public_words() -> None:
 
 
 def test_private_slopes_with_one_value_per_channel_differ() -> None:
-    """A range for each channel would be the number itself."""
+    """With one value per channel, the range of each channel would reveal the value."""
     model = residual(1)
     slopes = np.random.default_rng(1).random((8, 1, 1)).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(slopes, "slopes"))
@@ -696,7 +696,7 @@ def test_private_functions_are_inlined() -> None:
 
 
 def test_private_part_may_have_nodes_without_a_name() -> None:
-    """TensorRT names such a node after its output."""
+    """TensorRT names a node without a name after the node's output."""
     model = residual(1)
     for node in model.graph.node:
         node.name = node.name if node.op_type == "Conv" else ""
@@ -712,7 +712,7 @@ def test_private_part_may_have_nodes_without_a_name() -> None:
 
 
 def test_private_layer_of_two_nodes_has_both_new_names(g: Graph) -> None:
-    """A copy of a Q is fused with the DQ before a Concat, and the layer is named after both."""
+    """TensorRT fuses a copy of a Q with the DQ before a Concat, and names the layer after both."""
     first = g.pair(g.input(1, 8, 16, 16, name="one"), "acme.first", 0.048)
     second = g.pair(g.input(1, 8, 8, 8, name="two"), "acme.second", 0.045)
     joined = g.concat([g.resize(second, "acme.resize"), first], "acme.concat")

@@ -27,7 +27,7 @@ from tests.findings.test_producers import models, prediction
 
 
 def test_part_grows_from_nodes_that_the_finding_names() -> None:
-    """The node of the finding, its convolutions and the nodes of its reasons name nodes."""
+    """Anchors are the node of a finding, its convolutions and the nodes of its reasons."""
     decisive = Counter[int]()
     for place, proto in enumerate(models()[: len(REFUSAL_GRAPHS)]):
         model, whole = Model(proto), prediction(place, "trt8.5")
@@ -74,7 +74,7 @@ def one_output_model(
 
 
 def test_minimize_keeps_values_of_a_long_vector_of_sizes() -> None:
-    """Above 512 parts, the sizes of a Split have more bytes than weights that are put apart."""
+    """The sizes of a Split into 600 parts take more bytes than a constant that is detached."""
     parts = 600
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], "wide"),
@@ -93,7 +93,7 @@ def test_minimize_keeps_values_of_a_long_vector_of_sizes() -> None:
 
 
 def break_relu(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield candidates that ONNX refuses and that copy no weights."""
+    """Yield candidates that onnx rejects and that copy no weights."""
     for _ in range(100):
         candidate = deepcopy(proto)
         candidate.graph.node[1].op_type = "Relu"  # has two inputs
@@ -106,7 +106,7 @@ def break_relu(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 def test_refused_candidates_count_the_bytes_that_they_copy(
     reduction: reductions.Reduction, exhausted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The product at the end accepts no other number of channels, so no candidate is tried."""
+    """No candidate is tried, because the MatMul accepts no other number of channels."""
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
         helper.make_node("Reshape", ["a", "shape"], ["b"], "reshape"),
@@ -154,7 +154,7 @@ def count_convolutions(model: onnx.ModelProto) -> int:
     return [node.op_type for node in model.graph.node].count("Conv")
 
 
-def test_shrinker_goes_to_the_last_node() -> None:
+def test_shrinker_keeps_a_single_node() -> None:
     small = ModelShrinker(residual(), has_add).run()
     onnx.checker.check_model(small, full_check=True)
     assert [n.op_type for n in small.graph.node] == ["Add"]
@@ -206,7 +206,7 @@ def inferred_shapes(model: onnx.ModelProto) -> list[list[int]]:
     return [[d.dim_value for d in value.type.tensor_type.shape.dim] for value in ends]
 
 
-def test_reductions_begin_with_the_boldest_sizes() -> None:
+def test_reductions_begin_with_the_smallest_sizes() -> None:
     channels = reductions.reduce_channels(residual(), lambda tensor: tensor)
     assert inferred_shapes(next(channels)) == [
         [1, 1, 16, 16],

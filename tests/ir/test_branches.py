@@ -18,7 +18,7 @@ IMAGE = [1, 16, 8, 8]
 
 
 def branch(name: str, x: str, result: str, *, quantized: bool = True) -> onnx.GraphProto:
-    """Return a graph with a convolution of an outer tensor. Tensors have the same names in all."""
+    """Return a graph with a convolution of an outer tensor. All graphs use equal tensor names."""
     g = Graph(opset=17)
     data = g.pair(x, "in") if quantized else x
     g.channels[data] = 16
@@ -102,7 +102,7 @@ def test_if_with_constant_condition_becomes_its_branch(condition: bool) -> None:
 
 
 def test_condition_may_follow_from_a_static_shape() -> None:
-    """Exporters ask for the rank or a dimension before they squeeze."""
+    """Exporters compare the rank or a dimension in the condition of a Squeeze."""
     before = (
         helper.make_node("Shape", ["x"], ["shape"]),
         helper.make_node("Size", ["shape"], ["rank"]),
@@ -200,7 +200,7 @@ def test_insert_says_that_branches_stay_float() -> None:
 
 
 def body_of(*nodes: onnx.NodeProto, inner: onnx.GraphProto) -> onnx.GraphProto:
-    """Return a Loop's body that passes its state through nodes to the tensor of a graph."""
+    """Return a Loop's body of some nodes, with the output and initializers of `inner`."""
     nodes += (helper.make_node("Identity", ["go"], ["go_on"]),)
     inputs = [
         helper.make_tensor_value_info("i", onnx.TensorProto.INT64, []),

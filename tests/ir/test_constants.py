@@ -42,7 +42,7 @@ def test_shared_part_of_constants_is_computed_once(net: Net) -> None:
 
 
 def expensive_constant(net: Net, kind: str) -> str:
-    """Add a constant that takes gigabytes or hours, with a few hundred bytes."""
+    """Add nodes of a few hundred bytes that compute a constant for hours or in gigabytes."""
     sizes = net.op(
         "Mul",
         "sizes",

@@ -49,7 +49,7 @@ def test_load_accepts_graphsurgeon_graph(data: bytes) -> None:
     assert [n.op for n in load(graph).nodes].count("Conv") == 82
 
 
-# Messages repeat names, and so does each copy of a model: 302 MB of names took 4 GB.
+# Results and copies of a model repeat its names: 302 MB of names took 4 GB of memory.
 
 
 def named(*names: str) -> onnx.ModelProto:
@@ -127,7 +127,7 @@ def test_missing_or_foreign_external_weight_is_an_error(
 def test_wrong_entry_of_external_weight_is_an_error(
     tmp_path: Path, entries: list[tuple[str, str]], value: str
 ) -> None:
-    # A length of 3 GB in a sparse file was read for a hundred numbers.
+    # A stated length of 3 GB in a sparse file was read for a tensor of a hundred numbers.
     path = tmp_path / "m.onnx"
     path.write_bytes(with_external_weight(entries).SerializeToString())
     (tmp_path / "w.bin").write_bytes(bytes(500))
@@ -140,7 +140,7 @@ def test_wrong_entry_of_external_weight_is_an_error(
 def test_external_weights_of_many_tensors_do_not_share_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sixty tensors of the same 120 MB of a sparse file took 7 GB."""
+    """Sixty tensors that shared 120 MB of a sparse file took 7 GB of memory."""
     proto = with_external_weight({"location": "w.bin"})
     for number in range(2):
         proto.graph.initializer.add().CopyFrom(proto.graph.initializer[0])
@@ -240,7 +240,7 @@ def elu() -> onnx.ModelProto:
 
 
 def refer_to_attribute(proto: onnx.ModelProto) -> None:
-    """Make the node take its attribute from a function, although it is in none."""
+    """Make a node outside of functions refer to an attribute of a function."""
     attribute = proto.graph.node[0].attribute[0]
     attribute.ref_attr_name = "alpha"
     attribute.ClearField("f")
@@ -307,7 +307,7 @@ def test_save_never_overwrites_source(tmp_path: Path, data: bytes) -> None:
 
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every model one that protobuf does not hold in a message."""
+    """Let every model exceed the size that protobuf can serialize."""
     monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 100)
 
 

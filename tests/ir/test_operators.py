@@ -133,7 +133,7 @@ def find_passed_operators(prediction: Prediction) -> list[str]:
 
 
 def has_one_input(operator: Operator) -> bool:
-    """Return whether the operator needs only one input. Others have tests of their own."""
+    """Return whether an operator needs only one input. Other operators have separate tests."""
     two = ("PRelu", "BatchNormalization", "LayerNormalization")
     return (
         operator.weights is None

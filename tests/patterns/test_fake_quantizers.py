@@ -23,7 +23,7 @@ MakeQuantizer = Callable[[Graph, str, str, np.ndarray], str]
 
 
 def arithmetic(*steps: str) -> MakeQuantizer:
-    """Return a quantizer of these operators: ``/`` and ``*`` scale, the others are their names."""
+    """Return a maker of quantizers whose operators are `steps`, keys of the table `operands`."""
 
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         inverse = (1 / scale).astype(np.float32)
@@ -56,7 +56,7 @@ def arithmetic(*steps: str) -> MakeQuantizer:
 
 
 def straight_through(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return ``x + (quantized - x)``, of which training detaches the difference."""
+    """Return ``x + (quantized - x)``, the straight-through form of training."""
     quantized = arithmetic("/", "round", "clip", "*")(g, x, name, scale)
     difference = g.op("Sub", [quantized, x], f"{name}.difference")
     return g.op("Add", [x, difference], f"{name}.sum")
@@ -100,7 +100,7 @@ def openvino(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 def affine(
     domain: str, op: str, *, factor: float | None = None, **attributes: Any
 ) -> MakeQuantizer:
-    """Return a quantizer with the inputs scale, zero point, bounds and gradient factor."""
+    """Return a maker of quantizers with scale, zero point, bounds and gradient factor as inputs."""
 
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         values: list[Any] = [np.asarray(scale.reshape(-1) if scale.size > 1 else scale, np.float32)]
@@ -118,7 +118,7 @@ def affine(
 
 
 def pt2e_named(names: str) -> MakeQuantizer:
-    """Return a quantizer of quantized_decomposed; `names` is the form of its operators' names."""
+    """Return a maker of PT2E quantizers; `names` is a format string for the operator names."""
 
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         domain, suffix = "quantized_decomposed", "channel" if scale.size > 1 else "tensor"
@@ -143,7 +143,7 @@ def reversed_operands(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 
 
 def dq_operator(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
-    """Return arithmetic up to the integers, and a DQ."""
+    """Return a quantizer of arithmetic up to the integers, and a DQ."""
     s = g.const(f"{name}.s", np.asarray(scale, np.float32))
     bounds = [g.const(f"{name}.{key}", np.float32(b)) for key, b in (("l", -128), ("u", 127))]
     x = g.op("Round", g.op("Div", [x, s], f"{name}.0"), f"{name}.1")
@@ -154,7 +154,7 @@ def dq_operator(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
 
 
 def qcdq(low: int, high: int) -> MakeQuantizer:
-    """Return a quantizer of Brevitas: Q, Clip of the integers, DQ."""
+    """Return a maker of Brevitas quantizers: Q, Clip of the integers, DQ."""
 
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         flat = np.asarray(scale, np.float32).reshape(-1 if np.size(scale) > 1 else ())
@@ -168,7 +168,7 @@ def qcdq(low: int, high: int) -> MakeQuantizer:
 
 
 def custom(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
-    """Return a quantizer that is an operator without known inputs."""
+    """Return a maker of quantizers that are one operator, whose inputs are unknown."""
 
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         return g.op(op, x, name, domain=domain, **attributes)
@@ -292,7 +292,7 @@ def test_fix_rewrites_arithmetic_exactly(name: str, per_channel: bool) -> None:
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_fix_rewrites_operators_of_other_tools(name: str, per_channel: bool) -> None:
-    """Their results are those of the arithmetic with the same scales."""
+    """The outputs equal those of arithmetic with the same scales."""
     make, form = OPERATORS[name]
     before = network(make, per_channel=per_channel)
     assert {f.form for f in find_fake_quantizers(load(before))} == {form}
@@ -392,14 +392,14 @@ def test_clip_to_four_bits_is_named() -> None:
 
 
 def test_bounds_of_an_integer_clip_are_the_only_fault() -> None:
-    """The parser reads the bounds itself, so they are not constants before a DQ."""
+    """The parser reads the bounds of a Clip itself, so they are no stored integers without a DQ."""
     codes = qdqtool.predict(network(qcdq(-127, 127), count=1, per_channel=False)).findings_by_code()
     assert codes["FAKE-QUANT"] == 1
     assert codes["WEIGHT-INDIRECT"] == 1  # the Clip of the weights
 
 
 def test_verdict_of_integer_clips_names_wrong_results() -> None:
-    """TensorRT-RTX builds them, with weights of zeros."""
+    """TensorRT-RTX builds integer Clips, with weights of zeros."""
     prediction = qdqtool.predict(network(qcdq(-127, 127), per_channel=False), "rtx1.7")
     verdict = build_verdict(prediction)
     assert verdict is not None and "builds this model" in verdict.text
@@ -450,7 +450,7 @@ def test_quantizers_that_round_differently_are_counted(make: MakeQuantizer, coun
 
 @pytest.mark.parametrize("make", [qonnx(), openvino], ids=["QONNX", "OpenVINO"])
 def test_fix_writes_float16_scales_for_operators_of_other_tools(make: MakeQuantizer) -> None:
-    """onnx cannot infer the types of their outputs."""
+    """onnx cannot infer the output types of QONNX and OpenVINO operators."""
     fixed = qdqtool.fix(to_half(network(make, per_channel=False)), "10.3")
     assert fixed.after.summary()["int8"] == 2
     assert "FLOAT-MIXED" not in fixed.after.findings_by_code()

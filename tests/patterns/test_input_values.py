@@ -28,12 +28,12 @@ def by_255(g: Graph, x: str) -> str:
 
 
 def by_factor(g: Graph, x: str) -> str:
-    """1/255 as a factor, on the left."""
+    """Multiply by 1/255, with the constant as the first operand."""
     return g.op("Mul", [g.const("factor", 1 / 255), x], "mul")
 
 
-def behind_other_nodes(g: Graph, x: str) -> str:
-    """Keras: channels last, quantized, then Rescaling(1/127.5, offset=-1)."""
+def after_other_nodes(g: Graph, x: str) -> str:
+    """Rescale as Keras does, by 1/127.5 and an offset of -1, after a Q/DQ pair."""
     quantized = g.dq(g.q(x, "q", 1.0), "dq", 1.0)
     moved = g.op("Identity", quantized, "same")
     scaled = g.op("Mul", [moved, g.const("factor", 1 / 127.5)], "mul")
@@ -70,7 +70,7 @@ def nothing(g: Graph, x: str) -> str:
 
 
 def other_arithmetic(g: Graph, x: str) -> str:
-    """A quotient that has the input below the line, and an activation."""
+    """Divide a constant by the input."""
     return g.op("Div", [g.const("one", 1.0), x], "div")
 
 
@@ -92,7 +92,7 @@ def used(name: str) -> dict[str, Any]:
     return {"name": name, "origin": "option", **PRESETS[name].preprocess.as_json()}
 
 
-PIXELS = [by_255, by_factor, behind_other_nodes, mean_of_pixels, mean_and_deviation_of_pixels]
+PIXELS = [by_255, by_factor, after_other_nodes, mean_of_pixels, mean_and_deviation_of_pixels]
 UNITS = [imagenet, back_to_pixels, minus_one_to_one]
 
 

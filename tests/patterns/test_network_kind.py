@@ -38,7 +38,7 @@ def fully_convolutional() -> onnx.ModelProto:
 
 
 def features_too() -> onnx.ModelProto:
-    """A classifier that also returns its last feature map."""
+    """Return a classifier that also returns its last feature map."""
     g = Graph(opset=17)
     features = backbone(g)
     pooled = g.op("Flatten", g.op("GlobalAveragePool", features, "pool"), "flat")
@@ -46,7 +46,7 @@ def features_too() -> onnx.ModelProto:
 
 
 def unknown_shapes() -> onnx.ModelProto:
-    """A classifier whose shapes cannot be inferred, because of a plugin in its backbone."""
+    """Return a classifier with a plugin, after which no shape can be inferred."""
     g = Graph(opset=17)
     features = g.op("MyPlugin", backbone(g), "plugin", domain="custom")
     pooled = g.op("ReduceMean", features, "pool", axes=[2, 3], keepdims=0)
@@ -59,7 +59,7 @@ def segmentation() -> onnx.ModelProto:
 
 
 def grid_heads() -> onnx.ModelProto:
-    """Raw outputs of strides 8 and 16, as detectors without decoding have them."""
+    """Return a detector without decoding: grids of strides 8 and 16."""
     g = Graph(opset=17)
     tensor = g.input(1, 3, 64, 64)
     for number in range(3):
@@ -78,7 +78,7 @@ def transformer() -> onnx.ModelProto:
 
 
 def strided(g: Graph, count: int, channels: int = 16) -> str:
-    """Return a feature map with a stride of 2 to the power of `count`."""
+    """Return a feature map of stride 2**count."""
     tensor = g.input(1, 3, 64, 64)
     for number in range(count):
         tensor = g.relu(g.conv(tensor, f"c{number}", channels, stride=2), f"a{number}")
@@ -86,7 +86,7 @@ def strided(g: Graph, count: int, channels: int = 16) -> str:
 
 
 def coarse_segmentation() -> onnx.ModelProto:
-    """Scores of classes at stride 8, which the deployment resizes."""
+    """Return class scores at stride 8, without the final resize."""
     g = Graph(opset=17)
     return g.model(g.conv(strided(g, 3), "classes", 21, k=1))
 
@@ -102,7 +102,7 @@ def depth() -> onnx.ModelProto:
 
 
 def open_size() -> onnx.ModelProto:
-    """A segmentation network whose batch, height and width are open."""
+    """Return a segmentation network with open batch, height and width."""
     proto = segmentation()
     for axis in (0, 2, 3):
         proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = f"size{axis}"
@@ -117,7 +117,7 @@ def super_resolution() -> onnx.ModelProto:
 
 
 def simcc() -> onnx.ModelProto:
-    """Scores of 17 keypoints along the width (64) and height (32), at two per pixel."""
+    """Return scores of 17 keypoints, two per pixel of the width (64) and of the height (32)."""
     g = Graph(opset=17)
     features = g.relu(g.conv(g.input(1, 3, 32, 64), "stem", 17), "act")
     rows = g.reshape(features, "rows", 1, 17, -1)
@@ -129,7 +129,7 @@ def simcc() -> onnx.ModelProto:
 
 
 def patches() -> onnx.ModelProto:
-    """Attention on patches of 8 x 8 pixels, without layer normalizations."""
+    """Return attention on patches of 8x8 pixels, without layer normalization."""
     g = Graph(opset=17)
     tokens = g.reshape(g.conv(g.input(1, 3, 64, 64), "patch", 32, k=8, stride=8), "t", 1, 32, 64)
     tokens = g.op("Transpose", tokens, "last", perm=[0, 2, 1])
@@ -139,7 +139,7 @@ def patches() -> onnx.ModelProto:
 
 
 def detr() -> onnx.ModelProto:
-    """Scores and boxes of queries after layer normalizations."""
+    """Return scores and boxes of queries after layer normalizations."""
     g = Graph(opset=17)
     tokens = g.reshape(backbone(g), "tokens", 1, -1, 8)
     ones = g.const("ones", np.ones(8, np.float32))
@@ -153,7 +153,7 @@ def detr() -> onnx.ModelProto:
 
 
 def pyramid() -> onnx.ModelProto:
-    """Feature maps of a backbone: the number of channels grows with the stride."""
+    """Return feature maps of a backbone, whose number of channels grows with the stride."""
     g = Graph(opset=17)
     low = g.relu(g.conv(strided(g, 3), "c8", 64, stride=1), "a8")
     return g.model(low, g.relu(g.conv(low, "c16", 128, stride=2), "a16"))
@@ -165,7 +165,7 @@ def gray() -> onnx.ModelProto:
 
 
 def text_line() -> onnx.ModelProto:
-    """Scores of 40 characters at 32 places along a line of text."""
+    """Return scores of 40 characters at 32 positions along a line of text."""
     g = Graph(opset=17)
     features = g.conv(g.input(1, 3, 32, 128), "stem", 40, stride=4)
     scores = g.op("ReduceMax", features, "rows", axes=[2], keepdims=0)
@@ -202,13 +202,13 @@ def test_kind_selects_the_presets_of_the_warning(
 
 
 def single_grid() -> onnx.ModelProto:
-    """The output of YOLOv2: one grid of stride 32 with 5 anchors of 25 channels."""
+    """Return a single grid of stride 32 with 5 anchors of 25 channels, as YOLOv2 does."""
     g = Graph(opset=17)
     return g.model(g.conv(strided(g, 5), "grid", 125, k=1))
 
 
 def rows_of_boxes() -> onnx.ModelProto:
-    """A decoded output that is as high as a small input: [1, 84, 336]."""
+    """Return decoded boxes [1, 84, 336] of an image that is 128 pixels high."""
     g = Graph(opset=17)
     features = g.conv(g.input(1, 3, 128, 128), "stem", 84, stride=8)
     first = g.reshape(features, "first", 1, 84, 256)

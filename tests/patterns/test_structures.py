@@ -178,7 +178,7 @@ def test_mean_of_cubes_is_not_a_layer_norm() -> None:
 
 @pytest.mark.parametrize("change", ["other mean", "other axes", "no epsilon"])
 def test_other_normalization_is_not_fused_into_layer_norm(change: str) -> None:
-    # These remain normalizations by a root mean square.
+    # The changed nodes still divide by a root mean square.
     model = vit_with_change(change)
     norms = find_decomposed_layer_norms(model)
     assert len(norms) == 5 and layer_norm_inputs(model, norms[0]) is None
@@ -314,21 +314,32 @@ def test_text_of_scales_has_least_and_greatest(scales: list[float], text: str) -
     assert format_scale(ParameterValues(np.array(scales)).summary) == text
 
 
-def test_summary_of_one_scale_is_its_number() -> None:
-    assert ParameterValues(np.array([0.5])).summary == 0.5
-
-
-def test_summary_of_scales_per_channel() -> None:
-    summary = ParameterValues(np.array([0.5, 0.125, 2.0])).summary
+@pytest.mark.parametrize(
+    ("scales", "count", "least", "greatest"),
+    [([0.5, 0.125, 2.0], 3, 0.125, 2.0), ([2.0, 0.125, 0.5], 3, 0.125, 2.0)],
+)
+def test_summary_of_scales_per_channel(
+    scales: list[float], count: int, least: float, greatest: float
+) -> None:
+    summary = ParameterValues(np.array(scales)).summary
     assert isinstance(summary, PerChannel)
-    assert (summary.count, summary.least, summary.greatest) == (3, 0.125, 2.0)
+    assert (summary.count, summary.least, summary.greatest) == (count, least, greatest)
 
 
-def test_summaries_are_equal_for_equal_scales() -> None:
-    summary = ParameterValues(np.array([0.5, 0.125, 2.0])).summary
-    assert summary == ParameterValues(np.array([0.5, 0.125, 2.0])).summary
-    assert summary != ParameterValues(np.array([0.125, 0.5, 2.0])).summary
-    assert ParameterValues(np.full(2, 0.5)).summary != ParameterValues(np.full(3, 0.5)).summary
+@pytest.mark.parametrize(
+    ("scales", "other", "is_equal"),
+    [
+        ([0.5, 0.125, 2.0], [0.5, 0.125, 2.0], True),
+        ([0.5, 0.125, 2.0], [0.125, 0.5, 2.0], False),
+        ([0.5, 0.5], [0.5, 0.5, 0.5], False),
+    ],
+    ids=["equal", "another order", "another count"],
+)
+def test_summaries_are_equal_for_equal_scales(
+    scales: list[float], other: list[float], is_equal: bool
+) -> None:
+    summaries = [ParameterValues(np.array(values)).summary for values in (scales, other)]
+    assert (summaries[0] == summaries[1]) is is_equal
 
 
 def pairs(count: int, scale: np.ndarray, zeros: bool = True) -> onnx.ModelProto:

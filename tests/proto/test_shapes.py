@@ -54,7 +54,7 @@ def before_slice(
     outputs: int = 1,
     **arguments: Any,
 ) -> onnx.ModelProto:
-    """A node that reads x, and a Slice that reads its last output.
+    """Return a node that reads x, and a Slice that reads the last output of the node.
 
     Args:
         arguments: Arrays become constants, all others become attributes of the node.
@@ -266,7 +266,7 @@ def test_is_safe_refuses_models_that_exhaust_memory(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["add", "slice-step", "gather-of-itself", "function"])
 def test_infer_types_takes_little_memory(name: str, tmp_path: Any) -> None:
-    """Infer in a process with 1 GB; the child that onnx runs in has a limit of its own."""
+    """Infer in a process that is limited to 1 GB; the child process has another limit."""
     path = tmp_path / "m.onnx"
     path.write_bytes(BOMBS[name].SerializeToString())
     code = (
@@ -392,7 +392,7 @@ def test_model_type_is_inferred_again_if_the_file_contradicts_it() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_onnx_crashes_without_the_check() -> None:
-    """The child process is needed as long as onnx crashes on this model."""
+    """The child process is necessary, because onnx crashes on this model."""
     code = "import sys, onnx; onnx.shape_inference.infer_shapes(sys.stdin.buffer.read())"
     done = subprocess.run(
         [sys.executable, "-c", code], input=CRASHES["conv"].SerializeToString(), capture_output=True

@@ -651,8 +651,9 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "budget-without-gpu": ({"budget_ms": 1.0}, "missing-argument", "gpu", "`budget_ms`"),
     "budget-of-zero": ({"budget_ms": 0.0, **T4}, "out-of-range", "budget_ms", "0"),
-    "gpu-of-another-version": ({"gpu": "Jetson Nano"}, "unsupported", "gpu", "Jetson Nano"),
-    "gpu-without-int8": ({"gpu": "Jetson Nano", "target": "8.5"}, "no-int8", "gpu", "Nano"),
+    "gpu-of-another-version": ({"gpu": "RTX 5090", "target": "8.6"}, "unsupported", "gpu", "5090"),
+    "gpu-without-int8": ({"gpu": "Jetson Nano", "target": "8.5"}, "no-int8", "gpu", "--fp16"),
+    "gpu-without-int8-by-default": ({"gpu": "Jetson Nano"}, "no-int8", "gpu", "--fp16"),
     "gpu-without-int8-on-rtx": ({**T4, "target": "rtx1.7"}, "no-int8", "gpu", "T4"),
     "metric": ({"metric": "nowhere:f"}, "import-failed", "metric", "nowhere"),
     "metric-negative": (
