@@ -44,7 +44,7 @@ from qdqtool.reporting.options import ReportInputs
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import GpuOptions, TimingOptions
 from qdqtool.trt.targets import DEFAULT_SM, DEFAULT_TARGET
-from qdqtool.tuning.options import KEEP, SearchBudget, TuningGoal
+from qdqtool.tuning.options import KEEP, SWEPT_ON, SearchBudget, TuningGoal
 from qdqtool.util import limits
 from qdqtool.verification.api import verify_with_builder
 from qdqtool.verification.local_build import build_model
@@ -301,6 +301,7 @@ def test_methods_are_those_of_the_calibration() -> None:
         ("insert", "losses", f"by {SMALL_ERROR:.0%} or more]"),
         ("insert", "smooth", f"ALPHA is {command_options('insert')['smooth'].flag_value} if"),
         ("tune", "keep", f"[default: {KEEP}]"),
+        ("tune", "swept_on", f"[default: {SWEPT_ON}]"),
         ("tune", "check_timeout", f"[default: {limits.USER_SECONDS:g}]"),
         ("extract", "check_timeout", f"[default: {limits.USER_SECONDS:g}]"),
         ("extract", "limit", f"(default {PREDICTED_MODELS} within"),
@@ -319,6 +320,7 @@ def test_help_states_default(command: str, name: str, text: str) -> None:
         (qdqtool.report, f"build: ``{DEFAULT_TARGET}``"),
         (builders.build, f"Default: {DEFAULT_SM[0]}, with"),
         (qdqtool.tune, f"Default: {KEEP} without a"),
+        (qdqtool.tune, f"single sites. Default: {SWEPT_ON}."),
         (qdqtool.tune, f"Default: {limits.USER_SECONDS:g}."),
         (qdqtool.extract, f"Default: {limits.USER_SECONDS:g}."),
         (qdqtool.extract, f"Default: {PREDICTED_MODELS}, or {CHECKED_MODELS} with a"),

@@ -67,16 +67,11 @@ class CompilerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(OSError):
-            if process.stdin is not None:
-                process.stdin.close()
         try:
-            process.wait(5)
+            process.communicate(timeout=5)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
     def send(
         self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], object] | None = None
@@ -150,7 +145,6 @@ class CompilerProcess:
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
-        process.wait()
         self.close()
 
     def _describe_exit(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -161,10 +155,7 @@ class CompilerProcess:
                 "status": "crashed",
                 "message": f"the process of the compiler ended with code {code}",
             }
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = "unknown"
+        name = signal.strsignal(-code)
         return {"status": "crashed", "message": f"the compiler died of signal {-code} ({name})"}
 
 

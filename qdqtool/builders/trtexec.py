@@ -42,15 +42,7 @@ def build_with_trtexec(options: BuildOptions, path: Path, work: Path) -> BuildRe
     )
     start = time.monotonic()
     with (work / "build.log").open("w+b") as file:
-        try:
-            code = run_command([program, *flags], options.timeout, file)
-        except OSError as error:
-            raise BuilderError(
-                f"cannot be run: {error.strerror or error}. Check that it is a program for this "
-                "machine",
-                program,
-                code="not-started",
-            ) from error
+        code = run_command([program, *flags], options.timeout, file)
         file.seek(0)
         log = file.read()
     seconds = time.monotonic() - start

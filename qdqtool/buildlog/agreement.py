@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -123,11 +123,14 @@ class LayerCounts(_SubscriptableRecord):
         total: Built layers.
         agree: Built layers that were predicted with the same name and types.
         unmatched: Names of built layers for which no layer of that name was predicted.
+        not_compared: Numbers of further built layers by type, which no prediction contains:
+            constants, reformats that the builder adds, and Myelin blocks.
     """
 
     total: int | None = None
     agree: int | None = None
     unmatched: tuple[str, ...] = ()
+    not_compared: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
 _BLOCK_STARTS = {  # beginning of a line: name of the block that the line opens
     "Bindings:": "bindings",
     "I/O Tensors:": "io",
+    "SYMBOLIC CHECKS": "dump",
 }
 _BLOCK_TITLES = {"Device Information": "device", "Trace details": "trace"}
 UNSTAMPED = ("bindings", "io", "metadata")  # blocks without timestamps; an empty line ends them
@@ -76,6 +77,7 @@ class SectionReader:
         self._block_readers: dict[str, Callable[[str, str], bool]] = {
             "bindings": self._read_binding,
             "io": self._read_tensor_name,
+            "dump": self._read_dump,
             "metadata": lambda _level, text: text.startswith(" "),
             "explanations": lambda _level, text: ": the " in text,
             "trace": self._read_trace_details,
@@ -228,6 +230,11 @@ class SectionReader:
     def _add_binding(self, name: str, text: str) -> None:
         if self.keep(text):
             self.build.bindings.append(name)
+
+    def _read_dump(self, level: str, text: str) -> bool:
+        # TensorRT-RTX prints the nodes of its graph, such as "CONSTANT w", each with its shape.
+        word = text.split(" ", 1)[0].replace("_", "")
+        return not level or text[:1] in " \t" or word.isupper()
 
     def _read_trace_details(self, _level: str, text: str) -> bool:
         return text.startswith(("Trace averages", "Average on"))

@@ -15,7 +15,7 @@ from qdqtool.reasons.conversions import (
     NotCommuting,
     RemainingConversion,
     ScalesAround,
-    quantizers_with_own,
+    sibling_quantizers,
 )
 from qdqtool.reasons.finding import Cause, Reason
 from qdqtool.reasons.fusions import (
@@ -361,7 +361,7 @@ def _report_requantization(recorded: RecordedReasons, conversion: RemainingConve
         and between.op in JOINS
         and _joins_scales(recorded, between.node, conversion)
     ):
-        diagnosis = diagnose_scales(recorded, around, quantizers_with_own(conversion), ())
+        diagnosis = diagnose_scales(recorded, around, sibling_quantizers(conversion), ())
     else:
         node = conversion.node if between is None else between.node
         diagnosis = Diagnosis(node, Cause(around), conversion.elements)
@@ -371,7 +371,7 @@ def _report_requantization(recorded: RecordedReasons, conversion: RemainingConve
 
 def _joins_scales(recorded: RecordedReasons, join: str, conversion: RemainingConversion) -> bool:
     return recorded.first(ConcatScales, join) is not None or have_different_scales(
-        quantizers_with_own(conversion)
+        sibling_quantizers(conversion)
     )
 
 

@@ -18,7 +18,7 @@ from qdqtool.reasons.conversions import (
     ManyConsumers,
     RemainingConversion,
     ScalesAround,
-    quantizers_with_own,
+    sibling_quantizers,
 )
 from qdqtool.reasons.convolutions import ChannelNumbers
 from qdqtool.reasons.finding import Cause, Finding, Reason
@@ -29,10 +29,10 @@ from qdqtool.reasons.outputs import (
     OutputNotQuantized,
     OutputScale,
     PoolingOneSide,
+    feeds_no_weighted_layer,
     find_float_sum,
     find_shared_pooling,
     is_before_normalization,
-    is_left_float,
     quantizers_after_pooling,
 )
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
@@ -143,7 +143,7 @@ def _output_key(finding: Finding, cause: Cause, r: OutputNotQuantized) -> Identi
         return r.node, _consumers_key(r.consumers)
     for q in quantizer_consumers(r.consumers):
         return r.node, q.node, q.path
-    return r.node, _consumers_key(r.consumers), is_left_float(r)
+    return r.node, _consumers_key(r.consumers), feeds_no_weighted_layer(r)
 
 
 def _average_key(reason: Reason) -> IdentityKey:
@@ -245,7 +245,7 @@ def _conversion_key(finding: Finding, cause: Cause, r: RemainingConversion) -> I
 def _scales_around_key(finding: Finding, cause: Cause, r: ScalesAround) -> IdentityKey:
     if not r.requantizes:
         return r.origin.tensor, *_scales_key(cause, "", r.siblings)
-    own = quantizers_with_own(r)
+    own = sibling_quantizers(r)
     if finding.code == "CONCAT-SCALE" and (
         cause.also or len({q.scale for q in own if q.scale is not None}) > 1
     ):

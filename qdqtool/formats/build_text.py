@@ -426,6 +426,11 @@ def _add_counts(page: TextPage, result: Verification) -> None:
     if result.layers.total:
         counts = f"{result.layers.agree} of {result.layers.total}"
         page.add_row("Engine layers", f"{counts} have the predicted name and types", 19)
+    kinds = result.layers.not_compared
+    if kinds:
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        further = format_count(sum(kinds.values()), "further layer")
+        page.add_row("Not compared", f"{further} that the builder adds ({listed})", 19)
     for name in page.iterate_rows(result.layers.unmatched, _MAX_MISMATCHES, " " * 19, ""):
         page.add_row("", f"other name: {cut_middle(name, page.width - 31)}", 19)
     _add_line_counts(page, "Optimizer lines", result.trace)

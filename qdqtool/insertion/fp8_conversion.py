@@ -29,14 +29,12 @@ def convert_pairs_to_fp8(model: Model) -> list[str]:
         for position, tensor in enumerate(node.inputs):
             if find_pair(model, tensor) is not None:
                 editor.set_input(node, position, float_tensor(model, tensor))
-    parameters: dict[str, tuple[str, str]] = {}
-    for node in model.ordered:
-        if is_qdq(node):
-            scale = node.input(1)
-            if scale not in parameters:
-                parameters[scale] = _add_parameters(model, editor, scale)
-            for position, name in enumerate(parameters[scale], 1):
-                editor.set_input(node, position, name)
+    quantizers = [node for node in model.ordered if is_qdq(node)]
+    scales = dict.fromkeys(node.input(1) for node in quantizers)
+    parameters = {scale: _add_parameters(model, editor, scale) for scale in scales}
+    for node in quantizers:
+        for position, name in enumerate(parameters[node.input(1)], 1):
+            editor.set_input(node, position, name)
     editor.finish()
     return [node.name for node in floats]
 

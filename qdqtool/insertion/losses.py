@@ -1,10 +1,10 @@
 """Accuracy that quantized activations cost, measured at the outputs of a Q/DQ model.
 
 On a few calibration samples the network runs with all activations float and with all quantized. If
-the error is not small, the network also runs with one activation float and the rest quantized
-(:mod:`qdqtool.insertion.switchable_network`). The activations with the largest quantization errors
-are tried in this way. The largest gains are confirmed on samples that did not select them: on two
-samples, the largest of eight gains is mostly chance.
+the error is not small, the network also runs with one activation float and the rest quantized. The
+activations with the largest quantization errors are tried in this way. The largest gains are
+confirmed on samples that did not select them: on two samples, the largest of eight gains is mostly
+chance.
 
 The error of an output is the root of the squared difference to the run with float activations, over
 the variance of that run, at the positions of objects (at all positions if these are unknown). The
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
 from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
@@ -26,14 +28,14 @@ from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, run_samples
-from qdqtool.insertion.switchable_network import Feeds, SwitchableNetwork
 from qdqtool.ir.editor import Editor
-from qdqtool.ir.graph import EDITED, Model
+from qdqtool.ir.graph import EDITED, Model, Node
 from qdqtool.ir.qdq import is_dq
 from qdqtool.patterns.heads import find_head
 from qdqtool.proto.slim import strip_large_weights
+from qdqtool.proto.subgraphs import copy_node
 from qdqtool.runtime.run_cost import peak_activation_bytes, with_input_shapes
-from qdqtool.runtime.sessions import core_count
+from qdqtool.runtime.sessions import core_count, describe_failure, open_proto
 from qdqtool.trt.result import Prediction
 from qdqtool.util.json_text import Json
 from qdqtool.util.threads import SharedTasks, run_threads
@@ -41,6 +43,7 @@ from qdqtool.util.threads import SharedTasks, run_threads
 if TYPE_CHECKING:
     from calibration import Dataset, FocusMap, TensorStatistics
 
+Feeds = dict[str, npt.NDArray[Any]]
 CANDIDATES = 8
 SAMPLES = 8  # samples for the error of all quantized activations together
 TRIAL_SAMPLES = 2  # number of these samples on which each single candidate is left float
@@ -369,6 +372,99 @@ class _ErrorMeasurement:
             focus = self._focus.find(outputs) if self._focus else None
             self.references[number] = ReferenceOutputs(outputs, focus)
         return self.references[number]
+
+
+class SwitchableNetwork:
+    """A Q/DQ model in which each activation can be left float, without a new session.
+
+    Every Q/DQ pair of an activation gets a switch input. Weights are always quantized. Several
+    threads may run the network.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        activations: Sequence[QuantizedTensor],
+        outputs: Sequence[str],
+        threads: int,
+    ) -> None:
+        """Open the session.
+
+        Args:
+            model: The Q/DQ model; it is not changed.
+            activations: Activations that get a switch.
+            outputs: Tensors that a run returns.
+            threads: Number of threads that onnxruntime uses for one operator.
+
+        Raises:
+            ModelError: onnxruntime does not accept the model.
+        """
+        from calibration.session import TensorFetcher, partial_model
+
+        self._switches, network = _add_switches(model, activations)
+        switches = [
+            helper.make_tensor_value_info(name, TensorProto.BOOL, [])
+            for name in self._switches.values()
+        ]
+        part = partial_model(network, list(dict.fromkeys(outputs)), switches)
+        self._fetcher = TensorFetcher(_open_session(part, model, threads))
+
+    def run(self, sample: Feeds, floats: Collection[str] = ()) -> Feeds:
+        """Return the outputs with the named activations float.
+
+        Raises:
+            ModelError: onnxruntime fails.
+        """
+        switches = {name: np.asarray(t not in floats) for t, name in self._switches.items()}
+        return self._fetcher.run({**sample, **switches})
+
+
+def _add_switches(
+    model: Model, activations: Sequence[QuantizedTensor]
+) -> tuple[dict[str, str], Model]:
+    """Return the names of the switches by tensor, and a model with them.
+
+    The model has no large weights.
+    """
+    editor = Editor(Model(strip_large_weights(model.proto)))
+    tensors = {entry.node: entry.tensor for entry in activations}
+    quantizers = {n.output: n for n in editor.model.nodes if n.name in tensors}
+    switches: dict[str, str] = {}
+    for node in editor.model.nodes:
+        quantizer = quantizers.get(node.input(0)) if is_dq(node) else None
+        if quantizer is not None:
+            name = switches.setdefault(tensors[quantizer.name], f"{quantizer.name}/switch")
+            editor.rewrite(node, "If", [name], _build_branches(quantizer, node))
+    return switches, editor.finish()
+
+
+def _build_branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphProto]:
+    """Return the branches of an If that replaces a DQ: the pair, or the Q's float input.
+
+    An If computes only one branch; a Where would always compute both.
+    """
+    integers, quantized = f"{dequantizer.output}/code", f"{dequantizer.output}/quantized"
+    pair = [
+        copy_node(quantizer.proto, quantizer.inputs, [integers]),
+        copy_node(dequantizer.proto, [integers, *dequantizer.inputs[1:]], [quantized]),
+    ]
+    source = helper.make_node("Identity", [quantizer.input(0)], [f"{dequantizer.output}/float"])
+    return {"then_branch": _build_body(pair), "else_branch": _build_body([source])}
+
+
+def _build_body(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
+    output = onnx.ValueInfoProto(name=nodes[-1].output[0])
+    return helper.make_graph(nodes, "switched", [], [output])
+
+
+def _open_session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
+    try:
+        return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
+    except Exception as error:  # onnxruntime's exceptions share no other base class
+        raise ModelError(
+            f"onnxruntime cannot run the quantized model: {describe_failure(error)}",
+            code="onnxruntime-failed",
+        ) from error
 
 
 class ReferenceOutputs:

@@ -236,13 +236,13 @@ def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
         **dict.fromkeys(coordinates.consumers, PresetPart.REFERENCE),
     }
     if preset == "box" and not head.dfl:
-        kinds = {i: operator_of(model.nodes[i]).kind for i in sorted(head.finals)}
-        outputs = [i for i, kind in kinds.items() if kind == LayerKind.CONVOLUTION]
+        finals = [model.nodes[i] for i in sorted(head.finals)]
+        outputs = [n.index for n in finals if operator_of(n).kind == LayerKind.CONVOLUTION]
         if len(outputs) >= _MIN_DETECTOR_OUTPUTS:
             parts.update(dict.fromkeys(outputs, PresetPart.DETECTOR))
     if preset == "float":
-        for index in sorted((head.finals | coordinates.scores) - parts.keys()):
-            parts[index] = PresetPart.LAST if index in head.finals else PresetPart.SCORES
+        scores = dict.fromkeys(coordinates.scores, PresetPart.SCORES)
+        parts = scores | dict.fromkeys(head.finals, PresetPart.LAST) | parts
     return parts
 
 

@@ -231,10 +231,7 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes:
         blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
     file.seek(0)
-    data = file.read(MAX_PROTO_BYTES + 1)
-    if len(data) > MAX_PROTO_BYTES:
-        raise _too_large(path, b"")
-    return data
+    return file.read(size)  # with another number, Python would allocate that many bytes
 
 
 def _too_large(path: Path, head: bytes) -> ModelError:

@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
@@ -43,8 +42,8 @@ def as_batches(data: Iterable[Any], plan: Plan) -> Iterable[Any]:
     return data
 
 
-def check_max_batches(max_batches: int | None) -> None:
-    """Raise an error if a maximum number of batches is below 1; None means no maximum.
+def limit_batches(batches: Iterable[Any], max_batches: int | None) -> Iterator[Any]:
+    """Return an iterator over the first `max_batches` batches; None for all batches.
 
     Raises:
         QdqtoolError: The number is below 1.
@@ -55,11 +54,7 @@ def check_max_batches(max_batches: int | None) -> None:
             code="out-of-range",
             parameter="max_batches",
         )
-
-
-def limit_batches(batches: Iterable[Any], max_batches: int | None) -> Iterator[Any]:
-    """Return an iterator over the first `max_batches` batches; None for all batches."""
-    return itertools.islice(batches, None if max_batches is None else min(max_batches, sys.maxsize))
+    return itertools.islice(batches, max_batches)
 
 
 def count_batches(batches: Any) -> int | None:

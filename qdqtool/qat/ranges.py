@@ -16,7 +16,6 @@ from qdqtool.insertion.number_formats import LEVELS
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.qat.batches import (
     as_batches,
-    check_max_batches,
     convert_batch,
     count_batches,
     limit_batches,
@@ -113,7 +112,6 @@ def calibrate(
     members = _select_quantizers(network, plan)
     choice = MethodChoice(method, tuple(method_for), percentile)
     choice.check([q.name for q in members.values()])
-    check_max_batches(max_batches)
 
     def collect() -> DataStatistics:
         batches = as_batches(data, plan)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.batches import (
     as_batches,
-    check_max_batches,
     convert_batch,
     limit_batches,
     run_batch,
@@ -147,7 +146,6 @@ def sensitivity(
     network = unwrap(model)
     plan = read_plan(network)
     modules = dict(network.named_modules())
-    check_max_batches(max_batches)
     calls: list[NetworkCall] = []
     if not metric:
         batches = limit_batches(as_batches(data, plan), max_batches)

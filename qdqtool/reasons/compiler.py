@@ -122,8 +122,7 @@ _LOST: dict[LossCause, Message] = {
     ),
     LossCause.FP8_POOL: (
         "{conv}: {node} ({op}) is between {dq} and this layer. TensorRT-RTX computes {op} in "
-        "float, because "
-        "the quantizer is FP8.",
+        "float, because the quantizer is FP8.",
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
     LossCause.JOIN_FLOAT: (
@@ -161,7 +160,7 @@ _LOST: dict[LossCause, Message] = {
     LossCause.SUM_AXIS: (
         "{conv}: the scales of {dq} vary along the axis that is summed, or by batch.",
         "Quantize along the output columns, or with one scale.",
-    ),  # of weights
+    ),
     LossCause.CAST: (
         "{conv}: a Cast to a wider float is between {dq} and this layer.",
         "Let the DQ write the wider type: give it scales of that type.",
@@ -206,8 +205,7 @@ _FAULTS: dict[FaultKind, Message] = {
     ),
     FaultKind.WEIGHTS_SCALE: (
         "{node}: its scale '{0}' is computed at run time; TensorRT-RTX stops with "
-        '"MyelinCheckException: operand.h: '
-        'CHECK(is_constant())".',
+        '"MyelinCheckException: operand.h: CHECK(is_constant())".',
         "Write the scale as a constant; TensorRT has no dynamic quantization.",
     ),
     FaultKind.SCALE: (
@@ -250,9 +248,8 @@ _FAULTS: dict[FaultKind, Message] = {
     ),
     FaultKind.HALF_SHAPE1: (
         "{node} has float16 weights with one scale of shape [1] ({0}). TensorRT-RTX stops with "
-        '"MyelinCheckException: '
-        "const_ppg.cpp: "
-        'CHECK(same_symbolic_shapes(op_output->dimensions(), A_dims)) failed".',
+        '"MyelinCheckException: const_ppg.cpp: CHECK(same_symbolic_shapes('
+        'op_output->dimensions(), A_dims)) failed".',
         "Give the weights a scalar scale (shape []), or one for each output channel.",
     ),
     FaultKind.HARDWARE_TYPE: (

@@ -61,7 +61,7 @@ class ConcatReadElsewhere(Reason, key="output-not-only-quantized"):
     consumers: tuple[TensorConsumer, ...]
 
 
-def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
+def sibling_quantizers(r: RemainingConversion) -> list[TensorConsumer]:
     """Return the Qs that read the tensor before a conversion, the conversion itself included."""
     own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.path, r.scale)
     return [*quantizer_consumers(r.siblings), own]
@@ -103,14 +103,12 @@ def _describe_obstacle(r: RemainingConversion, reason: Reason) -> str:
         return f"a Q cannot move up past {format_node(reason.node, reason.op)}"
     if isinstance(reason, ManyConsumers):
         floats = float_consumers(reason.consumers)
-        plain = all(x.kind != ConsumerKind.OUTPUT for x in floats)
-        others = describe_unread_consumers(reason.consumers)
-        who = (
-            f", which {describe_consumers(floats, it='')}{others}"
-            if plain
-            else (f", which is also read by {list_names(consumer_names(floats))}{others}")
-        )
-        return f"it cannot move up past {format_node(reason.node, reason.op)}{who}"
+        unread = describe_unread_consumers(reason.consumers)
+        clause = describe_consumers(floats, it="")
+        if any(x.kind == ConsumerKind.OUTPUT for x in floats):
+            clause = f"is also read by {list_names(consumer_names(floats))}"
+        operator = format_node(reason.node, reason.op)
+        return f"it cannot move up past {operator}, which {clause}{unread}"
     if isinstance(reason, ConcatReadElsewhere):
         return (
             f"{reason.node} (Concat) is also read as float by "
@@ -227,7 +225,7 @@ class ScalesAround(RemainingConversion):
                 f"scales {before} ({self.pair}) and {scale} ({self.node}): "
                 f"{self.precision} is converted to {self.precision}."
             )
-        own = quantizers_with_own(self)
+        own = sibling_quantizers(self)
         if finding.code == "CONCAT-SCALE" and (
             cause.also or len({q.scale for q in own if q.scale is not None}) > 1
         ):

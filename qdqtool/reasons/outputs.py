@@ -109,7 +109,7 @@ def find_single_average(r: OutputNotQuantized) -> TensorConsumer | None:
     return r.consumers[0] if len(r.consumers) == 1 and r.consumers[0].op in AVERAGES else None
 
 
-def is_left_float(r: OutputNotQuantized) -> bool:
+def feeds_no_weighted_layer(r: OutputNotQuantized) -> bool:
     """Return whether no consumer of a result feeds a layer with weights."""
     return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.consumers)
 
@@ -122,7 +122,7 @@ def is_before_normalization(r: OutputNotQuantized) -> bool:
 def _silu_is_last(r: OutputNotQuantized) -> bool:
     silu = r.activation is not None and r.activation.op == "SiLU"
     return silu and not (
-        is_left_float(r) or quantizer_consumers(r.consumers) or is_before_normalization(r)
+        feeds_no_weighted_layer(r) or quantizer_consumers(r.consumers) or is_before_normalization(r)
     )
 
 
@@ -202,7 +202,9 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         clause = describe_consumers(self.consumers)
         if finding.code == "SILU-NO-Q-AFTER":
             return f"{float_result(self)} after SiLU: {clause}."
-        if is_left_float(self) and any(x.kind != ConsumerKind.OUTPUT for x in self.consumers):
+        if feeds_no_weighted_layer(self) and any(
+            x.kind != ConsumerKind.OUTPUT for x in self.consumers
+        ):
             clause += " (that layer is not quantized)"
         return f"{float_result(self)}: {clause}."
 

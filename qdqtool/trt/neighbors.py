@@ -275,22 +275,20 @@ def _only_qs_follow(layer: Layer) -> bool:
 
     False without a Q. True also if the search stops after :data:`MAX_LAYERS_AFTER` layers.
     """
-    queue, visited, is_quantized = [layer], {layer.id}, False
-    for current in queue:
-        for tensor in current.outputs:
-            if tensor.is_output:
-                return False
-            for consumer in tensor.consumers:
-                if consumer.kind == LayerKind.QUANTIZE:
-                    is_quantized = True
-                elif consumer.id not in visited:
-                    if not _can_pass_int8_on(consumer):
-                        return False
-                    visited.add(consumer.id)
-                    queue.append(consumer)
-        if len(visited) > MAX_LAYERS_AFTER:
+    is_quantized = False
+    for number, follower in enumerate(walk([layer], _float_consumers)):
+        if number > MAX_LAYERS_AFTER:
             return True
+        if any(tensor.is_output for tensor in follower.outputs):
+            return False
+        if follower is not layer and not _can_pass_int8_on(follower):
+            return False
+        is_quantized |= any(c.kind == LayerKind.QUANTIZE for c in follower.consumers)
     return is_quantized
+
+
+def _float_consumers(layer: Layer) -> list[Layer]:
+    return [consumer for consumer in layer.consumers if consumer.kind != LayerKind.QUANTIZE]
 
 
 def _can_pass_int8_on(layer: Layer) -> bool:
@@ -416,6 +414,10 @@ def find_origin(tensor: Tensor) -> TensorOrigin:
         producer = tensor.producer
     if producer is None:
         return TensorOrigin(tensor.source, "", "Input", path=tuple(path))
+    return _describe_origin(producer, tensor, tuple(path))
+
+
+def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrigin:
     is_quantizer = producer.kind in QDQ
     nodes = producer.nodes or [""]
     return TensorOrigin(
@@ -423,7 +425,7 @@ def find_origin(tensor: Tensor) -> TensorOrigin:
         node_name(producer),
         producer.op,
         convolution=nodes[0] if producer.kind in WEIGHTED else "",
-        path=tuple(path),
+        path=path,
         int8=producer.int8 or producer.int8_out,
         boundary=nodes[-1],
         quantizer=(producer.paired_q or node_name(producer)) if is_quantizer else "",

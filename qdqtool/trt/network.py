@@ -209,7 +209,7 @@ class Network:
         If one of these tensors is a network output, ``new`` becomes the network output instead.
         """
         replaced = dict.fromkeys((old, *more))
-        consumers = {consumer: None for tensor in replaced for consumer in tensor.consumers}
+        consumers = dict.fromkeys(itertools.chain(*(tensor.consumers for tensor in replaced)))
         for consumer in consumers:
             consumer.inputs = [new if t in replaced else t for t in consumer.inputs]
         for tensor in replaced:

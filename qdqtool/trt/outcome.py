@@ -338,10 +338,7 @@ class Outcome:
             parallel[merged_name].nodes.extend(layer.nodes)
             return
         listed_type = _engine_type(layer)
-        name = merged_name or layer.name
-        is_kernel = layer.region is not None and listed_type in (KERNEL, _PRODUCT)
-        if is_kernel and layer.nodes and not merged_name:
-            name = layer.nodes[0]
+        name = merged_name or _engine_name(layer, listed_type)
         entry = EngineLayer(name, listed_type, inputs, outputs, list(layer.nodes))
         self.layers.append(entry)
         if merged_name:
@@ -454,7 +451,6 @@ class Outcome:
             inputs.append(self.precision(layer.residual))
         fusion = layer.fusion
         name = fusion.merged_name or layer.name
-        fused = [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
         return ConvOutcome(
             node.index,
             node.name,
@@ -464,12 +460,15 @@ class Outcome:
             inputs,
             self.precision(layer.out),
             layer=name if layer.region is None else None,
-            fused=fused,
+            fused=self._fused_nodes(layer, node),
             evidence=self._find_evidence(layer),
             cases=list(map(case_id, layer.cases)),
             activation=fusion.activation.op if fusion.activation is not None else "",
             bare=fusion.tensor_before_activation or layer.out.source,
         )
+
+    def _fused_nodes(self, layer: Layer, node: Node) -> list[str]:
+        return [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
 
     def _find_evidence(self, layer: Layer) -> Evidence:
         """Return the weakest evidence of a layer and of the conversions that produce its inputs."""
@@ -525,6 +524,12 @@ def _quantized_type(layer: Layer) -> Precision:
     """
     quantized_type = layer.quantized_type
     return quantized_type if quantized_type in _TYPES_UNLIKE_INT8 else _INT8
+
+
+def _engine_name(layer: Layer, listed_type: str) -> str:
+    """Return the name that the engine lists; a kernel of Myelin has the name of its first node."""
+    is_kernel = layer.region is not None and listed_type in (KERNEL, _PRODUCT)
+    return layer.nodes[0] if is_kernel and layer.nodes else layer.name
 
 
 def _engine_type(layer: Layer) -> str:

@@ -384,10 +384,10 @@ class Prediction(SavableResult):
         """
         open_assumptions = [a for a in self.assumptions if not a.given]
         alternatives = [c for a in open_assumptions for c in a.alternatives.values()]
-        numbers = [self.conversions, *(c.conversions for c in alternatives)]
-        counts = [n for n in numbers if n is not None]
-        if len(counts) < len(numbers):
+        if self.conversions is None:
             return None
+        others = [c.conversions for c in alternatives if c.conversions is not None]
+        counts = [self.conversions, *others]
         possible = sum(len(r.possible) for r in self.regions)
         return max(0, min(counts) - possible), max(counts) + sum(r.uncertain for r in self.regions)
 

@@ -15,12 +15,11 @@ from calibration.session import choose_size, input_specs
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.ir.graph import Model
-from qdqtool.tuning.options import SearchBudget
+from qdqtool.tuning.options import SWEPT_ON, SearchBudget
 from qdqtool.util import limits
 from qdqtool.util.files import same_file
 
 _BLOCKS = 4  # number of blocks of neighboring images into which large data is divided
-_SWEPT_ON = 4  # default number of samples for single sites
 _FEWEST = 4  # minimum number of images in a block, and of batches in data that is divided
 
 
@@ -78,7 +77,7 @@ def open_sets(
         max_images: Maximum number of images for ranges.
         chosen_on: Maximum number of samples for the search.
         judged_on: Maximum number of samples for the final evaluation.
-        swept_on: Maximum number of samples for single sites; None for 4.
+        swept_on: Maximum number of samples for single sites; None for `SWEPT_ON`.
 
     Raises:
         DataError: The data has too few usable images, or can be read only once.
@@ -172,7 +171,7 @@ def _make_sets(
         complete: Samples for the ranges of the result.
         to_choose: Indices of the images for the search.
         to_judge: Indices of the held-out images.
-        swept_on: Maximum number of samples for single sites; None for 4.
+        swept_on: Maximum number of samples for single sites; None for `SWEPT_ON`.
     """
     batch = dataset.batch
     to_choose = to_choose[: len(to_choose) // batch * batch]
@@ -185,7 +184,7 @@ def _make_sets(
         _select(dataset, to_choose + to_judge),
         tuple(range(first)),
         tuple(range(first, last)),
-        tuple(spread_indices(first, min(swept_on or _SWEPT_ON, first))),
+        tuple(spread_indices(first, min(swept_on or SWEPT_ON, first))),
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from qdqtool.accuracy.metrics import MetricFunction
 
 KEEP = 0.97  # default fraction of the float model's metric to keep, without a budget
+SWEPT_ON = 4  # default number of samples for the sensitivity of single sites
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class SearchBudget:
             enough.
         chosen_on: Maximum number of images on which the search compares placements.
         judged_on: Maximum number of held-out images on which the result is evaluated.
-        swept_on: Maximum number of images for the sensitivity of single sites; None for 4.
+        swept_on: Maximum number of images for the sensitivity of single sites. None:
+            :data:`SWEPT_ON`.
         workers: Number of threads that measure; None for one thread per core, up to 8.
     """
 

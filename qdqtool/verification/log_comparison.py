@@ -235,7 +235,11 @@ def compare_layers(
             agree += 1
         elif layer.name not in reported:
             mismatches.append(mismatch)
-    return PartComparison(LayerCounts(len(listed), agree, tuple(unmatched)), mismatches)
+    compared = {layer.name for layer in listed}
+    others = [layer for layer in build.layers if layer.type and layer.name not in compared]
+    kinds = dict(Counter(layer.type for layer in others).most_common())
+    counts = LayerCounts(len(listed), agree, tuple(unmatched), kinds)
+    return PartComparison(counts, mismatches)
 
 
 def _is_predictable(layer: BuiltLayer) -> bool:

@@ -296,6 +296,12 @@ def test_block_ends_at_a_verbose_line() -> None:
     assert read(*lines).gpu == {"SMs": "4"}
 
 
+def test_graph_of_tensorrt_rtx_is_recognized() -> None:
+    graph = ("SYMBOLIC CHECKS", "GRAPH NODES", "CONSTANT w_8", "    Output 0", "        64\t64")
+    build = verbose(*graph, "Original: 3 layers")
+    assert (build.lines.unexplained, build.milestone("Original")) == (0, 3)
+
+
 def test_banner_flags() -> None:
     command = 'trtexec --onnx="my net.onnx" --int8 --shapes=x:1x3 -v'
     build = read(f"&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # {command}")

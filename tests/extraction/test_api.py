@@ -228,6 +228,16 @@ BAD_ARGUMENTS: dict[str, tuple[dict[str, object], Callable[[BaseException], bool
     ),
     "finding-empty": ({"finding": ""}, has("empty", parameter="finding"), "`finding`"),
     "node-empty": ({"node": " "}, has("empty", parameter="node"), "`node`"),
+    "says-alone": (
+        {"finding": SKIP, "says": "pooling"},
+        has("missing-argument", parameter="check"),
+        "`says`",
+    ),
+    "timeout-zero": (
+        {"check": "true", "check_timeout": 0},
+        has("out-of-range", parameter="check_timeout"),
+        "check_timeout=0",
+    ),
     "limit-zero": ({"finding": SKIP, "limit": 0}, has("out-of-range", parameter="limit"), "1"),
 }
 

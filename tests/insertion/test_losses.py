@@ -1,6 +1,6 @@
 import shlex
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ from onnx import helper
 
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
+from qdqtool.errors import ModelError
 from qdqtool.formats.insertion_text import render
 from qdqtool.insertion.losses import (
     SMALL_ERROR,
     ActivationLosses,
     ReferenceOutputs,
+    SwitchableNetwork,
     TensorLoss,
     comparison_tensors,
     measure_losses,
@@ -26,9 +28,9 @@ from qdqtool.insertion.losses import (
 )
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import QuantizedTensor
-from qdqtool.insertion.switchable_network import SwitchableNetwork
 from qdqtool.ir.graph import Model
 from tests.insertion.nets import (
+    Array,
     Net,
     chain,
     check,
@@ -494,3 +496,73 @@ def test_insert_warns_if_outputs_are_not_finite() -> None:
     set_value(broken, "d.bias", np.full(16, np.nan, np.float32))
     result = qdqtool.insert(broken, images(2), losses=1, predict=False)
     assert result.losses is None and "losses-not-measured" in note_codes(result.warnings)
+
+
+# Networks with switches --------------------------------------------------------------------------
+
+
+def test_error_of_onnxruntime_is_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    network = SwitchableNetwork(Model(mismatched_network()), [], ["c.out"], 1)
+    with pytest.raises(ModelError) as caught:
+        network.run({"x": np.zeros((1, 3, 8, 8), np.float32)})
+    assert str(caught.value).isprintable()
+    assert capfd.readouterr() == ("", "")  # onnxruntime prints nothing itself
+
+
+def mismatched_network() -> onnx.ModelProto:
+    """Return a convolution of four channels with an input of any number of channels."""
+    net = Net()
+    net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
+    return net.output(net.conv("c", "x", 4, 4)).open_model()
+
+
+def insert_detector() -> tuple[Insertion, list[dict[str, Array]]]:
+    data = images(2, 3, 64, "images")
+    options = {"method": "max", "residual": "both", "losses": 0, "predict": False}
+    return qdqtool.insert(detector(), data, **options), data
+
+
+def insert_branches() -> tuple[Insertion, list[dict[str, Array]]]:
+    """Return a residual block whose input is used again after it, crossed by a sequence."""
+    net, data = Net(), images(2)
+    first = net.op("Relu", "r0", net.conv("c0", "x"))
+    sizes = net.const("eights", [8, 8], np.int64)
+    pieces = net.op("SplitToSequence", "pieces", first, sizes, axis=1)
+    second = net.op("Relu", "r1", net.conv("c1", first))
+    third = net.op("Relu", "r2", net.conv("c2", net.op("Add", "sum", second, first)))
+    again = net.op("ConcatFromSequence", "again", pieces, axis=1)
+    last = net.conv("c3", net.op("Concat", "both", third, again, axis=1), 32)
+    model = net.output(net.op("Sigmoid", "early", second), last).open_model()
+    return qdqtool.insert(model, data, predict=False), data
+
+
+def near(actual: Array, expected: Array) -> bool:
+    """Compare means, since a value between two integer steps may be rounded either way."""
+    return bool(np.abs(actual - expected).mean() <= 1e-3 * max(float(expected.std()), 1e-6))
+
+
+def all_near(outputs: dict[str, Array], expected: list[Array]) -> bool:
+    return all(near(o, e) for o, e in zip(outputs.values(), expected, strict=True))
+
+
+@pytest.mark.parametrize("make", [insert_branches, insert_detector])
+def test_outputs_equal_those_of_models_without_pairs(
+    make: Callable[[], tuple[Insertion, list[dict[str, Array]]]],
+) -> None:
+    result, (_, sample) = make()
+    network = SwitchableNetwork(
+        Model(result.model), result.activations, [v.name for v in result.model.graph.output], 1
+    )
+    quantized = run(result.model, sample)
+    assert all_near(network.run(sample), quantized)
+    outputs = network.run(sample, [entry.tensor for entry in result.activations])
+    assert all_near(outputs, run(remove_pairs(result.model, *result.activations), sample))
+    differs = 0
+    entries = result.activations[:: len(result.activations) // 8 or 1]
+    for entry in entries:
+        outputs = network.run(sample, [entry.tensor])
+        assert all_near(outputs, run(remove_pairs(result.model, entry), sample)), entry.tensor
+        differs += not all_near(outputs, quantized)
+    assert differs > len(entries) // 3, "leaving one out makes a difference"

@@ -167,16 +167,6 @@ def test_editing_a_copy_keeps_the_original() -> None:
     assert (describe(model), model.proto.SerializeToString()) == before
 
 
-def test_set_quantizer_of_a_copy_keeps_the_original() -> None:
-    proto = two_pairs()
-    before = proto.SerializeToString(deterministic=True)
-    model = Model(proto)
-    editor = Editor(model.copy())
-    editor.set_quantizer(model.node("a.Q"), np.array(0.5), np.zeros((), np.int8))
-    editor.finish()
-    assert proto.SerializeToString(deterministic=True) == before
-
-
 def test_finish_sorts_nodes() -> None:
     # An early node reads the output of a node that is inserted after it.
     model = Model(two_pairs())

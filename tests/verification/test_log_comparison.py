@@ -295,8 +295,8 @@ NAMES = [
 @pytest.mark.parametrize(
     ("conversions", "build", "counts"),
     [
-        (0, Build(layers=NAMES), LayerCounts(1, 1)),
-        (0, Build(layers=NAMES, names_only=True), LayerCounts(2, 2)),
+        (0, Build(layers=NAMES), LayerCounts(1, 1, (), {"Reformat": 1})),
+        (0, Build(layers=NAMES, names_only=True), LayerCounts(2, 2, (), {"Reformat": 1})),
         (0, Build(), LayerCounts(None)),
         (None, Build(layers=NAMES), LayerCounts(1, None)),
     ],

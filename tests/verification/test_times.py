@@ -213,11 +213,12 @@ def test_time_outside_the_range_is_in_the_first_line(factor: float) -> None:
 
 def test_verify_states_its_result_once_and_names_layers_with_other_names() -> None:
     facts = BuildFacts(BuildSource.LAYER_JSON, (), "8.4.0", None, True, ())
-    layers = LayerCounts(34, 32, ("fc [307]", "squeeze [307]"))
+    layers = LayerCounts(34, 32, ("fc [307]", "squeeze [307]"), {"Constant": 9, "Reformat": 4})
     page = render_verification(Verification(facts, layers=layers), 100)
     assert page.lines[0].startswith("PASS: ") and "2 of 34 engine layers" in page.lines[0]
     text = str(page)
     assert text.count("PASS") == 1 and "32 of 34" in text
+    assert "13 further layers" in text and "9 Constant, 4 Reformat" in text
     assert all(name in text for name in layers.unmatched)
 
 

@@ -76,12 +76,15 @@ def _choose_case(layer: Layer) -> Case | None:
     if not layer.weights.constant or len(layer.inputs) != 2 or layer.in_myelin:
         return None
     if dq_before(layer.inputs[1]) is None and _weights_transpose(layer) is None:
-        has_constant_weights = constant_before(layer.inputs[1]) is not None
-        is_plain = has_constant_weights and dq_before(layer.data) is None
-        return PLAIN if is_plain and layer.op == "Gemm" else None
+        return PLAIN if _is_plain_gemm(layer) else None
     if layer.op != "MatMul":
         return GEMM
     return MATMUL if len(layer.weights.dims) == 2 else None
+
+
+def _is_plain_gemm(layer: Layer) -> bool:
+    has_constant_weights = constant_before(layer.inputs[1]) is not None
+    return layer.op == "Gemm" and has_constant_weights and dq_before(layer.data) is None
 
 
 def _weights_transpose(layer: Layer) -> Layer | None:

@@ -99,8 +99,7 @@ class PointWiseFusion(Pass):
         products = [layer for layer in consumers if layer.kind != LayerKind.ACTIVATION]
         if not gates or not all(_multiplies_by(layer, gates) for layer in products):
             return
-        is_relu_alone = len(consumers) == 1 and is_relu(consumers[0])
-        if self.target.fuses_quantized_relu and is_relu_alone and can_absorb(q_after(gates[0].out)):
+        if self.target.fuses_quantized_relu and _is_quantized_relu(consumers):
             return
         self.refuse(
             InsideActivation(
@@ -271,6 +270,10 @@ def _constant_number(tensor: Tensor) -> Layer | None:
     if layer is None or layer.kind != LayerKind.CONSTANT or layer.dims is None:
         return None
     return layer if math.prod(layer.dims) == 1 else None
+
+
+def _is_quantized_relu(consumers: list[Layer]) -> bool:
+    return len(consumers) == 1 and is_relu(consumers[0]) and can_absorb(q_after(consumers[0].out))
 
 
 def _quantized_convolution(tensor: Tensor) -> Layer | None:

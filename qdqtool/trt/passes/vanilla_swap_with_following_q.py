@@ -11,6 +11,7 @@ from qdqtool.trt.passes._infra import (
     Network,
     Pass,
     Tensor,
+    can_absorb,
     is_computed_in_float,
     node_name,
     seen,
@@ -68,7 +69,7 @@ class VanillaSwapWithFollowingQ(Pass):
             elif q.data.single_consumer() is not q:
                 if network.reports_reasons:
                     self._refuse_consumers(op, q)
-            elif q.quant is None or not q.quant.is_per_channel:
+            elif can_absorb(q):
                 self._swap(network, op, q, op.passage)
                 queue.append(q)
 

@@ -207,11 +207,7 @@ def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> 
         capabilities: Compute capabilities to build for, such as 86 for SM86.
     """
     model = states.model
-    constants = [*model.initializers, *(n.output for n in model.ordered if n.op == "Constant")]
-    for name in constants:
-        constant_type = model.elem_type(name)
-        if constant_type in _BAD_CONSTANTS:
-            yield _fault(name, FaultKind.CONSTANT_TYPE, _BAD_CONSTANTS[constant_type])
+    yield from _check_constants(model)
     for name in model.inputs:
         if model.elem_type(name) in _UNSUPPORTED_TYPES:
             kind = onnx.TensorProto.DataType.Name(model.elem_type(name)).lower()
@@ -226,6 +222,14 @@ def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> 
         yield from _check_node(states, node)
     yield from fault_checks.misread_constants(COMPILER, model, folds_identities=True)
     yield from _check_hardware(model, capabilities)
+
+
+def _check_constants(model: Model) -> Iterator[Reason]:
+    constants = [*model.initializers, *(n.output for n in model.ordered if n.op == "Constant")]
+    for name in constants:
+        constant_type = model.elem_type(name)
+        if constant_type in _BAD_CONSTANTS:
+            yield _fault(name, FaultKind.CONSTANT_TYPE, _BAD_CONSTANTS[constant_type])
 
 
 def _check_node(states: GraphStates, node: Node) -> Iterator[Reason]:

@@ -74,6 +74,11 @@ class GraphStates:
         )
         return onnx.TensorProto.INT8 if kind in (0, onnx.TensorProto.INT32) else kind
 
+    def _scale_axes(self, node: Node) -> frozenset[int]:
+        data = self.model.shape(node.input(0)) or self.model.shape(node.output)
+        axis = self.scale_axis(node)
+        return frozenset({axis % len(data) if data else axis})
+
     def _dequantize(self, node: Node) -> IntegerState:
         """Return the state of a DQ's output.
 
@@ -89,11 +94,7 @@ class GraphStates:
         value = params.scale if params.scale is not None else self.constants.value(node.input(1))
         if value is not None:
             scale = value.astype("float32").tobytes()
-        axes: frozenset[int] = frozenset()
-        if len(shape) == 1 and shape[0] > 1:
-            data = self.model.shape(node.input(0)) or self.model.shape(node.output)
-            axis = self.scale_axis(node)
-            axes = frozenset({axis % len(data) if data else axis})
+        axes = self._scale_axes(node) if len(shape) == 1 and shape[0] > 1 else frozenset()
         width = WIDTH.get(self.types.get(node.output, 0), 32)
         return IntegerState(
             node,
