@@ -161,7 +161,7 @@ class ExtractionJob:
         """Return the nodes at which the search for the part of some findings starts.
 
         These are the nodes that the findings name. Nodes with only constant inputs are left out,
-        unless a finding is at such a node. If the findings name no nodes, return the first node.
+        unless a finding is at that node. If the findings name no nodes, return the first node.
         """
         anchors: dict[int, Node] = {}
         for finding in findings:

@@ -214,7 +214,7 @@ def _bypass(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
 
 
 def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield a model with initializers in place of Constant nodes, if the model has such nodes."""
+    """Yield a model with initializers in place of Constant nodes; nothing without Constants."""
     tensors = _find_constant_tensors(proto)
     if not tensors:
         return

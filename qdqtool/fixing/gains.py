@@ -114,18 +114,19 @@ def _describe_regression(
         return None
     if after.int8 < before.int8:
         return Note(
-            f"there would be {after.int8} INT8 convolutions instead of {before.int8}",
+            f"the number of INT8 convolutions would fall from {before.int8} to {after.int8}",
             code="fewer-int8",
         )
     if after.int8_to_int8 < before.int8_to_int8:
         return Note(
-            f"there would be {after.int8_to_int8} convolutions with INT8 input and output instead "
-            f"of {before.int8_to_int8}",
+            "the number of convolutions with INT8 input and output would fall from "
+            f"{before.int8_to_int8} to {after.int8_to_int8}",
             code="fewer-int8-to-int8",
         )
     if after.conversions > before.conversions and not criteria.changes_types:
         return Note(
-            f"there would be {after.conversions} conversions instead of {before.conversions}",
+            f"the number of conversions would rise from {before.conversions} to "
+            f"{after.conversions}",
             code="more-conversions",
         )
     return None

@@ -41,7 +41,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     """Return the text of ``insert``; ``everything`` names every node, group and scale."""
     page = TextPage(width, everything)
     float_type = Precision.FP16
-    if insertion.prediction is not None:
+    if insertion.prediction is not None and insertion.float_type != "fp16":
         float_type = name_float_type(insertion.prediction)
     if insertion.choice is not None and insertion.choice.is_float:
         return _render_float(page, insertion)

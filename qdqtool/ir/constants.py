@@ -287,7 +287,7 @@ _MOVING_KINDS = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
 def fold_constants(model: Model) -> Model:
     """Return the model with initializers in place of values computed from constants alone.
 
-    The builder computes such values (ConstantOfShape, Expand and arithmetic of constants, also of
+    The builder computes these values (ConstantOfShape, Expand and arithmetic of constants, also of
     static shapes) when it builds the engine. Three kinds remain as they are: INT64 and INT32, which
     are shapes and indices; data that is only cast or reshaped, which passes of the optimizer fold;
     and data that a Q or DQ reads or writes, because TensorRT requires a stored constant there and
@@ -297,7 +297,7 @@ def fold_constants(model: Model) -> Model:
         model: The model. It is not changed.
 
     Returns:
-        The same model if it has no such values. Else a variant without their nodes, in which a
+        The same model if there is nothing to fold. Else a variant without folded nodes, in which a
         value of more than ``MAX_FOLDED_ELEMENTS`` elements has type and shape, but no data.
     """
     cache: dict[str, Model] = model.cache.setdefault("folded constants", {})

@@ -161,7 +161,7 @@ class Editor:
     def is_captured(self, tensor: str) -> bool:
         """Return whether a subgraph (If, Loop, Scan) reads a tensor of the main graph.
 
-        :meth:`redirect` does not change such inputs.
+        :meth:`redirect` does not change the inputs of nodes in subgraphs.
         """
         return any(tensor in node.captured for node in self.model.consumers(tensor))
 

@@ -640,7 +640,7 @@ def needs_own_dq(node: Node | None) -> bool:
 def is_pointwise(node: Node | None) -> bool:
     """Return whether a node computes each value from input values at the same position.
 
-    TensorRT fuses such nodes into a PWN layer.
+    TensorRT fuses pointwise nodes into a PWN layer.
     """
     return operator_of(node).kind in _POINTWISE_KINDS
 

@@ -81,7 +81,7 @@ class FakeQuantizer:
     """A simulated quantizer.
 
     Attributes:
-        form: Tool or exporter that writes such nodes.
+        form: Tool or exporter that writes the nodes.
         nodes: Nodes of the quantizer. The last node produces the quantized tensor.
         source: Tensor that is quantized.
         scale: Flat scales; None if ``problem`` is set.
@@ -291,7 +291,7 @@ class _QuantizerFinder:
         """Return a quantizer, with a ``problem`` if Q and DQ cannot express the quantizer.
 
         Args:
-            form: Tool or exporter that writes such nodes.
+            form: Tool or exporter that writes the nodes.
             nodes: Nodes of the quantizer.
             source: Tensor that is quantized.
             scale: Scales that broadcast with the tensor; None if they are not constant.

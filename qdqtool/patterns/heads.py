@@ -644,7 +644,7 @@ def _passes_first_input(node: Node, reduced: bool) -> bool:
 def _distribution_logits(model: Model, node: Node) -> str:
     """Return the input of the Softmax over bins before a layer that computes the mean bin.
 
-    D-FINE and YOLO's DFL have such a layer of one column. Empty for any other layer.
+    In D-FINE and in YOLO's DFL, the layer has one column. Empty for any other layer.
     """
     if _column_count(model, node) != 1:
         return ""

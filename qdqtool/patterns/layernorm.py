@@ -132,9 +132,9 @@ def find_sums_of_squares(
 ) -> list[tuple[Node, ...]]:
     """Return the nodes of other sums of squares that have to be computed in FP32.
 
-    PyTorch's F.normalize contains such a sum. The product of a vector with itself (Einsum, MatMul)
-    is a sum of squares as well. A sum is left out if a scale, a gain or an upstream operator proves
-    that the sum fits FP16.
+    PyTorch's F.normalize contains a sum of squares. The product of a vector with itself (Einsum,
+    MatMul) is a sum of squares as well. A sum is left out if a scale, a gain or an upstream
+    operator proves that the sum fits FP16.
 
     Args:
         model: The model.
@@ -174,7 +174,7 @@ def _squares_and_sums(model: Model, node: Node) -> bool:
 def _self_product_axes(model: Model, node: Node) -> list[int]:
     """Return the summed axes of a product of vectors with themselves, counted from the end.
 
-    Empty if the node is not such a product.
+    Empty for any other node.
     """
     product = contraction(model, node)
     if product is not None:
@@ -690,7 +690,7 @@ def _inverts(model: Model, node: Node) -> bool:
 def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
     """Return the only consumer of a node if it applies a constant, and the constant.
 
-    ``op`` is the operator of the consumer. ``(None, "")`` without such a consumer.
+    ``op`` is the operator of the consumer. ``(None, "")`` if no consumer applies a constant.
     """
     consumers = _consumers(model, node)
     if len(consumers) != 1 or not _has_op(consumers[0], op):

@@ -50,7 +50,7 @@ _Shape = tuple[int | None, ...]
 
 
 class NetworkKind(StrEnum):
-    """Kind of a network, with the presets that such networks often use."""
+    """Kind of a network; the value is the usual preprocessing of this kind, for messages."""
 
     CLASSIFIER = "`preprocess='imagenet'` (resize, center crop, mean and std)"
     MAP = "`preprocess='imagenet-stretch'` (whole image, mean and std)"

@@ -74,8 +74,8 @@ def open_session(
         fold_qdq: Whether onnxruntime may replace Q/DQ pairs by integer kernels. Must be False for
             models with FP8.
         values: OrtValues of weights that the model declares as external, by name.
-        one_arena: Whether the session uses memory that all such sessions share, which has a limit
-            and is held until the process ends. Otherwise the session holds the memory of its
+        one_arena: Whether the session uses the memory arena of the process, which has a limit and
+            is held until the process ends. Otherwise the session holds the memory of its
             largest run until it is closed.
 
     Raises:

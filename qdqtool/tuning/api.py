@@ -225,7 +225,7 @@ def tune(
             count_default_workers() if opened is None else max(1, opened.threads())
         )
         search = run.make_search(mapper or map_on_threads(workers), workers, progress, say)
-        _run_search(search, time_limit, estimate=say is not None)
+        _run_search(search, time_limit, run.find_end(SEARCH_END), estimate=say is not None)
         tuning = run.make_result(search, progress)
     tuning.read = inputs
     return tuning
@@ -410,7 +410,7 @@ class _TuningRun:
             self.metric,
         )
         evaluator = CandidateEvaluator(
-            job, self.sets, mapper, self.store, workers, self._find_end(SEARCH_END), progress
+            job, self.sets, mapper, self.store, workers, self.find_end(1.0), progress
         )
         goal = self.options.goal
         return PlacementSearch(
@@ -420,10 +420,10 @@ class _TuningRun:
             goal.budget_ms,
             self.options.search.whole_front,
             say or (lambda line: None),
-            self._find_end(JUDGING_END),
+            self.find_end(JUDGING_END),
         )
 
-    def _find_end(self, fraction: float) -> float | None:
+    def find_end(self, fraction: float) -> float | None:
         """Return the ``time.monotonic()`` after a part of the time limit; None without limit."""
         limit = self.options.search.time_limit
         return None if limit is None else self.started + fraction * limit
@@ -515,7 +515,7 @@ class _TuningRun:
         if the placement reaches the goal only with the ranges of the search.
         """
         images = len(self.sets.complete)
-        end = self._find_end(1.0)
+        end = self.find_end(1.0)
         # Evaluating the placement with the new ranges takes at most as long as collecting them.
         if end is not None and time.monotonic() + 2 * self.ranges_seconds > end:
             count = self.searched_images
@@ -570,7 +570,9 @@ class _TuningRun:
         self.notes.append(Note(text, code="measured-in-fp32", before=before, after=after))
 
 
-def _run_search(search: PlacementSearch, time_limit: float | None, estimate: bool) -> None:
+def _run_search(
+    search: PlacementSearch, time_limit: float | None, search_end: float | None, estimate: bool
+) -> None:
     evaluator = search.evaluator
     try:
         search.prepare()
@@ -589,6 +591,7 @@ def _run_search(search: PlacementSearch, time_limit: float | None, estimate: boo
             code="timeout",
             parameter="time_limit",
         ) from None
+    evaluator.deadline = search_end
     search.run()
     evaluator.deadline = None  # evaluating the result has a separate deadline
 

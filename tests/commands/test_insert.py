@@ -204,6 +204,17 @@ def insert_small(cli: Cli, *options: str) -> Any:
     return cli.json("insert", "small.onnx", "--calib", "images", "--losses", "0", *options)
 
 
+def test_insert_names_the_float_type_of_the_file(folder: Path, cli: Cli) -> None:
+    """TensorRT-RTX writes FP32 from each INT8 convolution, but the float Add of the file is FP16."""
+    net = Net(3, 64)
+    stem = net.op("Relu", "r0", net.conv("a", "x", 3))
+    total = net.op("Relu", "r1", net.op("Add", "add", net.conv("b", stem), stem))
+    onnx.save(net.output(net.conv("c", total)).model(), "skip.onnx")
+    arguments = ("--calib", "images", "--target", "rtx1.7", "--residual", "none", "--losses", "0")
+    text = cli("insert", "skip.onnx", *arguments, "--max-images", "1", "--method", "max")
+    assert "Kept in FP16" in text and "Kept in FP32" not in text
+
+
 def test_insert_gpu_json_has_the_expected_gain(folder: Path, cli: Cli) -> None:
     gain = insert_small(cli, "--gpu", "RTX 4090")["time"]["gain"]
     assert gain["low"] <= gain["value"] <= gain["high"]

@@ -383,7 +383,7 @@ def run_python(folder: Path, code: str) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=480,
     )
     assert result.returncode == 0, f"{result.stdout[-2000:]}{result.stderr[-2000:]}"
 

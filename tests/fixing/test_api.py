@@ -27,7 +27,6 @@ from tests.findings.lint.test_api import shared_model
 from tests.findings.test_causes import concat, residual, split
 from tests.findings.test_producers import models, predictions, views
 from tests.fixing.steps import find_sites
-from tests.indexing import indexed
 from tests.insertion import nets
 from tests.slow import slow_after
 from tests.trt.builder import Graph
@@ -59,12 +58,9 @@ def quantize(x, scale, zero, low, high):
     ) * np.float32(scale)
 
 
-def test_fix_applies_residual_fixes(monkeypatch):
+def test_fix_applies_residual_fixes():
     proto = residual("float")
-    made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5")
-    # of the model, its copies to edit and to run, and of the given, float and fixed model to run
-    assert len(made) == 6
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
     one, two = fixed.before.summary(), fixed.after.summary()
     assert (

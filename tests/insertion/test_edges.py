@@ -188,17 +188,6 @@ def test_box_channels_are_followed_while_they_stay_axis_1(
     assert {net.nodes[i].name for i in head.boxes} == boxes
 
 
-def test_percentile_100_equals_max() -> None:
-    scales = [
-        [
-            q.scale
-            for q in qdqtool.insert(two_layers(), images(), predict=False, **options).quantized
-        ]
-        for options in ({"method": "percentile", "percentile": 100.0}, {"method": "max"})
-    ]
-    assert scales[0] == scales[1]
-
-
 PIXELS = np.random.default_rng(3).integers(0, 256, (1, 16, 8, 8), np.uint8)
 
 

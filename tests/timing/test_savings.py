@@ -11,6 +11,7 @@ from qdqtool.findings import codes
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
+from tests.findings.test_each_code import stem
 from tests.insertion.nets import detector
 
 
@@ -28,6 +29,13 @@ def test_fix_for_accuracy_saves_no_time(prediction: Prediction) -> None:
     assert all(codes.get(code).saves_time for code, ms in savings.items() if ms)
     (layer,) = (c.layer for c in prediction.convolutions if c.name.endswith("cv2.0/cv2.0.2/Conv"))
     assert layer and savings["NOT-QUANTIZED"] is not None
+
+
+def test_fix_of_a_failing_build_saves_no_time() -> None:
+    """A float stem avoids the failure and is not faster."""
+    prediction, _ = predict_on_gpu(stem(), "trt10", TimingOptions(gpu="T4"))
+    savings = {f.code: f.saves_ms for f in prediction.findings}
+    assert savings["STEM-POOL"] is None
 
 
 def test_conversions_have_one_time(prediction: Prediction) -> None:

@@ -1,7 +1,6 @@
 """The network of the simulator: edits, consistency after each pass, and what the importer makes of a model."""
 
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from qdqtool.ir.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Reason
 from qdqtool.trt import importer
-from qdqtool.trt.layers import WEIGHTED, Layer, LayerWeights, Tensor
+from qdqtool.trt.layers import WEIGHTED, Layer, LayerWeights
 from qdqtool.trt.network import Network
 from qdqtool.trt.pipeline import PIPELINE, Pass, PipelineRun
 from qdqtool.trt.targets import TARGETS, target_named
@@ -50,29 +49,6 @@ def inconsistencies(network: Network) -> list[str]:
         if tensor.producer is not None and id(tensor.producer) not in alive:
             faults.append(f"{tensor.name}: producer {tensor.producer.name} was removed")
     return faults
-
-
-def chains() -> tuple[Network, dict[str, Tensor]]:
-    """Build x -> a -> b and x -> c -> d; last(b, d), with layers called as their outputs, added in reverse."""
-    network = Network()
-    tensors = {name: Tensor(name) for name in "xabcde"}
-    for name, inputs in (("last", "bd"), ("d", "c"), ("c", "x"), ("b", "a"), ("a", "x")):
-        output = tensors["e" if name == "last" else name]
-        network.add(Layer(LayerKind.UNARY, name), [tensors[i] for i in inputs], [output])
-    network.outputs = [tensors["e"]]
-    return network, tensors
-
-
-def names(layers: Iterable[Layer]) -> list[str]:
-    return [layer.name for layer in layers]
-
-
-def test_layers_in_topological_order() -> None:
-    network, _ = chains()
-    assert names(network.breadth_first()) == ["c", "a", "d", "b", "last"]
-    assert names(network.depth_first()) == ["c", "d", "a", "b", "last"]
-    network.rank_layers()
-    assert names(network.layers_of_kind(LayerKind.UNARY)) == ["c", "a", "d", "b", "last"]
 
 
 class CheckedRun(PipelineRun):
@@ -441,11 +417,3 @@ def test_imported_operator_reads_its_input(op: str) -> None:
         if tensor.producer is not None:
             queue.extend(tensor.producer.inputs)
     assert "x" in seen
-
-
-def test_memory_of_chained_views_is_that_of_the_last() -> None:
-    tensors = [Tensor(str(i)) for i in range(3000)]
-    for view, source in itertools.pairwise(tensors):
-        view.view_of = source
-    assert all(t.memory is tensors[-1] for t in tensors)
-    assert all(t.view_of is tensors[-1] for t in tensors[:-1])

@@ -591,6 +591,20 @@ def test_time_limit_ends_with_the_best_so_far(clock: Clock, after: int) -> None:
     assert agreement(tuning.model, JUDGED) == pytest.approx(note.values["metric"], abs=1e-6)
 
 
+def test_time_limit_after_everything_int8_is_not_an_error(clock: Clock) -> None:
+    """The float and the INT8 model on 4 images are measured after 80 % of the time limit."""
+    results: list[TaskResult] = []
+
+    def observe(job: TuningJob, result: TaskResult) -> None:
+        results.append(result)
+        if len(results) == 8:
+            clock.now = 480.0
+
+    tuning = tune(keep=0.99, mapper=observed(observe), time_limit=600)
+    assert tuning.effort["stopped"] == "time limit" and tuning.chosen.metric is not None
+    assert tuning.chosen.name == "everything INT8"
+
+
 def test_time_limit_before_everything_int8_is_an_error() -> None:
     with pytest.raises(QdqtoolError, check=has("timeout", parameter="time_limit")):
         tune(keep=0.99, time_limit=1e-9)
