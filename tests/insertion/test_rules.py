@@ -91,7 +91,7 @@ def test_sketch_is_predicted_as_counted_by_hand(
 @pytest.mark.parametrize(("precision", "option"), [("int8", "skip"), ("fp8", "none")])
 def test_skip_input_is_quantized_for_rtx_with_int8(precision: str, option: str) -> None:
     options = PlacementOptions(precision=precision)
-    chosen, _ = rules.choose_rules(bottleneck("silu"), options, TARGETS["rtx1.7"])
+    chosen, _ = rules.choose_placement(bottleneck("silu"), options, TARGETS["rtx1.7"])
     assert chosen.residual_after_activation == option
 
 
