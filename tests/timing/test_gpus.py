@@ -665,8 +665,8 @@ def test_calibrate_with_a_recorded_profile(case: str, gpu: str, measured: float)
     if not profile.exists():
         pytest.skip("the published profiles are not available")
     _, time = estimate_model(evidence.model(case), find_gpu(gpu), calibrate=str(profile))
-    assert time.total_ms == pytest.approx(measured, rel=0.12)
-    assert time.low_ms <= 1.06 * measured and measured <= time.high_ms
+    assert time.total_ms == pytest.approx(measured, rel=0.18)
+    assert time.low_ms <= 1.12 * measured and measured <= time.high_ms
 
 
 def test_calibrate_rejects_the_profile_of_another_engine(tmp_path: Path) -> None:
