@@ -517,14 +517,13 @@ class _WorkloadBuilder:
         pooled = None if pool is None else self._count_elements(pool.output)
         written = sum(pooled or product.written for product in products)
         read = main.read * width(input_type)
-        if len(layer.inputs) > 1:
+        for other in layer.inputs[1:]:
             # A residual. Or a bias that an Identity copies, as torch writes equal biases.
-            second = layer.inputs[1]
-            elements = self._count_elements(second.tensor)
+            elements = self._count_elements(other.tensor)
             if elements is None:
                 elements = main.written
-            second_type = self._resolve_type(second.precision, second.tensor)
-            read += min(elements, main.written) * width(second_type)
+            other_type = self._resolve_type(other.precision, other.tensor)
+            read += min(elements, main.written) * width(other_type)
         for edge in layer.outputs:
             if self.shapes.get(edge.tensor) is None:
                 self.engine_elements.setdefault(edge.tensor, written / len(layer.outputs))

@@ -398,6 +398,18 @@ def test_input_bytes_of_a_bias_and_of_a_residual(g: Graph) -> None:
     assert reads == [2 * (elements + 64), 2 * (2 * elements)]
 
 
+def test_input_bytes_of_a_copied_bias_and_a_residual_of_one_layer(g: Graph) -> None:
+    """Both are read: an export with equal biases has residuals too."""
+    x = g.relu(g.input(1, 64, 32, 32), "start")
+    bias = g.op("Identity", g.const("b", np.zeros(64, np.float32)), "shared")
+    weights = g.const("w", np.full((64, 64, 1, 1), 0.1, np.float32))
+    y = g.op("Conv", [g.relu(g.op("Conv", [x, weights, bias], "first"), "r"), weights, bias], "c")
+    layers = model_workload(g.model(g.relu(g.op("Add", [y, x], "sum"), "last"))).layers
+    elements = 64 * 32 * 32
+    reads = [w.read for w in layers if w.kind == work.CONV]
+    assert reads == [2 * (elements + 64), 2 * (2 * elements + 64)]
+
+
 def test_stem_of_a_recorded_build_writes_fp32() -> None:
     """Convolution and pooling of resnet18-a100-qat write FP32. A reformat converts that to FP16."""
     engine = model_workload(evidence.graph("resnet18-a100-qat"))
