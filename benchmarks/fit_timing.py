@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -86,13 +86,19 @@ class Model:
     """Time model for a set of measurements, as a function of the logarithms of its constants."""
 
     def __init__(self, data: Data) -> None:
-        works = [(w, m.gpu, m.cold) for m in data for w in m.works]
+        # Equal layers of a measurement are computed once.
+        layers_of = [Counter(m.works) for m in data]
+        works = [
+            (w, m.gpu, m.cold) for m, found in zip(data, layers_of, strict=True) for w in found
+        ]
         self.features = physics.kernel_features(*zip(*works, strict=True))
-        self.starts = np.cumsum([0, *(len(m.works) for m in data[:-1])])
+        self.counts = np.asarray([n for found in layers_of for n in found.values()], dtype=float)
+        self.starts = np.cumsum([0, *(len(found) for found in layers_of[:-1])])
         self.measured = np.asarray([m.seconds for m in data])
         self.overhead = np.asarray([m.overhead for m in data])
         kernels = np.add.reduceat(
-            [float(w.kind != work.NOTHING) * w.steps for w, *_ in works], self.starts
+            self.counts * [float(w.kind != work.NOTHING) * w.steps for w, *_ in works],
+            self.starts,
         )
         self.launches = kernels * [m.label.startswith("python ") for m in data]
         self.calls = np.asarray([m.label.startswith("python yolo") for m in data], dtype=float)
@@ -112,10 +118,10 @@ class Model:
         self, shares: Array, constants: Mapping[str, float], factors: Mapping[str, float]
     ) -> Array:
         """Seconds of each measurement at a share of the clock of its GPU."""
-        counts = np.diff([*self.starts, len(self.features.cc)])
+        lengths = np.diff([*self.starts, len(self.features.cc)])
         features = SimpleNamespace(**vars(self.features))
-        features.clocks = features.clocks * np.repeat(shares, counts)
-        kernels = physics.kernel_seconds(features, constants, factors)
+        features.clocks = features.clocks * np.repeat(shares, lengths)
+        kernels = self.counts * physics.kernel_seconds(features, constants, factors)
         waiting = self.launches * constants[HOST] + self.enqueued * constants[GAP]
         waiting += self.calls * constants[CALL]
         waiting = (waiting + self.enqueued_myelin * constants[GAP_MYELIN]) * 1e-6
