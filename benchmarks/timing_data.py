@@ -89,9 +89,9 @@ OVERHEAD = 2.4
 # loader, and the governor lowers the clock of a GPU that waits. These rows are never fitted.
 MODES = {("Jetson AGX Orin 64GB", "Juanx65/ArtTRT"): "30W"}
 # Share of the mode's clock (306 to 612 MHz) at which such a GPU runs: (busy / (busy + host)) ^ exponent.
-# These have the least error for the FP32 times of the source, which are in no pair (fit_governor).
+# These have the least scatter for the FP32 times of the source, which are in no pair (fit_governor).
 LOWEST_CLOCK = 0.5
-HOST_MS, HOST_MS_PER_IMAGE, LOAD_EXPONENT = 5.0, 0.1, 1.5
+HOST_MS, HOST_MS_PER_IMAGE, LOAD_EXPONENT = 10.0, 0.4, 1.0
 # INT8 builds from calibration tables without the FP16 flag: float layers are FP32 or TF32.
 INT8_IN_FP32 = "qdq-fp32"
 TARGET = "trt8.6"

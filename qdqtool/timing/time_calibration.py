@@ -115,7 +115,7 @@ def calibrate_by_layers(
     """Return the correction from the layers that both a profile and an estimate contain.
 
     A constant time per layer beyond the estimate counts as overhead of profiling, up to the largest
-    overhead of known profiles. With this rule, the estimates of four engines are 1 to 34 % above
+    overhead of known profiles. With this rule, the estimates of four engines are 0 to 34 % above
     their time without a profiler (docs/timing.md).
 
     Args:
