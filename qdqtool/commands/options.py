@@ -579,7 +579,7 @@ def image_options(function: Command) -> Command:
             "--size",
             type=ParsedText(parse_size),
             metavar="H[xW]",
-            help="Image size in pixels if the model leaves it open.",
+            help="Image size in pixels if it is dynamic in the model.",
         ),
     )
     return options(call)

@@ -203,8 +203,8 @@ class OutputJudge:
         if cut and not self._body:
             self._notes.append(
                 Note(
-                    f"outputs were compared before {', '.join(cut[:3])}, which onnxruntime cannot "
-                    "run",
+                    f"onnxruntime cannot run {', '.join(cut[:3])}: the inputs of these nodes were "
+                    "compared instead of the outputs; no action needed",
                     code="compared-in-front",
                     nodes=cut[:3],
                 )

@@ -274,9 +274,10 @@ def describe_fp16(
     if is_default:
         notes.append(
             Note(
-                "the layers without Q/DQ are FP16, except inputs and outputs, because "
-                f"{target.display_name} computes in the types of the file "
-                "(`high_precision='fp32'` keeps FP32)",
+                "layers without Q/DQ were converted to FP16, because "
+                f"{target.display_name} computes in the types of the file; the network's inputs "
+                "and outputs keep their types "
+                "(`high_precision='fp32'` keeps FP32 everywhere)",
                 code="half-by-default",
                 target=target.name,
             )
@@ -285,8 +286,9 @@ def describe_fp16(
         tensors = ", ".join(f"{tensor} ({largest:.4g})" for tensor, largest in wide.items())
         notes.append(
             Note(
-                f"{format_count(len(wide), 'tensor')} with values close to FP16's limit of 65504 "
-                f"(their producers and consumers too) remain FP32; largest values: {tensors}",
+                f"FP32 is kept for {format_count(len(wide), 'tensor')} with values close to FP16's "
+                "limit of 65504, and for the producers and consumers of these tensors; largest "
+                f"values: {tensors}",
                 code="stay-fp32",
                 count=len(wide),
                 kept=list(wide.items()),

@@ -256,8 +256,8 @@ class ScaleNotPositive(Reason):
     def _activation_cause(self) -> str:
         if self.value == 0:
             return (
-                f"the tensor was 0 on every calibration image{self._half_cause()}, or "
-                f"{_UNCALIBRATED}"
+                f"the tensor was 0 on every calibration image{self._half_cause()}, the quantizer "
+                "was not calibrated, or its range (amax) was not loaded before the export"
             )
         half = " (or the scale exceeded FP16's 65504)" if self.is_half else ""
         return f"{_UNCALIBRATED}, or training or calibration diverged{half}"
@@ -266,7 +266,7 @@ class ScaleNotPositive(Reason):
         """Return the text that a float16 scale may have been rounded to 0; empty for float32."""
         if not self.is_half:
             return ""
-        return f", or its scale is below {_SMALLEST_HALF:g}, which float16 cannot hold"
+        return f", float16 rounded a scale below {_SMALLEST_HALF:g} to 0"
 
     def _place(self) -> str:
         where = ""

@@ -90,7 +90,7 @@ def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> 
     if not consumers:
         return f"nothing reads{it}"
     if all(r.kind == ConsumerKind.OUTPUT for r in consumers):
-        return "it is the network's output"
+        return f"{it.strip() or 'it'} is the network's output"
     more = getattr(consumers, "more", "")
     if more and [r.node for r in consumers] == [more]:
         return f"its consumers come after {more} and were not analyzed"
