@@ -296,9 +296,10 @@ assert explain_line("Running: ExamplePass on up").rules[0].means.startswith("The
     "case": """
 from qdqtool.trt.pipeline import cases
 from qdqtool.ir.modelfile import load
-from tests.trt.test_cases import model_of, rested_on
+from tests.trt.evidence import simulate
+from tests.trt.test_cases import model_of
 for case in ("SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-example-move"):
-    assert case in cases() and case in rested_on(load(model_of(case)), "trt8.5"), case
+    assert case in cases() and case in simulate(load(model_of(case)), "trt8.5").cases, case
 """,
 }
 
