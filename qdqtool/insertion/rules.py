@@ -107,7 +107,7 @@ def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
 
 def _is_warning(form: type[Reason], target: Target) -> bool:
     """Return whether the finding for a form of convolution is a warning or error."""
-    code = codes.get(form.rules[0].code).on(target.name)
+    code = codes.get(form.rules[0].code).scope_on(target.name)
     return code is not None and code.severity != Severity.INFO
 
 

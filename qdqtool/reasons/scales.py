@@ -140,7 +140,7 @@ class PairScalesDiffer(Reason):
         )
 
 
-def _more(bad: int, listed: int) -> str:
+def _format_omitted(bad: int, listed: int) -> str:
     return f"; and {bad - listed} more" if bad > listed else ""
 
 
@@ -536,7 +536,7 @@ class ActivationScales(Reason):
         return (
             f"{self.bad} of {self.total} activation scales do not fit "
             f"{format_count(self.samples, 'sample')}{factor}: "
-            f"{'; '.join(map(fit, self.worst))}{_more(self.bad, len(self.worst))}."
+            f"{'; '.join(map(fit, self.worst))}{_format_omitted(self.bad, len(self.worst))}."
         )
 
 
@@ -598,7 +598,7 @@ class OutlierScales(Reason):
         message = (
             f"{self.bad} of {self.total} activation scales cover outliers, so other values "
             f"have only one or two of 127 steps. {where}, the largest value is many times the "
-            f"typical one: {listed}{_more(self.bad, len(self.worst))}."
+            f"typical one: {listed}{_format_omitted(self.bad, len(self.worst))}."
         )
         if self.linear:
             return message

@@ -72,7 +72,7 @@ def find_int8_quantizers(view: View) -> list[Node]:
 def check_uniform(view: View, report: FindingReport) -> None:
     """Add a finding if all activations and weights have the same scale (placeholders)."""
     quantizers = find_int8_quantizers(view)
-    scales = [_scale_of(view, quantizer) for quantizer in quantizers]
+    scales = [_quantizer_scale(view, quantizer) for quantizer in quantizers]
     weights = [view.weights(node).first_quantizer for node in view.nodes_with_weights]
     quantized = [view.params(node).scale for node in weights if node is not None]
     values = {*scales, *(s for scale in quantized if scale is not None for s in np.unique(scale))}
@@ -80,7 +80,7 @@ def check_uniform(view: View, report: FindingReport) -> None:
         report.add(UniformScales(MODEL_CHECK, "", scales[0], len(quantizers), len(quantized)))
 
 
-def _scale_of(view: View, quantizer: Node) -> float:
+def _quantizer_scale(view: View, quantizer: Node) -> float:
     scale = view.params(quantizer).scale
     assert scale is not None  # find_int8_quantizers returns known scales only
     return float(scale.reshape(-1)[0])
