@@ -178,7 +178,7 @@ _MAX_SIMILAR = 3
 
 
 def find_similar_codes(text: str) -> list[str]:
-    """Return at most 3 codes of similar spelling, the nearest first; none for over two words."""
+    """Return up to 3 codes of similar spelling, nearest first; none for more than two words."""
     if len(text.split()) > _MAX_WORDS:
         return []
     name = text.strip().upper().replace("_", "-")

@@ -21,7 +21,7 @@ from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 @dataclass(frozen=True)
 class BuildMethod:
-    """A build method.
+    """Program or interface that builds engines, such as trtexec, with its settings.
 
     Attributes:
         name: Name for ``--for``.

@@ -236,7 +236,7 @@ def find_wide_tensors(
     images: ImageOptions = DEFAULT_IMAGES,
     number_format: NumberFormat = INT8,
 ) -> dict[str, float]:
-    """Return the tensors of a Q/DQ model that FP16 may not hold, with their maxima.
+    """Return the tensors of a Q/DQ model that may exceed the FP16 range, with their maxima.
 
     The maxima come from the calibration (`maxima`), from the ranges of the scales, and from runs of
     a few samples. Without data, the model is not run. If onnxruntime cannot run the model, a

@@ -650,7 +650,7 @@ class _Inserter:
             )
 
     def find_wide_tensors(self) -> dict[str, float]:
-        """Return the tensors that FP16 may not hold, with their maxima; cached."""
+        """Return the tensors that may exceed the FP16 range, with their maxima; cached."""
         if self._wide is None:
             self._wide = fp16.find_wide_tensors(
                 self._model,

@@ -17,7 +17,7 @@ class ProductOfActivations(Reason):
 
 
 class AttentionHead(Reason):
-    """A quantized matrix product of an attention that is not one kernel.
+    """A quantized matrix product of an attention that TensorRT does not fuse into one kernel.
 
     Attributes:
         size: Head size, the number of values that a score sums.

@@ -509,8 +509,8 @@ class ActivationScales(Reason):
         bad: Number of scales that do not fit.
         total: Number of scales that were checked.
         samples: Number of calibration samples.
-        factor: Largest magnitude over the range of the scale, if this ratio is about equal for all
-            Qs; otherwise 0.
+        factor: Largest magnitude divided by the range of the scale, if this ratio is about equal
+            for all Qs; otherwise 0.
     """
 
     rules = (FindingRule("ACT-SCALE"),)

@@ -24,7 +24,9 @@ An empty fix stands for the general advice of the finding code, `NO_ACTION` for 
 
 NO_ACTION = "no action needed"
 
-MIN_SCALE_RATIO = 0.25  # smallest over largest scale; a common scale costs two bits at this ratio
+MIN_SCALE_RATIO = (
+    0.25  # smallest scale / largest scale; a common scale costs two bits at this ratio
+)
 
 
 def format_number(value: float | None) -> str:

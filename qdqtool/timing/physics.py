@@ -99,8 +99,8 @@ class TimeConstants:
             7.5 were seen).
         spreads: Factors within which 80 % of measured times lie: ``layer``, ``total`` (the GPU
             left out of the fit, its architecture measured) and ``total_unknown`` (the
-            architecture left out). ``gain`` is the same for FP16's time over that of the network
-            with Q/DQ, GPU and network left out.
+            architecture left out). ``gain`` is the same for the time in FP16 divided by the
+            time with Q/DQ, with GPU and network left out.
         gap_us: Microseconds between two kernels of an engine that runs without a CUDA graph.
         gap_myelin_us: The same gap on GPUs whose whole engine Myelin compiles.
         signs: Number of correct guesses and number of pairs. Each pair has measured times of INT8

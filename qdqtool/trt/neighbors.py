@@ -144,7 +144,7 @@ class _ConsumerSearch:
         return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
 
     def note_omission(self, tensor: Tensor, path: _Path) -> None:
-        """Record the operator or tensor after which consumers are missing in the list."""
+        """Record the operator or tensor after which consumers are left out of the result."""
         self.more = self.more or (path[-1].node if path else tensor.source)
 
     def visit(self, tensor: Tensor, path: _Path) -> None:

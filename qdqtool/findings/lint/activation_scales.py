@@ -45,7 +45,9 @@ _MAX_FACTOR_SPREAD = 1.4  # ranges of other images may differ by this factor
 _MIN_AGREEING_SHARE = 0.8  # minimum share of the quantizers that agree on the common factor
 _MIN_QUANTIZERS = 3
 _MIN_UNIFORM = 4  # minimum quantizers of activations, and of weights, to call a scale a placeholder
-_MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales-results.md has measured ratios
+_MAX_OUTLIER_RATIO = (
+    100.0  # largest value / typical value; docs/scales-results.md has measured ratios
+)
 # Standard deviations from the mean to each end of a channel's range, for some thousand values.
 _CHANNEL_DEVIATIONS = 4.0
 _MIN_CHANNEL_VALUES = 100  # with fewer values, the range of a channel is unknown
