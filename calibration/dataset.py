@@ -377,7 +377,7 @@ def _unpickle_source(source: SampleSource) -> SampleSource:
 
 
 def spread_indices(total: int, count: int) -> Sequence[int]:
-    """Return at most `count` of the indices from 0 to `total` - 1, ascending and evenly spread.
+    """Return at most `count` indices from 0 to `total` - 1, ascending and evenly spread.
 
     The first and the last index are included if `count` is at least 2.
     """

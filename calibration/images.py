@@ -94,7 +94,7 @@ def read_image(source: ImageFile, name: str = "") -> Image.Image:
 
 
 def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file for reading. Error messages do not name the path: the caller adds it."""
+    """Open a regular file for reading. The caller adds the path to error messages."""
     code, problem = find_reading_problem(path)
     if problem:
         raise DataError(problem, code=code)

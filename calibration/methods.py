@@ -284,7 +284,7 @@ def focused_error(
     power: float = 2.0,
     bits: int | None = None,
 ) -> Floats:
-    """Return the expected error of one element to a power, with more weight on values in focus.
+    """Return the mean of each error raised to a power, with more weight on values in focus.
 
     Args:
         stats: Statistics of the tensor.
@@ -420,7 +420,10 @@ def _search_coarse_range(histograms: WeightedHistograms, ranges: Floats, power: 
 
 
 def clipping_error(histograms: WeightedHistograms, amax: float, power: float) -> float:
-    """Return a lower bound of the clipping error to a power, from the lower edge of each bin."""
+    """Return a lower bound of the sum of clipping errors, each raised to a power.
+
+    All values of a bin are taken as the lower edge of the bin.
+    """
     errors = []
     for histogram, weight in histograms:
         excess = np.maximum(histogram.edges[:-1] - amax, 0.0)

@@ -110,7 +110,7 @@ def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
 
 
 def _find_dequantizer(view: View, tensor: str) -> Node | None:
-    """Return the DQ upstream of a tensor; None if another operator computes the tensor's values.
+    """Return the DQ upstream of a tensor; None if another operator computes the values.
 
     Operators that move values, poolings and resizes may be between the DQ and the tensor.
     """

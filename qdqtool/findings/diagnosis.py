@@ -139,7 +139,7 @@ def _diagnose_residual(
 
 
 def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
-    """Return the diagnosis of a layer that writes float; None if no reason explains the output.
+    """Return the diagnosis of a layer that writes float; None if no reason explains it.
 
     ``reasons`` are the reasons of the layer's node.
     """

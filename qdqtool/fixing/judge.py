@@ -55,7 +55,7 @@ class OutputJudge:
         self, model: Model, samples: Sequence[Arrays] | None, effort: float, notes: list[Note]
     ) -> None:
         self.noise: OutputNoise | None = None
-        self._limit: OutputNoise | None = None  # errors from which a step may grow
+        self._limit: OutputNoise | None = None  # errors at the start of the current step
         self.first_noise: OutputNoise | None = None
         self.failure: Note | None = None
         self.has_samples = samples is not None

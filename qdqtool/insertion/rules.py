@@ -36,7 +36,7 @@ Greater is better.
 def choose_placement(
     model: Model, options: PlacementOptions, target: Target
 ) -> tuple[PlacementRules, Placement]:
-    """Return the rules that follow from options and target for a prepared model, and its placement.
+    """Return the rules that follow from options and target, and the placement of a model.
 
     Raises:
         QdqtoolError: As for :func:`qdqtool.insertion.placement.place`.

@@ -324,10 +324,10 @@ def kernel_seconds(
 
 
 def missing_share(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
-    """Return the share of the bytes that a kernel moves through memory, because they miss the L2.
+    """Return the share of a kernel's bytes that miss the L2 and move through memory.
 
-    It depends on the number of elements, not on their type: no gain of INT8 above the ratio of the
-    rates was measured, also not where only the INT8 tensors fit into the L2.
+    The share depends on the number of elements, not on their type: no gain of INT8 above the ratio
+    of the rates was measured, also not where only the INT8 tensors fit into the L2.
     """
     share: Array = np.clip(1.0 - f.l2 * c["l2_share"] / np.maximum(f.in_fp16, 1.0), 0.0, 1.0)
     return share

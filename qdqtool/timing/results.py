@@ -1,4 +1,4 @@
-"""Time estimates and their parts: the float network, the gain, kernels, and savings of fixes."""
+"""Time estimates and their parts: float network, gain, kernels, and savings of fixes."""
 
 from __future__ import annotations
 

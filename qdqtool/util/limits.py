@@ -126,7 +126,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_excess(size: float, limit: float, suffix: str = "") -> str:
-    """Format a size and the limit that it exceeds; show all digits if they look equal otherwise.
+    """Format a size and the limit that it exceeds, with all digits if they would look equal.
 
     Args:
         size: Actual size.

@@ -1,4 +1,4 @@
-"""Names and values in dataclasses: names of nodes and tensors, values by field, JSON fields."""
+"""Names of nodes and tensors in dataclasses, and their values by field and as JSON."""
 
 from __future__ import annotations
 

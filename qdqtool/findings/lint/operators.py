@@ -361,7 +361,7 @@ def _check_shape(
 def _check_channels(
     view: View, report: FindingReport, conv: Node, inputs: int, outputs: int
 ) -> None:
-    """Report numbers of channels that are small or not a multiple of 16, except network inputs."""
+    """Report channel numbers that are small or no multiple of 16, except of network inputs."""
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)

@@ -160,7 +160,7 @@ def _reads_bias(view: View, dq: Node) -> bool:
 
 
 def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | None) -> bool:
-    """Return whether two scales have equal bytes; unlike for numbers, NaN then equals NaN."""
+    """Return whether two scales have equal bytes, so that NaN equals NaN."""
     return first is not None and other is not None and first.digest == other.digest
 
 

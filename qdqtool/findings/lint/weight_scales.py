@@ -141,7 +141,7 @@ def _report_extremes(fits: list[_LayerFit], report: FindingReport) -> None:
 
 
 def _find_misfit(view: View, fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the most general fault of the scales; prefer a fault of all layers to that of one."""
+    """Return the most general fault of the scales: of all layers, else of single layers."""
     checks = _GENERAL_CHECKS if len(fits) >= _MIN_LAYERS else (_check_equal_factor,)
     misfit = _find_first_misfit(fits, checks)
     if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
