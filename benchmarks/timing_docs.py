@@ -367,7 +367,7 @@ def plot(networks: Rows, path: Path) -> None:
         label = f"{name} series" if name.startswith("RTX") else name or "others"
         draw([n for n in mine if not is_blind(n)], "left_out_ms", color, "o", label)
         draw([n for n in mine if is_blind(n)], "model_ms", color, "D", "")
-    draw([], "", "#555", "D", "in no fit: blind")
+    draw([], "", "#555", "D", "not in the fit: blind")
     axes.set(
         xscale="log",
         yscale="log",

@@ -47,7 +47,7 @@ ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
 
 
-# Files --------------------------------------------------------------------------------------------
+# Array files --------------------------------------------------------------------------------------
 
 
 class StackedArray:
@@ -260,7 +260,7 @@ def _read_npy(path: Path) -> Array:
         return read_values(file, header, str(path))
 
 
-# Memory -------------------------------------------------------------------------------------------
+# Arrays in memory ---------------------------------------------------------------------------------
 
 
 def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:

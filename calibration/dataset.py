@@ -348,8 +348,8 @@ class SubsetSource(SampleSource):
 
     def digest(self, index: int) -> bytes:
         """Return bytes that change if the sample changes."""
-        # `digest` of an npz or npy file covers the file for its first row only. The subset may not
-        # contain that row, so it uses `identity`, which covers the file for every row.
+        # `digest` of an npz or npy file covers the file for its first row only. The subset might
+        # lack that row, so it uses `identity`, which covers the file for every row.
         return self.whole.identity(self.indices[index])
 
     def portion(self, indices: Sequence[int]) -> SampleSource:
@@ -377,7 +377,7 @@ def _unpickle_source(source: SampleSource) -> SampleSource:
 
 
 def spread_indices(total: int, count: int) -> Sequence[int]:
-    """Return at most `count` of the indices from 0 to `total` - 1, ascending and evenly spread.
+    """Return at most `count` indices from 0 to `total` - 1, ascending and evenly spread.
 
     The first and the last index are included if `count` is at least 2.
     """
@@ -399,7 +399,7 @@ class Dataset:
         skipped: Name and reason of each broken image so far.
     """
 
-    _lock = threading.Lock()  # shared by all datasets, because it is held only briefly
+    _lock = threading.Lock()  # held only briefly, so that all datasets can share it
 
     def __init__(self, source: SampleSource, inputs: Sequence[InputSpec], max_images: int) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""Positions in focus: the positions of a detector's feature map with the highest class outputs.
+"""Positions in focus: positions of a detector's feature map with the highest scores.
 
 An object detector detects objects at a few positions of its feature maps. Only the values at these
 positions need precision. Most positions of an image are background, so the best range for all

@@ -94,7 +94,7 @@ def read_image(source: ImageFile, name: str = "") -> Image.Image:
 
 
 def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file for reading. Error messages do not name the path: the caller adds it."""
+    """Open a regular file for reading. The caller adds the path to error messages."""
     code, problem = find_reading_problem(path)
     if problem:
         raise DataError(problem, code=code)
@@ -305,7 +305,7 @@ class ImageSource(FilesSource):
             path: Path or URL of the images for messages.
             inputs: Inputs of the model.
             preprocess: Conversion of images to inputs.
-            size: Height and width in pixels if the model leaves them open.
+            size: Height and width in pixels if they are dynamic in the model.
 
         Raises:
             DataError: The model does not take images.
@@ -418,10 +418,10 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
 def _complete_size(
     spec: InputSpec, height: int | None, width: int | None, size: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Return the height and width of an input whose shape leaves one or both open."""
+    """Return the height and width of an input in which one or both are dynamic."""
     if size is None:
         raise DataError(
-            f"input '{spec.name}' {spec.shape_text()} leaves the image size open; give `size`, for "
+            f"input '{spec.name}' {spec.shape_text()} has a dynamic image size; give `size`, for "
             "example 640x640",
             code="missing-argument",
             parameter="size",

@@ -27,7 +27,7 @@ _DENSE, _SPARSE = (0.18, 2.0), (0.06, 3.0)
 # limit, in units of the largest negative magnitude.
 _STEP_LIMITS = (0.5, 1.0)
 BIASED_WEIGHT = 20.0  # weight of the squared share of the biased error; see `reduce_bias`
-_FACTORS = np.exp2(np.arange(2, -25, -1) / 12.0)  # ranges that `reduce_bias` tries, over amax
+_FACTORS = np.exp2(np.arange(2, -25, -1) / 12.0)  # ranges that `reduce_bias` tries, divided by amax
 _UNCHANGED = 2  # index of the factor 1
 
 SEARCH_BITS = 7  # 128 bins per octave during a search, each at most 0.8 % of its value wide
@@ -284,7 +284,7 @@ def focused_error(
     power: float = 2.0,
     bits: int | None = None,
 ) -> Floats:
-    """Return the expected error of one element to a power, with more weight on values in focus.
+    """Return the mean of each error raised to a power, with more weight on values in focus.
 
     Args:
         stats: Statistics of the tensor.
@@ -343,7 +343,7 @@ def clipped_fraction(stats: TensorStatistics, amax: float) -> float:
 def _sum_power_errors(
     histogram: Histogram, ranges: Floats, levels: int, power: float = 2.0
 ) -> Floats:
-    """Return the summed error to a power for each range.
+    """Return the sum of the errors, each raised to a power, for each range.
 
     The values of a bin are assumed to be evenly spread. With scale s and power p, the integral of
     the error from 0 to t is ``k 2 (s/2)^q / q + sign(r) |r|^q / q`` where ``q = p + 1``,
@@ -420,7 +420,10 @@ def _search_coarse_range(histograms: WeightedHistograms, ranges: Floats, power: 
 
 
 def clipping_error(histograms: WeightedHistograms, amax: float, power: float) -> float:
-    """Return a lower bound of the clipping error to a power, from the lower edge of each bin."""
+    """Return a lower bound of the sum of clipping errors, each raised to a power.
+
+    All values of a bin are taken as the lower edge of the bin.
+    """
     errors = []
     for histogram, weight in histograms:
         excess = np.maximum(histogram.edges[:-1] - amax, 0.0)

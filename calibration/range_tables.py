@@ -358,7 +358,7 @@ def _unwrap_entries(content: Any) -> Any:
     return content
 
 
-def _is_plain(content: Any) -> bool:
+def _has_ranges(content: Any) -> bool:
     entries = _unwrap_entries(content)
     if not isinstance(entries, dict) or not entries:
         return False
@@ -370,7 +370,7 @@ def _is_plain(content: Any) -> bool:
     )
 
 
-def _plain_entries(content: Any) -> Iterator[_Entry]:
+def _range_entries(content: Any) -> Iterator[_Entry]:
     """Yield ``{tensor: largest value}``, or entries with min and max, a scale or an amax."""
     for name, entry in _unwrap_entries(content).items():
         if not isinstance(entry, dict):
@@ -401,5 +401,5 @@ _JSON_FORMATS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], Iterator[
     ("AIMET encodings", _is_aimet, _aimet_entries),
     ("PPQ JSON", _is_ppq, _ppq_entries),
     ("onnxruntime ranges", _is_onnxruntime, _onnxruntime_entries),
-    ("JSON of ranges", _is_plain, _plain_entries),
+    ("JSON of ranges", _has_ranges, _range_entries),
 )

@@ -96,7 +96,7 @@ class UrlSource(ImageSource):
         names: Names of the images under the folder.
         inputs: Inputs of the model.
         preprocess: Conversion of images to inputs.
-        size: Height and width if the model leaves them open.
+        size: Height and width if they are dynamic in the model.
     """
 
     def __init__(

@@ -551,7 +551,7 @@ def _target(target: Target) -> str:
         if seen
         else []
     )
-    holding = ((c, c.on(target.name)) for c in CODES.values())
+    holding = ((c, c.scope_on(target.name)) for c in CODES.values())
     rows = [
         (f"[{c.code}](../findings/{c.code}.md)", h.evidence, _cell(c.title))
         for c, h in holding

@@ -2,7 +2,7 @@
 
 import re
 
-# Control characters with line breaks, and surrogates, which file names that are not UTF-8 contain.
+# Control characters, line breaks and surrogates. File names that are not UTF-8 have surrogates.
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 LONGEST = 600  # maximum characters of a message

@@ -115,7 +115,7 @@ def check_activations(
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
             of Pillow to the input. Default: that of the model's metadata, else ``yolo``
             (letterbox, RGB, divided by 255).
-        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
+        size: Height and width in pixels if they are dynamic in the model. Default: its ``imgsz``
             metadata.
         max_images: Maximum number of samples, spread evenly over the data.
         progress: Whether to draw progress on stderr if that is a terminal.

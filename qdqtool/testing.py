@@ -19,7 +19,7 @@ from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.util.checks import compile_pattern
 
-_MAX_FAILURES = 8  # failures that the message lists; a longer list would hide the first ones
+_MAX_FAILURES = 8  # failures that the message lists; a longer list would hide the first failures
 
 
 def assert_int8(

@@ -326,7 +326,7 @@ class _SampleFeeder:
 def _pair_inputs(
     reference: Model, model: Model, first: Sequence[InputSpec], second: Sequence[InputSpec]
 ) -> list[tuple[InputSpec, InputSpec]]:
-    """Pair inputs by name or position; an open dimension takes the size of the other input."""
+    """Pair inputs by name or position; a dynamic dimension takes the size of the other input."""
     by_name = {spec.name: spec for spec in second}
     if all(spec.name in by_name for spec in first):
         second = [by_name[spec.name] for spec in first]

@@ -126,7 +126,7 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
 
 
 def _mark_qdq(build: Build) -> None:
-    """Set the origin of a layer to ``QDQ`` if trace or parse section show that it is a Q or DQ."""
+    """Set the origin of a layer to ``QDQ`` if the log shows that the layer is a Q or DQ."""
     conversions = {event.subject for event in build.trace if event.pass_name == "QDQToCopy"}
     nodes = {node.name for node in build.parse.nodes if node.op in _QUANTIZERS} - {""}
     for layer in build.layers:

@@ -41,7 +41,7 @@ class LayerCost:
             neither convolutions nor matrix products.
         ms: Average milliseconds, None without a profile.
         share: Share of the profile's total, 0 to 1.
-        expected_ms: Usual milliseconds of a layer with this work on the GPU, None if unknown.
+        expected_ms: Estimated milliseconds on the GPU, None if unknown.
         best_ms: Time at the GPU's peak rates in milliseconds.
     """
 

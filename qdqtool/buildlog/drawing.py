@@ -20,7 +20,7 @@ BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
 # White outline that makes labels readable over lines. It is a separate text below the label,
 # because viewers without paint-order would draw the outline of one text over its letters.
 _HALO = 'fill="none" stroke="white" stroke-width="3" aria-hidden="true"'
-# Colors of boxes, as in NVIDIA's engine pictures: INT8 green, FP16 orange, FP32 red.
+# Colors of boxes, as in NVIDIA's engine drawings: INT8 green, FP16 orange, FP32 red.
 FILL = {
     Precision.INT8: "#a5d65a",
     Precision.UINT8: "#a5d65a",

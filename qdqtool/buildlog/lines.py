@@ -75,7 +75,7 @@ def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
     return True
 
 
-def is_profile_head(text: str) -> bool:
+def is_profile_header(text: str) -> bool:
     """Return whether a line is the header of a profile table, of any TensorRT version."""
     return "Layer" in text and ("Time (ms)" in text or "Time(ms)" in text) and "Avg" in text
 
@@ -98,7 +98,7 @@ class ProfileReader:
 
     def read(self, text: str) -> bool:
         """Store a row or the header of the table; return False for any other line."""
-        if is_profile_head(text):
+        if is_profile_header(text):
             self._columns = "Time (ms)" in text, 4 if "Median" in text else 3
             return True
         if self._columns is None:

@@ -518,7 +518,7 @@ def _fit_window(source: int, target: int, kernel: int) -> tuple[int, int, int]:
 
 
 def _split_padding(total: int) -> tuple[int, int]:
-    """Return padding before and after; none for a negative total."""
+    """Return the padding before and after; zeros if the total is negative."""
     before = max(0, total) // 2
     return before, max(0, total) - before
 

@@ -132,7 +132,7 @@ class SectionReader:
     def _read_message(self, level: str, text: str, line: int) -> bool:
         if self.block and self._read_in_block(level, text):
             return True
-        if level == "I" and lines.is_profile_head(text):
+        if level == "I" and lines.is_profile_header(text):
             # The log is an excerpt that lacks the heading of the profile.
             self.block = "profile"
             return self._profile.read(text)

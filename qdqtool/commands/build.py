@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds until the build is stopped.",
 )
-@options.format_options
+@options.output_format_option
 def command(
     model: str,
     builder: str,

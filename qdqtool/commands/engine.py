@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     help="Second engine to compare with, as 'qdqtool compare' does. Repeat for its profile.",
 )
 @options.gpu_option(
-    "GPU of the build, if the log does not name the GPU. Adds the usual time of each layer."
+    "GPU of the build, if the log does not name the GPU. Adds the expected time of each layer."
 )
 @options.clock_option
 @click.option("--dot", type=click.Path(), help="Write the engine as a Graphviz file.")

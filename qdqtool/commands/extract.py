@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     type=click.Path(),
     help="JSON of 'qdqtool verify', whose predicted and built types the report shows.",
 )
-@options.format_options
+@options.output_format_option
 def command(
     model: str,
     output: str,

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     "ranges of tensors without a quantizer on these images."
 )
 @options.image_options
-@options.format_options
+@options.output_format_option
 def command(
     model: str,
     output: str,

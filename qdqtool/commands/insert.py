@@ -85,7 +85,7 @@ _CALIBRATION_PARAMETERS = (
     help="Do not predict how TensorRT runs the result.",
 )
 @options.all_option("List every node, group and scale.")
-@options.format_options
+@options.output_format_option
 def command(
     model: str,
     calib: str | None,

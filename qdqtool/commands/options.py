@@ -300,7 +300,7 @@ class AnswerWriter:
             emit(text(100 if self.output else terminal_width()), self.output)
 
 
-def _format_option(*choices: str) -> Decorator:
+def _make_format_option(*choices: str) -> Decorator:
     return click.option(
         "--format",
         "form",
@@ -311,14 +311,14 @@ def _format_option(*choices: str) -> Decorator:
     )
 
 
-def format_options(function: Command) -> Command:
+def output_format_option(function: Command) -> Command:
     """Give a command ``--format``; it receives an :class:`AnswerWriter` that goes to stdout."""
 
     @functools.wraps(function)
     def call(form: str, **arguments: Any) -> int:
         return function(**arguments, answer=AnswerWriter(form))
 
-    return _format_option("text", "json")(call)
+    return _make_format_option("text", "json")(call)
 
 
 def make_output_options(*formats: str) -> Decorator:
@@ -336,7 +336,7 @@ def make_output_options(*formats: str) -> Decorator:
             reserve_output(output, "-o")
             return function(**arguments, answer=AnswerWriter(form, output))
 
-        return group(_format_option(*formats), output)(call)
+        return group(_make_format_option(*formats), output)(call)
 
     return decorate
 
@@ -579,7 +579,7 @@ def image_options(function: Command) -> Command:
             "--size",
             type=ParsedText(parse_size),
             metavar="H[xW]",
-            help="Image size in pixels if the model leaves it open.",
+            help="Image size in pixels if it is dynamic in the model.",
         ),
     )
     return options(call)

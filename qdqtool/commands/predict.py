@@ -304,7 +304,8 @@ def _predict(
     predictions = [prediction for prediction, _ in results]
     if any(time.is_supported for time in times):
         _demote_support_errors(predictions)
-        # Facts and findings of the model are those of a GPU that the engine can be built for.
+        # The first prediction provides the facts of the model. So GPUs that the engine can be
+        # built for come first.
         predictions = [p for p, time in results if time is None or time.is_supported] + [
             p for p, time in results if time is not None and not time.is_supported
         ]

@@ -54,7 +54,7 @@ def prepare() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        # Keep signals that nohup ignores.
+        # If nohup has set a signal to be ignored, leave it ignored.
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _raise_stop)
     for descriptor in range(3):  # otherwise an opened file could get a standard stream's number

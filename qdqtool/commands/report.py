@@ -43,7 +43,7 @@ from qdqtool.util.files import reserve_output
 @options.gpu_option()
 @options.clock_option
 @options.assume_option
-@options.format_options
+@options.output_format_option
 def command(
     model: str,
     files: tuple[str, ...],

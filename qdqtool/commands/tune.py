@@ -108,7 +108,7 @@ from qdqtool.commands.usage import UsageError
 @options.placement_options
 @options.network_options
 @options.all_option("List every layer, also those that were never measured.")
-@options.format_options
+@options.output_format_option
 def command(
     model: str,
     calib: str,

@@ -101,7 +101,7 @@ def compare(
         preprocess: How images become inputs, as for :func:`qdqtool.insert`. Default: the
             preprocessing that the models' metadata name, else ``yolo`` (letterbox, RGB, divided by
             255).
-        size: Height and width in pixels if the models leave them open. Default: the ``imgsz``
+        size: Height and width in pixels if they are dynamic in the models. Default: the ``imgsz``
             metadata of the first model.
 
     Returns:

@@ -110,9 +110,9 @@ def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
 
 
 def _find_dequantizer(view: View, tensor: str) -> Node | None:
-    """Return the DQ upstream of a tensor, before any operators that only move values.
+    """Return the DQ upstream of a tensor; None if another operator computes the values.
 
-    None if another operator or no operator produces the values.
+    Operators that move values, poolings and resizes may be between the DQ and the tensor.
     """
     producer = view.model.producer(tensor)
     for _ in range(_MAX_MOVES):

@@ -195,9 +195,9 @@ class NodeChange:
         lost: Reason of ``lost-int8``; None without this change.
         finding: Code of the finding that explains the change, or empty.
         why: Description of the changes in one sentence.
-        factor: Second scale over first for the input that differs most; None if unknown.
+        factor: Second scale divided by the first, for the input that differs most; None if unknown.
         scales: Scales of the input that differs most, on both sides.
-        weights_factor: Second scale over first for the weights; None if unknown.
+        weights_factor: Second scale of the weights divided by the first; None if unknown.
     """
 
     a: NodeSide | None
@@ -228,7 +228,7 @@ class NodeChange:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether exactly one side shows the type that the node computes in."""
+        """Whether the node is on both sides, and only one side shows the type it computes in."""
         shown = [
             s.precision not in (None, Precision.UNKNOWN) for s in (self.a, self.b) if s is not None
         ]

@@ -319,7 +319,7 @@ class ExtractionJob:
         return bool(self.invariants.findings or self.invariants.convolutions)
 
     def restore_checked(self) -> None:
-        """If the part fails the check, return to Constant nodes, else to the whole model."""
+        """Restore Constant nodes if the part fails the check; if that fails, the whole model."""
         check = self.check
         if check is None or check.holds(self.proto):
             return

@@ -81,7 +81,7 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
 
 
 def _explain_convolution(recorded: RecordedReasons, outcome: ConvOutcome) -> None:
-    reasons = recorded.at(outcome.name)
+    reasons = recorded.reasons_at(outcome.name)
     diagnosis = None
     if not outcome.is_quantized:
         for reason in reasons:

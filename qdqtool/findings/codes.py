@@ -85,7 +85,7 @@ class FindingCodeEntry:
     saves_time: bool = True
     error: tuple[tuple[str, str], ...] = ()
 
-    def on(self, target: str) -> CodeScope | None:
+    def scope_on(self, target: str) -> CodeScope | None:
         """Return the scope that includes a target; None if the code does not apply to it.
 
         A new target that no code names has the codes of the nearest earlier target. The evidence of
@@ -112,7 +112,7 @@ class FindingCodeEntry:
 
     def severity_on(self, target: str) -> Severity:
         """Return the severity on a target."""
-        scope = self.on(target)
+        scope = self.scope_on(target)
         return self.severity if scope is None or scope.severity is None else scope.severity
 
     def error_text(self, target: str) -> str:
@@ -178,7 +178,7 @@ _MAX_SIMILAR = 3
 
 
 def find_similar_codes(text: str) -> list[str]:
-    """Return at most 3 codes of similar spelling, the nearest first; none for over two words."""
+    """Return up to 3 codes of similar spelling, nearest first; none for more than two words."""
     if len(text.split()) > _MAX_WORDS:
         return []
     name = text.strip().upper().replace("_", "-")

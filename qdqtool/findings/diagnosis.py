@@ -69,7 +69,7 @@ def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Dia
         if isinstance(r, InputNotDequantized):
             related = None
             if r.weights_quantized and r.dq:
-                related = recorded.first(ManyConsumers, r.dq)
+                related = recorded.first_reason(ManyConsumers, r.dq)
             cause = Cause(r, () if related is None else (related,))
             return Diagnosis(r.node, cause, r.elements, (r.node,))
         if isinstance(r, _FLOAT_INPUT_REASONS):
@@ -92,7 +92,7 @@ def diagnose_scales(
         is_float_source = isinstance(r, RemainingConversion) and not r.requantizes
         tensor = r.origin.tensor if is_float_source else r.tensor  # type: ignore[union-attr]
         return Diagnosis(tensor, Cause(r), r.elements, convolutions)
-    parts = recorded.first(ConcatScales, between.node) if between.op in JOINS else None
+    parts = recorded.first_reason(ConcatScales, between.node) if between.op in JOINS else None
     cause = Cause(r, () if parts is None else (parts,))
     return Diagnosis(between.node, cause, r.elements, convolutions)
 
@@ -139,7 +139,7 @@ def _diagnose_residual(
 
 
 def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Diagnosis | None:
-    """Return the diagnosis of a layer that writes float; None if no reason explains the output.
+    """Return the diagnosis of a layer that writes float; None if no reason explains it.
 
     ``reasons`` are the reasons of the layer's node.
     """
@@ -226,10 +226,10 @@ def _diagnose_not_quantized(
 def _diagnose_before_average(
     recorded: RecordedReasons, r: OutputNotQuantized, average: str, convolutions: tuple[str, ...]
 ) -> Diagnosis:
-    reduction = recorded.first(ReduceNotPooling, average)
+    reduction = recorded.first_reason(ReduceNotPooling, average)
     if reduction is not None:
         return Diagnosis(average, Cause(r, (reduction,)), reduction.elements, convolutions)
-    pooling = recorded.first(PoolingOneSide, average)
+    pooling = recorded.first_reason(PoolingOneSide, average)
     # If no Q follows the pooling, Q/DQ before the pooling would only add a conversion.
     gains = pooling is not None and bool(quantizer_consumers(pooling.consumers))
     cause = Cause(r, () if pooling is None else (pooling,))
@@ -238,12 +238,12 @@ def _diagnose_before_average(
 
 def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
     """Return the diagnosis of an average that runs in float; None for any other node."""
-    pooling = recorded.first(PoolingOneSide, node)
+    pooling = recorded.first_reason(PoolingOneSide, node)
     if pooling is not None:
         return Diagnosis(
             pooling.node, Cause(pooling), pooling.elements, gains=pooling.quantized_input
         )
-    reduction = recorded.first(ReduceNotPooling, node)
+    reduction = recorded.first_reason(ReduceNotPooling, node)
     if reduction is None:
         return None
     return Diagnosis(reduction.node, Cause(reduction), reduction.elements)
@@ -335,7 +335,7 @@ def _explain_by_producer(
     if average is not None:
         recorded.add(average, (average.node,))
         return recorded.explanation(average.node), average.cause.reason
-    scale = recorded.first(OutputScale, origin.node)
+    scale = recorded.first_reason(OutputScale, origin.node)
     if scale is not None:
         return (), scale
     if _has_known_obstacle(conversion.blocked):
@@ -370,7 +370,7 @@ def _report_requantization(recorded: RecordedReasons, conversion: RemainingConve
 
 
 def _joins_scales(recorded: RecordedReasons, join: str, conversion: RemainingConversion) -> bool:
-    return recorded.first(ConcatScales, join) is not None or have_different_scales(
+    return recorded.first_reason(ConcatScales, join) is not None or have_different_scales(
         sibling_quantizers(conversion)
     )
 
@@ -379,7 +379,7 @@ def _report_dequantization(recorded: RecordedReasons, conversion: RemainingConve
     inner = recorded.explanation(conversion.pair) if conversion.pair else ()
     for consumer in conversion.consumers:
         diagnosis = diagnose_average(recorded, consumer.node)
-        add = recorded.first(AddOutputNotQuantized, consumer.node)
+        add = recorded.first_reason(AddOutputNotQuantized, consumer.node)
         if diagnosis is None and add is not None:
             diagnosis = diagnose_output(recorded, (add,))
         if diagnosis is not None:

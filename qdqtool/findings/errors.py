@@ -213,7 +213,7 @@ _TOPICS = {  # topics by words in the condition or function of an error; the fir
 
 
 def explain_form(text: str) -> KnownError | None:
-    """Explain an error that the table lacks by its form; None if it is not an error of TensorRT."""
+    """Explain an error of TensorRT that the table lacks by its form; None for other texts."""
     error = parse_error(text)
     if not error.is_error:
         return _explain_marked_line(text)

@@ -162,7 +162,7 @@ class FindingReport:
             from qdqtool.findings import codes  # models without findings skip it
 
             entry = codes.get(code)
-            scope = entry.on(self.target), entry.severity_on(self.target)
+            scope = entry.scope_on(self.target), entry.severity_on(self.target)
             self._scopes[code] = scope
         return scope
 
@@ -234,13 +234,13 @@ class RecordedReasons:
         for residual in self.reasons_of_kind(ResidualFloat):
             self.residuals.setdefault(residual.add, residual)
 
-    def at(self, node: str) -> list[Reason]:
+    def reasons_at(self, node: str) -> list[Reason]:
         """Return the reasons of a node, in the order of the passes."""
         return self._by_node.get(node, [])
 
-    def first(self, kind: type[R], node: str) -> R | None:
+    def first_reason(self, kind: type[R], node: str) -> R | None:
         """Return the first reason of a class at a node, else None."""
-        return next((r for r in self.at(node) if isinstance(r, kind)), None)
+        return next((r for r in self.reasons_at(node) if isinstance(r, kind)), None)
 
     def reasons_of_kind(self, kind: type[R]) -> Iterator[R]:
         """Return all reasons of a class."""

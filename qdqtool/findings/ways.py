@@ -21,7 +21,7 @@ from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 @dataclass(frozen=True)
 class BuildMethod:
-    """A build method.
+    """Program or interface that builds engines, such as trtexec, with its settings.
 
     Attributes:
         name: Name for ``--for``.
@@ -111,7 +111,7 @@ def trtexec_command(
     networks of TensorRT 8 to 10 need ``--int8``, and ``--fp16`` for the unquantized part. Both
     flags are deprecated since 10.12 (release notes), and 10.15 runs Q/DQ in INT8 without
     ``--int8``. trtexec lists the layers from 8.2 on. Without ``--shapes`` it builds for 1 in each
-    open dimension.
+    dynamic dimension.
 
     Args:
         target: The TensorRT version.

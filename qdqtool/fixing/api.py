@@ -193,7 +193,7 @@ def fix(
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
             of Pillow to the input. Default: that of the model's metadata, else ``yolo``
             (letterbox, RGB, divided by 255).
-        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
+        size: Height and width in pixels if they are dynamic in the model. Default: its ``imgsz``
             metadata.
 
     Raises:

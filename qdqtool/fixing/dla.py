@@ -113,7 +113,7 @@ def translate_for_dla(
             :func:`calibration.open_data`. Default: scales of these tensors follow from rules, or
             are missing.
         preprocess: How images become inputs, as for :func:`qdqtool.fix`.
-        size: Height and width in pixels if the model leaves them open.
+        size: Height and width in pixels if they are dynamic in the model.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or has quantizers that a float model
@@ -174,8 +174,8 @@ def _require_quantizers(model: Model) -> None:
         )
     if not is_quantized(model):
         raise ModelError(
-            "has no Q/DQ; give a Q/DQ model, or write a cache of a float model with 'qdqtool "
-            "insert --write-table'",
+            "has no Q/DQ; give a Q/DQ model, or write the calibration cache from a float model "
+            "with 'qdqtool insert --write-table'",
             model.path or "model",
             code="not-quantized",
         )

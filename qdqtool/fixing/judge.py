@@ -55,7 +55,7 @@ class OutputJudge:
         self, model: Model, samples: Sequence[Arrays] | None, effort: float, notes: list[Note]
     ) -> None:
         self.noise: OutputNoise | None = None
-        self._limit: OutputNoise | None = None  # errors from which a step may grow
+        self._limit: OutputNoise | None = None  # errors at the start of the current step
         self.first_noise: OutputNoise | None = None
         self.failure: Note | None = None
         self.has_samples = samples is not None
@@ -203,8 +203,8 @@ class OutputJudge:
         if cut and not self._body:
             self._notes.append(
                 Note(
-                    f"outputs were compared before {', '.join(cut[:3])}, which onnxruntime cannot "
-                    "run",
+                    f"onnxruntime cannot run {', '.join(cut[:3])}: the inputs of these nodes were "
+                    "compared instead of the outputs; no action needed",
                     code="compared-in-front",
                     nodes=cut[:3],
                 )

@@ -1,4 +1,4 @@
-"""Runs of models in onnxruntime with limits on memory and work, their inputs, and their parts."""
+"""Runs of models in onnxruntime within memory and work limits; their inputs and parts."""
 
 from __future__ import annotations
 

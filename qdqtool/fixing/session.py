@@ -229,7 +229,7 @@ class FixSession:
         return reason
 
     def report_unfixed(self, codes: Collection[str]) -> None:
-        """Add notes on requested codes without findings, and on findings that remain."""
+        """Add a note for each requested code without findings, and why other findings remain."""
         present: set[str] = {f.code for f in self.before.findings}
         present.update(a.code for a in (*self.applied, *self.refused))
         self.notes += [

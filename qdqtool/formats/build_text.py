@@ -46,7 +46,7 @@ _MISMATCH_TITLES = {
     MismatchKind.COPY: "Slices, concatenations and copies",
     MismatchKind.BUILD: "Build",
 }
-_SLOW_RATIO = 1.5  # a layer that takes more than this many times its usual time is listed
+_SLOW_RATIO = 1.5  # a layer that takes more than this many times its expected time is listed
 
 
 def render(

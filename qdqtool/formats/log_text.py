@@ -348,7 +348,7 @@ def code_text(entry: FindingCodeEntry, width: int) -> TextPage:
         if holds.severity not in (None, entry.severity):
             evidence += f", {holds.severity.word}"
         page.fill(f"{evidence}: {holds.source}", 4, f"  {', '.join(holds.targets)}: ")
-    other = [t for t in ALL_TARGETS if entry.on(t) is None]
+    other = [t for t in ALL_TARGETS if entry.scope_on(t) is None]
     if other:
         page.fill(f"not on {', '.join(other)}", 2, "  ")
     return page

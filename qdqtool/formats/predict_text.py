@@ -283,7 +283,7 @@ def build_commands(
     advice = [trtexec_advice(target)]
     if shapes:
         advice.append(
-            "The model leaves dimensions open. For a range of sizes, replace --shapes by "
+            "The model has dynamic dimensions. For a range of sizes, replace --shapes by "
             "--minShapes, --optShapes and --maxShapes."
         )
     for text in filter(None, advice):

@@ -101,7 +101,8 @@ def describe_subgraphs(counts: Mapping[str, int]) -> str:
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
-    The types in which float convolutions compute decide, else the float outputs of quantized ones.
+    The types in which float convolutions compute decide. Without float convolutions, the types of
+    the float outputs of quantized convolutions decide.
     If the builder chooses the type, the result is FP16, or FP32 without `half`.
     """
     convolutions = prediction.convolutions

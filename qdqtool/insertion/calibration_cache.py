@@ -1,4 +1,4 @@
-"""TensorRT calibration caches: scales for every tensor of a float network, and build commands.
+"""TensorRT calibration caches: scales of a float network's tensors, and build commands.
 
 Without Q/DQ, TensorRT runs a layer in INT8 only if all of its tensors have a scale. The quantizers
 of a Q/DQ model give scales for some tensors only. These rules give scales for more tensors:
@@ -198,13 +198,13 @@ class _Completion:
         return None
 
     def _from_bound(self, node: Node) -> tuple[float, str] | None:
-        limits = [self._scale_of_bounds(node.output)]
+        limits = [self._bounds_scale(node.output)]
         if operator_of(node).averages or node.op in _BOUNDED:
             limits.append(self._known_scale(node.input(0)))
         scales = [scale for scale in limits if scale is not None]
         return (min(scales), "bounded") if scales else None
 
-    def _scale_of_bounds(self, tensor: str) -> float | None:
+    def _bounds_scale(self, tensor: str) -> float | None:
         """Return the scale for a tensor's bounds; None if they are unknown or implausibly large."""
         bounds = find_bounds(self.model).get(tensor)
         if bounds is None:

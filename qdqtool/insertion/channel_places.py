@@ -26,7 +26,7 @@ _SHAPE_SUFFIX = "/qdqtool/shape"
 
 
 def compact_places(places: Places) -> Places:
-    """Return channels in compact form: unchanging axes have size 1, and leading ones are cut."""
+    """Return channels in compact form: unchanging axes have size 1, or are cut if leading."""
     for axis in range(places.ndim):
         first = places.take([0], axis)
         if places.shape[axis] > 1 and (places == first).all():

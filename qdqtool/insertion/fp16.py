@@ -236,7 +236,7 @@ def find_wide_tensors(
     images: ImageOptions = DEFAULT_IMAGES,
     number_format: NumberFormat = INT8,
 ) -> dict[str, float]:
-    """Return the tensors of a Q/DQ model that FP16 may not hold, with their maxima.
+    """Return the tensors of a Q/DQ model that may exceed the FP16 range, with their maxima.
 
     The maxima come from the calibration (`maxima`), from the ranges of the scales, and from runs of
     a few samples. Without data, the model is not run. If onnxruntime cannot run the model, a
@@ -274,9 +274,10 @@ def describe_fp16(
     if is_default:
         notes.append(
             Note(
-                "the layers without Q/DQ are FP16, except inputs and outputs, because "
-                f"{target.display_name} computes in the types of the file "
-                "(`high_precision='fp32'` keeps FP32)",
+                "layers without Q/DQ were converted to FP16, because "
+                f"{target.display_name} computes in the types of the file; the network's inputs "
+                "and outputs keep their types "
+                "(`high_precision='fp32'` keeps FP32 everywhere)",
                 code="half-by-default",
                 target=target.name,
             )
@@ -285,8 +286,9 @@ def describe_fp16(
         tensors = ", ".join(f"{tensor} ({largest:.4g})" for tensor, largest in wide.items())
         notes.append(
             Note(
-                f"{format_count(len(wide), 'tensor')} with values close to FP16's limit of 65504 "
-                f"(their producers and consumers too) remain FP32; largest values: {tensors}",
+                f"FP32 is kept for {format_count(len(wide), 'tensor')} with values close to FP16's "
+                "limit of 65504, and for the producers and consumers of these tensors; largest "
+                f"values: {tensors}",
                 code="stay-fp32",
                 count=len(wide),
                 kept=list(wide.items()),

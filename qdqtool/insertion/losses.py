@@ -6,9 +6,10 @@ activations with the largest quantization errors are tried in this way. The larg
 confirmed on samples that did not select them: on two samples, the largest of eight gains is mostly
 chance.
 
-The error of an output is the root of the squared difference to the run with float activations, over
-the variance of that run, at the positions of objects (at all positions if these are unknown). The
-mean over the outputs is reported. The outputs are the last convolutions before any decoding.
+The error of an output is the root mean square of the difference to the run with float activations,
+divided by the standard deviation of that run. Only the positions of objects count (all positions
+if these are unknown). The mean over the outputs is reported. The outputs are the last convolutions
+before any decoding.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import onnx
 
 from qdqtool.ir.float8 import E4M3_MAX, e4m3_tensor, encode_e4m3, round_to_e4m3
 
-MIN_GAIN = 1.02  # a smaller gain is not worth building for
+MIN_GAIN = 1.02  # minimum speedup that justifies another format
 LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
 
 

@@ -59,7 +59,7 @@ class ImageOptions:
     Attributes:
         preprocess: A Preprocess, the name of a preset, or a function. None: the preprocessing in
             the model's metadata, else YOLO's.
-        size: Height and width in pixels if the model leaves them open. None: its ``imgsz``
+        size: Height and width in pixels if they are dynamic in the model. None: its ``imgsz``
             metadata.
     """
 

@@ -545,7 +545,7 @@ class _Placer:
         sides = self._find_convolution_sides(node)
         if not sides or self._is_broadcast(node):
             return [], None
-        if not self._is_quantized_next(node.output):
+        if not self._is_quantized_downstream(node.output):
             return [], FloatNode(PLACEMENT, node.name, SkipCause.RESULT_NOT_QUANTIZED)
         consumers = self.placement.consumer_indices
         if not has_only_quantized_consumers(self._model, node.output, consumers):
@@ -600,7 +600,7 @@ class _Placer:
 
     def _choose_pool_input(self, node: Node) -> _InputChoice:
         tensor = node.input(0)
-        if self._is_fp8 or not self._is_quantized_next(node.output):
+        if self._is_fp8 or not self._is_quantized_downstream(node.output):
             return [], None  # FP8 poolings were not seen in any build
         if not self._comes_from_quantized(tensor):
             return [], FloatNode(PLACEMENT, node.name, SkipCause.NO_QUANTIZED_PRODUCER)
@@ -612,7 +612,7 @@ class _Placer:
             return [], FloatNode(PLACEMENT, node.name, SkipCause.INPUT_READ_AS_FLOAT)
         return [0], None
 
-    def _is_quantized_next(self, tensor: str) -> bool:
+    def _is_quantized_downstream(self, tensor: str) -> bool:
         """Return whether a tensor, its activation or a copy of its values is quantized later."""
         model = self._model
         downstream = walk_tensors(

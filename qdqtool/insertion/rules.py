@@ -36,7 +36,7 @@ Greater is better.
 def choose_placement(
     model: Model, options: PlacementOptions, target: Target
 ) -> tuple[PlacementRules, Placement]:
-    """Return the rules that follow from options and target for a prepared model, and its placement.
+    """Return the rules that follow from options and target, and the placement of a model.
 
     Raises:
         QdqtoolError: As for :func:`qdqtool.insertion.placement.place`.
@@ -107,7 +107,7 @@ def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
 
 def _is_warning(form: type[Reason], target: Target) -> bool:
     """Return whether the finding for a form of convolution is a warning or error."""
-    code = codes.get(form.rules[0].code).on(target.name)
+    code = codes.get(form.rules[0].code).scope_on(target.name)
     return code is not None and code.severity != Severity.INFO
 
 

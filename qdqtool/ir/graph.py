@@ -596,7 +596,7 @@ class Model:
         return None not in [(self._types or {}).get(t, _UNKNOWN)[1] for t in node.outputs if t]
 
     def shape(self, tensor: str) -> Shape | None:
-        """Return a tensor's dimensions (None if open); None in place of all if unknown."""
+        """Return a tensor's dimensions (None if dynamic); None in place of all if unknown."""
         return self.tensor_type(tensor)[1]
 
     def elem_type(self, tensor: str) -> int:

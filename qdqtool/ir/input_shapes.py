@@ -1,4 +1,4 @@
-"""Description of a model, and shapes of inputs whose dimensions a model leaves open."""
+"""Description of a model, and shapes of inputs with dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def metadata_size(model: Model) -> tuple[int, int] | None:
 
 
 def image_shapes(model: Model) -> dict[str, tuple[int | None, int | None]]:
-    """Return height and width of each four-dimensional input; None for an open side."""
+    """Return height and width of each four-dimensional input; None for a dynamic side."""
     shapes = {}
     for name in model.inputs:
         shape = [d if d is not None and d > 0 else None for d in model.shape(name) or ()]
@@ -55,7 +55,7 @@ def side_axes(shape: Sequence[int | None]) -> slice:
 
 
 def remember_size(model: Model, size: tuple[int, int] | None) -> None:
-    """Write height and width into the metadata if an input leaves them open."""
+    """Write height and width into the metadata if they are dynamic in an input."""
     if size is None or not any(None in sides for sides in image_shapes(model).values()):
         return
     entries = model.proto.metadata_props
@@ -66,10 +66,10 @@ def remember_size(model: Model, size: tuple[int, int] | None) -> None:
 
 
 def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
-    """Return a complete shape for each input that leaves dimensions open.
+    """Return a complete shape for each input with dynamic dimensions.
 
-    An open first dimension becomes `batch`. Open height and width of a four-dimensional input are
-    taken from the metadata, and are 640 without metadata. Other open dimensions become 1.
+    A dynamic first dimension becomes `batch`. Dynamic height and width of a four-dimensional input
+    are taken from the metadata, and are 640 without metadata. Other dynamic dimensions become 1.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in model.inputs:
@@ -79,7 +79,7 @@ def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
         defaults = [batch, *([1] * (len(shape) - 1))]
         if len(shape) == 4:
             defaults[side_axes(shape)] = metadata_size(model) or _DEFAULT_SIZE
-        # Some exporters write 0 or -1 for an open dimension.
+        # Some exporters write 0 or -1 for a dynamic dimension.
         shapes[name] = tuple(
             size if _is_fixed(size) else default
             for size, default in zip(shape, defaults, strict=True)
@@ -116,7 +116,7 @@ class ModelInfo:
         sha256: Hash of the file.
         opset: Version of the operators.
         nodes: Number of nodes.
-        open_inputs: Shape of each input that leaves dimensions open: -1 for the batch, the size to
+        open_inputs: Shape of each input with dynamic dimensions: -1 for the batch, the size to
             build for elsewhere.
         has_bfloat16: Whether the model has bfloat16 tensors.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches

@@ -78,7 +78,7 @@ class QuantizerForm(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class FakeQuantizer:
-    """A simulated quantizer.
+    """Nodes that quantize and dequantize a tensor without Q and DQ.
 
     Attributes:
         form: Tool or exporter that writes the nodes.

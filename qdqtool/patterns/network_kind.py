@@ -295,7 +295,7 @@ def _find_tokens(model: Model) -> OtherKind | None:
     if shapes is None or sides is None or any(len(shape) != _TOKENS for shape in shapes):
         return None
     first, (height, width) = f"the network's output '{model.outputs[0]}'", sides
-    if all(_is_plain_map(sides, shape) for shape in shapes):
+    if all(_is_dense_map(sides, shape) for shape in shapes):
         return OtherKind(NetworkKind.MAP, f"{first} is a map, as in segmentation or depth")
     lengths = {shape[-1] for shape in shapes}
     if len(shapes) == 2 and any(lengths == {k * width, k * height} for k in (1, 2, 3, 4)):
@@ -311,7 +311,7 @@ def _find_tokens(model: Model) -> OtherKind | None:
     return None
 
 
-def _is_plain_map(sides: tuple[int, int], shape: _Shape) -> bool:
+def _is_dense_map(sides: tuple[int, int], shape: _Shape) -> bool:
     height, width = shape[-2:]
     ratio = sides[0] / height if height else 0
     return 0 < ratio <= _DENSE_STRIDE and width == sides[1] / ratio

@@ -353,8 +353,8 @@ def _has_long_vectors(
 ) -> bool:
     """Return whether onnx would compute the values of very long vectors, one by one.
 
-    The check uses upper bounds of the lengths. Tensors that may not be vectors count as empty. A
-    tensor that is reshaped to a vector counts as long as the largest input.
+    The check uses upper bounds of the lengths. Tensors without a known length count as empty. A
+    tensor of unknown length that is reshaped to a vector counts as long as the largest input.
 
     Args:
         nodes: All nodes of the model.

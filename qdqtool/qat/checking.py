@@ -374,7 +374,7 @@ def _run_pieces(
 
 
 def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequence[Tensor]) -> float:
-    """Return the largest relative difference of a model's outputs, see :attr:`Check.difference`.
+    """Return the largest relative difference of outputs, see :attr:`Check.difference`.
 
     Raises:
         ModelError: onnxruntime fails, or an output has another shape.

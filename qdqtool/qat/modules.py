@@ -1,4 +1,4 @@
-"""Torch modules with quantizers: the class of a network's own module is replaced by a subclass.
+"""Torch modules with quantizers: the classes of the modules are replaced by subclasses.
 
 The subclass has the name of the original class. Parameters and state-dict keys do not change; only
 the quantizers add keys.

@@ -137,7 +137,7 @@ def insert(
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
             of Pillow to the input. Default: that of the model's metadata, else ``yolo``
             (letterbox, RGB, divided by 255).
-        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
+        size: Height and width in pixels if they are dynamic in the model. Default: its ``imgsz``
             metadata.
         calib_cache: File that keeps the statistics, so that another run needs no inference.
         overwrite_cache: Whether a cache of another model or of other data is replaced. Otherwise
@@ -650,7 +650,7 @@ class _Inserter:
             )
 
     def find_wide_tensors(self) -> dict[str, float]:
-        """Return the tensors that FP16 may not hold, with their maxima; cached."""
+        """Return the tensors that may exceed the FP16 range, with their maxima; cached."""
         if self._wide is None:
             self._wide = fp16.find_wide_tensors(
                 self._model,

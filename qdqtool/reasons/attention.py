@@ -17,7 +17,7 @@ class ProductOfActivations(Reason):
 
 
 class AttentionHead(Reason):
-    """A quantized matrix product of an attention that is not one kernel.
+    """A quantized matrix product of an attention that TensorRT does not fuse into one kernel.
 
     Attributes:
         size: Head size, the number of values that a score sums.
@@ -150,10 +150,9 @@ class FusedByMyelin(Reason):
     def message(self, finding: Finding, cause: Cause) -> str:
         fp8 = f"{self.fp8} FP8, " if self.fp8 else ""
         floats = self.products - self.int8 - self.fp8
+        products = format_count(self.products, "matrix product")
         parts = [
-            f"{self.products} matrix products ({self.int8} INT8, {fp8}{floats} float)"
-            if self.products
-            else "",
+            f"{products} ({self.int8} INT8, {fp8}{floats} float)" if self.products else "",
             f"{self.softmaxes} Softmax" if self.softmaxes else "",
             format_count(self.norms, "normalization") if self.norms else "",
         ]
@@ -168,7 +167,8 @@ class FusedByMyelin(Reason):
             )
         text = f"Myelin compiles {where}"
         if self.fused:
-            text += f": {self.fused} Q and DQ become part of its kernels"
+            verb = "becomes" if self.fused == 1 else "become"
+            text += f": {format_count(self.fused, 'Q/DQ node')} {verb} part of its kernels"
             text += (
                 f", but up to {self.uncertain} of them may be conversions" if self.uncertain else ""
             )

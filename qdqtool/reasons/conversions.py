@@ -180,8 +180,8 @@ class RemainingConversion(Reason, key="stays"):
             return (text, NO_ACTION) if self.precision == Precision.FP8 else text
         assumed = (
             (
-                " This is assumed: if the attention becomes one kernel, the conversion is part of "
-                "that kernel."
+                " This assumes that the attention does not become one kernel; such a kernel would "
+                "include the conversion."
             )
             if self.attention
             else ""

@@ -114,7 +114,7 @@ class ChannelNumbers(Reason):
             return f"{text}."
         return (
             f"{text}; {list_names(map(str, self.odd))} "
-            f"{'is' if len(set(self.odd)) == 1 else 'are'} not a multiple of 16."
+            f"{'is not a multiple' if len(set(self.odd)) == 1 else 'are not multiples'} of 16."
         )
 
 

@@ -77,9 +77,9 @@ class RemainingFloat(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"the float part of the model is FP32 ({self.convolutions} of "
-            f"{format_layer_counts(self.total - self.products, self.products)} read or write FP32 "
-            f"and could use FP16, {self.first} first)."
+            f"the float part of the model is FP32: inputs or outputs of {self.convolutions} of "
+            f"{format_layer_counts(self.total - self.products, self.products)} could be FP16 "
+            f"({self.first} first)."
         )
 
 

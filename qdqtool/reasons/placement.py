@@ -10,7 +10,7 @@ from qdqtool.reasons.finding import Reason
 from qdqtool.util.json_text import Json
 from qdqtool.util.text import format_count
 
-PLACEMENT = "placement"  # pass name in these reasons
+PLACEMENT = "placement"  # pass name in the reasons of this module
 _HEAD_OPTION = "(`head='none'` quantizes it)"
 
 
@@ -66,7 +66,7 @@ class SkipCause(StrEnum):
 
 
 class FloatNode(Reason):
-    """A node that remains float for a cause that needs no further values."""
+    """A node that remains float; the cause alone is the message."""
 
     cause: SkipCause
 

@@ -89,7 +89,8 @@ class ZeroPointCount(Reason):
     zero_points: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} has {self.scales} scales and {self.zero_points} zero points."
+        scales = format_count(self.scales, "scale")
+        return f"{self.node} has {scales} and {format_count(self.zero_points, 'zero point')}."
 
 
 class NonzeroZeroPoint(Reason, key="zero-point"):
@@ -273,6 +274,6 @@ class FakeQuantizers(Reason):
             )
         rewrite = ""
         if self.exact:
-            share = "them" if self.exact == self.count else f"{self.exact} of them"
-            rewrite = f", or let fix rewrite {share} as Q/DQ"
+            share = "" if self.exact == self.count else f"{self.exact} of "
+            rewrite = f". Or let fix rewrite {share}these quantizers as Q/DQ"
         return message, (f"{export}{rewrite}. Do not insert Q/DQ next to these quantizers.")

@@ -102,7 +102,7 @@ class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        clause, residual = describe_consumers(self.consumers), self.residual.node
+        clause, residual = describe_consumers(self.consumers, " the sum"), self.residual.node
         if self.node == self.add:
             return (
                 f"{self.add} runs in float{format_size(self.elements)}: its inputs are quantized, "
@@ -110,7 +110,8 @@ class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
                 f"Quantize the result of {self.add}, or remove the pairs before it.",
             )
         return (
-            f"{self.node} reads and writes float{format_size(self.elements)} at {self.add}: its "
-            f"residual is quantized ({residual}), but {clause}.",
+            f"{self.node} reads the residual of {self.add} as float and writes "
+            f"float{format_size(self.elements)}, although the residual is quantized ({residual}): "
+            f"{clause}.",
             f"Quantize the result of {self.add}, or remove the pair of {residual} before the Add.",
         )

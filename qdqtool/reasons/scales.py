@@ -140,7 +140,7 @@ class PairScalesDiffer(Reason):
         )
 
 
-def _more(bad: int, listed: int) -> str:
+def _format_omitted(bad: int, listed: int) -> str:
     return f"; and {bad - listed} more" if bad > listed else ""
 
 
@@ -256,8 +256,8 @@ class ScaleNotPositive(Reason):
     def _activation_cause(self) -> str:
         if self.value == 0:
             return (
-                f"the tensor was 0 on every calibration image{self._half_cause()}, or "
-                f"{_UNCALIBRATED}"
+                f"the tensor was 0 on every calibration image{self._half_cause()}, the quantizer "
+                "was not calibrated, or its range (amax) was not loaded before the export"
             )
         half = " (or the scale exceeded FP16's 65504)" if self.is_half else ""
         return f"{_UNCALIBRATED}, or training or calibration diverged{half}"
@@ -266,7 +266,7 @@ class ScaleNotPositive(Reason):
         """Return the text that a float16 scale may have been rounded to 0; empty for float32."""
         if not self.is_half:
             return ""
-        return f", or its scale is below {_SMALLEST_HALF:g}, which float16 cannot hold"
+        return f", float16 rounded a scale below {_SMALLEST_HALF:g} to 0"
 
     def _place(self) -> str:
         where = ""
@@ -509,8 +509,8 @@ class ActivationScales(Reason):
         bad: Number of scales that do not fit.
         total: Number of scales that were checked.
         samples: Number of calibration samples.
-        factor: Largest magnitude over the range of the scale, if this ratio is about equal for all
-            Qs; otherwise 0.
+        factor: Largest magnitude divided by the range of the scale, if this ratio is about equal
+            for all Qs; otherwise 0.
     """
 
     rules = (FindingRule("ACT-SCALE"),)
@@ -536,7 +536,7 @@ class ActivationScales(Reason):
         return (
             f"{self.bad} of {self.total} activation scales do not fit "
             f"{format_count(self.samples, 'sample')}{factor}: "
-            f"{'; '.join(map(fit, self.worst))}{_more(self.bad, len(self.worst))}."
+            f"{'; '.join(map(fit, self.worst))}{_format_omitted(self.bad, len(self.worst))}."
         )
 
 
@@ -598,7 +598,7 @@ class OutlierScales(Reason):
         message = (
             f"{self.bad} of {self.total} activation scales cover outliers, so other values "
             f"have only one or two of 127 steps. {where}, the largest value is many times the "
-            f"typical one: {listed}{_more(self.bad, len(self.worst))}."
+            f"typical one: {listed}{_format_omitted(self.bad, len(self.worst))}."
         )
         if self.linear:
             return message

@@ -24,7 +24,9 @@ An empty fix stands for the general advice of the finding code, `NO_ACTION` for 
 
 NO_ACTION = "no action needed"
 
-MIN_SCALE_RATIO = 0.25  # smallest over largest scale; a common scale costs two bits at this ratio
+MIN_SCALE_RATIO = (
+    0.25  # smallest scale / largest scale; a common scale costs two bits at this ratio
+)
 
 
 def format_number(value: float | None) -> str:
@@ -90,7 +92,7 @@ def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> 
     if not consumers:
         return f"nothing reads{it}"
     if all(r.kind == ConsumerKind.OUTPUT for r in consumers):
-        return "it is the network's output"
+        return f"{it.strip() or 'it'} is the network's output"
     more = getattr(consumers, "more", "")
     if more and [r.node for r in consumers] == [more]:
         return f"its consumers come after {more} and were not analyzed"

@@ -546,7 +546,7 @@ def _format_attribute(value: Any, separator: str) -> str:
 
 
 def time_kind(layer: EngineLayer) -> str:
-    """Return the kind of a layer for sums of times: ``conversion``, ``copy``, ``int8``, ``float``.
+    """Return the kind of a layer for sums of times, such as ``conversion`` or ``int8``.
 
     Layers in FP8 and INT4 have the kind ``int8``.
     """

@@ -290,10 +290,10 @@ def read_histograms(
     calibrated = [tensor for tensor in quantizers if tensor in statistics]
     common = len({*view.model.producers, *view.model.inputs}.intersection(statistics))
     if not calibrated or 2 * common < len(statistics):
-        count = sum(q.input(0) in statistics for q in view.activation_qs)
         raise DataError(
             f"belongs to another model: only {common} of the cache's {len(statistics)} tensors are "
-            f"in this model, and {count} of them are quantized. Write a cache of this model with "
+            f"in this model, and {len(calibrated)} of these are quantized. Write a cache of this "
+            "model with "
             "'qdqtool insert --calib-cache'",
             os.fspath(path),
             code="different-models",

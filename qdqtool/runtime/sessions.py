@@ -97,7 +97,7 @@ def open_session(
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         if not fold_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        if one_arena and _has_arena():
+        if one_arena and _create_arena():
             options.add_session_config_entry("session.use_env_allocators", "1")
         if folder:
             options.add_session_config_entry(FOLDER_KEY, folder)
@@ -118,7 +118,7 @@ def open_session(
 
 
 @functools.cache
-def _has_arena() -> bool:
+def _create_arena() -> bool:
     """Create the memory arena that sessions share; return whether this succeeded."""
     ort = load_onnxruntime()
     try:

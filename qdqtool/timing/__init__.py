@@ -1,4 +1,4 @@
 """Time estimates: table of GPUs, work of each layer, time model, calibration.
 
-Imports only packages below it; it does not know the command line or formats.
+The package does not import the command line or the formats.
 """

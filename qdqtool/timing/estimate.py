@@ -163,8 +163,8 @@ def _simulate(
     named = target_with_layers(target_named(prediction.target))
     notes.append(
         Note(
-            f"{prediction.target} does not name layers: estimated from the engine that "
-            f"{named.name} would build",
+            f"{prediction.target} does not name layers: the times were estimated from the engine "
+            f"that {named.name} would build",
             code="no-layers-named",
         )
     )

@@ -55,7 +55,7 @@ _SPELLINGS = (
     (rf"\b({'|'.join(_BRAND_WORDS)})\b", " "),
     (r"\bada generation\b", "ada"),
 )
-# Begins of the names of Jetsons with a DLA, by the data sheets of the modules.
+# Prefixes of the names of Jetsons with a DLA, by the data sheets of the modules.
 _JETSONS_WITH_DLA = (
     "Jetson Xavier NX",
     "Jetson AGX Xavier",

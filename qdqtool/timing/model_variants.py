@@ -151,9 +151,9 @@ def fp16_variant(model: Model, target: Target) -> Model | None:
 
 
 def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
-    """Return the model with fixed input shapes, and a note for each input with an open shape.
+    """Return the model with fixed input shapes, and a note for each dynamic input.
 
-    Open shapes are completed by :func:`complete_shapes`.
+    Dynamic dimensions are set by :func:`complete_shapes`.
     """
     shapes = complete_shapes(model, batch)
     notes = [

@@ -99,8 +99,8 @@ class TimeConstants:
             7.5 were seen).
         spreads: Factors within which 80 % of measured times lie: ``layer``, ``total`` (the GPU
             left out of the fit, its architecture measured) and ``total_unknown`` (the
-            architecture left out). ``gain`` is the same for FP16's time over that of the network
-            with Q/DQ, GPU and network left out.
+            architecture left out). ``gain`` is the same for the time in FP16 divided by the
+            time with Q/DQ, with GPU and network left out.
         gap_us: Microseconds between two kernels of an engine that runs without a CUDA graph.
         gap_myelin_us: The same gap on GPUs whose whole engine Myelin compiles.
         signs: Number of correct guesses and number of pairs. Each pair has measured times of INT8
@@ -324,10 +324,10 @@ def kernel_seconds(
 
 
 def missing_share(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
-    """Return the share of the bytes that a kernel moves through memory, because they miss the L2.
+    """Return the share of a kernel's bytes that miss the L2 and move through memory.
 
-    It depends on the number of elements, not on their type: no gain of INT8 above the ratio of the
-    rates was measured, also not where only the INT8 tensors fit into the L2.
+    The share depends on the number of elements, not on their type: no gain of INT8 above the ratio
+    of the rates was measured, also not where only the INT8 tensors fit into the L2.
     """
     share: Array = np.clip(1.0 - f.l2 * c["l2_share"] / np.maximum(f.in_fp16, 1.0), 0.0, 1.0)
     return share

@@ -8,7 +8,7 @@ from qdqtool.timing.results import UNKNOWN_SPREAD, UNMEASURED_SPREAD, TimeEstima
 from qdqtool.util.notes import Note
 
 _NOTE_SPREAD = 1.15  # factor that widens the range if figures of the GPU are assumed
-_REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured: variation of runs
+_REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured; runs vary
 
 
 def set_range(time: TimeEstimate, kernels: float) -> None:

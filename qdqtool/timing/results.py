@@ -1,18 +1,21 @@
-"""Time estimates and their parts: the float network, the gain, kernels, and savings of fixes."""
+"""Time estimates and their parts: float network, gain, kernels, and savings of fixes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from qdqtool.insertion.number_formats import is_worthwhile
 from qdqtool.ir.precision import Precision
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import load_constants
-from qdqtool.timing.time_calibration import TimeCalibration
 from qdqtool.timing.workload import EngineWorkload
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
+
+if TYPE_CHECKING:
+    from qdqtool.timing.time_calibration import TimeCalibration
 
 # The range is widened by 1 + this number x the share of layers whose shapes are unknown.
 UNKNOWN_SPREAD = 1.5

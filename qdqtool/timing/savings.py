@@ -134,7 +134,7 @@ class _SavingFinder:
         return {self.extras[name] for name in names if name in self.extras}
 
     def _find_vanishing(self, convolutions: Iterable[int]) -> set[int]:
-        """Return the positions of kernels next to convolutions that INT8 would make superfluous.
+        """Return the positions of kernels that are superfluous if adjacent convolutions are INT8.
 
         These are changes of types and layouts, and activations, residual additions and poolings
         after the convolutions.

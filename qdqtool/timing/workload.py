@@ -518,7 +518,7 @@ class _WorkloadBuilder:
         written = sum(pooled or product.written for product in products)
         read = main.read * width(input_type)
         for other in layer.inputs[1:]:
-            # A residual. Or a bias that an Identity copies, as torch writes equal biases.
+            # A residual, or a bias from an Identity (as torch exports equal biases).
             elements = self._count_elements(other.tensor)
             if elements is None:
                 elements = main.written
@@ -623,7 +623,7 @@ class _WorkloadBuilder:
         )
 
     def _is_fixed(self, tensor: str) -> bool:
-        """Return whether a tensor depends only on constants and shapes, so is computed once."""
+        """Return whether a tensor is computed only once, from constants and shapes."""
         return self.model.is_constant(tensor) or tensor in self._constants_at_run_time
 
     @functools.cached_property
@@ -726,7 +726,7 @@ def _make_copy(precision: Precision, channels: float, moved: float) -> LayerWork
 
 
 def _computes_in_any_float(layer: EngineLayer) -> bool:
-    """Return whether a layer has kernels for any float type, so keeps that of its input."""
+    """Return whether a layer has kernels for any float type, and keeps its input's type."""
     return layer.type in ("Pooling", "PointWise", "ElementWise", "Scale", "NoOp", "Shuffle")
 
 

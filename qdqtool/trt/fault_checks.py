@@ -455,7 +455,7 @@ def bias_quantized(
     """Return a fault if the DQ before a convolution is on its bias.
 
     ``precision`` is the type of the DQ's input. A DQ with INT32 input is always on the bias; for
-    other types, ``is_bias`` tells whether the DQ is.
+    other types, ``is_bias`` is whether the DQ is on the bias.
     """
     if not is_bias and precision != Precision.INT32:
         return None

@@ -132,24 +132,24 @@ class _ConsumerSearch:
     def run(self) -> SharedTuple[TensorConsumer]:
         for tensor, path in self.queue:
             if len(self.consumers) >= MAX_CONSUMERS:
-                self.note_more(tensor, path)
+                self.note_omission(tensor, path)
                 break
             self.visit(tensor, path)
         if len(self.consumers) > MAX_CONSUMERS:
-            self.note_more(self.tensor, ())
+            self.note_omission(self.tensor, ())
         if not self.consumers and self.last_operator is not None:
             # Without this entry the list would be empty. The operator stands for the consumers
             # after it.
             self.consumers.append(_describe_consumer(*self.last_operator))
         return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
 
-    def note_more(self, tensor: Tensor, path: _Path) -> None:
-        """Record the operator or tensor after which consumers are missing in the list."""
+    def note_omission(self, tensor: Tensor, path: _Path) -> None:
+        """Record the operator or tensor after which consumers are left out of the result."""
         self.more = self.more or (path[-1].node if path else tensor.source)
 
     def visit(self, tensor: Tensor, path: _Path) -> None:
         if len(tensor.consumers) > MAX_CONSUMERS:
-            self.note_more(tensor, path)
+            self.note_omission(tensor, path)
         if tensor.is_output:
             self.consumers.append(TensorConsumer(ConsumerKind.OUTPUT, tensor.name, "Output", path))
         for layer in itertools.islice(tensor.consumers, MAX_CONSUMERS):

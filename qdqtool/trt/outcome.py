@@ -527,7 +527,7 @@ def _quantized_type(layer: Layer) -> Precision:
 
 
 def _engine_name(layer: Layer, listed_type: str) -> str:
-    """Return the name that the engine lists; a kernel of Myelin has the name of its first node."""
+    """Return the name that the engine lists; a Myelin kernel has the name of its first node."""
     is_kernel = layer.region is not None and listed_type in (KERNEL, _PRODUCT)
     return layer.nodes[0] if is_kernel and layer.nodes else layer.name
 

@@ -141,7 +141,7 @@ and merge until no move is possible, then Qs are split across Concats, then DQs 
 
 
 class PassError(QdqtoolError):
-    """A pass failed, which is a defect of qdqtool. The message names the last passes before."""
+    """A pass failed, which is a defect of qdqtool. The message names the passes that ran last."""
 
 
 class PipelineRun:

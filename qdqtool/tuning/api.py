@@ -295,7 +295,7 @@ class _TuningRun:
         )
         self.cluster = options.cluster
         self.ranges_report: Json = {}
-        self.searched_images = 0  # number of images behind the ranges of the search
+        self.searched_images = 0  # number of images that gave the ranges of the search
         self.ranges_seconds = 0.0  # estimate for collecting ranges from all images
 
     def _identify(self) -> Json:

@@ -330,7 +330,7 @@ class PlacementSearch:
                 self.notes.append(
                     Note(
                         f"none of the tried combinations with {self.format_title} layers reaches "
-                        "the goal",
+                        "the goal; lower `keep`",
                         code="goal-not-reached",
                     )
                 )

@@ -17,7 +17,7 @@ from qdqtool.tuning.sites import Candidate
 
 @dataclass
 class SensitivitySweep:
-    """Measures each choice alone, and computes its gain (decrease of the squared output error).
+    """Measures each choice alone, and its gain: the decrease of the squared output error.
 
     Attributes:
         planner: Plans the choices.

@@ -183,7 +183,7 @@ def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
 
 
 def list_scale_candidates(planner: Planner, sites: Iterable[TuningSite]) -> list[Candidate]:
-    """Return choices of other calibration methods and of separate scales for the sites' tensors.
+    """Return choices of other calibration methods and separate scales for sites' tensors.
 
     Methods that change a scale by at most 5 % are left out. The list is empty for FP8: its ranges
     are always the largest magnitudes, and a shared scale does not cost precision.
@@ -419,7 +419,7 @@ def _ratio(gain: float, cost: float) -> float:
 
 
 def find_neighbors(model: Model) -> dict[str, frozenset[str]]:
-    """Return the nearest weighted nodes upstream and downstream of each weighted node, by name."""
+    """Return the nearest weighted nodes up- and downstream of each weighted node, by name."""
     neighbors: dict[str, set[str]] = defaultdict(set)
     for node in model.nodes:
         if node.op not in WEIGHTED:

@@ -24,7 +24,7 @@ LOG_RECORDS = 300_000  # records that are kept from a log: nodes, passes, layers
 LOG_TEXT = 24 * MB  # texts of these records
 LOG_CONSTANTS = 320 * MB  # weights of a network reconstructed from a log; YOLOv8x has 260 MB
 LIST_FILE = 64 * MB  # a list of images, a calibration table, a recorded JSON
-JSON_FILE = 20 * MB  # a layer or profile JSON, which takes 40 times the memory as Python objects
+JSON_FILE = 20 * MB  # a layer or profile JSON; its Python objects take 40 times its size in memory
 JSON_VALUES = 8_000_000  # values in a JSON
 VERIFICATION_FILE = 8 * MB  # the JSON of `verify`
 EXTERNAL_DATA = 16 * GB  # all external weights of a model
@@ -126,7 +126,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_excess(size: float, limit: float, suffix: str = "") -> str:
-    """Format a size and the limit that it exceeds; show all digits if they look equal otherwise.
+    """Format a size and the limit that it exceeds, with all digits if they would look equal.
 
     Args:
         size: Actual size.

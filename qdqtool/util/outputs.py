@@ -69,7 +69,7 @@ def _open_stream(target: Path) -> IO[bytes]:
 def write_text(path: StrPath, text: str) -> None:
     """Write text in UTF-8, atomically; see :func:`atomic_write`."""
     with atomic_write(path) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))  # file names may not be UTF-8
+        file.write(text.encode("utf-8", "backslashreplace"))  # some file names are not UTF-8
 
 
 def write_visible(path: StrPath, text: str) -> None:

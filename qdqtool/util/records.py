@@ -1,4 +1,4 @@
-"""Names and values in dataclasses: names of nodes and tensors, values by field, JSON fields."""
+"""Names of nodes and tensors in dataclasses, and their values by field and as JSON."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
     kind = type(value)
     parts: Iterable[Any] = ()
     if kind is SharedTuple:
-        names.update(value.once(_names_of))
+        names.update(value.once(_collect_part_names))
     elif kind in (tuple, frozenset):
         parts = value
     elif is_dataclass(kind):
@@ -100,7 +100,7 @@ def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
             _add_names(part, names, visited)
 
 
-def _names_of(parts: Sequence[Any]) -> dict[str, None]:
+def _collect_part_names(parts: Sequence[Any]) -> dict[str, None]:
     names: dict[str, None] = {}
     _add_names(parts, names, set())
     return names

@@ -65,7 +65,7 @@ codecs.register_error("escapes", _handle_encode_error)
 
 
 def one_line(text: str) -> str:
-    """Return a text on one line: replace runs of white space by one space, escape hidden ones."""
+    """Join the lines of a text by spaces, shorten white space, and escape hidden characters."""
     return escape_hidden(" ".join(text.split()))
 
 

@@ -85,7 +85,7 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
 
 
 def test_build_command_has_the_size_of_insert(folder: Path, cli: Cli) -> None:
-    """A builder would use 1 for each open dimension. `predict` finds the size in the metadata."""
+    """A builder would use 1 for each dynamic dimension. `predict` finds the size in the metadata."""
     proto = onnx.load("m.onnx")
     for number, dim in enumerate(proto.graph.input[0].type.tensor_type.shape.dim):
         if number != 1:

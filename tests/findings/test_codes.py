@@ -89,7 +89,7 @@ def test_code_severity_depends_on_target() -> None:
     entry = codes.get("WEIGHT-PREQUANT")
     assert entry.severity_on("trt8.4") == Severity.ERROR
     assert entry.severity_on("trt8.5") == Severity.WARNING
-    assert entry.on("trt10") is None
+    assert entry.scope_on("trt10") is None
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_last_code_of_a_refusal_has_no_condition() -> None:
 
 
 def test_codes_of_the_compiler_apply_to_tensorrt_rtx() -> None:
-    on_rtx = {c.code for c in codes.CODES.values() if c.on("rtx1.7") is not None}
+    on_rtx = {c.code for c in codes.CODES.values() if c.scope_on("rtx1.7") is not None}
     assert {"BUILD-FAILS", "IN-BLOCKED", "SCALE-SHAPE1"} <= compiler.CODES <= on_rtx
 
 

@@ -63,8 +63,8 @@ def test_codes_evidence_is_at_most_that_of_the_target() -> None:
             for target in holds.targets:
                 limited = holds.evidence.weaker(TARGETS[target].evidence)
                 assert limited == holds.evidence, (code.code, target)
-    assert CODES["SKIP-FLOAT"].on("trt8.6").evidence == Evidence.SEEN
-    assert CODES["SKIP-FLOAT"].on("trt10").evidence == Evidence.ASSUMED
+    assert CODES["SKIP-FLOAT"].scope_on("trt8.6").evidence == Evidence.SEEN
+    assert CODES["SKIP-FLOAT"].scope_on("trt10").evidence == Evidence.ASSUMED
 
 
 def test_known_errors_have_bounded_patterns_and_codes() -> None:
@@ -173,7 +173,7 @@ def test_code_evidence_depends_on_target() -> None:
     holds = [{**HOLDS, "targets": list(TARGETS)}]
     code = read_code("X", {**texts, "severity": "error", "passes": True, "holds": holds})
     assert [str(h.evidence) for h in code.holds] == ["seen", "assumed"]
-    assert code.on("trt8.6").evidence == "seen"
+    assert code.scope_on("trt8.6").evidence == "seen"
 
 
 def test_error_pattern_keeps_its_spaces() -> None:
@@ -240,7 +240,7 @@ assert error is not None and error.id == "example-lost-tensor" and error.codes =
     "code": """
 from qdqtool.findings.codes import find
 code = find("example_code")
-assert code is not None and code.on("trt8.6").evidence == "documented" and code.on("trt10") is None
+assert code is not None and code.scope_on("trt8.6").evidence == "documented" and code.scope_on("trt10") is None
 """,
     "reason": """
 from qdqtool import predict
@@ -296,9 +296,10 @@ assert explain_line("Running: ExamplePass on up").rules[0].means.startswith("The
     "case": """
 from qdqtool.trt.pipeline import cases
 from qdqtool.ir.modelfile import load
-from tests.trt.test_cases import model_of, rested_on
+from tests.trt.evidence import simulate
+from tests.trt.test_cases import model_of
 for case in ("SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-example-move"):
-    assert case in cases() and case in rested_on(load(model_of(case)), "trt8.5"), case
+    assert case in cases() and case in simulate(load(model_of(case)), "trt8.5").cases, case
 """,
 }
 

@@ -9,7 +9,7 @@ from tests.calibration.nets import conv_net
 
 
 def network(*shape: int | None) -> onnx.ModelProto:
-    """Return a network with one input of a shape; None is an open dimension."""
+    """Return a network with one input of a shape; None is a dynamic dimension."""
     x = onnx.helper.make_tensor_value_info("in0", onnx.TensorProto.FLOAT, shape)
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
     node = onnx.helper.make_node("Relu", ["in0"], ["y"])

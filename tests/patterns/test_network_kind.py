@@ -102,7 +102,7 @@ def depth() -> onnx.ModelProto:
 
 
 def open_size() -> onnx.ModelProto:
-    """Return a segmentation network with open batch, height and width."""
+    """Return a segmentation network with dynamic batch, height and width."""
     proto = segmentation()
     for axis in (0, 2, 3):
         proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = f"size{axis}"

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 FP8 = TensorProto.FLOAT8E4M3FN
 LARGEST = 448.0  # of E4M3FN
 OPSET = 19  # the first with Q and DQ of FP8; without zero point they need 21
-_RATIO = 127 / LARGEST  # a scale in FP8 over the scale in INT8, for the same range
+_RATIO = 127 / LARGEST  # scale in FP8 divided by the scale in INT8, for the same range
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8)
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 

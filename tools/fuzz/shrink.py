@@ -35,13 +35,13 @@ def shrink_answer(
 
     The kind is the status, or the predicted and the built precision.
     """
-    kinds = _kinds_of(answer(proto).wrong)
+    kinds = _mismatch_kinds(answer(proto).wrong)
 
     def disagrees(smaller: onnx.ModelProto) -> bool:
-        return bool(kinds & _kinds_of(answer(smaller).wrong))
+        return bool(kinds & _mismatch_kinds(answer(smaller).wrong))
 
     return shrink(proto, disagrees) if kinds else proto
 
 
-def _kinds_of(wrong: list[tuple[str, str, str]]) -> set[tuple[bool, str, str]]:
+def _mismatch_kinds(wrong: list[tuple[str, str, str]]) -> set[tuple[bool, str, str]]:
     return {(bool(name), predicted, built[:60]) for name, predicted, built in wrong}

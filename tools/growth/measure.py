@@ -39,7 +39,7 @@ EXPONENT = 1.3  # of work, by the size of the file
 SMALLEST = 16  # nodes; with one node, some families have no Q/DQ
 SIZES = (500, 1000, 2000, 4000)
 NOISE_SECONDS = 0.1
-NOISE_BYTES = 16e6  # what the process had left free is not counted
+NOISE_BYTES = 16e6  # memory that the process had left free is not counted
 CACHE_SHARE = 0.1  # of the time: the same work per node takes longer once its data leaves the processor's caches
 ATTEMPTS = 5  # on a busy machine; the best counts
 

@@ -98,7 +98,7 @@ def hash_bytes(data: bytes) -> str:
 # Models -------------------------------------------------------------------------------
 
 
-def names_of(model: onnx.ModelProto) -> set[str]:
+def collect_names(model: onnx.ModelProto) -> set[str]:
     """Return the names of all tensors and nodes of a model, subgraphs and functions included."""
     names: set[str] = set()
     graphs = [model.graph]

@@ -218,7 +218,7 @@ def _names_in(folder: Path, scenario: Scenario) -> set[str]:
                 model = onnx.load(folder / file, load_external_data=False)
             except Exception:  # a damaged model has no names that could stay
                 continue
-            names |= normalize.names_of(model)
+            names |= normalize.collect_names(model)
     return names
 
 
@@ -244,7 +244,7 @@ def _describe_step(
                 path.suffix == ".onnx" and output.startswith("demo/") and "qdq" not in output
             )
             if known_names:  # the demo's own network, which later steps read
-                known |= normalize.names_of(onnx.load(path, load_external_data=False))
+                known |= normalize.collect_names(onnx.load(path, load_external_data=False))
         else:
             forms[f"{step.name}|{output}"] = ("missing", "missing")
     return forms

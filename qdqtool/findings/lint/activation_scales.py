@@ -45,7 +45,9 @@ _MAX_FACTOR_SPREAD = 1.4  # ranges of other images may differ by this factor
 _MIN_AGREEING_SHARE = 0.8  # minimum share of the quantizers that agree on the common factor
 _MIN_QUANTIZERS = 3
 _MIN_UNIFORM = 4  # minimum quantizers of activations, and of weights, to call a scale a placeholder
-_MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales-results.md has measured ratios
+_MAX_OUTLIER_RATIO = (
+    100.0  # largest value / typical value; docs/scales-results.md has measured ratios
+)
 # Standard deviations from the mean to each end of a channel's range, for some thousand values.
 _CHANNEL_DEVIATIONS = 4.0
 _MIN_CHANNEL_VALUES = 100  # with fewer values, the range of a channel is unknown
@@ -72,7 +74,7 @@ def find_int8_quantizers(view: View) -> list[Node]:
 def check_uniform(view: View, report: FindingReport) -> None:
     """Add a finding if all activations and weights have the same scale (placeholders)."""
     quantizers = find_int8_quantizers(view)
-    scales = [_scale_of(view, quantizer) for quantizer in quantizers]
+    scales = [_quantizer_scale(view, quantizer) for quantizer in quantizers]
     weights = [view.weights(node).first_quantizer for node in view.nodes_with_weights]
     quantized = [view.params(node).scale for node in weights if node is not None]
     values = {*scales, *(s for scale in quantized if scale is not None for s in np.unique(scale))}
@@ -80,7 +82,7 @@ def check_uniform(view: View, report: FindingReport) -> None:
         report.add(UniformScales(MODEL_CHECK, "", scales[0], len(quantizers), len(quantized)))
 
 
-def _scale_of(view: View, quantizer: Node) -> float:
+def _quantizer_scale(view: View, quantizer: Node) -> float:
     scale = view.params(quantizer).scale
     assert scale is not None  # find_int8_quantizers returns known scales only
     return float(scale.reshape(-1)[0])

@@ -48,7 +48,7 @@ from qdqtool.trt.layers import SILU
 from qdqtool.trt.result import ConvOutcome
 from qdqtool.trt.targets import target_named
 
-_MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; detectors have 7
+_MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; detectors use up to 7
 _RUNTIME = ("com.microsoft", "com.ms.")  # domains of onnxruntime
 _FLOAT_ONLY = ("LSTM", "GRU", "RNN", "DeformConv", "GridSample")  # no INT8 in the support matrix
 # Operators with importers in TensorRT-RTX 1.7.1, which requires FP16 data for MatMulNBits.
@@ -192,7 +192,7 @@ def _has_quantized_input(view: View, node: Node) -> bool:
 
 
 def check_attention(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
-    """Add a finding for each attention with Q/DQ that is not one kernel.
+    """Add a finding for each attention with Q/DQ that TensorRT does not fuse into one kernel.
 
     In INT8, the head size decides. In FP8, the simulation shows the Softmax in the kernel.
     """
@@ -361,7 +361,7 @@ def _check_shape(
 def _check_channels(
     view: View, report: FindingReport, conv: Node, inputs: int, outputs: int
 ) -> None:
-    """Report numbers of channels that are small or not a multiple of 16, except network inputs."""
+    """Report channel numbers that are small or no multiple of 16, except of network inputs."""
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)

@@ -102,7 +102,7 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
     misread = list(fault_checks.misread_constants(MODEL_CHECK, model, folds))
     for fault in misread:
         if fault.quantizer:
-            report.add(fault, convolutions=_consumers_of(view, fault.quantizer))
+            report.add(fault, convolutions=_consuming_convolutions(view, fault.quantizer))
     _check_computed_parameters(model, view, report, {fault.quantizer for fault in misread})
 
 
@@ -132,11 +132,11 @@ def _check_computed_parameters(
             producer.name,
             len({node.name for node in nodes}) - 1,
         )
-        affected = [c for node in nodes for c in _consumers_of(view, node.name)]
+        affected = [c for node in nodes for c in _consuming_convolutions(view, node.name)]
         report.add(indirect, convolutions=affected)
 
 
-def _consumers_of(view: View, quantizer: str) -> list[str]:
+def _consuming_convolutions(view: View, quantizer: str) -> list[str]:
     return view.consuming_convolutions(view.model.node(quantizer))
 
 
@@ -160,7 +160,7 @@ def _reads_bias(view: View, dq: Node) -> bool:
 
 
 def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | None) -> bool:
-    """Return whether two scales have equal bytes; unlike for numbers, NaN then equals NaN."""
+    """Return whether two scales have equal bytes, so that NaN equals NaN."""
     return first is not None and other is not None and first.digest == other.digest
 
 

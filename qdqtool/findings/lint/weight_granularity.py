@@ -26,7 +26,7 @@ MAX_VALUES = 64_000_000  # maximum weights that are read in a network
 MAX_LAYER_VALUES = 8_000_000  # maximum weights of a layer that is read
 MAX_LOSSY_RANGE = 0.25  # a channel with at most this share of the tensor's range loses two bits
 MIN_LOSSY_SHARE = 0.25  # minimum share of channels that lose two bits in a lossy layer
-MIN_SPREAD = 1.05  # widest over narrowest channel; below it, a scale for each channel has no effect
+MIN_SPREAD = 1.05  # minimum `spread` at which a scale for each channel has an effect
 MAX_COMPARED = 100_000  # maximum weights of a layer that are compared with multiples of the scale
 _MAX_STEP_ERROR = 1e-3  # maximum distance from a multiple, in steps
 
@@ -46,7 +46,7 @@ class ChannelRanges(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Largest range of a channel over the smallest."""
+        """Largest range of a channel divided by the smallest."""
         return float(1 / self.ratios.min())
 
     @property
@@ -80,7 +80,7 @@ def run(view: View, report: FindingReport) -> None:
 
 
 def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges], int]:
-    """Return the layers with one scale for different channels, and the number of checked layers."""
+    """Return layers with one scale for different channels, and the number of checked layers."""
     transposed = target_named(target).transposed_per_channel
     layers: list[ChannelRanges] = []
     count = values = 0

@@ -52,7 +52,8 @@ _MIN_LAYERS = 3  # with fewer layers, a share of the layers means little
 _MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance
 _MIN_EXACT_SHARE = 0.8  # minimum mean share of exact channels to report exceptions
 _MAX_EXACT_RATIO = 1.25  # maximum ratio of channels that are no exception; tools deviate by 1.001
-# Maximum range of a dead channel over the layer's median. Quantizers have minimum scales for these.
+# Maximum range of a dead channel, divided by the median range of the layer's channels. Quantizers
+# give dead channels their minimum scale.
 _MAX_DEAD_RANGE = 0.02
 _MIN_LAYERS_FOR_MEDIAN = 8  # with fewer layers, the usual median is unknown
 _MAX_LAYER_RATIO = 1.5  # maximum ratio of the median of a layer to that of all layers
@@ -66,7 +67,8 @@ class _ChannelRatios:
     """Ratios of weights to their scales. Layers that share weights share this object.
 
     Attributes:
-        ratios: Largest weight over the largest representable weight, of each channel or the tensor.
+        ratios: Largest weight divided by the largest weight that the scale can represent, for each
+            channel or the whole tensor.
         clipped: Whether each channel is clipped.
         dead: Whether the weights of each channel are nearly zero compared with other channels.
         saturated: Whether most weights of each channel are clipped.
@@ -88,15 +90,15 @@ class _ChannelRatios:
 
 
 class _LayerFit(NamedTuple):
-    """Fit of the scales of one layer.
+    """How well the weight scales of one layer fit the weights.
 
     Attributes:
         node: The layer.
-        quantizer: First quantizer of its weights.
+        quantizer: First quantizer of the weights.
         is_float: Whether the weights are stored as floats.
-        channels: Ratios of its weights.
-        other_axis_ratios: Ratios if the scales belonged to the other axis of the weights; empty
-            unless the other axis has as many channels.
+        channels: Ratios of the weights to their scales.
+        other_axis_ratios: The same ratios if the scales belong to the other axis of the weights;
+            empty unless the other axis has as many channels.
         is_uniform: Whether each channel has a scale and all scales are equal.
     """
 
@@ -139,7 +141,7 @@ def _report_extremes(fits: list[_LayerFit], report: FindingReport) -> None:
 
 
 def _find_misfit(view: View, fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the most general fault of the scales; a fault of all layers precedes single ones."""
+    """Return the most general fault of the scales: of all layers, else of single layers."""
     checks = _GENERAL_CHECKS if len(fits) >= _MIN_LAYERS else (_check_equal_factor,)
     misfit = _find_first_misfit(fits, checks)
     if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:

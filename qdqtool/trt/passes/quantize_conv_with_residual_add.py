@@ -128,8 +128,8 @@ class QuantizeConvWithResidualAdd(Pass):
 
     def _refuse_two_pairs(self, conv: Layer, q: Layer) -> None:
         if conv.fusion.has_activation:
-            # Without the pair, the Add might not be fused after an activation. With both pairs it
-            # runs in INT8, so that no change is advised.
+            # With pairs on both inputs, the Add runs in INT8. Without the pair after the
+            # activation, TensorRT might not fuse the Add. So no change is advised.
             return
         dq = q.out.single_consumer(LayerKind.DEQUANTIZE)
         add = dq.out.single_consumer(LayerKind.ELEMENTWISE) if dq is not None else None

@@ -263,7 +263,7 @@ class QuantizeDoubleInputNodes(Pass):
         quantizers = dqs if q is None else [*dqs, q]
         self.fire_running(case, layer)
         layer.quantized_type = quantized_type(dqs[0])
-        q = self._absorbable_q(layer)
+        q = self._find_absorbable_q(layer)
         if q is not None:
             self.fire(case, layer, FUSING_INTO, q.name, layer.name)
         names = " and ".join(dq.name for dq in dqs)
@@ -279,7 +279,7 @@ class QuantizeDoubleInputNodes(Pass):
         if layer.quantized_type == Precision.FP8 and has_moved:
             layer.add_cases(FP8_MOVED)
 
-    def _absorbable_q(self, layer: Layer) -> Layer | None:
+    def _find_absorbable_q(self, layer: Layer) -> Layer | None:
         """Return the Q after a layer if the layer can absorb it, else None.
 
         A reason is recorded for a Q of another type or without a single scale.

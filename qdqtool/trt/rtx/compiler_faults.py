@@ -101,7 +101,7 @@ _UNSUPPORTED_TYPES = frozenset(
 
 
 def _differs(name: str, *accepted: object) -> Callable[[Node, int], bool]:
-    """Return a function that tells whether an attribute of a node has a rejected value.
+    """Return a function that checks whether an attribute of a node has a rejected value.
 
     The first of the ``accepted`` values is the default of the attribute.
     """

@@ -48,9 +48,10 @@ class GraphStates:
             self._states.update(dict.fromkeys(filter(None, outputs), state))
 
     def _output_type(self, node: Node, output: str) -> int:
-        """Return the ONNX type of an output; if it is not stored, the type of a float input.
+        """Return the ONNX type of an output.
 
-        A DQ writes the type of its scale.
+        A DQ writes the type of its scale. Other operators with a float output, or with an output
+        of unknown type, write the type of their first float input.
         """
         stored = self.model.elem_type(output)
         if qdq.is_q(node):

@@ -281,13 +281,15 @@ class IntegerMotion:
         self.constants = constants
         self.consumers = ConsumerIndex(model, constants)
         self._rules: dict[str, Callable[[Node, IntegerState], State]] = {
-            "Cast": self._cast,
-            "Mul": self._multiply,
-            "Div": self._multiply,
-            "Pad": self._pad,
-            "MaxPool": self._max_pool,
-            "Reciprocal": self._reciprocal,
-            **dict.fromkeys(("Resize", "Upsample", "AveragePool", "Einsum"), self._block),
+            "Cast": self._state_after_cast,
+            "Mul": self._state_after_scaling,
+            "Div": self._state_after_scaling,
+            "Pad": self._state_after_pad,
+            "MaxPool": self._state_after_max_pool,
+            "Reciprocal": self._state_after_reciprocal,
+            **dict.fromkeys(
+                ("Resize", "Upsample", "AveragePool", "Einsum"), self._state_after_float_operator
+            ),
         }
 
     def apply(self, node: Node, inputs: list[State]) -> State:
@@ -311,7 +313,7 @@ class IntegerMotion:
         if len(node.inputs) == 1 and node.op in ("Sum", "Mean", "Max", "Min", "Concat"):
             return first
         if node.op in JOINS:
-            return self._join(node, quantized)
+            return self._state_after_join(node, quantized)
         if len(quantized) > 1 and node.op != "Einsum":
             return _lose(LossCause.OPERATOR, node, first)
         if node.op in self._rules and (node.op != "Reciprocal" or data is first):
@@ -320,12 +322,12 @@ class IntegerMotion:
             return self._move_axes(node, first)
         return _lose(LossCause.OPERATOR, node, first)
 
-    def _reciprocal(self, node: Node, state: IntegerState) -> State:
+    def _state_after_reciprocal(self, node: Node, state: IntegerState) -> State:
         if not self.consumers.can_join_scale(node, node.input(0), "", _find_transparent(state)):
             return _lose(LossCause.SHARED, node, state)
         return self._move_axes(node, replace(state, inverted=not state.inverted))
 
-    def _join(self, node: Node, quantized: list[IntegerState]) -> State:
+    def _state_after_join(self, node: Node, quantized: list[IntegerState]) -> State:
         first = quantized[0]
         count = len(list(filter(None, node.inputs))) - (node.op == "Where")
         if len(quantized) != count:
@@ -340,13 +342,13 @@ class IntegerMotion:
             return _lose(LossCause.JOIN_SCALE, node, first)
         return replace(first, scalar=all(state.scalar for state in quantized))
 
-    def _cast(self, node: Node, state: IntegerState) -> State:
+    def _state_after_cast(self, node: Node, state: IntegerState) -> State:
         width = WIDTH.get(node.integer("to", 0))
         if width is None:
             return _lose(LossCause.OPERATOR, node, state)
         return replace(state, width=width, narrowest=min(width, state.narrowest))
 
-    def _multiply(self, node: Node, state: IntegerState) -> State:
+    def _state_after_scaling(self, node: Node, state: IntegerState) -> State:
         """Return the state after a Mul or Div, whose constant becomes a factor of the scale.
 
         A constant of several numbers makes the scale vary along the constant's axes.
@@ -388,7 +390,7 @@ class IntegerMotion:
             pads = self.constants.ints(node.input(1))
         return None if pads is None else list(map(int, pads))
 
-    def _pad(self, node: Node, state: IntegerState) -> State:
+    def _state_after_pad(self, node: Node, state: IntegerState) -> State:
         """Return the state after a Pad.
 
         A zero Pad of height and width keeps integers if only one node reads it, because the
@@ -424,7 +426,7 @@ class IntegerMotion:
             axes = [axis % rank for axis in self.constants.ints(node.input(3)) or ()]
         return not any(pads[i] or pads[half + i] for i, axis in enumerate(axes) if axis < 2)
 
-    def _block(self, node: Node, state: IntegerState) -> State:
+    def _state_after_float_operator(self, node: Node, state: IntegerState) -> State:
         """Return a float state, or the state itself if the node has no effect (a 1x1 pooling)."""
         is_identity = self._keeps_shape(node)
         if node.op == "AveragePool":
@@ -439,7 +441,7 @@ class IntegerMotion:
             )
         return state if is_identity else _lose(LossCause.OPERATOR, node, state)
 
-    def _max_pool(self, node: Node, state: IntegerState) -> State:
+    def _state_after_max_pool(self, node: Node, state: IntegerState) -> State:
         """Return the state after a MaxPool.
 
         Integers are lost if the MaxPool is directly after a DQ and a Q moves up to its output.

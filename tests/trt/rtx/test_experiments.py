@@ -93,7 +93,7 @@ def test_seen_codes_are_shown_by_experiments() -> None:
             types = {build.get("types", {}).get(name) for name in finding.convolutions}
             if build["status"] != "built" or types - {None, "INT8"}:
                 shown.add(finding.code)
-    entries = {code: entry.on("rtx1.7") for code, entry in codes.CODES.items()}
+    entries = {code: entry.scope_on("rtx1.7") for code, entry in codes.CODES.items()}
     seen = {code for code, entry in entries.items() if entry and entry.evidence == Evidence.SEEN}
     assert seen - shown == SEEN_ELSEWHERE
 
@@ -190,7 +190,7 @@ def test_errors_on_rtx_are_reported_once_for_a_pair() -> None:
     assert reported == {
         entry.code
         for entry in codes.CODES.values()
-        if entry.on("rtx1.7") and entry.severity_on("rtx1.7") == "error"
+        if entry.scope_on("rtx1.7") and entry.severity_on("rtx1.7") == "error"
     }
 
 
