@@ -29,7 +29,7 @@ from qdqtool.fixing.runner import (
 )
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
-from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
 from qdqtool.util.notes import Note
 
 _WEAK = 0.5  # if the unchanged model has a larger output error, a comparison shows little
@@ -123,14 +123,14 @@ class OutputJudge:
         before = self._limit or self.noise
         reference = self._reference
         if criteria.requantizes_weights:
-            exact = self._run(remove_quantizers(part.copy(), weights=True).proto)
+            exact = self._run(_to_float_network(part, weights=True).proto)
             current_proto, _ = cut_runnable_part(current, self._body)
             current_noise = self._measure(current_proto, exact)
             after = self._measure(proto, exact)
             if not is_within(current_noise, after, factor, rounding):
                 return _describe_growth(current_noise, after)
         if criteria.requantizes_weights or criteria.costs_speed:
-            reference = self._run(remove_quantizers(part.copy()).proto)
+            reference = self._run(_to_float_network(part).proto)
         noise = self._measure(proto, reference)
         # If outputs are NaN before and after a change, another fix has to repair the scale.
         is_compared = noise.finite or before.finite
@@ -218,15 +218,25 @@ class OutputJudge:
         Raises:
             RunError: onnxruntime cannot run the network, or its outputs are not finite.
         """
-        floats = remove_quantizers(part.copy())
+        floats = _to_float_network(part)
         reference = self._run(floats.proto)
         try:
             check_finite(reference)
         except NotFiniteError:
-            floats = remove_quantizers(part.copy(), weights=True)
+            floats = _to_float_network(part, weights=True)
             reference = self._run(floats.proto)
             check_finite(reference)
         return floats, reference
+
+
+def _to_float_network(model: Model, weights: bool = False) -> Model:
+    """Return a copy without activation quantizers; those that clip at 0 become Relus.
+
+    Args:
+        model: The model.
+        weights: Whether the quantizers of float weights are removed as well.
+    """
+    return remove_quantizers(insert_clipping_relus(model.copy()), weights=weights)
 
 
 def _describe_growth(

@@ -241,3 +241,23 @@ def test_runner_stops_when_work_is_used_up(
     with pytest.raises(RunLimitError) as caught:
         runner.run(model, x)
     assert caught.value.code == "work-used-up"
+
+
+@pytest.mark.parametrize(("zero", "integer"), [(0, np.uint8), (-128, np.int8)])
+def test_range_from_zero_is_a_relu_of_the_float_network(zero: int, integer: type) -> None:
+    """onnxruntime removes a Relu before such a quantizer."""
+
+    def chain(quantized: bool) -> onnx.ModelProto:
+        g = Graph()
+        y = g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None)
+        y = g.pair(y, "p", 0.05, zero=zero, integer=integer) if quantized else g.relu(y, "r")
+        return g.model(g.conv(y, "d", 16, scale=None))
+
+    x = {"x": np.random.default_rng(1).normal(0, 1, (1, 16, 8, 8)).astype(np.float32)}
+    proto = chain(quantized=True)
+    runner = ModelRunner()
+    actual, expected = (runner.run(p, x)["d:0"] for p in (proto, chain(quantized=False)))
+    error = np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2))
+    fixed = fix(proto, "trt10", inputs=x)
+    assert fixed.applied and fixed.noise_before == pytest.approx(error, rel=1e-4)
+    assert error < 0.1 and "weak-comparison" not in {n.code for n in fixed.notes}
