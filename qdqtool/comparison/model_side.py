@@ -41,8 +41,10 @@ class ModelSide:
         return _collect_nodes(self.view, self.prediction)
 
     def find_node(self, node: Node) -> NodeSide:
-        """Return a node as the model shows it; only name and operator without weights or Q/DQ."""
-        return self.nodes.get(node.index) or NodeSide(node.name, node.op, data=False)
+        """Return a node as the model shows it; without weights and Q/DQ, it has no scales."""
+        is_product = self.prediction is not None and node.name in self.prediction.float_products
+        precision = Precision.FLOAT if is_product else None
+        return self.nodes.get(node.index) or NodeSide(node.name, node.op, precision, data=False)
 
 
 def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeSide]:
@@ -73,17 +75,21 @@ def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Predicti
     layers = () if is_rejected(prediction.findings) else prediction.layers
     ms = {layer.name: layer.ms for layer in layers}
     operators = {n.name: n.op for n in view.model.nodes}
+    products = set(prediction.float_products)
+    for side in nodes.values():
+        if side.name in products:
+            side.precision = Precision.FLOAT
     for outcome in prediction.convolutions:
-        node = nodes.get(outcome.index)
-        if node is None:
+        if outcome.index not in nodes:
             continue
-        node.precision = outcome.precision
-        node.inputs, node.output = list(outcome.inputs), outcome.output
-        node.fused = [operators.get(name, name) for name in outcome.fused]
-        node.layer = outcome.layer
-        node.ms = ms.get(outcome.layer or outcome.name)
-        if node.is_int8 and node.is_unsigned:
-            node.precision = Precision.FLOAT
+        side = nodes[outcome.index]
+        side.precision = outcome.precision
+        side.inputs, side.output = list(outcome.inputs), outcome.output
+        side.fused = [operators.get(name, name) for name in outcome.fused]
+        side.layer = outcome.layer
+        side.ms = ms.get(outcome.layer or outcome.name)
+        if side.is_int8 and side.is_unsigned:
+            side.precision = Precision.FLOAT
 
 
 def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:

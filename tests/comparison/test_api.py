@@ -51,6 +51,52 @@ def test_compare_float_and_quantized_model() -> None:
     assert (summary["gained_int8"], summary["scales"]) == (7, 0)
 
 
+def network_after_constants(scale: float | None) -> onnx.ModelProto:
+    """Return two convolutions after operators that compute a constant, as in attention."""
+    g = Graph()
+    root = g.op(
+        "Sqrt", g.op("Cast", g.const("size", np.array([4], np.int64)), "cast", to=1), "root"
+    )
+    x = g.op("Div", [g.input(1, 4, 16, 16), root], "scaled")
+    weights = "float" if scale is None else "qdq"
+    x = g.relu(g.conv(x, "a", scale=scale, weights=weights), "relu")
+    return g.model(g.conv(x, "b", scale=scale, weights=weights))
+
+
+def test_compare_counts_convolutions_after_computed_constants() -> None:
+    quantized = network_after_constants(0.1)
+    prediction = qdqtool.predict(quantized, TARGET)
+    names = [node.name for node in quantized.graph.node]
+    assert [(c.index, c.name) for c in prediction.convolutions] == [
+        (names.index(name), name) for name in ("a", "b")
+    ]
+    result = compare(network_after_constants(None), quantized)
+    assert (result.a.int8, result.b.int8) == (0, 2) == (0, prediction.summary()["int8"])
+    assert names_of(result, ChangeKind.GAINED_INT8) == {"a", "b"}
+    assert not result.unknown
+
+
+def product_of_activations(scale: float | None) -> onnx.ModelProto:
+    g = Graph(opset=19)
+    x = g.input(1, 4, 16, 16)
+    sides = [x, g.relu(x, "relu")]
+    if scale is not None:
+        sides = [g.pair(tensor, f"q{i}", scale) for i, tensor in enumerate(sides)]
+    return g.model(g.op("MatMul", sides, "product"))
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11", "rtx1.7"])
+def test_compare_product_of_activations_that_gains_int8(target: str) -> None:
+    quantized = product_of_activations(0.1)
+    count = qdqtool.predict(quantized, target).summary()["int8"]
+    assert count == 1
+    result = qdqtool.compare(product_of_activations(None), quantized, target=target)
+    assert (result.a.int8, result.b.int8) == (0, count)
+    assert names_of(result, ChangeKind.GAINED_INT8) == {"product"}
+    back = qdqtool.compare(quantized, product_of_activations(None), target=target)
+    assert names_of(back, ChangeKind.LOST_INT8) == {"product"}
+
+
 def test_compare_missing_block() -> None:
     result = compare(network(3), network(2))
     assert names_of(result, ChangeKind.ONLY_IN_A) == {"b2.a", "b2.b"}
