@@ -205,7 +205,8 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         if feeds_no_weighted_layer(self) and any(
             x.kind != ConsumerKind.OUTPUT for x in self.consumers
         ):
-            clause += " (that layer is not quantized)"
+            several = len({x.node for x in self.consumers}) > 1
+            clause += f" ({'those layers are' if several else 'that layer is'} not quantized)"
         return f"{float_result(self)}: {clause}."
 
 
