@@ -163,7 +163,7 @@ def parse_size(text: str) -> tuple[int, int]:
     """Return height and width of ``H`` or ``HxW``."""
     parts = text.lower().replace(",", "x").split("x")
     if len(parts) > 2 or not all(p.isdecimal() and 0 < int(p) <= 65536 for p in parts):
-        raise ValueError(f"'{text}' is neither a number nor HEIGHTxWIDTH")
+        raise ValueError(f"'{text}' is not a valid size. Examples: 640, 480x640")
     return int(parts[0]), int(parts[-1])
 
 

@@ -286,9 +286,9 @@ class OutputScale(Reason, key="output-scale"):
         return (
             f"{self.node} writes float: "
             + (
-                f"the scale of {self.quantizer} after it is computed at run time."
+                f"the Q after the node, {self.quantizer}, has a scale that is computed at run time."
                 if self.computed
-                else f"{self.quantizer} after it has one scale per channel."
+                else f"the Q after the node, {self.quantizer}, has one scale per channel."
             ),
             f"Give {self.quantizer} one constant scale for the whole tensor.",
         )
