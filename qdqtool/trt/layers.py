@@ -81,7 +81,7 @@ class Tensor:
         return tensor
 
     def single_consumer(self, *kinds: LayerKind) -> Layer | None:
-        """Return the only layer that reads the tensor, if only one of its inputs is the tensor.
+        """Return the tensor's only consumer, if it reads the tensor at one input only.
 
         Args:
             kinds: Kinds that the layer may have; any if none is named.
