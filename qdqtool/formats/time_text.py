@@ -233,7 +233,10 @@ def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) 
     if code == "NO-QDQ":
         return f"{saved} by qdqtool insert ({basis})"
     place = ""
-    if len(findings) > 1:
+    if len(findings) > 1 and code == "NOT-QUANTIZED":  # each finding is about another layer
+        saved = format_ms(sum(finding.saves_ms or 0.0 for finding in findings))
+        place = f" for all {len(findings)} places"
+    elif len(findings) > 1:
         is_shared = all(finding.saves_ms == largest.saves_ms for finding in findings)
         place = f" for all {len(findings)} places" if is_shared else f" at {largest.node}"
     return f"at most {saved}{place} ({basis})"
