@@ -140,7 +140,7 @@ class OutputJudge:
             and not is_within(before, noise, factor, rounding, parts=parts)
         ):
             worst = find_worst_part(before, noise, factor) if parts else None
-            return _describe_growth(before, noise, worst)
+            return _describe_growth(before, noise, worst, self.noise)
         self._reference, self.noise = reference, noise
         return None
 
@@ -240,21 +240,39 @@ def _to_float_network(model: Model, weights: bool = False) -> Model:
 
 
 def _describe_growth(
-    before: OutputNoise, after: OutputNoise, part: tuple[str, str] | None = None
+    before: OutputNoise,
+    after: OutputNoise,
+    part: tuple[str, str] | None = None,
+    current: OutputNoise | None = None,
 ) -> Note:
-    """Return a note on the error of `part`; without a part, of the output that grew most."""
+    """Return a note on the error of `part`; without a part, of the output that grew most.
+
+    Args:
+        before: Errors from which the growth is limited.
+        after: Errors of the refused model.
+        part: Output and tensor of a part.
+        current: Errors after the changes that were kept since `before`.
+    """
     if not after.finite:
         return Note("outputs would be NaN or infinite", code="no-numbers")
+    kept_noise = None if current is before else current
     if part is not None:
         output, tensor = part
+        kept = None if kept_noise is None else kept_noise.parts.get(part)
         return Note(
             f"the error of '{tensor}' in output '{output}' against the float network would grow "
-            f"from {before.parts.get(part, 0.0):.2%} to {after.parts[part]:.2%}",
+            f"from {before.parts.get(part, 0.0):.2%}{_describe_kept(kept)} to "
+            f"{after.parts[part]:.2%}",
             code="distance-of-part-grows",
         )
     worst = max(after.each, key=lambda n: after.each[n] / (before.each.get(n, 0.0) + 1e-9))
+    kept = None if kept_noise is None else kept_noise.each.get(worst)
     return Note(
         f"the error of output '{worst}' against the float network would grow from "
-        f"{before.each.get(worst, 0.0):.2%} to {after.each[worst]:.2%}",
+        f"{before.each.get(worst, 0.0):.2%}{_describe_kept(kept)} to {after.each[worst]:.2%}",
         code="distance-grows",
     )
+
+
+def _describe_kept(error: float | None) -> str:
+    return "" if error is None else f" ({error:.2%} with the changes that were kept)"

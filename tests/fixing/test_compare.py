@@ -6,6 +6,7 @@ import onnx.parser
 import pytest
 
 from qdqtool.fixing.api import fix
+from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputNoise, is_within
 from qdqtool.fixing.runner import (
     ModelRunner,
@@ -14,6 +15,7 @@ from qdqtool.fixing.runner import (
     cut_runnable_part,
     random_inputs,
 )
+from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.runtime.run_cost import estimate_run_cost
@@ -261,3 +263,23 @@ def test_range_from_zero_is_a_relu_of_the_float_network(zero: int, integer: type
     fixed = fix(proto, "trt10", inputs=x)
     assert fixed.applied and fixed.noise_before == pytest.approx(error, rel=1e-4)
     assert error < 0.1 and "weak-comparison" not in {n.code for n in fixed.notes}
+
+
+def test_factor_limits_all_changes_of_a_step_together() -> None:
+    """Each change grows the error by less than the factor, both together by more."""
+    models = [Model(pair_model(scale)) for scale in (0.1, 0.14, 0.18)]
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
+    errors = []
+    for model in models:
+        (output,) = ModelRunner().run(model.proto, {"x": x}).values()
+        errors.append(np.sqrt(np.mean((output - x) ** 2) / np.mean(x**2)))
+    criteria = FixCriteria((), noise_factor=1.5)
+    assert errors[2] / errors[1] < 1.5 < errors[2] / errors[0]
+    judge = OutputJudge(models[0], [{"x": x}], 1.0, [])
+    assert judge.accept(models[0], models[1], criteria, fewer_errors=False) is None
+    refusal = judge.accept(models[1], models[2], criteria, fewer_errors=False)
+    assert refusal is not None and refusal.code == "distance-grows"
+    for error in errors:
+        assert f"{error:.2%}" in refusal
+    judge.start_step()
+    assert judge.accept(models[1], models[2], criteria, fewer_errors=False) is None
