@@ -283,3 +283,16 @@ def test_factor_limits_all_changes_of_a_step_together() -> None:
         assert f"{error:.2%}" in refusal
     judge.start_step()
     assert judge.accept(models[1], models[2], criteria, fewer_errors=False) is None
+
+
+def test_places_of_hidden_findings_count_by_their_changes() -> None:
+    """Zero points hide that both inputs of the Add are quantized."""
+    proto = residual("own", conv_side=True)
+    for tensor in proto.graph.initializer:
+        if tensor.name.endswith(".zero") and "w" not in tensor.name:
+            zeros = onnx.numpy_helper.to_array(tensor)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(zeros + np.int8(3), tensor.name))
+    fixed = fix(proto, "trt8.5")
+    before, applied = ({f.code for f in fixed.before.findings}, [c.code for c in fixed.applied])
+    assert "ADD-BOTH" not in before and applied.count("ADD-BOTH") == 1
+    assert fixed.fixed_places()["ADD-BOTH"] == 1
