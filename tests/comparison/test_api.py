@@ -17,6 +17,7 @@ from qdqtool.comparison.matching import match
 from qdqtool.comparison.result import ChangeKind, Comparison, LossReason, NodeChange
 from qdqtool.comparison.text import summarize
 from qdqtool.errors import QdqtoolError
+from qdqtool.formats.build_text import render_comparison
 from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
@@ -245,6 +246,35 @@ def test_compare_estimated_times() -> None:
     result = qdqtool.compare(float_network(), network(), target=TARGET, gpu="T4")
     assert result.a.ms and result.b.ms and not result.a.measured
     assert result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11"])
+def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
+    """A strongly typed build of an FP32 file computes in FP32, but INT8 competes with FP16."""
+    models = [wide_network(None), wide_network(0.1)]
+    gpu = "RTX 4090"
+    floating, quantized = (qdqtool.predict(m, target, gpu=gpu).time for m in models)
+    assert floating and quantized
+    result = qdqtool.compare(*models, target=target, gpu=gpu)
+    assert (result.a.ms, result.b.ms) == (floating["float"]["total_ms"], quantized["total_ms"])
+    assert qdqtool.compare(*models[::-1], target=target, gpu=gpu).b.ms == result.a.ms
+    fp32_ms = floating["float"]["fp32_ms"]
+    assert (fp32_ms is None) == (target == "trt10")
+    notes = [note for note in result.notes if note.code == "float-time"]
+    assert [note.values["fp32_ms"] for note in notes] == [fp32_ms] * (fp32_ms is not None)
+    assert (" ms in FP16 on RTX 4090" in str(render_comparison(result))) == bool(notes)
+    both_float = qdqtool.compare(models[0], models[0], target=target, gpu=gpu)
+    assert both_float.a.ms == both_float.b.ms == floating["total_ms"]
+
+
+def wide_network(scale: float | None) -> onnx.ModelProto:
+    """Return convolutions that compute much longer in FP32 than in FP16."""
+    g = Graph()
+    x = g.input(1, 256, 56, 56)
+    for i in range(3):
+        weights = "float" if scale is None else "qdq"
+        x = g.relu(g.conv(x, f"c{i}", channels=256, scale=scale, weights=weights), f"r{i}")
+    return g.model(x)
 
 
 @pytest.mark.parametrize("name", ["b.onnx.gz", "c.bin"])
