@@ -641,6 +641,14 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
     Raises:
         QdqtoolError: The GPU is unknown, a number is out of range, or the power has no effect.
     """
+    is_text: bool = isinstance(name, str)  # False if a caller ignores the annotation
+    if not is_text:
+        raise QdqtoolError(
+            f"`gpu`: {type(name).__name__} is not the name of a GPU. Give one name, and call the "
+            "function once for each GPU",
+            code="wrong-type",
+            parameter="gpu",
+        )
     gpu = parse_description(name) if "=" in name else find_gpu(name)
     if power is not None:
         _check_power(gpu, power, clock)
