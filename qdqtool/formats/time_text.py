@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.verdicts import describe_range, describe_ratio, ratio_style, speed_verdict
 from qdqtool.insertion.number_formats import is_worthwhile
-from qdqtool.timing.results import round_significant
-from qdqtool.util.text import format_count, keep_end
+from qdqtool.util.text import format_count, keep_end, round_significant
 
 if TYPE_CHECKING:
     from qdqtool.ir.precision import Precision
