@@ -427,7 +427,8 @@ def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
     lines = text.splitlines()
     if not lines or not lines[0].startswith("TRT-"):
         raise DataError(
-            "is not a TensorRT calibration table: its first line does not start with 'TRT-'",
+            "is not a TensorRT calibration table: its first line does not start with 'TRT-'; give "
+            "a table that TensorRT's calibrator wrote",
             name,
             code="wrong-format",
         )
@@ -477,7 +478,7 @@ def write_tensorrt_cache(
         if not (math.isfinite(scale) and scale > 0) or "\n" in tensor:
             raise DataError(
                 f"tensor '{tensor}': scale {scale:g} cannot be written to a TensorRT calibration "
-                "table",
+                "table; give a positive scale, and a name in one line",
                 code="invalid-scale",
                 node=tensor,
             )

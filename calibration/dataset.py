@@ -82,16 +82,16 @@ class DataQuality:
         # If no value was finite, `high` is minus infinity, and neither range warning applies.
         if max(-low, high) > _FAR_INPUT:
             yield Note(
-                f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: is the division "
-                "by 255 missing (scale 1/255)?",
+                f"inputs reach from {low:g} to {high:g}, but YOLO models take 0 to 1; check that "
+                "the pixels are divided by 255 (scale 1/255)",
                 code="far-inputs",
                 low=low,
                 high=high,
             )
         elif low >= 0 and 0 < high < _SMALL_INPUT:
             yield Note(
-                f"inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 "
-                "twice?",
+                f"inputs never exceed {high:g}, but YOLO models take 0 to 1; check whether the "
+                "pixels are divided by 255 twice",
                 code="small-inputs",
                 high=high,
             )
@@ -524,8 +524,8 @@ class Dataset:
             batch = spec.shape[0] if spec.shape else None
             if batch is not None and len(rows) > batch:
                 raise DataError(
-                    f"a calibration sample has {len(rows)} rows, input '{spec.name}' takes "
-                    f"{spec.shape_text()}",
+                    f"a calibration sample has {len(rows)} rows, but input '{spec.name}' takes "
+                    f"{spec.shape_text()}; give at most {batch} in each sample",
                     code="wrong-shape",
                     node=spec.name,
                 )

@@ -207,10 +207,10 @@ def choose_focus_range(
 
     The power is :func:`focus_power`, lowered towards 2 if the INT8 step is large compared to the
     negative values. The minimum of SiLU is -0.28, and many of its values lie between the minimum
-    and zero. A step of half this size still distinguishes these values. With a step of the full
-    size, only two levels remain. The errors are then equal over flat areas, later layers do not
-    average them out, and a shorter step helps more than a longer range. This happens in the first
-    tensors of a network, which have large values for edges and colors of any object.
+    and zero. A step of 0.14 still distinguishes these values. With a step of 0.28, only two levels
+    remain. The errors are then equal over flat areas, later layers do not average them out, and a
+    shorter step helps more than a longer range. This happens in the first tensors of a network,
+    which have large values for edges and colors of any object.
 
     At the end, :func:`reduce_bias` adjusts the range to flat areas.
 

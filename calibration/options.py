@@ -71,8 +71,8 @@ class Preprocess:
                 )
         if not 0.0 < self.crop <= 1.0:
             raise DataError(
-                f"crop is {brief_repr(self.crop)}; use the part of the image to keep, above 0 and "
-                "at most 1",
+                f"crop is {brief_repr(self.crop)}; use the fraction of each image side to keep, "
+                "above 0 and at most 1",
                 code="out-of-range",
                 parameter="crop",
             )

@@ -181,7 +181,9 @@ def _read_lines(text: str, name: str) -> RangeTable:
             if not _has_scale(entries):
                 raise _unknown_format(name) from None
             raise DataError(
-                f"line {number} is not 'tensor: largest value'", name, code="invalid-line"
+                f"line {number} is not 'tensor: largest value'; correct the line",
+                name,
+                code="invalid-line",
             ) from None
     if not _has_scale(entries):
         raise _unknown_format(name)

@@ -104,8 +104,9 @@ def check_activations(
 ) -> None:
     """Run a Q/DQ model on data; add a finding if activation scales do not fit the data.
 
-    The model runs without its quantizers, so that a quantizer that clips does not change the values
-    at later quantizers. The findings and notes of ``prediction`` change in place.
+    The model runs without its quantizers, so that a quantizer that clips large values does not
+    change the values at later quantizers. A Relu replaces a quantizer whose range starts at 0. The
+    findings and notes of ``prediction`` change in place.
 
     Args:
         model: The model that was predicted; its weights are needed.
@@ -129,7 +130,7 @@ def check_activations(
     from qdqtool.findings.lint import activation_scales
     from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.network_kind import warn_preprocess
-    from qdqtool.patterns.rewrites import remove_quantizers
+    from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
     from qdqtool.patterns.view import View
     from qdqtool.reasons.scales import OutlierScales
 
@@ -145,7 +146,7 @@ def check_activations(
     # Weight quantizers are removed as well: if only weights have Q/DQ, onnxruntime fuses Adds in
     # such a way that their input tensors cannot be measured.
     statistics = collect(
-        remove_quantizers(index.copy(), weights=True).proto,
+        remove_quantizers(insert_clipping_relus(index.copy()), weights=True).proto,
         data,
         list(dict.fromkeys(sources.values())),
         preprocess=choice.preprocess,

@@ -130,8 +130,8 @@ def _count_conversions(prediction: Prediction) -> int:
 def _find_conversion_causes(prediction: Prediction) -> list[Finding]:
     """Return findings that may explain the conversions.
 
-    These are errors and warnings at the conversions; without any, all warnings; without any, all
-    findings except those about the conversions themselves.
+    The first of these lists that is not empty: errors and warnings at the conversions, all
+    warnings, all findings except those about the conversions themselves.
     """
     findings, names = prediction.findings, set(prediction.conversion_nodes)
     return (

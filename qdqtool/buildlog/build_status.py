@@ -22,7 +22,8 @@ _PRECISIONS = frozenset(("fp32", "fp16", "bf16", "int8", "fp8", "int4"))
 _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "stronglyTyped"))
 _MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names for constants
 _SKIPPED_TACTIC = "Skipping tactic"
-LATEST_SPELLING = "8.6"  # also the spelling of TensorRT 10, whose listings look alike
+# Version of the latest change to the format of listings, apart from Myelin kernels.
+LATEST_SPELLING = "8.6"
 # Types of Myelin kernels. TensorRT 8.x lists only the Myelin layer that contains them.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
 IMPLICIT_INT8 = (

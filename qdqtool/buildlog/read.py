@@ -82,7 +82,7 @@ def _open_standard_input() -> BinaryIO:
             code="input-closed",
         )
     stream = sys.stdin.buffer
-    # A stdin replaced by a program has no descriptor.
+    # If the calling program has replaced sys.stdin, the stream may have no descriptor.
     with contextlib.suppress(OSError, ValueError):
         record_input(stream.fileno())
     return stream

@@ -211,7 +211,8 @@ def _error_location(error: OSError) -> str:
         os.getcwd()
     except OSError:
         return "the current folder was deleted: "
-    # Errors of writing files name the file, so without a name it is standard output.
+    # If a file cannot be written, the error names the file. An error without a name is therefore
+    # an error of standard output.
     return "standard output: " if error.errno == errno.ENOSPC else ""
 
 

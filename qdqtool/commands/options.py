@@ -8,6 +8,7 @@ does not import; ``tests/test_options.py`` compares them.
 from __future__ import annotations
 
 import functools
+import itertools
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,8 +34,24 @@ Decorator = Callable[[Command], Command]
 DEFAULT_TARGET = "trt10"
 
 
+def _can_repeat(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Option) and parameter.multiple
+
+
 class HelpCommand(click.Command):
     """Command whose help has sections, and examples at the end (``commands/examples.toml``)."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments; refuse a second ``--gpu`` if the command estimates for one GPU."""
+        is_single = any(p.name == "gpu" and not _can_repeat(p) for p in self.params)
+        options = itertools.takewhile(lambda word: word != "--", args)
+        if is_single and sum(word.partition("=")[0] == "--gpu" for word in options) > 1:
+            raise UsageError(
+                f"--gpu: {ctx.info_name} takes a single GPU; run it once for each GPU",
+                code="option-conflict",
+                parameter="gpu",
+            )
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections."""
@@ -123,7 +140,7 @@ def repeat_options(*names: str) -> str:
         if name not in names or source != click.core.ParameterSource.COMMANDLINE:
             continue
         value = context.params[name]
-        values = value if isinstance(parameter, click.Option) and parameter.multiple else [value]
+        values = value if _can_repeat(parameter) else [value]
         for entry in values:
             if entry is True:
                 words.append(parameter.opts[0])
@@ -163,7 +180,7 @@ def parse_size(text: str) -> tuple[int, int]:
     """Return height and width of ``H`` or ``HxW``."""
     parts = text.lower().replace(",", "x").split("x")
     if len(parts) > 2 or not all(p.isdecimal() and 0 < int(p) <= 65536 for p in parts):
-        raise ValueError(f"'{text}' is neither a number nor HEIGHTxWIDTH")
+        raise ValueError(f"'{text}' is not a valid size. Examples: 640, 480x640")
     return int(parts[0]), int(parts[-1])
 
 

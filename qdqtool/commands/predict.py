@@ -37,7 +37,10 @@ _SEVERITIES = ("error", "warning")
 @options.all_option("Show every convolution and every finding in full.")
 @click.option("--trace", is_flag=True, help="Print the lines that TensorRT's optimizer would log.")
 @click.option("--layers", is_flag=True, help="List the engine's layers.")
-@options.gpu_option(multiple=True)
+@options.gpu_option(
+    "Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus). Repeat for several GPUs.",
+    multiple=True,
+)
 @options.clock_option
 @options.power_option
 @click.option(

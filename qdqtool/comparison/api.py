@@ -18,7 +18,7 @@ from qdqtool.comparison.build_side import (
     summarize_build,
 )
 from qdqtool.comparison.matching import NodeMatching, is_same_network, match
-from qdqtool.comparison.model_side import ModelSide, summarize_model
+from qdqtool.comparison.model_side import ModelSide, summarize_model, use_fp16_time
 from qdqtool.comparison.result import (
     NO_LISTING,
     ChangeKind,
@@ -257,6 +257,9 @@ def _compare_models(
     matching = match(a.view, b.view)
     _check_same_network(a, b, matching)
     comparison = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
+    if comparison.a.quantized != comparison.b.quantized:
+        side, summary = (b, comparison.b) if comparison.a.quantized else (a, comparison.a)
+        comparison.notes += use_fp16_time(side, summary)
     if matching.likeness < _MIN_SAME_NETWORK:
         comparison.notes.append(
             Note(

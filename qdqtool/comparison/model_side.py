@@ -16,6 +16,7 @@ from qdqtool.ir.operators import POOLINGS_AND_RESIZES, LayerKind, operator_of, r
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.trt.result import Prediction
+from qdqtool.util.notes import Note
 
 # Maximum number of operators that only move values between a DQ and its consumer.
 _MAX_MOVES = 8
@@ -41,8 +42,10 @@ class ModelSide:
         return _collect_nodes(self.view, self.prediction)
 
     def find_node(self, node: Node) -> NodeSide:
-        """Return a node as the model shows it; only name and operator without weights or Q/DQ."""
-        return self.nodes.get(node.index) or NodeSide(node.name, node.op, data=False)
+        """Return a node as the model shows it; without weights and Q/DQ, it has no scales."""
+        is_product = self.prediction is not None and node.name in self.prediction.float_products
+        precision = Precision.FLOAT if is_product else None
+        return self.nodes.get(node.index) or NodeSide(node.name, node.op, precision, data=False)
 
 
 def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeSide]:
@@ -73,17 +76,21 @@ def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Predicti
     layers = () if is_rejected(prediction.findings) else prediction.layers
     ms = {layer.name: layer.ms for layer in layers}
     operators = {n.name: n.op for n in view.model.nodes}
+    products = set(prediction.float_products)
+    for side in nodes.values():
+        if side.name in products:
+            side.precision = Precision.FLOAT
     for outcome in prediction.convolutions:
-        node = nodes.get(outcome.index)
-        if node is None:
+        if outcome.index not in nodes:
             continue
-        node.precision = outcome.precision
-        node.inputs, node.output = list(outcome.inputs), outcome.output
-        node.fused = [operators.get(name, name) for name in outcome.fused]
-        node.layer = outcome.layer
-        node.ms = ms.get(outcome.layer or outcome.name)
-        if node.is_int8 and node.is_unsigned:
-            node.precision = Precision.FLOAT
+        side = nodes[outcome.index]
+        side.precision = outcome.precision
+        side.inputs, side.output = list(outcome.inputs), outcome.output
+        side.fused = [operators.get(name, name) for name in outcome.fused]
+        side.layer = outcome.layer
+        side.ms = ms.get(outcome.layer or outcome.name)
+        if side.is_int8 and side.is_unsigned:
+            side.precision = Precision.FLOAT
 
 
 def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
@@ -139,6 +146,30 @@ def _nonzero_points(params: qdq.QuantParams) -> tuple[int, ...]:
     """Return the zero points; empty if all are 0 or if they are unknown."""
     zero = params.zero_point
     return tuple(np.ravel(zero).tolist()) if zero is not None and np.any(zero) else ()
+
+
+def use_fp16_time(side: ModelSide, summary: SideSummary) -> list[Note]:
+    """Time a float model in FP16, in place, if its file is FP32 and FP16 is faster.
+
+    ``predict`` compares INT8 with the same time. The layers then have no times, because their times
+    are those of the file.
+
+    Returns:
+        A note with both times; empty if the time is unchanged.
+    """
+    time = side.prediction.time if side.prediction is not None else None
+    float_time = None if time is None else time["float"]
+    if summary.ms is None or float_time is None or float_time["fp32_ms"] is None:
+        return []
+    summary.ms, summary.float_type = float_time["total_ms"], Precision(float_time["precision"])
+    for node in side.nodes.values():
+        node.ms = None
+    fp32_ms = float_time["fp32_ms"]
+    text = (
+        f"{summary.title} is stored in FP32, which would take {fp32_ms:.3g} ms: its time is that "
+        f"of the same network in {summary.float_type}, as in predict"
+    )
+    return [Note(text, code="float-time", file=summary.title, fp32_ms=fp32_ms, ms=summary.ms)]
 
 
 def summarize_model(side: ModelSide) -> SideSummary:

@@ -269,6 +269,7 @@ class SideSummary:
         conversions: Number of Q and DQ that remain in the engine; None if unknown.
         ms: Milliseconds of one inference; None without times.
         measured: Whether the time was measured.
+        float_type: Type of a float model that the time is for, if it is not that of the file.
         target: Target of the prediction; empty for a build.
         compute_capabilities: Compute capabilities that the prediction holds for; empty for a build,
             and if the prediction holds for all.
@@ -300,6 +301,7 @@ class SideSummary:
     fp8: int | None = None
     fp8_to_fp8: int | None = None
     subgraphs: Mapping[str, int] = field(default_factory=dict)
+    float_type: Precision | None = None
 
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
         """Set the numbers of INT8 and FP8 convolutions from the nodes of this side."""

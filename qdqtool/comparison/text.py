@@ -33,7 +33,6 @@ _LOSS_REASONS = {
     LossReason.UNEXPLAINED: ("predicted INT8; the build does not show the reason"),
 }
 _CHANGES = {
-    ChangeKind.GAINED_INT8: "gained INT8",
     ChangeKind.LOST_QDQ: "Q/DQ removed",
     ChangeKind.GAINED_QDQ: "Q/DQ added",
     ChangeKind.ONLY_IN_A: "only in A",
@@ -55,7 +54,7 @@ def summarize(comparison: Comparison) -> str:
         *_describe_realized_int8(comparison),
         *_count_changes(comparison, {ChangeKind.FORMAT: _describe_format(comparison)}),
         *_describe_losses(comparison),
-        *_count_changes(comparison, {ChangeKind.GAINED_INT8: "gained INT8"}),
+        *_count_changes(comparison, {ChangeKind.GAINED_INT8: _describe_gains(comparison)}),
         *_count_changes(comparison, _output_texts(comparison)),
         *_describe_conversions(comparison),
         *_describe_all_scales(comparison),
@@ -222,8 +221,15 @@ def _describe_losses(comparison: Comparison) -> list[str]:
     text = f": {reasons[0][1]}" if reasons[0][1] else ""
     if len(reasons) > 1:
         text = f" ({'; '.join(f'{count}: {reason or _UNKNOWN}' for count, reason in reasons)})"
-    formats = " and ".join(sorted({_name_format(n.a) for n in nodes}, reverse=True))
-    return [f"{_count_layers(nodes)} lost {formats}{text}"]
+    return [f"{_count_layers(nodes)} lost {_join_formats([n.a for n in nodes])}{text}"]
+
+
+def _describe_gains(comparison: Comparison) -> str:
+    return f"gained {_join_formats([n.b for n in comparison.where(ChangeKind.GAINED_INT8)])}"
+
+
+def _join_formats(sides: Sequence[NodeSide | None]) -> str:
+    return " and ".join(sorted(set(map(_name_format, sides)), reverse=True))
 
 
 def _loss_reason(node: NodeChange, *, many: bool) -> str:
@@ -322,6 +328,8 @@ def _describe_change(
     if kind in _CHANGES:
         return _CHANGES[kind]
     assert a is not None and b is not None
+    if kind == ChangeKind.GAINED_INT8:
+        return f"gained {_name_format(b)}"
     if kind == ChangeKind.LOST_INT8:
         reason = _loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
         return _append_reason(f"lost {_name_format(a)}", reason)

@@ -484,8 +484,8 @@ def _describe_invariants(invariants: Invariants) -> list[str]:
 
 def _describe_changes(changes: Sequence[tuple[ConvOutcome, ConvOutcome]], rename: _Rename) -> Note:
     texts = [
-        f"{rename(whole.name)} ({whole.precision} to {whole.output}, "
-        f"here {part.precision} to {part.output})"
+        f"{rename(whole.name)} (computes in {whole.precision} and writes {whole.output}, in the "
+        f"part {part.precision} and {part.output})"
         for whole, part in changes
     ]
     return Note(

@@ -83,7 +83,7 @@ def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
 
 
 def _reason_key(reason: Reason) -> IdentityKey:
-    """Return the class of a reason, and its values that do not change in a part of the model."""
+    """Return the class of a reason, and its fields except those in ``identity_excludes``."""
     names = [name for name in field_names(reason) if name not in reason.identity_excludes]
     return type(reason), *(_comparable(getattr(reason, name)) for name in names)
 

@@ -45,7 +45,7 @@ def finding_code(reason: Reason) -> FindingCode:
     """Return the code of the finding that a reason becomes.
 
     Raises:
-        KeyError: Reasons of this class become no findings.
+        KeyError: The class has no finding code.
     """
     for rule in reason.rules:
         if rule.applies(reason):
@@ -54,7 +54,7 @@ def finding_code(reason: Reason) -> FindingCode:
 
 
 def finding_codes(kind: type[Reason]) -> tuple[FindingCode, ...]:
-    """Return all codes of a class of reasons; empty if its reasons become no findings."""
+    """Return all finding codes of a class of reasons; empty if it has none."""
     return tuple(rule.code for rule in kind.rules)
 
 

@@ -108,11 +108,13 @@ class Fixed:
         """Return by code how many fewer findings the fixed model has.
 
         Only codes that ``fix`` can change count. One change may remove several findings, and one
-        finding may need several changes.
+        finding may need several changes. If the model had no findings of a code before fixing,
+        for example because errors hid them, the changes count instead.
         """
         before = Counter(f.code for f in self.before.findings if f.automatic)
+        hidden = Counter(a.code for a in self.applied if a.code not in before)
         before.subtract(f.code for f in self.after.findings if f.code in before)
-        return +before
+        return +before + hidden
 
     def summary(self) -> Json:
         """Return the counts of fixes, and the predictions before and after."""

@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError
-from qdqtool.fixing.quantizers import clips_negative_values, make_constant_change
+from qdqtool.fixing.quantizers import make_constant_change
 from qdqtool.fixing.site import broadcast_along
 from qdqtool.fixing.weights import make_dequantizer
 from qdqtool.insertion.batchnorm import fold_batch_normalization
@@ -48,7 +48,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import DQ, Q, is_dq, is_qdq, is_quantized
 from qdqtool.patterns.fake_quantizers import find_fake_quantizers, rewrite_fake_quantizers
 from qdqtool.patterns.network_kind import warn_preprocess
-from qdqtool.patterns.rewrites import insert_relu, remove_quantizers
+from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import nested_graphs
 from qdqtool.trt.fault_checks import LARGEST_SCALE, channel_maxima
@@ -124,7 +124,7 @@ def translate_for_dla(
     version = target_named(target)
     cache_header(version)
     with record_inputs() as read:
-        model = _insert_clipping_relus(_prepare_quantized_model(load_full(source)))
+        model = insert_clipping_relus(_prepare_quantized_model(load_full(source)))
         view = View(model)
         notes: list[Note] = []
         quantizer_scales = _read_scales(view, notes)
@@ -355,15 +355,6 @@ def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
         if not np.array_equal(clipped, value):
             constants[dq.output] = numpy_helper.from_array(clipped, dq.output)
     return constants
-
-
-def _insert_clipping_relus(model: Model) -> Model:
-    """Insert a Relu before each Q that clips negative values, in place, and return the model."""
-    view, editor = View(model), Editor(model)
-    for q in view.activation_qs:
-        if clips_negative_values(view, q):
-            insert_relu(editor, q)
-    return editor.finish()
 
 
 def _require_no_quantizers(model: Model) -> None:

@@ -29,7 +29,7 @@ from qdqtool.fixing.runner import (
 )
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
-from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
 from qdqtool.util.notes import Note
 
 _WEAK = 0.5  # if the unchanged model has a larger output error, a comparison shows little
@@ -123,14 +123,14 @@ class OutputJudge:
         before = self._limit or self.noise
         reference = self._reference
         if criteria.requantizes_weights:
-            exact = self._run(remove_quantizers(part.copy(), weights=True).proto)
+            exact = self._run(_to_float_network(part, weights=True).proto)
             current_proto, _ = cut_runnable_part(current, self._body)
             current_noise = self._measure(current_proto, exact)
             after = self._measure(proto, exact)
             if not is_within(current_noise, after, factor, rounding):
                 return _describe_growth(current_noise, after)
         if criteria.requantizes_weights or criteria.costs_speed:
-            reference = self._run(remove_quantizers(part.copy()).proto)
+            reference = self._run(_to_float_network(part).proto)
         noise = self._measure(proto, reference)
         # If outputs are NaN before and after a change, another fix has to repair the scale.
         is_compared = noise.finite or before.finite
@@ -140,7 +140,7 @@ class OutputJudge:
             and not is_within(before, noise, factor, rounding, parts=parts)
         ):
             worst = find_worst_part(before, noise, factor) if parts else None
-            return _describe_growth(before, noise, worst)
+            return _describe_growth(before, noise, worst, self.noise)
         self._reference, self.noise = reference, noise
         return None
 
@@ -218,33 +218,61 @@ class OutputJudge:
         Raises:
             RunError: onnxruntime cannot run the network, or its outputs are not finite.
         """
-        floats = remove_quantizers(part.copy())
+        floats = _to_float_network(part)
         reference = self._run(floats.proto)
         try:
             check_finite(reference)
         except NotFiniteError:
-            floats = remove_quantizers(part.copy(), weights=True)
+            floats = _to_float_network(part, weights=True)
             reference = self._run(floats.proto)
             check_finite(reference)
         return floats, reference
 
 
+def _to_float_network(model: Model, weights: bool = False) -> Model:
+    """Return a copy without activation quantizers; those that clip at 0 become Relus.
+
+    Args:
+        model: The model.
+        weights: Whether the quantizers of float weights are removed as well.
+    """
+    return remove_quantizers(insert_clipping_relus(model.copy()), weights=weights)
+
+
 def _describe_growth(
-    before: OutputNoise, after: OutputNoise, part: tuple[str, str] | None = None
+    before: OutputNoise,
+    after: OutputNoise,
+    part: tuple[str, str] | None = None,
+    current: OutputNoise | None = None,
 ) -> Note:
-    """Return a note on the error of `part`; without a part, of the output that grew most."""
+    """Return a note on the error of `part`; without a part, of the output that grew most.
+
+    Args:
+        before: Errors from which the growth is limited.
+        after: Errors of the refused model.
+        part: Output and tensor of a part.
+        current: Errors after the changes that were kept since `before`.
+    """
     if not after.finite:
         return Note("outputs would be NaN or infinite", code="no-numbers")
+    kept_noise = None if current is before else current
     if part is not None:
         output, tensor = part
+        kept = None if kept_noise is None else kept_noise.parts.get(part)
         return Note(
             f"the error of '{tensor}' in output '{output}' against the float network would grow "
-            f"from {before.parts.get(part, 0.0):.2%} to {after.parts[part]:.2%}",
+            f"from {before.parts.get(part, 0.0):.2%}{_describe_kept(kept)} to "
+            f"{after.parts[part]:.2%}",
             code="distance-of-part-grows",
         )
     worst = max(after.each, key=lambda n: after.each[n] / (before.each.get(n, 0.0) + 1e-9))
+    kept = None if kept_noise is None else kept_noise.each.get(worst)
     return Note(
         f"the error of output '{worst}' against the float network would grow from "
-        f"{before.each.get(worst, 0.0):.2%} to {after.each[worst]:.2%}",
+        f"{before.each.get(worst, 0.0):.2%}{_describe_kept(kept)} to {after.each[worst]:.2%}",
         code="distance-grows",
     )
+
+
+def _describe_kept(error: float | None) -> str:
+    return "" if error is None else f" ({error:.2%} with the changes that were kept)"

@@ -133,11 +133,14 @@ def _insert_moved_pair(
 
 
 def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] | None:
-    """Return the scale for a tensor's bounds, or None to keep the scale of a Q.
+    """Return the scale that fits a tensor's bounds.
 
     A pair that moves after a bounded activation (Sigmoid) gets this scale, because the range of the
-    input is too large for the output. None if the bounds are unknown or exceed the Q's range, or if
-    the Q is not symmetric with one scale.
+    input is too large for the output.
+
+    Returns:
+        The scale. None if the pair keeps its scale: the bounds are unknown or not smaller than the
+        Q's range, or the Q is not symmetric or has several scales.
     """
     params, bounds = view.params(q), find_bounds(view.model).get(tensor)
     if bounds is None or params.scale is None or params.scale.size != 1 or _is_asymmetric(view, q):

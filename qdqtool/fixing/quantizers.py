@@ -22,14 +22,13 @@ from qdqtool.fixing.weights import find_computed_weights, make_float_constant_si
 from qdqtool.insertion import fp16
 from qdqtool.insertion.prepare import prepare, raise_opset
 from qdqtool.ir import constants, qdq
-from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
-from qdqtool.patterns.rewrites import insert_relu
+from qdqtool.patterns.rewrites import clips_negative_values, insert_relu
 from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.scales import ScaleDead, ScaleImplausible, ScaleNotPositive
@@ -181,21 +180,6 @@ def _describe_symmetric(node: Node, old: FloatArray, new: FloatArray, *, clips: 
         text += f" -> {format_number(float(new[0]))}"
     relu = ", with a Relu before it, because its range clips negative values"
     return text + relu if clips else text
-
-
-def clips_negative_values(view: View, q: Node) -> bool:
-    """Return whether an activation's Q clips negative values that its input may have.
-
-    Such a Q acts as a Relu. onnxruntime's quantizer removes a Relu before such a Q.
-    """
-    params = view.params(q)
-    first = {Precision.UINT8: 0, Precision.INT8: -128}.get(params.precision)
-    if params.zero_point is None or not np.all(params.zero_point == first):
-        return False
-    if view.model.is_constant(q.input(0)):
-        return False
-    bounds = find_bounds(view.model).get(q.input(0))
-    return bounds is None or bounds.low < 0
 
 
 def _make_symmetric(params: QuantParams) -> FloatArray:

@@ -233,7 +233,8 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
         parts.append("rejected by TensorRT")
     if side.ms is not None:
         source = "" if side.measured else f" on {side.gpu} (estimated)"
-        parts.append(f"{format_ms(side.ms)}{source}")
+        float_type = f" in {side.float_type}" if side.float_type else ""
+        parts.append(f"{format_ms(side.ms)}{float_type}{source}")
     target = f", predicted for {side.target}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
 

@@ -200,14 +200,13 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         error, samples = choice.errors[choice.precision], choice.samples
     rating = next((text for limit, text in _ERROR_RATINGS if error < limit), "large")
     advice = "" if error < SMALL_ERROR else ", so compare the results (below)"
+    part = "whole model" if is_measured else f"{_format_title(insertion)} activations"
     page.add_row(
         "Output error",
-        f"{error:.1%} of the outputs' standard deviation on "
+        f"of the {part}: {error:.1%} of the outputs' standard deviation on "
         f"{format_count(samples, 'image')} ({rating}){advice}",
     )
-    if page.everything and not is_measured:
-        page.add_row("", "(caused by quantized activations alone)")
-    elif page.everything:
+    if page.everything and is_measured:
         page.add_row("", f"({losses.error:.1%} by quantized activations alone, for all outputs)")
     if not losses.tried:
         if page.everything:

@@ -428,7 +428,7 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
     fixed = path
     if default:
         fixed = fixed_model_path(path)
-        page.fill(f"{_BY_FIX} {format_count(len(default), 'place')} can be fixed without new data:")
+        page.fill(f"{_BY_FIX} {_count_fixable(default)}:")
         only = _select_codes(prediction.findings, default)
         page.add_command(
             "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{option}"
@@ -443,6 +443,21 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
         page.add_command(
             "", f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{option}"
         )
+
+
+def _count_fixable(findings: Sequence[Finding]) -> str:
+    """Return the number of places that ``fix`` changes.
+
+    A fix of a note may make other layers worse, which only the prediction of the fixed model shows.
+    """
+    places = format_count(len(findings), "place")
+    notes = sum(finding.severity == Severity.INFO for finding in findings)
+    if notes == len(findings):
+        return f"{places} may be fixed without new data, if the prediction improves"
+    text = f"{places} can be fixed without new data"
+    if notes:
+        text += f" ({format_count(notes, 'note')} only if the prediction improves)"
+    return text
 
 
 def _select_codes(findings: Iterable[Finding], default: Iterable[Finding]) -> str:

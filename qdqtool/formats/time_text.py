@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.verdicts import describe_range, describe_ratio, ratio_style, speed_verdict
 from qdqtool.insertion.number_formats import is_worthwhile
-from qdqtool.timing.results import round_significant
-from qdqtool.util.text import format_count, keep_end
+from qdqtool.util.text import format_count, keep_end, round_significant
 
 if TYPE_CHECKING:
     from qdqtool.ir.precision import Precision
@@ -233,7 +232,10 @@ def describe_saving(findings: Sequence[Finding], times: Sequence[TimeEstimate]) 
     if code == "NO-QDQ":
         return f"{saved} by qdqtool insert ({basis})"
     place = ""
-    if len(findings) > 1:
+    if len(findings) > 1 and code == "NOT-QUANTIZED":  # each finding is about another layer
+        saved = format_ms(sum(finding.saves_ms or 0.0 for finding in findings))
+        place = f" for all {len(findings)} places"
+    elif len(findings) > 1:
         is_shared = all(finding.saves_ms == largest.saves_ms for finding in findings)
         place = f" for all {len(findings)} places" if is_shared else f" at {largest.node}"
     return f"at most {saved}{place} ({basis})"

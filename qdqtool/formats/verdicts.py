@@ -81,7 +81,7 @@ def is_analyzed(prediction: Prediction) -> bool:
 
 
 def describe_subgraphs(counts: Mapping[str, int]) -> str:
-    """Return a text on layers and Q/DQ in branches and bodies; empty without any.
+    """Return a text on layers and Q/DQ in subgraphs; empty without subgraphs.
 
     Args:
         counts: Numbers by kind, as in :attr:`qdqtool.ir.input_shapes.ModelInfo.subgraphs`.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.insertion.losses import SMALL_ERROR
-from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat, is_worthwhile
+from qdqtool.insertion.number_formats import FP8, INT8, MIN_GAIN, NumberFormat, is_worthwhile
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.util.json_text import Json
 from qdqtool.util.text import format_count
@@ -198,7 +198,9 @@ def _find_obstacle(error: float, name: str, ms: Mapping[str, float]) -> str:
         return f"{title} loses too much accuracy"
     if not ms:
         return ""
-    return "" if is_worthwhile(ms[FLOAT] / ms[name]) else f"{title} is not faster than FP16"
+    if is_worthwhile(ms[FLOAT] / ms[name]):
+        return ""
+    return f"{title} is not more than {100 * (MIN_GAIN - 1):.0f} % faster than FP16"
 
 
 def _choose_suitable(

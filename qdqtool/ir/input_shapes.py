@@ -120,7 +120,7 @@ class ModelInfo:
             build for elsewhere.
         has_bfloat16: Whether the model has bfloat16 tensors.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
-            of If and bodies of Loop and Scan, which are not analyzed; empty without any.
+            of If and bodies of Loop and Scan, which are not analyzed. Empty without subgraphs.
     """
 
     path: str

@@ -353,7 +353,7 @@ def write_external(
     weights: Mapping[str, onnx.TensorProto],
     path: Path,
 ) -> None:
-    """Write a model and its large weights to ``<name>.data`` next to it, one weight at a time.
+    """Write a model, and next to it ``<name>.data`` with the large weights, one at a time.
 
     Args:
         proto: The model, with placeholders for these weights. Each placeholder receives the

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import FLOATS, is_dq, is_q
 from qdqtool.patterns.view import View, WeightSource
 
@@ -48,6 +51,30 @@ def remove_quantizers(
         producer = model.producer(node.input(0)) if stored is not None else None
         if producer is not None and producer.name.startswith(_inserted_relu_name(node)):
             editor.bypass(producer, producer.input(0))
+    return editor.finish()
+
+
+def clips_negative_values(view: View, q: Node) -> bool:
+    """Return whether an activation's Q clips negative values that its input may have.
+
+    Such a Q acts as a Relu. onnxruntime's quantizer removes a Relu before such a Q.
+    """
+    params = view.params(q)
+    first = {Precision.UINT8: 0, Precision.INT8: -128}.get(params.precision)
+    if params.zero_point is None or not np.all(params.zero_point == first):
+        return False
+    if view.model.is_constant(q.input(0)):
+        return False
+    bounds = find_bounds(view.model).get(q.input(0))
+    return bounds is None or bounds.low < 0
+
+
+def insert_clipping_relus(model: Model) -> Model:
+    """Insert a Relu before each Q that clips negative values, in place, and return the model."""
+    view, editor = View(model), Editor(model)
+    for q in view.activation_qs:
+        if clips_negative_values(view, q):
+            insert_relu(editor, q)
     return editor.finish()
 
 

@@ -83,7 +83,7 @@ def infer_types(proto: onnx.ModelProto) -> Types | None:
     """Return the types of tensors in a model's main graph, by name; None if inference fails.
 
     Args:
-        proto: Model, preferably without large weights, which is not changed.
+        proto: Model, which is not changed; preferably without large weights.
     """
     for data_prop in (True, False):
         try:

@@ -104,7 +104,7 @@ _state = _ThreadState()
 
 @contextmanager
 def pause_watchers() -> Iterator[None]:
-    """Pause all watchers of the thread until the context ends, such as while quantizers run."""
+    """Pause the thread's call watchers in the context, for example while quantizers run."""
     before, _state.paused = _state.paused, True
     try:
         yield

@@ -674,8 +674,8 @@ class _Inserter:
                 self._model, self.target, result.float32, options.network.high_precision is None
             )
         )
-        # change_inputs() converts the model itself if inputs become integers. Outputs are compared
-        # with float inputs, so a copy is converted here.
+        # If inputs become integers, change_inputs() converts the model later. The comparison of the
+        # outputs needs float inputs, so a copy is converted here.
         model = self._model if options.network.input_type == "float" else self._model.copy()
         fp16.convert_to_fp16(model, result.float32)
         if options.losses == 0 or self._data is None:

@@ -85,7 +85,7 @@ class Reason:
             a tensor.
         unnamed_fields: Fields that contain no names of nodes or tensors.
         rules: Rules with the code of the finding; the first rule that applies counts. Empty if
-            the reason becomes no finding.
+            the class has no finding code.
         pass_name: Pass or check that recorded the reason.
         node: ONNX node that was rejected.
     """
@@ -128,7 +128,7 @@ class Reason:
         """Return the message, and the fix if it differs from the general advice of the code.
 
         Raises:
-            NotImplementedError: Reasons of this class become no findings.
+            NotImplementedError: The class has no finding code.
         """
         raise NotImplementedError(type(self).__name__)
 

@@ -205,7 +205,8 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         if feeds_no_weighted_layer(self) and any(
             x.kind != ConsumerKind.OUTPUT for x in self.consumers
         ):
-            clause += " (that layer is not quantized)"
+            several = len({x.node for x in self.consumers}) > 1
+            clause += f" ({'those layers are' if several else 'that layer is'} not quantized)"
         return f"{float_result(self)}: {clause}."
 
 
@@ -285,9 +286,9 @@ class OutputScale(Reason, key="output-scale"):
         return (
             f"{self.node} writes float: "
             + (
-                f"the scale of {self.quantizer} after it is computed at run time."
+                f"the Q after the node, {self.quantizer}, has a scale that is computed at run time."
                 if self.computed
-                else f"{self.quantizer} after it has one scale per channel."
+                else f"the Q after the node, {self.quantizer}, has one scale per channel."
             ),
             f"Give {self.quantizer} one constant scale for the whole tensor.",
         )

@@ -203,7 +203,7 @@ def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
 
 
 def _add_outcomes_before(model: data.ModelContents, before: data.ModelContents) -> None:
-    """Copy outcomes of convolutions and times of layers from the model of comparison.
+    """Copy outcomes of convolutions and times of layers from the model to compare with.
 
     Convolutions are matched by name.
     """

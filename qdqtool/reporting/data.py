@@ -67,7 +67,7 @@ class NodeEntry:
 class ConvolutionEntry:
     """Predicted data types and layer of a convolution or matrix product.
 
-    ``before`` is the outcome in the model of comparison.
+    ``before`` is the outcome in the model to compare with.
     """
 
     node: int
@@ -440,7 +440,7 @@ class ModelContents:
 
 @dataclass(slots=True)
 class PageContents:
-    """The whole page: the model, a model of comparison, and sections on further input files."""
+    """The whole page: the model, the model to compare with, and sections on further files."""
 
     tool: str
     model: ModelContents

@@ -166,8 +166,9 @@ def _split_model(name: str) -> tuple[str, int]:
 _GEFORCE = re.compile(r"RTX [45]0\d0(?! (?:SFF )?Ada)|GB10")
 _MIN_WATTS = 5.0  # lowest power mode of a Jetson (Nano)
 _CLOCK_OF_POWER = 0.4
-# SMs and SM clock in MHz of a Jetson's power mode (Jetson Linux developer guide). Estimates are 1.0
-# to 1.4 times the published FP32 times of six networks in this mode, and a quarter with MAXN.
+# SMs and SM clock in MHz of a Jetson's power mode (Jetson Linux developer guide). In this mode, the
+# estimated FP32 times of six networks are 1.0 to 1.4 times the published times. With the clock of
+# MAXN, they would be a quarter of the published times.
 _POWER_MODES = {("Jetson AGX Orin 64GB", 30.0): (8, 612.0)}
 _FEW_WATTS = 0.5
 _LAPTOP_CLOCK = 0.75  # typical ratio of the clock of a laptop GPU to that of the desktop GPU
@@ -585,7 +586,7 @@ def _parse_number(key: str, text: str) -> float:
         ) from None
     if not low <= number <= high:
         raise QdqtoolError(
-            f"`gpu`: {key}={text} is outside {low:g} to {high:g}",
+            f"`gpu`: {key}={text}: give a number from {low:g} to {high:g}",
             code="out-of-range",
             parameter="gpu",
         )
@@ -614,7 +615,7 @@ def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
     below = [rates for rates in load_rates().values() if float(rates.cc) <= float(text)]
     if not below:
         raise QdqtoolError(
-            f"compute capability {text} is too low: TensorRT 8 needs 5.3 or newer",
+            f"compute capability {text} is too low; give 5.3 or newer, which TensorRT 8 needs",
             code="out-of-range",
             parameter="sm",
         )
@@ -640,6 +641,14 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
     Raises:
         QdqtoolError: The GPU is unknown, a number is out of range, or the power has no effect.
     """
+    is_text: bool = isinstance(name, str)  # False if a caller ignores the annotation
+    if not is_text:
+        raise QdqtoolError(
+            f"`gpu`: {type(name).__name__} is not the name of a GPU. Give one name, and call the "
+            "function once for each GPU",
+            code="wrong-type",
+            parameter="gpu",
+        )
     gpu = parse_description(name) if "=" in name else find_gpu(name)
     if power is not None:
         _check_power(gpu, power, clock)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from qdqtool.insertion.number_formats import is_worthwhile
 from qdqtool.ir.precision import Precision
-from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.physics import load_constants
-from qdqtool.timing.workload import EngineWorkload
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
+from qdqtool.util.text import round_significant
 
 if TYPE_CHECKING:
+    from qdqtool.timing.gpus import Gpu
     from qdqtool.timing.time_calibration import TimeCalibration
+    from qdqtool.timing.workload import EngineWorkload
 
 # The range is widened by 1 + this number x the share of layers whose shapes are unknown.
 UNKNOWN_SPREAD = 1.5
@@ -162,11 +162,6 @@ class BestTime:
         }
 
 
-def round_significant(value: float) -> float:
-    """Return the value with four significant digits."""
-    return float(f"{value:.4g}")
-
-
 @dataclass(slots=True)
 class TimeEstimate:
     """Time of an engine on a GPU.
@@ -292,6 +287,8 @@ class TimeEstimate:
     def _add_range(self, gain: float, quantized: Precision) -> SpeedGain | None:
         if self.float_time is None:
             return None
+        from qdqtool.timing.physics import load_constants
+
         constants = load_constants()
         spread = constants.spreads["gain"]
         if not constants.is_measured(self.gpu.cc):

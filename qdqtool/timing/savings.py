@@ -20,8 +20,6 @@ from qdqtool.timing.workload import EngineWorkload
 from qdqtool.trt.result import Prediction
 
 Array = npt.NDArray[np.float64]
-# Codes of findings that `insert` fixes, because it places Q/DQ at the layers without Q/DQ.
-_WITHOUT_QDQ = ("NO-QDQ", "NOT-QUANTIZED")
 _MIN_SAVING = 5e-5  # milliseconds; smaller savings are not reported
 
 
@@ -69,10 +67,12 @@ def add_savings(
 
 
 def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
-    """Raise ``saves_ms`` of findings about layers without Q/DQ to what ``insert`` would save.
+    """Raise ``saves_ms`` of findings about layers without Q/DQ by what ``insert`` would save.
 
     One layer without Q/DQ can cost more than its own kernels: its neighbors then also compute or
-    copy float. The saving of the whole network limits the saving of each such layer.
+    copy float. NO-QDQ gets the saving of the whole network. The rest of this saving, after what
+    ``fix`` and the layers themselves save, is shared among the NOT-QUANTIZED findings in proportion
+    to their own savings. In a network without Q/DQ, their sum is the saving of the network.
 
     Args:
         prediction: Prediction with the findings.
@@ -80,9 +80,19 @@ def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
     """
     if saved_ms <= _MIN_SAVING:
         return
-    for finding in prediction.findings:
-        if finding.code in _WITHOUT_QDQ and finding.gains:
-            finding.saves_ms = round(max(finding.saves_ms or 0.0, saved_ms), 5)
+    gaining = [f for f in prediction.findings if f.gains]
+    networks = [f for f in gaining if f.code == "NO-QDQ"]
+    for finding in networks:
+        finding.saves_ms = round(max(finding.saves_ms or 0.0, saved_ms), 5)
+    layers = [f for f in gaining if f.code == "NOT-QUANTIZED"]
+    fixable = [f for f in gaining if f.automatic and f.code != "NOT-QUANTIZED"]
+    own = [f.saves_ms or 0.0 for f in layers]
+    rest = saved_ms - sum(own) - sum(f.saves_ms or 0.0 for f in fixable)
+    if rest <= _MIN_SAVING and not networks:
+        return
+    for finding, ms in zip(layers, own, strict=True):
+        share = ms / sum(own) if sum(own) else 1 / len(own)
+        finding.saves_ms = round(max(0.0, ms + share * rest), 5)
 
 
 class _SavingFinder:

@@ -91,7 +91,7 @@ def parse_time(text: str) -> float | None:
     ms = float(match[1]) * _MS[(match[2] or "ms").lower()]
     if not ms > 0:
         raise QdqtoolError(
-            f"`calibrate` {text}: the measured time must be above zero",
+            f"`calibrate` {text}: give a measured time above zero",
             code="out-of-range",
             parameter="calibrate",
         )

@@ -484,7 +484,7 @@ def integer_operator(pass_name: str, node: Node) -> IntegerOperator | None:
 
 
 def computes_integers(node: Node) -> bool:
-    """Return whether a node has an integer operator: QLinear..., ...Integer or QGemm."""
+    """Return whether a node is QLinear..., DynamicQuantize..., ...Integer or QGemm."""
     if node.domain not in DOMAINS and not node.domain.startswith(INNER_DOMAINS):
         return False
     if node.op.startswith(("QLinear", "DynamicQuantize")):

@@ -342,10 +342,12 @@ class Importer:
     def _import_slice(self, node: Node) -> None:
         if len(node.outputs) > 1 or node.op == "Split":
             x = self._input(node.input(0))
-            for output in node.outputs:
+            starts = self._split_starts(node)
+            for position, output in enumerate(node.outputs):
                 if output:
                     name = self._unique_name(node)
-                    self._add(LayerKind.SLICE, name, [x], [self._tensor(output)], node)
+                    part = self._add(LayerKind.SLICE, name, [x], [self._tensor(output)], node)
+                    part.part_of_split = starts.get(position)
             return
         layer = self._import_simple(node)
         if node.op == "Tile":
@@ -353,6 +355,23 @@ class Importer:
         elif node.input(4):
             steps = self.model.constant(node.input(4))
             layer.has_steps = steps is not None and bool((steps != 1).any())
+
+    def _split_starts(self, node: Node) -> dict[int, tuple[int, int]]:
+        """Return the axis and first index of each output of a Split; empty if unknown."""
+        shape = self.model.shape(node.input(0))
+        if node.op != "Split" or not shape:
+            return {}
+        axis = node.integer("axis", 0)
+        axis += len(shape) if axis < 0 else 0
+        starts, start = {}, 0
+        for position, output in enumerate(node.outputs):
+            starts[position] = (axis, start)
+            part = self.model.shape(output) if output else None
+            size = part[axis] if part is not None and 0 <= axis < len(part) else None
+            if size is None:
+                return {}
+            start += size
+        return starts
 
     def _import_matrix_product(self, node: Node) -> None:
         inputs = [self._input(node.input(0)), self._input(node.input(1))]

@@ -81,7 +81,7 @@ class Tensor:
         return tensor
 
     def single_consumer(self, *kinds: LayerKind) -> Layer | None:
-        """Return the only layer that reads the tensor, if only one of its inputs is the tensor.
+        """Return the tensor's only consumer, if it reads the tensor at one input only.
 
         Args:
             kinds: Kinds that the layer may have; any if none is named.
@@ -268,6 +268,8 @@ class Layer:
         per_channel: Whether a SCALE has a factor for each channel.
         shift_only: Whether a SCALE only adds.
         has_steps: Whether a SLICE has steps greater than 1.
+        part_of_split: Axis of a Split and first index of the output that a SLICE computes; None if
+            unknown, and for other layers.
         dims: Dimensions of a CONSTANT; None if unknown.
         possible_pooling: Type of pooling (``MAX`` or ``AVERAGE``) that a REDUCE can become; None if
             it cannot.
@@ -322,6 +324,7 @@ class Layer:
     per_channel: bool = True
     shift_only: bool = False
     has_steps: bool = False
+    part_of_split: tuple[int, int] | None = None
     dims: tuple[int, ...] | None = None
     possible_pooling: str | None = None
     window: PoolingWindow | None = None

@@ -61,6 +61,8 @@ _RETYPING_OPERATORS = frozenset(
 )
 
 _Path = tuple[PathStep, ...]
+_Spans = dict[int, tuple[int, int]]
+"""Where values lie in a tensor: for an axis, the first index and the index after the last one."""
 
 
 def quantizer_scale(layer: Layer | None) -> Scale:
@@ -124,6 +126,10 @@ class _ConsumerSearch:
         self.more = ""
         self.queue: list[tuple[Tensor, _Path]] = [(tensor, ())]
         self.visited = {id(tensor)}
+        # Spans of the values of the first tensor in a visited tensor; None if it has none of them.
+        self.spans: dict[int, _Spans | None] = {id(tensor): {}}
+        self.other_consumers: list[TensorConsumer] = []  # they read none of these values
+        self.has_several_paths = False  # to one tensor, so that its spans are unknown
         self.path_steps_left = MAX_PATH_STEPS
         self.q_steps_left = MAX_Q_STEPS
         # First operator at which the search stopped, with its input and the path to it.
@@ -134,7 +140,11 @@ class _ConsumerSearch:
             if len(self.consumers) >= MAX_CONSUMERS:
                 self.note_omission(tensor, path)
                 break
+            first = len(self.consumers)
             self.visit(tensor, path)
+            if self.spans[id(tensor)] is None:
+                self.other_consumers += self.consumers[first:]
+        self.remove_other_consumers()
         if len(self.consumers) > MAX_CONSUMERS:
             self.note_omission(self.tensor, ())
         if not self.consumers and self.last_operator is not None:
@@ -142,6 +152,17 @@ class _ConsumerSearch:
             # after it.
             self.consumers.append(_describe_consumer(*self.last_operator))
         return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
+
+    def remove_other_consumers(self) -> None:
+        """Remove the consumers of other inputs of a Concat, which a Split separates.
+
+        If one of the consumers is a Q, all others matter: they keep the Q after the Split.
+        """
+        has_q = any(consumer.kind == ConsumerKind.Q for consumer in self.consumers)
+        if self.has_several_paths or has_q or len(self.other_consumers) == len(self.consumers):
+            return
+        others = set(map(id, self.other_consumers))
+        self.consumers = [c for c in self.consumers if id(c) not in others]
 
     def note_omission(self, tensor: Tensor, path: _Path) -> None:
         """Record the operator or tensor after which consumers are left out of the result."""
@@ -181,8 +202,61 @@ class _ConsumerSearch:
         for output in layer.outputs:
             if id(output) not in self.visited:
                 self.visited.add(id(output))
+                self.spans[id(output)] = _follow_spans(
+                    layer, tensor, output, self.spans[id(tensor)]
+                )
                 self.path_steps_left -= len(path) + 1
                 self.queue.append((output, (*path, to_step(layer, part))))
+            else:
+                self.has_several_paths = True
+
+
+def _follow_spans(
+    layer: Layer, tensor: Tensor, output: Tensor, spans: _Spans | None
+) -> _Spans | None:
+    """Return the spans of values in an output of a layer, from their spans in an input.
+
+    None if the output has none of the values. Axes on which the positions are unknown have no span.
+    """
+    before, after = tensor.shape, output.shape
+    if spans is None or before is None or after is None:
+        return None if spans is None else {}
+    if layer.part_of_split is not None:
+        axis, start = layer.part_of_split
+        size = after[axis] if axis < len(after) else None
+        if axis not in spans or size is None:
+            return {other: span for other, span in spans.items() if other != axis}
+        low, high = (min(max(index - start, 0), size) for index in spans[axis])
+        return {**spans, axis: (low, high)} if low < high else None
+    if layer.kind == LayerKind.CONCATENATION:
+        return _follow_spans_past_concat(layer, tensor, output, spans)
+    if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.reorders_values:
+        # A Reshape keeps the positions on the leading axes whose sizes it keeps.
+        pairs = enumerate(zip(before, after, strict=False))
+        changed = (n for n, (a, b) in pairs if a != b or (n and a is None))
+        kept = next(changed, min(len(before), len(after)))
+        return {axis: span for axis, span in spans.items() if axis < kept}
+    return spans if layer.kind == LayerKind.IDENTITY and before == after else {}
+
+
+def _follow_spans_past_concat(
+    layer: Layer, tensor: Tensor, output: Tensor, spans: _Spans
+) -> _Spans:
+    shapes = [x.shape or () for x in layer.inputs]
+    size = output.shape or ()
+    if any(len(shape) != len(size) for shape in shapes):
+        return {}
+    axes = [n for n, total in enumerate(size) if any(shape[n] != total for shape in shapes)]
+    if len(axes) != 1 or layer.inputs.count(tensor) != 1:
+        return {}
+    (axis,) = axes
+    sizes = [shape[axis] or 0 for shape in shapes]
+    if sum(sizes) != size[axis] or not all(sizes):
+        return {}
+    position = layer.inputs.index(tensor)
+    start = sum(sizes[:position])
+    low, high = spans.get(axis, (0, sizes[position]))
+    return {**spans, axis: (start + low, start + high)}
 
 
 def _q_can_pass(layer: Layer, tensor: Tensor) -> bool:

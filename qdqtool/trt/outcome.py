@@ -133,7 +133,7 @@ def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]
     folded = fold_constants(model)
     network = importer.build(folded)
     run = pipeline.run(network, target)
-    outcome = Outcome(folded, network, target)
+    outcome = Outcome(folded, network, target, original=model)
     cases = (case for layer in network.layers.values() for case in layer.cases)
     rules = describe_rules(cases, target)
     prediction = Prediction(
@@ -210,10 +210,17 @@ class Outcome:
             computes.
         conversion_nodes: Names of the remaining Q and DQ.
         float_products: Names of the MatMuls of two computed tensors without Q/DQ, and of Einsums.
+
+    Args:
+        model: The model after constants were folded.
+        network: The optimized network of the model.
+        target: TensorRT version.
+        original: The model before constants were folded, whose node indices the convolutions have.
     """
 
-    def __init__(self, model: Model, network: Network, target: Target) -> None:
+    def __init__(self, model: Model, network: Network, target: Target, original: Model) -> None:
         self._model = model
+        self._original = original
         self._network = network
         self._target = target
         self._precisions: dict[Tensor, Precision] = {}
@@ -425,11 +432,16 @@ class Outcome:
             return self._describe_in_myelin(node, layer, weights)
         return self._describe_layer(node, layer, weights)
 
+    def _original_index(self, node: Node) -> int:
+        """Return the index of a node in the model before constants were folded."""
+        original = self._original.producer(node.output)
+        return node.index if original is None else original.index
+
     def _describe_in_myelin(self, node: Node, layer: Layer, weights: str) -> ConvOutcome:
         elem_type = self._model.elem_type(node.output)
         precision = float_precision(elem_type, self._target.strongly_typed)
         return ConvOutcome(
-            node.index,
+            self._original_index(node),
             node.name,
             node.op,
             weights,
@@ -452,7 +464,7 @@ class Outcome:
         fusion = layer.fusion
         name = fusion.merged_name or layer.name
         return ConvOutcome(
-            node.index,
+            self._original_index(node),
             node.name,
             node.op,
             weights,

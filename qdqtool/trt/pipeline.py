@@ -171,7 +171,8 @@ class PipelineRun:
         except Exception as error:
             before = ", ".join(self._completed[-8:]) or "none"
             raise PassError(
-                f"pass {step.name} failed ({type(error).__name__}: {error}) after: {before}",
+                f"pass {step.name} failed ({type(error).__name__}: {error}). Please report this "
+                f"message. Passes before it: {before}",
                 code="internal",
             ) from error
         self._completed.append(step.name)

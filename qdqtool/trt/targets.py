@@ -312,7 +312,7 @@ class Target:
 
     @property
     def capability_names(self) -> list[str]:
-        """Compute capabilities that TensorRT-RTX predicts for, such as ``8.6``.
+        """Compute capabilities that TensorRT-RTX builds for, such as ``8.6``.
 
         Empty for classic TensorRT.
         """

@@ -146,3 +146,8 @@ def format_layer_counts(convolutions: int, products: int) -> str:
     if convolutions and products:
         return f"{convolutions + products} ({of_convolutions}, {of_products})"
     return of_products if products else of_convolutions
+
+
+def round_significant(value: float) -> float:
+    """Return the value with four significant digits."""
+    return float(f"{value:.4g}")

@@ -328,7 +328,7 @@ def compare_under_assumptions(
             best.notes.append(
                 Note(
                     f"{name}: the build does not show which of {', '.join(errors)} applies; "
-                    f"compared with {assumed}",
+                    f"the comparison assumes {assumed}",
                     code="not-shown-by-build",
                     name=name,
                     values=tuple(errors),

@@ -132,6 +132,14 @@ def test_compare_refuses_a_gpu_that_the_target_does_not_support(models: Path, cl
     cli("compare", "float.onnx", "good.onnx", "--gpu", "GTX 1080", "--target", "8.6")
 
 
+@pytest.mark.parametrize("second", [("--gpu", "T4"), ("--gpu=T4",)])
+def test_compare_refuses_a_second_gpu(models: Path, cli: Cli, second: tuple[str, ...]) -> None:
+    message = cli.refuse("compare", "float.onnx", "good.onnx", "--gpu", "L4", *second)
+    assert "compare takes a single GPU" in message
+    times = cli.json("predict", "good.onnx", "--gpu", "L4", *second)["times"]
+    assert [time["gpu"] for time in times] == ["L4", "Tesla T4"]
+
+
 def test_compare_starts_with_the_agreement(models: Path, cli: Cli) -> None:
     np.save("images.npy", np.random.default_rng(0).random((2, 4, 16, 16), np.float32))
     text = cli("compare", "float.onnx", "good.onnx", "--calib", "images.npy")

@@ -274,7 +274,16 @@ def test_insert_auto_prints_the_output_error_of_its_choice(folder: Path, cli: Cl
     arguments = ("insert", "m.onnx", "--calib", "images", "--precision", "auto", "-o", "q.onnx")
     choice = cli.json(*arguments)["choice"]
     (row,) = (line for line in cli(*arguments).splitlines() if line.startswith("  Output error "))
-    assert f" {choice['errors'][choice['precision']]:.1%} " in row
+    assert f" of the whole model: {choice['errors'][choice['precision']]:.1%} " in row
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_insert_names_the_part_that_causes_the_output_error(
+    folder: Path, cli: Cli, precision: str
+) -> None:
+    text = cli("insert", "m.onnx", "--calib", "images", "--precision", precision, "-o", "q.onnx")
+    assert f"  Output error   of the {precision.upper()} activations: " in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8", "auto"])

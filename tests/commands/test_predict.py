@@ -180,3 +180,12 @@ def test_predict_names_the_requested_version(
     assert len(rules) == borrows
     assert all(re.search(r"\bTensorRT \d", row) and target in row for row in rules)
     assert cli.json("predict", model, "--target", target)["requested_target"] == target
+
+
+def test_predict_promises_no_fix_of_notes(cli: Cli, model: str) -> None:
+    """The Add is a note; `fix` refuses its fix if the prediction gets worse."""
+    onnx.save(residual("own", conv_side=True), model)
+    text = " ".join(cli("predict", model, "--target", "8.5").split())
+    assert "[*] 1 place may be fixed without new data, if the prediction improves:" in text
+    onnx.save(residual("float"), model)
+    assert "can be fixed without new data:" in cli("predict", model, "--target", "8.5")

@@ -17,6 +17,7 @@ from qdqtool.comparison.matching import match
 from qdqtool.comparison.result import ChangeKind, Comparison, LossReason, NodeChange
 from qdqtool.comparison.text import summarize
 from qdqtool.errors import QdqtoolError
+from qdqtool.formats.build_text import render_comparison
 from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
@@ -49,6 +50,52 @@ def test_compare_float_and_quantized_model() -> None:
     assert (result.a.int8, result.b.int8, result.ok) == (0, 7, True)
     summary = result.summary()
     assert (summary["gained_int8"], summary["scales"]) == (7, 0)
+
+
+def network_after_constants(scale: float | None) -> onnx.ModelProto:
+    """Return two convolutions after operators that compute a constant, as in attention."""
+    g = Graph()
+    root = g.op(
+        "Sqrt", g.op("Cast", g.const("size", np.array([4], np.int64)), "cast", to=1), "root"
+    )
+    x = g.op("Div", [g.input(1, 4, 16, 16), root], "scaled")
+    weights = "float" if scale is None else "qdq"
+    x = g.relu(g.conv(x, "a", scale=scale, weights=weights), "relu")
+    return g.model(g.conv(x, "b", scale=scale, weights=weights))
+
+
+def test_compare_counts_convolutions_after_computed_constants() -> None:
+    quantized = network_after_constants(0.1)
+    prediction = qdqtool.predict(quantized, TARGET)
+    names = [node.name for node in quantized.graph.node]
+    assert [(c.index, c.name) for c in prediction.convolutions] == [
+        (names.index(name), name) for name in ("a", "b")
+    ]
+    result = compare(network_after_constants(None), quantized)
+    assert (result.a.int8, result.b.int8) == (0, 2) == (0, prediction.summary()["int8"])
+    assert names_of(result, ChangeKind.GAINED_INT8) == {"a", "b"}
+    assert not result.unknown
+
+
+def product_of_activations(scale: float | None) -> onnx.ModelProto:
+    g = Graph(opset=19)
+    x = g.input(1, 4, 16, 16)
+    sides = [x, g.relu(x, "relu")]
+    if scale is not None:
+        sides = [g.pair(tensor, f"q{i}", scale) for i, tensor in enumerate(sides)]
+    return g.model(g.op("MatMul", sides, "product"))
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11", "rtx1.7"])
+def test_compare_product_of_activations_that_gains_int8(target: str) -> None:
+    quantized = product_of_activations(0.1)
+    count = qdqtool.predict(quantized, target).summary()["int8"]
+    assert count == 1
+    result = qdqtool.compare(product_of_activations(None), quantized, target=target)
+    assert (result.a.int8, result.b.int8) == (0, count)
+    assert names_of(result, ChangeKind.GAINED_INT8) == {"product"}
+    back = qdqtool.compare(quantized, product_of_activations(None), target=target)
+    assert names_of(back, ChangeKind.LOST_INT8) == {"product"}
 
 
 def test_compare_missing_block() -> None:
@@ -199,6 +246,35 @@ def test_compare_estimated_times() -> None:
     result = qdqtool.compare(float_network(), network(), target=TARGET, gpu="T4")
     assert result.a.ms and result.b.ms and not result.a.measured
     assert result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11"])
+def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
+    """A strongly typed build of an FP32 file computes in FP32, but INT8 competes with FP16."""
+    models = [wide_network(None), wide_network(0.1)]
+    gpu = "RTX 4090"
+    floating, quantized = (qdqtool.predict(m, target, gpu=gpu).time for m in models)
+    assert floating and quantized
+    result = qdqtool.compare(*models, target=target, gpu=gpu)
+    assert (result.a.ms, result.b.ms) == (floating["float"]["total_ms"], quantized["total_ms"])
+    assert qdqtool.compare(*models[::-1], target=target, gpu=gpu).b.ms == result.a.ms
+    fp32_ms = floating["float"]["fp32_ms"]
+    assert (fp32_ms is None) == (target == "trt10")
+    notes = [note for note in result.notes if note.code == "float-time"]
+    assert [note.values["fp32_ms"] for note in notes] == [fp32_ms] * (fp32_ms is not None)
+    assert (" ms in FP16 on RTX 4090" in str(render_comparison(result))) == bool(notes)
+    both_float = qdqtool.compare(models[0], models[0], target=target, gpu=gpu)
+    assert both_float.a.ms == both_float.b.ms == floating["total_ms"]
+
+
+def wide_network(scale: float | None) -> onnx.ModelProto:
+    """Return convolutions that compute much longer in FP32 than in FP16."""
+    g = Graph()
+    x = g.input(1, 256, 56, 56)
+    for i in range(3):
+        weights = "float" if scale is None else "qdq"
+        x = g.relu(g.conv(x, f"c{i}", channels=256, scale=scale, weights=weights), f"r{i}")
+    return g.model(x)
 
 
 @pytest.mark.parametrize("name", ["b.onnx.gz", "c.bin"])

@@ -7,6 +7,7 @@ import onnx
 
 import qdqtool
 from qdqtool.comparison.result import ChangeKind
+from qdqtool.comparison.text import summarize
 from qdqtool.formats.build_text import render_comparison
 from tests.insertion.nets import Net
 from tests.notes import note_codes
@@ -42,6 +43,18 @@ def test_equal_ranges_are_equal_scales() -> None:
     assert all(ChangeKind.SCALE not in n.changes for n in changes)
     wider = qdqtool.compare(quantized("int8"), quantized("fp8", 2.0)).where(ChangeKind.SCALE)
     assert {round(n.factor or 0.0, 3) for n in wider if n.name == "a"} == {2.0}
+
+
+def test_gained_fp8_is_named_in_summary_and_nodes() -> None:
+    comparison = qdqtool.compare(three_convolutions(), quantized("fp8"))
+    gained = comparison.where(ChangeKind.GAINED_INT8)
+    assert [(n.name, n.why) for n in gained] == [("a", "gained FP8"), ("b", "gained FP8")]
+    text = str(render_comparison(comparison))
+    assert text.startswith("B against A: 2 convolutions gained FP8")
+    assert "INT8" not in text
+    assert summarize(qdqtool.compare(three_convolutions(), quantized("int8"))).startswith(
+        "3 convolutions gained INT8"
+    )
 
 
 def test_fp8_that_becomes_int8_is_a_change_back() -> None:

@@ -6,6 +6,7 @@ import onnx.parser
 import pytest
 
 from qdqtool.fixing.api import fix
+from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputNoise, is_within
 from qdqtool.fixing.runner import (
     ModelRunner,
@@ -14,6 +15,7 @@ from qdqtool.fixing.runner import (
     cut_runnable_part,
     random_inputs,
 )
+from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.runtime.run_cost import estimate_run_cost
@@ -241,3 +243,56 @@ def test_runner_stops_when_work_is_used_up(
     with pytest.raises(RunLimitError) as caught:
         runner.run(model, x)
     assert caught.value.code == "work-used-up"
+
+
+@pytest.mark.parametrize(("zero", "integer"), [(0, np.uint8), (-128, np.int8)])
+def test_range_from_zero_is_a_relu_of_the_float_network(zero: int, integer: type) -> None:
+    """onnxruntime removes a Relu before such a quantizer."""
+
+    def chain(quantized: bool) -> onnx.ModelProto:
+        g = Graph()
+        y = g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None)
+        y = g.pair(y, "p", 0.05, zero=zero, integer=integer) if quantized else g.relu(y, "r")
+        return g.model(g.conv(y, "d", 16, scale=None))
+
+    x = {"x": np.random.default_rng(1).normal(0, 1, (1, 16, 8, 8)).astype(np.float32)}
+    proto = chain(quantized=True)
+    runner = ModelRunner()
+    actual, expected = (runner.run(p, x)["d:0"] for p in (proto, chain(quantized=False)))
+    error = np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2))
+    fixed = fix(proto, "trt10", inputs=x)
+    assert fixed.applied and fixed.noise_before == pytest.approx(error, rel=1e-4)
+    assert error < 0.1 and "weak-comparison" not in {n.code for n in fixed.notes}
+
+
+def test_factor_limits_all_changes_of_a_step_together() -> None:
+    """Each change grows the error by less than the factor, both together by more."""
+    models = [Model(pair_model(scale)) for scale in (0.1, 0.14, 0.18)]
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
+    errors = []
+    for model in models:
+        (output,) = ModelRunner().run(model.proto, {"x": x}).values()
+        errors.append(np.sqrt(np.mean((output - x) ** 2) / np.mean(x**2)))
+    criteria = FixCriteria((), noise_factor=1.5)
+    assert errors[2] / errors[1] < 1.5 < errors[2] / errors[0]
+    judge = OutputJudge(models[0], [{"x": x}], 1.0, [])
+    assert judge.accept(models[0], models[1], criteria, fewer_errors=False) is None
+    refusal = judge.accept(models[1], models[2], criteria, fewer_errors=False)
+    assert refusal is not None and refusal.code == "distance-grows"
+    for error in errors:
+        assert f"{error:.2%}" in refusal
+    judge.start_step()
+    assert judge.accept(models[1], models[2], criteria, fewer_errors=False) is None
+
+
+def test_places_of_hidden_findings_count_by_their_changes() -> None:
+    """Zero points hide that both inputs of the Add are quantized."""
+    proto = residual("own", conv_side=True)
+    for tensor in proto.graph.initializer:
+        if tensor.name.endswith(".zero") and "w" not in tensor.name:
+            zeros = onnx.numpy_helper.to_array(tensor)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(zeros + np.int8(3), tensor.name))
+    fixed = fix(proto, "trt8.5")
+    before, applied = ({f.code for f in fixed.before.findings}, [c.code for c in fixed.applied])
+    assert "ADD-BOTH" not in before and applied.count("ADD-BOTH") == 1
+    assert fixed.fixed_places()["ADD-BOTH"] == 1

@@ -94,6 +94,15 @@ def test_choice_between_suitable_formats(
     assert ("assumed" in choice.reason) == (not ms)
 
 
+def test_choice_of_fp16_names_the_required_gain() -> None:
+    """FP8 is faster than FP16, but not by enough."""
+    slightly_faster = {"int8": 1.0, "fp8": 1.29, "fp16": 1.3}
+    choice = choose_number_format(errors(0.2, 0.08), slightly_faster, "a GPU")
+    assert choice.precision == "fp16"
+    assert "FP8 is not more than 2 % faster than FP16" in choice.reason
+    assert "1.29 ms in FP8 and 1.3 ms in FP16" in choice.reason
+
+
 @pytest.mark.parametrize(
     ("measured", "ms", "precision"),
     [

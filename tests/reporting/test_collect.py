@@ -79,6 +79,20 @@ def test_page_lists_convolutions_conversions_and_findings(case: str) -> None:
         assert all(finding.id in model.nodes[number].findings for number in finding.nodes)
 
 
+def test_page_links_findings_to_nodes_after_computed_constants() -> None:
+    """A constant that TensorRT computes while building is a node of the file."""
+    g = Graph()
+    root = g.op(
+        "Sqrt", g.op("Cast", g.const("size", np.array([4], np.int64)), "cast", to=1), "root"
+    )
+    x = g.conv(g.op("Div", [g.input(1, 4, 16, 16), root], "scaled"), "first")
+    model = collect(g.model(g.conv(g.relu(x, "relu"), "last"))).model
+    assert [model.nodes[conv.node].name for conv in model.convs] == ["first", "last"]
+    (finding,) = (f for f in model.findings if f.code == "OUT-FLOAT")
+    assert finding.at == "last"
+    assert [model.nodes[number].name for number in finding.nodes] == ["last"]
+
+
 @pytest.mark.parametrize("case", SOME_FIRST)
 def test_onnx_graph_draws_every_node_and_link(case: str) -> None:
     model = page_of(case).model

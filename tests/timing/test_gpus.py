@@ -129,6 +129,14 @@ def test_int8_path(name: str, path: str) -> None:
     assert gpus.find_gpu(name).rates.int8_path == path
 
 
+@pytest.mark.parametrize("function", [qdqtool.predict, qdqtool.report])
+def test_list_of_gpus_is_refused(function: Callable[..., object]) -> None:
+    with pytest.raises(
+        QdqtoolError, match="call the function once for each GPU", check=has("wrong-type")
+    ):
+        function(convolution_chain(), gpu=["RTX 4090", "L4"])
+
+
 @pytest.mark.parametrize(
     ("text", "count"), [("Orin", 8), ("NVIDIA Tegra Orin (nvgpu)", 8), ("xavier", 2)]
 )

@@ -76,6 +76,28 @@ def test_consumers_past_operators_that_a_q_passes(g: Graph) -> None:
     assert direct == {"t": ConsumerKind.OP, "pool": ConsumerKind.OP, "m": ConsumerKind.OP}
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_split_separates_consumers_of_concatenated_tensors(g: Graph, shared: bool) -> None:
+    # As in YOLO's head: boxes and scores of each level are joined, reshaped, joined and split.
+    x = g.input(1, 8, 4, 4)
+    boxes, scores = g.op("Exp", x, "boxes"), g.op("Exp", x, "scores")
+    levels = [
+        g.reshape(g.concat([boxes, scores], "cat0"), "r0", 1, 16, 16),
+        g.reshape(
+            g.concat([g.op("Tanh", x, "t"), boxes if shared else x], "cat1"), "r1", 1, 16, 16
+        ),
+    ]
+    rows = g.concat(levels, "rows", axis=2)
+    parts = g.ops("Split", [rows, g.const("sizes", [8, 8], np.int64)], "split", 2, axis=1)
+    network = network_of(g, g.op("Softmax", parts[0], "soft"), g.op("Sigmoid", parts[1], "sig"))
+
+    def consumers_of(name: str) -> set[str]:
+        return {r.node for r in find_consumers(layer(network, name).out)}
+
+    assert consumers_of("scores") == {"sig"}
+    assert consumers_of("boxes") == ({"soft", "sig"} if shared else {"soft"})
+
+
 def test_consumer_that_feeds_convolution_through_float_operators(g: Graph) -> None:
     y = g.op(
         "Softmax", g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3), "s", axis=1

@@ -51,7 +51,9 @@ _MIN_LEARNED_SHARE = 0.9  # minimum share of channels with a learned scale
 _MIN_LAYERS = 3  # with fewer layers, a share of the layers means little
 _MIN_CHANNELS = 8  # fewer channels may have an equal factor by chance
 _MIN_EXACT_SHARE = 0.8  # minimum mean share of exact channels to report exceptions
-_MAX_EXACT_RATIO = 1.25  # maximum ratio of channels that are no exception; tools deviate by 1.001
+# A channel is an exception if its ratio of weight to scale differs from the median ratio by more
+# than this factor. The ratios of quantizers differ by at most 1.001.
+_MAX_EXACT_RATIO = 1.25
 # Maximum range of a dead channel, divided by the median range of the layer's channels. Quantizers
 # give dead channels their minimum scale.
 _MAX_DEAD_RANGE = 0.02
