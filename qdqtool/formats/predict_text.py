@@ -146,6 +146,9 @@ def _add_verdict(
     if problem is not None:
         page.fill(problem.text, 2, "  ", problem.style)
         if verdicts.describe_rejection(prediction):
+            if times:
+                names = ", ".join(time.gpu.name for time in times)
+                page.fill(f"No times for {names}: TensorRT builds no engine.", 4, "  ")
             return
     if times and verdicts.is_analyzed(prediction):
         add_speed(page, times)

@@ -72,7 +72,7 @@ def list_times(time: TimeEstimate) -> dict[str, float]:
         times[str(time.float_type)] = time.total_ms
     for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
         if best is not None and _is_listed(time, precision, best):
-            times[f"{precision} by qdqtool insert"] = best.total_ms
+            times[f"{precision} by qdqtool insert (defaults)"] = best.total_ms
     return times
 
 

@@ -148,7 +148,11 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
             page.add_heading(f"No layer has to be {_float_type(tuning)} except those of --head")
         return
     if not tuning.bought:
-        page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
+        if point.sites:
+            page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
+        if point.changed:
+            page.add_heading("Differs from the defaults of insert")
+            _add_changes(page, point)
         return
     head = f"{'accuracy':>8} {_format_title(tuning):>5} {'Q/DQ':>6}"
     if tuning.gpu is not None:
@@ -168,8 +172,12 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     rest = [site for site in point.sites if site not in listed]
     if rest:
         page.fill(f"also: {', '.join(rest)}", 4, "  ")
-    for tensor, choice in point.changed.items():
-        page.fill(f"{tensor}: {choice}", 4, "  ")
+    _add_changes(page, point)
+
+
+def _add_changes(page: TextPage, point: PlacementResult) -> None:
+    for name, choice in point.changed.items():
+        page.fill(f"{name}: {choice}", 4, "  ")
 
 
 def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
@@ -179,7 +187,7 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
         f"images ({as_options(tuning.cost['sentence'])}); * is the chosen one"
     )
     heads = f"{_format_title(tuning):>5} {'Q/DQ':>6} {'select.':>7}  {'held-out (95 %)':<23} "
-    heads += f"kept in {_float_type(tuning)}"
+    heads += f"kept in {_float_type(tuning)}, or choice"
     page.add_lines(f"  {unit:>8} {heads}")
     for point in tuning.front:
         mark = "*" if point is tuning.chosen else " "

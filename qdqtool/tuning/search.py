@@ -185,10 +185,10 @@ class PlacementSearch:
             for decision in self.list_measured_decisions():
                 site = decision.candidate.site
                 if decision.candidate.choice == INT8:
-                    name = site.name if len(site.nodes) == 1 else "the whole head"
+                    name = site.name if len(site.nodes) == 1 else "whole head"
                     more.append(
                         (
-                            f"{self.format_title} too: {name}",
+                            f"{name} in {self.format_title}",
                             self.sensitivity.apply(decision.candidate),
                         )
                     )

@@ -86,7 +86,7 @@ def test_predict_gpu_of_float_model_says_what_int8_would_gain(
     assert time["best"]["gain_low"] < time["best"]["gain"] < time["best"]["gain_high"]
     text = cli("predict", path, "--gpu", "A100")
     labels = re.findall(r"^  (.*?)  +[\d.]+ ms", text, re.MULTILINE)
-    assert labels == ["FP16", "INT8 by qdqtool insert"]
+    assert labels == ["FP16", "INT8 by qdqtool insert (defaults)"]
 
 
 def test_predict_gpu_of_float_model_counts_each_format(tmp_path: Path, cli: Cli) -> None:

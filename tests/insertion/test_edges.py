@@ -271,6 +271,15 @@ def test_input_type_keeps_prediction(kind: str) -> None:
     assert after["conversions"] == before["conversions"] - (kind == "int8")
 
 
+def test_pair_that_includes_the_pixel_factor_is_no_finding() -> None:
+    changed = insert_into("uint8").model
+    assert "PAIR-SCALE" not in {f.code for f in qdqtool.predict(changed).findings}
+    scale = next(i for i in changed.graph.initializer if i.name.endswith("_pixels"))
+    wrong = onnx.numpy_helper.to_array(scale) * np.float32(1.5)
+    scale.CopyFrom(onnx.numpy_helper.from_array(np.asarray(wrong), scale.name))
+    assert "PAIR-SCALE" in {f.code for f in qdqtool.predict(changed).findings}
+
+
 # Codes of the notes by input type, and whether a mean is subtracted.
 NOTES = {
     ("int8", False): "feed-int8-pixels",

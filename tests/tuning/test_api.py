@@ -192,6 +192,16 @@ def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuni
     assert f"{cheapest.metric:.3f} ({cheapest.low:.3f} to {cheapest.high:.3f})" in line
 
 
+@pytest.mark.parametrize("sites", [[], ["c6"]])
+def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[str]) -> None:
+    chosen = replace(tuned.chosen, sites=sites, changed={"head": "int8"})
+    lines = render_tuning(replace(tuned, chosen=chosen, bought=[]), 500).lines
+    assert [line for line in lines if line.startswith("Kept in")] == [
+        f"Kept in FP16: {site}" for site in sites
+    ]
+    assert "  head: int8" in lines
+
+
 @pytest.mark.parametrize(
     ("images", "evaluation", "enough"),
     [(16, 0, 64), (256, 0, None), (16, 16, 64), (16, 128, None)],

@@ -37,6 +37,8 @@ _INT32 = onnx.TensorProto.INT32
 # Maximum relative difference of the scales of a Q and its DQ. Rounding to float16 causes half of
 # this difference.
 _SCALE_TOLERANCE = 1e-3
+# Factor of the preprocessing that `insert --input-type uint8` includes in the scale of the first Q.
+_PIXEL_FACTOR = 1 / 255
 
 
 def run(view: View, report: FindingReport) -> None:
@@ -79,10 +81,25 @@ def _check_pairs(view: View, report: FindingReport) -> None:
             continue
         if not (first.scales.is_positive and second.scales.is_positive):
             continue
-        if not _are_close(first.scales, second.scales):
+        if not _are_close(first.scales, second.scales) and not _converts_pixels(view, q, dq):
             scales = (first.scales.summary, second.scales.summary)
             fault = PairScalesDiffer(MODEL_CHECK, dq.name, q.name, scales)
             report.add(fault, convolutions=view.consuming_convolutions(dq))
+
+
+def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
+    """Return whether a pair after a Cast of a uint8 network input multiplies pixels by 1/255."""
+    model = view.model
+    cast = model.producer(q.input(0))
+    if cast is None or cast.op != "Cast" or cast.input(0) not in model.inputs:
+        return False
+    if model.elem_type(cast.input(0)) != onnx.TensorProto.UINT8:
+        return False
+    first, second = (view.params(node).scales for node in (q, dq))
+    if first is None or second is None or first.values.size != second.values.size:
+        return False
+    ratios = second.values / first.values
+    return bool(np.allclose(ratios, _PIXEL_FACTOR, rtol=2 * _SCALE_TOLERANCE, atol=0))
 
 
 def _are_close(first: ParameterValues, second: ParameterValues) -> bool:
