@@ -24,6 +24,8 @@ from qdqtool.version import TOOL_VERSION
 _LONG_WORD = re.compile(r"\S{500,}")  # longer than usual names of files and nodes
 _MAX_WORD = 200  # maximum number of printed characters of a long word
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
+# Texts of other errors: Python cannot start a thread, protobuf or onnxruntime cannot allocate.
+_OUT_OF_MEMORY_TEXTS = ("start new thread", "Arena alloc failed", "bad_alloc")
 
 
 class _WrappedInterrupt(BaseException):
@@ -179,9 +181,7 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
         return f"{_error_location(error)}{error.strerror or error}"
     if isinstance(error, RecursionError):
         return str(inputs.nesting_error())
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "start new thread" in str(error)
-    ):
+    if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS):
         return _OUT_OF_MEMORY
     if _was_importing(error):
         return (
