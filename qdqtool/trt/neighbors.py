@@ -61,6 +61,8 @@ _RETYPING_OPERATORS = frozenset(
 )
 
 _Path = tuple[PathStep, ...]
+# Positions past a wider Concat are unknown: following each of its inputs costs their square.
+_MAX_CONCAT_INPUTS = 16
 _Spans = dict[int, tuple[int, int]]
 """Where values lie in a tensor: for an axis, the first index and the index after the last one."""
 
@@ -242,6 +244,8 @@ def _follow_spans(
 def _follow_spans_past_concat(
     layer: Layer, tensor: Tensor, output: Tensor, spans: _Spans
 ) -> _Spans:
+    if len(layer.inputs) > _MAX_CONCAT_INPUTS:
+        return {}
     shapes = [x.shape or () for x in layer.inputs]
     size = output.shape or ()
     if any(len(shape) != len(size) for shape in shapes):
