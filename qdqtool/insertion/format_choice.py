@@ -24,7 +24,7 @@ FORMAT_SAMPLES = 8  # number of samples on which the output errors of both forma
 # the root mean square, and both ranges are the maximum. Trained detectors: 11 to 12.
 FP8_SPREAD = 12.0
 # A format with at least this output error loses too much accuracy. On four trained networks, errors
-# of at most 14 % kept 87 to 98 % of the results, errors of at least 19 % kept 62 and 77 %
+# below 13 % kept 87 to 98 % of the results, errors above 19 % kept 62 and 77 %
 # (docs/fp8.md).
 LARGE_ERROR = 0.16
 FLOAT = "fp16"  # `FormatChoice.precision` if the float network was chosen
