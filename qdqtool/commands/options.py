@@ -8,7 +8,6 @@ does not import; ``tests/test_options.py`` compares them.
 from __future__ import annotations
 
 import functools
-import itertools
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,24 +33,8 @@ Decorator = Callable[[Command], Command]
 DEFAULT_TARGET = "trt10"
 
 
-def _can_repeat(parameter: click.Parameter) -> bool:
-    return isinstance(parameter, click.Option) and parameter.multiple
-
-
 class HelpCommand(click.Command):
     """Command whose help has sections, and examples at the end (``commands/examples.toml``)."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments; refuse a second ``--gpu`` if the command estimates for one GPU."""
-        is_single = any(p.name == "gpu" and not _can_repeat(p) for p in self.params)
-        options = itertools.takewhile(lambda word: word != "--", args)
-        if is_single and sum(word.partition("=")[0] == "--gpu" for word in options) > 1:
-            raise UsageError(
-                f"--gpu: {ctx.info_name} takes a single GPU; run it once for each GPU",
-                code="option-conflict",
-                parameter="gpu",
-            )
-        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections."""
@@ -140,7 +123,8 @@ def repeat_options(*names: str) -> str:
         if name not in names or source != click.core.ParameterSource.COMMANDLINE:
             continue
         value = context.params[name]
-        values = value if _can_repeat(parameter) else [value]
+        is_repeated = isinstance(parameter, click.Option) and parameter.multiple
+        values = value if is_repeated and isinstance(value, tuple) else [value]
         for entry in values:
             if entry is True:
                 words.append(parameter.opts[0])
@@ -430,11 +414,29 @@ def choose_target(name: str | None, strongly_typed: bool = False) -> Target:
 
 def gpu_option(
     text: str = "Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus).",
+    *,
+    multiple: bool = False,
     **more: Any,
 ) -> Decorator:
-    """Return ``--gpu`` with a help text."""
+    """Return ``--gpu`` with a help text. A second one is an error unless `multiple` is set."""
+    if not multiple:
+        more["callback"] = _require_single_gpu
     complete = completion.complete_gpus
-    return click.option("--gpu", metavar="NAME", help=text, shell_complete=complete, **more)
+    return click.option(
+        "--gpu", metavar="NAME", help=text, shell_complete=complete, multiple=True, **more
+    )
+
+
+def _require_single_gpu(
+    context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]
+) -> str | None:
+    if len(names) > 1:
+        raise UsageError(
+            f"--gpu: {context.info_name} takes a single GPU; run it once for each GPU",
+            code="option-conflict",
+            parameter="gpu",
+        )
+    return names[0] if names else None
 
 
 clock_option = click.option(
