@@ -26,6 +26,7 @@ from tests.growth_factor import (
 )
 from tests.sources import nodes_like
 
+REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
 METHODS = ("match", "fullmatch", "search", "finditer", "findall", "sub", "split")
 
 # These patterns search the first 4,000 characters of a message only, and may be quadratic.
@@ -113,7 +114,7 @@ def matching_text(items: Any) -> str:
             text += "a"
         elif op is sre.IN:
             text += matching_character(argument)
-        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+        elif op in REPEATS:
             low, _, inner = argument
             text += matching_text(inner) * max(1, low)
         elif op is sre.SUBPATTERN:
@@ -167,7 +168,7 @@ def provoking_texts(items: Any) -> Iterator[tuple[str, str, str]]:
             yield start, unit, "\x00"
             yield start, unit, ""
     for op, argument in items:
-        if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+        if op in REPEATS:
             yield from provoking_texts(argument[2])
         elif op is sre.SUBPATTERN:
             yield from provoking_texts(argument[-1])

@@ -43,7 +43,8 @@ _OPTION = re.compile(
     r": ?[\w+: ]{0,60}"
 )
 _VERSION = re.compile(r"TensorRT version: \s*(\d{1,3}(?:\.\d{1,4}){1,4})(?: |\s*$)")
-_FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
+# The value is matched possessively: memory for backtracking would grow with its length.
+_FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*+))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
 _BLOCK_STARTS = {  # beginning of a line: name of the block that the line opens
     "Bindings:": "bindings",
