@@ -37,18 +37,6 @@ def weighted(g: Graph, weights: str, name: str = "c", **attributes: Any) -> str:
     )
 
 
-def input_not_dequantized(g: Graph) -> onnx.ModelProto:
-    return _end(g, g.op("Softmax", g.pair(g.input(1, 16, 8, 8), "p"), "soft"), None, "c")
-
-
-def weights_not_dequantized(g: Graph) -> onnx.ModelProto:
-    return g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float"))
-
-
-def weights_not_constant(g: Graph) -> onnx.ModelProto:
-    return g.model(weighted(g, g.pair(g.input(16, 16, 1, 1, name="w"), "wq")))
-
-
 def scale_computed(g: Graph) -> onnx.ModelProto:
     x = g.input(1, 16, 8, 8)
     scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "max", keepdims=0)
@@ -82,25 +70,9 @@ def transposed_3d(
     return g.model(g.op("Softmax", g.pair(x, "out") if quantized else x, "soft"))
 
 
-def activation_per_channel(g: Graph) -> onnx.ModelProto:
-    return _end(g, g.pair(g.input(1, 16, 8, 8), "a", np.full(16, 0.1), axis=1), None, "c")
-
-
-def zero_point(g: Graph) -> onnx.ModelProto:
-    return _end(g, g.pair(g.input(1, 16, 8, 8), "a", zero=3), None, "c")
-
-
-def weights_axis(g: Graph) -> onnx.ModelProto:
-    return g.model(weighted(g, g.pair(ones(g), "wq", np.full(16, 0.1), axis=1)))
-
-
 def weights_shared(g: Graph) -> onnx.ModelProto:
     x, w = g.pair(g.input(1, 16, 8, 8), "in"), g.weights("w", (16, 16, 1, 1), "qdq")
     return g.model(*(g.op("Conv", [x, w], name, kernel_shape=[1, 1]) for name in ("a", "b")))
-
-
-def output_not_quantized(g: Graph) -> onnx.ModelProto:
-    return g.model(g.op("Softmax", _stem(g), "soft"))
 
 
 def output_different_scales(g: Graph) -> onnx.ModelProto:
@@ -111,10 +83,6 @@ def output_different_scales(g: Graph) -> onnx.ModelProto:
 def output_many_consumers(g: Graph) -> onnx.ModelProto:
     x = _stem(g)
     return g.model(g.conv(x, "a", 16), g.op("Softmax", x, "soft"))
-
-
-def output_scale(g: Graph) -> onnx.ModelProto:
-    return _end(g, g.pair(_stem(g), "wide", np.full(16, 0.1), axis=1), None, "c1")
 
 
 def residual(
@@ -145,10 +113,6 @@ def batchnorm_not_constant(g: Graph) -> onnx.ModelProto:
     return _end(g, y)
 
 
-def convtranspose_batchnorm(g: Graph) -> onnx.ModelProto:
-    return _end(g, g.bn(g.conv(g.input(1, 16, 8, 8), "up", 16, 2, 2, op="ConvTranspose"), "bn"))
-
-
 def inside_activation(g: Graph) -> onnx.ModelProto:
     inner = g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner", 0.1)
     gate = g.pair(g.op("Sigmoid", inner, "sig"), "gate", 0.008)
@@ -158,21 +122,6 @@ def inside_activation(g: Graph) -> onnx.ModelProto:
 def behind_pad(g: Graph) -> onnx.ModelProto:
     pads = g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
     return _end(g, g.op("Pad", [_stem(g), pads], "pad"))
-
-
-def not_commuting(g: Graph) -> onnx.ModelProto:
-    return _end(
-        g,
-        g.op(
-            "Pad",
-            [
-                _stem(g),
-                g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)),
-                g.const("one", np.float32(1)),
-            ],
-            "pad",
-        ),
-    )
 
 
 def many_consumers(g: Graph) -> onnx.ModelProto:
@@ -196,10 +145,6 @@ def scales_differ(g: Graph) -> onnx.ModelProto:
     return g.model(g.conv(x, "end", 16, scale=0.05), g.op("Neg", x, "neg"))
 
 
-def pooling_one_side(g: Graph) -> onnx.ModelProto:
-    return g.model(g.conv(g.op("GlobalAveragePool", _stem(g), "gap"), "end", 16, k=1))
-
-
 def reduce_not_pooling(g: Graph) -> onnx.ModelProto:
     x = g.op("ReduceMean", g.pair(_stem(g), "gap"), "mean", axes=[2, 3], keepdims=0)
     return g.model(g.gemm(x, "fc", 16))
@@ -220,17 +165,9 @@ def _fp8(g: Graph) -> Graph:
     return g
 
 
-def fp8_kernel(g: Graph) -> onnx.ModelProto:
-    return g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32, k=7))
-
-
 def fp8_deconvolution(g: Graph) -> onnx.ModelProto:
     x = _fp8(g).input(1, 32, 8, 8)
     return g.model(g.conv(x, "up", 32, k=2, stride=2, op="ConvTranspose", weights="tensor"))
-
-
-def fp8_version(g: Graph) -> onnx.ModelProto:
-    return g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32))
 
 
 def mixed_operands(g: Graph) -> onnx.ModelProto:
@@ -261,65 +198,76 @@ def attention(head_size: int) -> onnx.ModelProto:
     return g.model(g.op("Softmax", scores, "softmax", axis=-1))
 
 
-def _by_name(
-    *makers: Callable[[Graph], onnx.ModelProto],
-) -> dict[str, Callable[[Graph], onnx.ModelProto]]:
-    return {make.__name__.replace("_", "-"): make for make in makers}
-
-
-_MAKERS = (
-    _by_name(
-        input_not_dequantized,
-        weights_not_dequantized,
-        weights_not_constant,
-        scale_computed,
-        types,
-        float_types,
-    )
-    | {"convtranspose-3d": lambda g: transposed_3d()}
-    | _by_name(
-        activation_per_channel,
-        zero_point,
-        weights_axis,
-        weights_shared,
-        output_not_quantized,
-        output_different_scales,
-        output_many_consumers,
-        output_scale,
-    )
-    | {
-        "residual-float": residual(skip=False, side=False, quantized=True),
-        "residual-both-quantized": residual(skip=True, side=True, quantized=True),
-        "add-output-not-quantized": residual(skip=True, side=False, quantized=False),
-        "activation-before-add": residual(skip=True, side=False, quantized=True, activated=True),
-    }
-    | _by_name(
-        activation_joined,
-        batchnorm_not_constant,
-        convtranspose_batchnorm,
-        inside_activation,
-        behind_pad,
-        not_commuting,
-        many_consumers,
-        output_not_only_quantized,
-        concat_scales,
-        scales_differ,
-        pooling_one_side,
-        reduce_not_pooling,
-        in_myelin,
-        outside_rules,
-        fp8_kernel,
-        fp8_deconvolution,
-        fp8_version,
-        mixed_operands,
-        output_type,
-        stem_before_pool,
-    )
-    | {"stays": residual(skip=False, side=False, quantized=True)}
-)
+_MAKERS: dict[str, Callable[[Graph], onnx.ModelProto]] = {
+    "input-not-dequantized": lambda g: _end(
+        g, g.op("Softmax", g.pair(g.input(1, 16, 8, 8), "p"), "soft"), None, "c"
+    ),
+    "weights-not-dequantized": lambda g: g.model(
+        g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float")
+    ),
+    "weights-not-constant": lambda g: g.model(
+        weighted(g, g.pair(g.input(16, 16, 1, 1, name="w"), "wq"))
+    ),
+    "scale-computed": scale_computed,
+    "types": types,
+    "float-types": float_types,
+    "convtranspose-3d": lambda g: transposed_3d(),
+    "activation-per-channel": lambda g: _end(
+        g, g.pair(g.input(1, 16, 8, 8), "a", np.full(16, 0.1), axis=1), None, "c"
+    ),
+    "zero-point": lambda g: _end(g, g.pair(g.input(1, 16, 8, 8), "a", zero=3), None, "c"),
+    "weights-axis": lambda g: g.model(weighted(g, g.pair(ones(g), "wq", np.full(16, 0.1), axis=1))),
+    "weights-shared": weights_shared,
+    "output-not-quantized": lambda g: g.model(g.op("Softmax", _stem(g), "soft")),
+    "output-different-scales": output_different_scales,
+    "output-many-consumers": output_many_consumers,
+    "output-scale": lambda g: _end(
+        g, g.pair(_stem(g), "wide", np.full(16, 0.1), axis=1), None, "c1"
+    ),
+    "residual-float": residual(skip=False, side=False, quantized=True),
+    "residual-both-quantized": residual(skip=True, side=True, quantized=True),
+    "add-output-not-quantized": residual(skip=True, side=False, quantized=False),
+    "activation-before-add": residual(skip=True, side=False, quantized=True, activated=True),
+    "activation-joined": activation_joined,
+    "batchnorm-not-constant": batchnorm_not_constant,
+    "convtranspose-batchnorm": lambda g: _end(
+        g, g.bn(g.conv(g.input(1, 16, 8, 8), "up", 16, 2, 2, op="ConvTranspose"), "bn")
+    ),
+    "inside-activation": inside_activation,
+    "behind-pad": behind_pad,
+    "not-commuting": lambda g: _end(
+        g,
+        g.op(
+            "Pad",
+            [
+                _stem(g),
+                g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)),
+                g.const("one", np.float32(1)),
+            ],
+            "pad",
+        ),
+    ),
+    "many-consumers": many_consumers,
+    "output-not-only-quantized": output_not_only_quantized,
+    "concat-scales": concat_scales,
+    "scales-differ": scales_differ,
+    "pooling-one-side": lambda g: g.model(
+        g.conv(g.op("GlobalAveragePool", _stem(g), "gap"), "end", 16, k=1)
+    ),
+    "reduce-not-pooling": reduce_not_pooling,
+    "in-myelin": in_myelin,
+    "outside-rules": outside_rules,
+    "fp8-kernel": lambda g: g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32, k=7)),
+    "fp8-deconvolution": fp8_deconvolution,
+    "fp8-version": lambda g: g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32)),
+    "mixed-operands": mixed_operands,
+    "output-type": output_type,
+    "stem-before-pool": stem_before_pool,
+    "stays": residual(skip=False, side=False, quantized=True),
+}
 GRAPHS: dict[str, Callable[[], onnx.ModelProto]] = {
-    name: lambda make=make: make(Graph())
-    for name, make in _MAKERS.items()  # type: ignore[misc]
+    name: lambda make=make: make(Graph())  # type: ignore[misc]
+    for name, make in _MAKERS.items()
 }
 
 
