@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -23,15 +24,22 @@ def sources() -> dict[str, Path]:
     return files
 
 
-@functools.cache
 def nodes_of(path: Path) -> list[ast.AST]:
-    """Return all nodes of a source, the module first; parsed once for all tests of a process."""
+    """Return all nodes of a source, the module first."""
     return walked(ast.parse(path.read_text(encoding="utf-8")))
 
 
-def nodes_like(path: Path, *kinds: type[Node]) -> Iterator[Node]:
-    """Yield the nodes of a source that are of these classes."""
-    return (node for node in nodes_of(path) if isinstance(node, kinds))
+def nodes_like(path: Path, *kinds: type[Node], text: str = "") -> Iterator[Node]:
+    """Yield the nodes of a source that are of these classes.
+
+    Args:
+        path: Source.
+        kinds: Classes of the nodes.
+        text: Pattern that the source must contain. Other sources are not parsed.
+    """
+    source = path.read_text(encoding="utf-8")
+    if re.search(text, source):
+        yield from (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
 
 
 def walked(tree: ast.AST) -> list[ast.AST]:

@@ -343,9 +343,11 @@ def quoted_names() -> set[str]:
     """
     names: set[str] = set()
     for path in sources().values():
-        docstrings = {id(node.value) for node in nodes_like(path, ast.Expr)}
-        for node in nodes_like(path, ast.Constant):
-            if isinstance(node.value, str) and id(node) not in docstrings:
+        nodes = list(nodes_like(path, ast.Expr, ast.Constant, text="`"))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if is_text and id(node) not in docstrings:
                 names.update(re.findall(r"`([a-z_]+)(?:=[^`]*)?`", node.value))
     return names
 
