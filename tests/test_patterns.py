@@ -21,9 +21,6 @@ import pytest
 import calibration
 import qdqtool
 from tests.growth_factor import LINEAR, LONGEST, QUADRATIC, growth_factor
-from tests.growth_factor import (
-    processor_time as processor_time,  # imported from here by other tests
-)
 from tests.sources import nodes_like
 
 REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)

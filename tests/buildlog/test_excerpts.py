@@ -16,8 +16,8 @@ from qdqtool.trt import trace
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file, folder
 from tests.errors import has
+from tests.growth_factor import LINEAR, growth_factor
 from tests.tables import rows
-from tests.test_patterns import LINEAR, growth_factor
 
 read, LOG = samples.build_of, samples.trtexec_log()
 

@@ -10,7 +10,7 @@ from qdqtool.buildlog import layers
 from qdqtool.buildlog.names import base_name, parse_layer_name
 from qdqtool.buildlog.types import MAX_DIMENSION, BuiltLayer
 from qdqtool.ir.precision import Precision
-from tests.test_patterns import LINEAR, growth_factor
+from tests.growth_factor import LINEAR, growth_factor
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from tests.buildlog import samples
 from tests.buildlog.calls import count_calls
 from tests.buildlog.evidence import build_file
 from tests.errors import has
+from tests.growth_factor import LINEAR, growth_factor
 from tests.slow import slow_after
-from tests.test_patterns import LINEAR, growth_factor
 
 read = samples.build_of
 LOG = samples.trtexec_log()

@@ -17,7 +17,7 @@ from qdqtool.reasons.scales import ConcatScales
 from qdqtool.reasons.tensors import ConsumerKind
 from qdqtool.reasons.text import advise_common_scale
 from tests.findings.graphs import GRAPHS, concat, outcome, split, transposed_3d
-from tests.test_patterns import LINEAR, growth_factor
+from tests.growth_factor import LINEAR, growth_factor
 from tests.trt.builder import Graph
 
 R = TypeVar("R")

@@ -15,8 +15,8 @@ from qdqtool.findings.errors import (
     parse_missing_kernel,
     shorten_name,
 )
+from tests.growth_factor import LINEAR, growth_factor
 from tests.tables import rows
-from tests.test_patterns import LINEAR, growth_factor
 
 
 def explain(text: str) -> KnownError:
