@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqtool.demo.images import write_images
 from tests.commands.conftest import Cli
 from tests.insertion.nets import check
 from tests.optional import without_package
@@ -17,19 +18,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_demo_writes_all_files_again(folder: Path, cli: Cli) -> None:
+    names = ("yolov8n-demo.onnx", "yolov8n-demo_qdq.onnx", "yolov8n-demo_report.html")
+    for name in names:
+        (folder / name).write_text("of an earlier run")
+    images = folder / "images"
+    images.mkdir()
+    write_images(images, 5, 64)
+    (images / "demo-000.png").rename(images / "demo-mine.png")
     with without_package("tensorrt_rtx"):
-        cli("demo", "-o", folder, "--size", "64", "--images", "5")
-        images = folder / "images"
-        assert sorted(p.name for p in images.iterdir()) == [f"demo-00{i}.png" for i in range(5)]
-        (images / "demo-000.png").rename(images / "demo-mine.png")
         text = cli("demo", "-o", folder, "--size", "32", "--images", "2")
     assert sorted(p.name for p in images.iterdir()) == [
         "demo-000.png",
         "demo-001.png",
         "demo-mine.png",
     ]
-    for name in ("yolov8n-demo.onnx", "yolov8n-demo_qdq.onnx", "yolov8n-demo_report.html"):
-        assert str(folder / name) in text and (folder / name).exists()
+    for name in names:
+        assert str(folder / name) in text
+        assert (folder / name).read_bytes() != b"of an earlier run"
     command = shlex.split(text.splitlines()[-1])
     assert command[-5:-3] == ["predict", str(folder / "yolov8n-demo_qdq.onnx")]
     summary = cli.json(*command[-5:-1])["summary"]
