@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,6 +65,14 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     with processes(tmp_path_factory.mktemp("dask")) as dask_client:
         yield dask_client
+
+
+@pytest.fixture
+def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder that is the current folder; the terminal has 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
 
 
 @pytest.fixture

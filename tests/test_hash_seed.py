@@ -29,7 +29,7 @@ for words in json.load(sys.stdin):
 
 
 def test_outputs_do_not_depend_on_the_hash_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    current_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compare this process with a process that has another hash seed."""
     net = growth.Net()
@@ -39,14 +39,12 @@ def test_outputs_do_not_depend_on_the_hash_seed(
         joined = net.add("Concat", net.pair(half, 0.25), net.pair(f"{half}.1", 0.5 + i), axis=1)
         last = net.add("Relu", net.add("Add", last, net.conv(joined)))
         last = net.add("Conv", last, "w")
-    (tmp_path / "m.onnx").write_bytes(net.done(last).SerializeToString())
-    code = predict(tmp_path / "m.onnx").findings[0].code
+    (current_folder / "m.onnx").write_bytes(net.done(last).SerializeToString())
+    code = predict(current_folder / "m.onnx").findings[0].code
     commands = [[code if w == "CODE" else w for w in words] for words in COMMANDS]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
 
     def read_outputs() -> list[bytes]:
-        outs = sorted(tmp_path.glob("out*"))
+        outs = sorted(current_folder.glob("out*"))
         assert len(outs) == 3
         data = [out.read_bytes() for out in outs]
         for out in outs:

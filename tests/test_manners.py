@@ -149,19 +149,17 @@ def write_files_with_odd_names(folder: Path) -> None:
     ],
 )
 def test_odd_names_are_escaped_and_stay_on_their_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    current_folder: Path,
     capsys: pytest.CaptureFixture[str],
     args: list[str],
     files: list[str],
 ) -> None:
-    write_files_with_odd_names(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    write_files_with_odd_names(current_folder)
     first = next(n.name for n in onnx.load("qdq.onnx").graph.node if n.op_type == "Conv")
     code = run([first if a == "FIRST" else a for a in args])
     out, err = capsys.readouterr()
     assert code in (0, 1), err
-    texts = [out + err, *((tmp_path / f).read_text() for f in files)]
+    texts = [out + err, *((current_folder / f).read_text() for f in files)]
     for answer in texts:
         assert not re.search("^ *SECOND|\tthird|\u200b|\U000e0041", answer, re.M), answer
         assert not HIDDEN.search(answer)
@@ -218,13 +216,11 @@ def test_full_stderr_does_not_end_the_work(
 def test_json_has_only_numbers(
     command: str,
     value: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    current_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """NaN and infinity are not JSON, and most parsers reject them."""
-    monkeypatch.chdir(tmp_path)
-    write_seeds(tmp_path)
+    write_seeds(current_folder)
     proto = onnx.load("own.onnx")
     scales = [t for t in proto.graph.initializer if t.name == "c1.in.Q.scale"]
     scales[0].CopyFrom(onnx.numpy_helper.from_array(np.float32(value), scales[0].name))

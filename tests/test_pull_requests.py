@@ -305,10 +305,7 @@ def test_names_are_escaped_in_markdown_and_sarif(
     assert sarif_faults(json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx")))) == []
 
 
-def test_predict_several_models(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_predict_several_models(current_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["float.onnx", "shared.onnx"]
     for name, kind in zip(names, ("float", "shared"), strict=True):
         onnx.save(residual(kind), name)

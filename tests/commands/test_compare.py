@@ -23,17 +23,16 @@ CONDITIONS = (
 
 
 @pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def models(current_folder: Path) -> Path:
     """Write models and builds into the current folder: one without changes, one with lost INT8."""
-    (tmp_path / "float.onnx").write_bytes(float_network().SerializeToString())
-    (tmp_path / "good.onnx").write_bytes(network().SerializeToString())
-    (tmp_path / "best.pt").write_bytes(b"PK\x03\x04archive")
-    (tmp_path / "bad.onnx").write_bytes(network(spoilt=[0, 2]).SerializeToString())
+    (current_folder / "float.onnx").write_bytes(float_network().SerializeToString())
+    (current_folder / "good.onnx").write_bytes(network().SerializeToString())
+    (current_folder / "best.pt").write_bytes(b"PK\x03\x04archive")
+    (current_folder / "bad.onnx").write_bytes(network(spoilt=[0, 2]).SerializeToString())
     text = json.dumps(listing(), indent=1)
-    (tmp_path / "good.json").write_text(text)
-    (tmp_path / "cut.json").write_text(text[: text.rindex('"Name"') - 20])
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (current_folder / "good.json").write_text(text)
+    (current_folder / "cut.json").write_text(text[: text.rindex('"Name"') - 20])
+    return current_folder
 
 
 def test_compare_text_shows_folders_of_files_of_one_name(models: Path, cli: Cli) -> None:

@@ -21,7 +21,7 @@ def profile(*times: tuple[str, float]) -> str:
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def engine(current_folder: Path) -> Path:
     """Write the listing and the profile of a quantizer and a convolution."""
     quantizer = layer(
         "q0",
@@ -30,11 +30,12 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         [tensor("x", [2, 64, 56, 56], INT8)],
         Origin="QDQ",
     )
-    path = tmp_path / "layers.json"
+    path = current_folder / "layers.json"
     path.write_text(json.dumps({"Layers": [quantizer, CONV], "Bindings": ["i", "y"]}))
-    (tmp_path / "profile.json").write_text(profile(("q0", 0.5), ("conv", 1.5), ("other", 0.0)))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (current_folder / "profile.json").write_text(
+        profile(("q0", 0.5), ("conv", 1.5), ("other", 0.0))
+    )
+    return current_folder
 
 
 def rows(data: dict[str, Any], *keys: str) -> list[tuple[Any, ...]]:

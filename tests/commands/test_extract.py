@@ -13,12 +13,11 @@ from tests.extraction.networks import SECRET, residual, secretive
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(current_folder: Path) -> Path:
     """Write a model, and JSON that is not a verification, into the current folder."""
-    onnx.save(residual(), tmp_path / "m.onnx")
-    (tmp_path / "empty.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    onnx.save(residual(), current_folder / "m.onnx")
+    (current_folder / "empty.json").write_text("{}")
+    return current_folder
 
 
 def verification(name: str) -> str:

@@ -19,11 +19,10 @@ from tests.trt.builder import Graph
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(current_folder: Path) -> Path:
     """Write a model with a float skip connection into the current folder."""
-    onnx.save(residual("float"), tmp_path / "m.onnx")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    onnx.save(residual("float"), current_folder / "m.onnx")
+    return current_folder
 
 
 def test_fix_json_has_counts_before_and_after(folder: Path, cli: Cli) -> None:

@@ -31,17 +31,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(files: Path, current_folder: Path) -> Path:
     """Create a current folder with links to these files, and with files of other kinds."""
     for path in files.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "a.png").write_bytes(b"not a png")
-    (tmp_path / "text.onnx").write_bytes(b"hello, this is not a model at all")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path
+        (current_folder / path.name).symlink_to(path)
+    (current_folder / "empty").mkdir()
+    (current_folder / "broken").mkdir()
+    (current_folder / "broken" / "a.png").write_bytes(b"not a png")
+    (current_folder / "text.onnx").write_bytes(b"hello, this is not a model at all")
+    return current_folder
 
 
 def next_command(text: str) -> list[str]:

@@ -14,10 +14,8 @@ from tests.tables import rows
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def log(current_folder: Path) -> Path:
     """Write a small log of trtexec 8.5.2 into the current folder."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
     path = Path("build.log")
     path.write_text(samples.trtexec_log())
     return path

@@ -16,10 +16,9 @@ from tools.growth.families import convolutions
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def model(current_folder: Path) -> str:
     """Write a model with a float skip connection into the current folder."""
-    onnx.save(residual("float"), tmp_path / "m.onnx")
-    monkeypatch.chdir(tmp_path)
+    onnx.save(residual("float"), current_folder / "m.onnx")
     return "m.onnx"
 
 

@@ -72,12 +72,9 @@ def test_report_cache_of_another_model_is_refused(
     assert network.cache.name in cli.refuse("report", builds / "residual.onnx", *arguments)
 
 
-def test_report_default_name(
-    cli: Cli, network: NetworkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_report_default_name(cli: Cli, network: NetworkFiles, current_folder: Path) -> None:
     cli("report", network.model)
-    assert [p.name for p in tmp_path.iterdir()] == ["model_qdq_report.html"]
+    assert [p.name for p in current_folder.iterdir()] == ["model_qdq_report.html"]
 
 
 @pytest.mark.parametrize(
@@ -96,15 +93,13 @@ def test_report_default_name(
 )
 def test_report_wrong_input_leaves_nothing(
     network: NetworkFiles,
-    tmp_path: Path,
+    current_folder: Path,
     cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     value: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("garbage.log").write_text("hello\n" * 20)
     names = {"model": network.model, "float": network.float}
     line = cli.refuse("report", network.model, *(a.format(**names) for a in arguments))
     assert value.format(**names) in line
-    assert [p.name for p in tmp_path.iterdir()] == ["garbage.log"]
+    assert [p.name for p in current_folder.iterdir()] == ["garbage.log"]

@@ -16,13 +16,11 @@ TUNE = ("tune", "m.onnx", "--calib", "x.npy")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(current_folder: Path) -> Path:
     """Write a model and 16 samples into the current folder."""
-    onnx.save(branchy(), tmp_path / "m.onnx")
-    np.save(tmp_path / "x.npy", np.concatenate([d["x"] for d in images(16, 16, 16)]))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path
+    onnx.save(branchy(), current_folder / "m.onnx")
+    np.save(current_folder / "x.npy", np.concatenate([d["x"] for d in images(16, 16, 16)]))
+    return current_folder
 
 
 def test_tune_reaches_the_goal_and_resumes(folder: Path, cli: Cli) -> None:

@@ -12,14 +12,13 @@ from tests.verification.synthetic import log_of
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(current_folder: Path) -> Path:
     """Write a model, its build, and a build of a TensorRT without a target."""
     prediction = predict(residual(), "trt8.5")
-    onnx.save(residual(), tmp_path / "m.onnx")
-    (tmp_path / "build.log").write_text("\n".join(log_of(prediction)) + "\n")
-    (tmp_path / "old.log").write_text("\n".join(log_of(prediction, "7203")) + "\n")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    onnx.save(residual(), current_folder / "m.onnx")
+    (current_folder / "build.log").write_text("\n".join(log_of(prediction)) + "\n")
+    (current_folder / "old.log").write_text("\n".join(log_of(prediction, "7203")) + "\n")
+    return current_folder
 
 
 def test_verify_build_older_than_any_target_needs_a_target(folder: Path, cli: Cli) -> None:

@@ -189,11 +189,10 @@ def test_workers_give_the_same_bits(
 
 
 def test_metric_of_current_folder_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    current_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "only_here.py").write_text("def f(*arguments):\n    return 1.0\n", "utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    (current_folder / "only_here.py").write_text("def f(*arguments):\n    return 1.0\n", "utf-8")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(current_folder))])
     assert choose_metric(Model(branchy()), "only_here:f").name == "only_here:f"
 
 
