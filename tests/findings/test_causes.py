@@ -239,7 +239,7 @@ def test_batch_norm_after_conv_transpose_is_reported(g: Graph, target: str) -> N
 
 @pytest.mark.parametrize("quantized", [False, True])
 def test_layer_norm_needs_a_pair_for_int8_before_it(quantized: bool) -> None:
-    """NVIDIA's quantizer puts the pair between both, after a Transpose."""
+    """NVIDIA's quantizer puts the pair between convolution and LayerNorm, after a Transpose."""
     g = Graph(opset=17)
     x = g.op("Transpose", g.conv(g.input(1, 32, 8, 8), "c0", 32), "t", perm=[0, 2, 3, 1])
     x = g.pair(x, "norm") if quantized else x

@@ -145,7 +145,7 @@ def test_best_time_of_a_float_model_is_the_time_after_insert(name: str, typed: b
     quantized = insert(
         load(network), data, target=target, method="max", losses=0, predict=False
     ).model
-    # TensorRT-RTX has no INT8 on an RTX 2060; a small one is faster in FP16 than in TF32.
+    # TensorRT-RTX has no INT8 on an RTX 2060; a small network is faster in FP16 than in TF32.
     gpu = "sm=8.6,sms=8,clock=765,bandwidth=102" if target.is_rtx else "RTX 2060"
     before, after = (
         predict_on_gpu(load(m), target, TimingOptions(gpu=gpu))[1] for m in (network, quantized)
@@ -244,7 +244,7 @@ def test_gpu_without_int8() -> None:
 
 
 def test_best_time_of_a_dynamic_model() -> None:
-    """Large weights, which are left out when the shapes are inferred, count."""
+    """Large weights count, although shapes are inferred without them."""
     dynamic = convolution_chain(quantized=False, dynamic=True)
     (_, one), (_, eight), (_, static) = (
         estimate_model(dynamic),
