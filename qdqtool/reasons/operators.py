@@ -68,7 +68,8 @@ class UnanalyzedSubgraphs(Reason):
         place = "its branches" if self.op == "If" else "its body"
         alone = ""
         if self.int8 is not None and self.quantizers:
-            alone = f" Predicted alone, {self.int8} of these layers run in INT8."
+            layers = format_count(self.int8, "layer")
+            alone = f" If predicted separately, {place} would run {layers} in INT8."
         return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
 
 

@@ -23,7 +23,7 @@ class NothingQuantized(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         if self.is_nested:
-            place = "this model has Q/DQ in branches of If or bodies of Loop and Scan only"
+            place = "this model has Q/DQ only in branches of If or bodies of Loop and Scan"
         else:
             place = "this model has no Q/DQ"
         return (
@@ -151,7 +151,7 @@ class ParameterIndirect(Reason):
     more: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        more = f" (and of {self.more} more)" if self.more else ""
+        more = f" (and of {format_count(self.more, 'more quantizer')})" if self.more else ""
         return (
             f"the {self.parameter} '{self.tensor}' of {self.node}{more} is not stored: "
             f"{self.producer} ({self.op}) computes it from constants."

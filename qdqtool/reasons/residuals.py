@@ -92,7 +92,7 @@ class ResidualBothQuantized(Reason, key="residual-both-quantized"):
 
 
 class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
-    """A residual Add whose residual is quantized, but whose result is not read by a Q alone."""
+    """A residual Add with a quantized residual, whose result has consumers other than one Q."""
 
     rules = (attempted("ADD-OUT-FLOAT"),)
 
