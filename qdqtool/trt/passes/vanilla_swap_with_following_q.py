@@ -28,9 +28,9 @@ SINGLE = seen(
     "bevfusion-camera-orin-trt8502:259",
     "bevfusion-camera-rtx3080ti-trt8600:5195",
     "yolov8n-modelopt-rtx2060-trt1014",
-    source="which operators: qdqtool.ir.operators. Once equal Qs were merged: MaxPool_12 of "
-    "resnet18-qat-rtx2000-trt8510 is swapped only then, "
-    "/backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502, which an Add reads as well, never",
+    source="qdqtool.ir.operators lists the operators. MaxPool_12 of resnet18-qat-rtx2000-trt8510 "
+    "is swapped only after equal Qs were merged; /backbone/maxpool/MaxPool of "
+    "yolo-resnet18-orin-trt8502 is never swapped, because an Add reads it as well",
 )
 
 

@@ -59,7 +59,7 @@ REQUANTIZED_ELSEWHERE = assumed(
 )
 SEVERAL = assumed(
     "several-readers",
-    "A DQ with several consumers remains and is not copied for each.",
+    "A DQ with several consumers does not move, and is not copied for each of them.",
     "a log in which one DQ is swapped with several operators would refute it",
 )
 
