@@ -149,8 +149,8 @@ def _keeps_last_axis(node: Node) -> bool:
 def linear_inputs(model: Model) -> set[str]:
     """Return the tensors whose last axis Linears sum over.
 
-    These are the data inputs of Linears, and the upstream tensors from which
-    :func:`last_axis_sources` shows that the data inputs are moved, joined or cut.
+    These are the data inputs of Linears, and upstream tensors whose last axis becomes the last axis
+    of a data input (see :func:`last_axis_sources`).
     """
     tensors = {node.input(0) for node in model.nodes if is_linear(model, node)}
     queue = list(tensors)

@@ -62,7 +62,8 @@ class Head:
     Attributes:
         dfl: The DFL convolutions (or MatMuls).
         boxes: Last convolutions of the box branches.
-        finals: All convolutions without another convolution downstream, except the DFL.
+        finals: All convolutions and matrix products without another one downstream, except the DFL
+            and those that an activation directly follows.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Head:
 
     @property
     def last_convolutions(self) -> set[int]:
-        """Indices of the convolutions before any decoding, also of boxes with an activation."""
+        """Indices of the last convolutions before decoding: ``finals`` and ``boxes``."""
         return self.finals | self.boxes
 
 
@@ -369,8 +370,8 @@ def is_computed_product(model: Model, node: Node | None) -> bool:
 def is_attention_probability(model: Model, tensor: str, *, quantized: bool = False) -> bool:
     """Return whether a tensor holds attention probabilities, from 0 to 1.
 
-    Such a tensor is the result of a Softmax that a matrix product reads. Nodes that move values, or
-    a Where that masks them, may be in between.
+    Such a tensor comes from a Softmax and is read by a matrix product. Nodes that move values, or a
+    Where that masks them, may be between the Softmax and the tensor.
 
     Args:
         model: The model.
@@ -577,7 +578,12 @@ def _find_combined_producers(
 
 
 def _weighted_sources(model: Model, tensor: str, *, reduced: bool = False) -> tuple[set[int], bool]:
-    """Return the layers with weights that a tensor is calculated from.
+    """Return the nearest layers with weights from which a tensor is computed.
+
+    Args:
+        model: The model.
+        tensor: Name of the tensor.
+        reduced: Whether reductions may be between the layers and the tensor.
 
     Returns:
         Node indices of the layers, and whether the tensor depends on no further computed tensor.
