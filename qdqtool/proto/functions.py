@@ -1,6 +1,6 @@
 """Functions that a model defines: check of their size, and inlining.
 
-TensorRT's parser inlines functions since version 9.0. onnx's own inliner is not used, because it
+TensorRT's parser inlines functions from version 9.0 on. onnx's own inliner is not used, because it
 cannot inline functions of another operator set, and its node names do not show the call.
 """
 

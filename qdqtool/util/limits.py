@@ -72,7 +72,7 @@ SESSION_WORK_ALL = 2 * 10**12  # multiplications of all runs of one `fix`
 SESSION_RUN = 10**8  # cost of loading a model, in multiplications
 SESSION_WORK_BYTE = 100  # cost of each byte of a model, in multiplications
 INNER_NODE = 50_000  # cost of a node in a Loop, Scan or If, in multiplications
-EFFORT = 1000.0  # factor of `--effort`, which raises these limits
+EFFORT = 1000.0  # maximum of `--effort`, a factor by which `fix` raises these limits
 
 # demo and tune
 DEMO_SIZE = 960  # pixels of a side of the demo's input
