@@ -37,7 +37,7 @@ def model_with(
     before: tuple[onnx.NodeProto, ...] = (),
     flag: bool = False,
 ) -> onnx.ModelProto:
-    """Return a network of one node with subgraphs and a Relu after it."""
+    """Return a network of a node with subgraphs and of a Relu after this node."""
     inputs = [helper.make_tensor_value_info("x", FLOAT, IMAGE)]
     if flag:
         inputs.append(helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []))

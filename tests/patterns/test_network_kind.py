@@ -1,4 +1,4 @@
-"""Networks that are no detectors of YOLO's kind: by metadata, outputs and normalizations."""
+"""Recognition of networks other than YOLO-like detectors, by metadata, outputs and normalizations."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""TensorRT's custom FP8 quantizers are read as those of ONNX."""
+"""TensorRT's custom FP8 quantizers are read as ONNX's quantizers."""
 
 import onnx
 import pytest

@@ -174,9 +174,9 @@ print((peak() - before) / float(sys.argv[4]))
 def test_insert_holds_weights_in_model_and_onnxruntime_only(
     tmp_path: Path, losses: int, limit: float
 ) -> None:
-    # The network is little else than weights, and the limit a multiple of their size. The model
-    # holds them once. onnxruntime holds them twice while it changes their layout, and once more,
-    # with int8 ones, while it folds their Q/DQ pairs.
+    # The network consists nearly of weights alone, and the limit is a multiple of their size. The
+    # model holds the weights once. onnxruntime holds them twice while it changes their layout, and
+    # a third time, with int8 copies, while it folds their Q/DQ pairs.
     rng = np.random.default_rng(0)
     nodes, weights, tensor = [], [], "x"
     for i in range(8):

@@ -1,4 +1,4 @@
-"""Experiments on what FP8 does unlike INT8; see ``experiments``."""
+"""Experiments on cases in which FP8 differs from INT8; see ``experiments``."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Experiments on scales, weights, products of matrices, float16, and what is refused; see ``experiments``."""
+"""Experiments on scales, weights, matrix products, float16, and rejected models; see ``experiments``."""
 
 from collections.abc import Iterator
 

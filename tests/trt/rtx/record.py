@@ -1,7 +1,8 @@
 """Build every experiment with TensorRT-RTX and record the answers: `python -m tests.trt.rtx.record [fp8]`.
 
-``answers.json`` has INT8 for SM86. ``answers_fp8.json`` has the same experiments in FP8, those of
-``experiments_fp8`` and random networks for SM89, and what differs for SM120.
+``answers.json`` has the answers in INT8 for SM86. ``answers_fp8.json`` has the answers for SM89: the
+same experiments in FP8, those of ``experiments_fp8``, and random networks. For SM120, it has only the
+answers that differ.
 """
 
 import json
@@ -48,7 +49,7 @@ def build_fp8_models() -> dict[str, onnx.ModelProto]:
 
 
 def _is_valid(model: onnx.ModelProto) -> bool:
-    """Whether operators take the types of their inputs, as few take FP8, and opset 19 has them."""
+    """Return whether opset 19 has the operators, and they accept their input types (few accept FP8)."""
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):

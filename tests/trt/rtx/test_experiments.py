@@ -86,7 +86,7 @@ SEEN_ELSEWHERE = {"FLOAT-SM75", *FP8_CODES, "OP-FLOAT", "ORT-OPERATOR", "SUBGRAP
 
 
 def test_seen_codes_are_shown_by_experiments() -> None:
-    # An experiment shows a code if its build failed or a convolution is float there.
+    # An experiment shows a code if its build failed or one of its convolutions is float.
     shown: set[str] = set()
     for question, build in table()["experiments"].items():
         for finding in predicted(question).findings:

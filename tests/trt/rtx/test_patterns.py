@@ -1,6 +1,6 @@
 """The 163 small Q/DQ patterns of the shared facts, with the answers of TensorRT-RTX 1.7.1.116.
 
-INT8 on SM86, and converted to FP8 on SM89 and SM120.
+The patterns are in INT8 for SM86, and are converted to FP8 for SM89 and SM120.
 """
 
 import functools
