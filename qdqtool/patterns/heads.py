@@ -233,7 +233,7 @@ def convolutions_upstream(model: Model, tensor: str) -> set[int]:
 def _channel_sources(
     model: Model, node: Node, output: str, channels: _Range
 ) -> list[tuple[str, _Range]]:
-    """Return the inputs that contain channels of a node's output, with their channels.
+    """Return the inputs from which channels of a node's output come, with the channels in each.
 
     Empty if the node does not only move values.
     """
@@ -563,7 +563,7 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
 def _find_combined_producers(
     model: Model, operands: tuple[str, ...], coordinates: set[str]
 ) -> set[int]:
-    """Return indices of producers of the other operands of a node that reads coordinates.
+    """Return the layers that compute those operands of a node that are not coordinates, by index.
 
     An operand that also depends on other computed tensors is left out.
     """
@@ -615,7 +615,7 @@ def _has_constant_weights(model: Model, node: Node) -> bool:
 
 
 def _value_inputs(model: Model, node: Node, reduced: bool = False) -> tuple[str, ...]:
-    """Return the inputs from whose values a node computes or copies its output values.
+    """Return the inputs whose values a node copies, or uses to compute values.
 
     Empty for operators that are neither pointwise nor move values.
 

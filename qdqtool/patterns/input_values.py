@@ -30,7 +30,7 @@ _TOLERANCE = 1e-3
 
 
 def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
-    """Return a warning if a network that normalizes its input expects other pixel values.
+    """Return a warning if a network that normalizes its input expects pixels of another range.
 
     Args:
         model: The network, with or without Q/DQ.

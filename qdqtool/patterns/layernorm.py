@@ -60,16 +60,16 @@ class DecomposedLayerNorm(NamedTuple):
         input: The normalized tensor, before Casts.
         nodes: Nodes of the normalization with the Casts between them. The last node produces the
             result.
-        fp32_nodes: Nodes to compute in FP32: the squares, their mean and its root, and the nodes
-            that lead to these or divide by them.
+        fp32_nodes: Nodes to compute in FP32: those that subtract the mean, square, average, take
+            the root and divide by the root.
         square: The node that squares.
         mean: The ReduceMean (or ReduceSum) of the squares.
         axes: Normalized axes, counted from the end (-1 is the last), ascending. None if they are
             unknown or if no LayerNormalization computes this form.
         epsilon: The constant that is added to the variance; None if it is not a single constant or
             if other arithmetic follows.
-        scale: Name of the constant that multiplies the result; empty if there is none.
-        bias: Name of the constant that is added after the scale; empty if there is none.
+        scale: Name of the constant that multiplies the result; empty without a scale.
+        bias: Name of the constant that is added after the scale; empty without a bias.
     """
 
     input: str
@@ -689,9 +689,9 @@ def _inverts(model: Model, node: Node) -> bool:
 
 
 def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
-    """Return the only consumer of a node if it applies a constant, and the constant.
+    """Return the only consumer of a node, and the constant that this consumer applies.
 
-    ``op`` is the operator of the consumer. ``(None, "")`` if no consumer applies a constant.
+    ``op`` is the operator of the consumer. ``(None, "")`` for another consumer, or for several.
     """
     consumers = _consumers(model, node)
     if len(consumers) != 1 or not _has_op(consumers[0], op):

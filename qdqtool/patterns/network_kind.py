@@ -1,4 +1,4 @@
-"""Recognition of networks other than YOLO-like detectors, which need other preprocessing."""
+"""Recognition of networks that are not YOLO-like detectors and need another preprocessing."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def insert(
             metadata.
         calib_cache: File that keeps the statistics, so that another run needs no inference.
         overwrite_cache: Whether a cache of another model or of other data is replaced. Otherwise
-            it is an error.
+            such a cache is an error.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
         precision: ``int8``, or ``fp8`` (E4M3) for GPUs from compute capability 8.9 on and
@@ -161,9 +161,9 @@ def insert(
             quantized.
         attention: ``auto`` is ``float`` for INT8, and quantizes attentions that TensorRT fuses for
             FP8. ``float`` leaves the products of attention (queries with keys, Softmax with
-            values) float. ``int8`` and ``fp8`` quantize their inputs, the Softmax's result with
-            its fixed range 0 to 1. Users measured INT8 attention to be slower: 800 us instead of
-            200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms instead of 43 for a UNet
+            values) float. ``int8`` and ``fp8`` quantize the inputs of the products, the Softmax's
+            result with the range 0 to 1. Users measured INT8 attention to be slower: 800 us instead
+            of 200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms instead of 43 for a UNet
             of Stable Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of each
             attention of ViT-B/16 and Swin-T in either type, and several kernels of each attention
             of YOLO11.

@@ -106,7 +106,7 @@ class PadBeforeConvolution(Reason, key="behind-pad"):
 
 
 class StemBeforePool(Reason, key="stem-before-pool"):
-    """A stem fuses a Relu with Q/DQ on both sides and the MaxPool after it.
+    """A stem convolution fuses a Relu that has Q/DQ on both sides, and the MaxPool after the Relu.
 
     Attributes:
         relu: The Relu.

@@ -67,11 +67,11 @@ class ConcatAfterHead(Reason):
 
 
 class HeadQuantized(Reason):
-    """A quantized layer at the end of a detection head, which is better left float.
+    """A quantized layer at the end of a detection head; such a layer is better left float.
 
     Attributes:
         branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
-        sums: Names of the Adds after the DFL, which add anchors to distances.
+        sums: Names of the Adds after the DFL that add anchors to distances.
     """
 
     rules = (

@@ -145,7 +145,7 @@ class LocalFunctions(Reason):
 
 
 class UnknownOperator(Reason):
-    """A plugin or unknown operator; ``more`` is the number of further nodes with it."""
+    """A plugin or unknown operator; ``more`` is the number of further nodes of this operator."""
 
     rules = (FindingRule("PLUGIN-OUTSIDE"),)
 

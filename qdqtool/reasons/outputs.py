@@ -132,7 +132,7 @@ _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
     """Return the pooling or Resize between a result and all its consumers, else None.
 
-    It has quantized and float consumers, so that no Q can move up past it.
+    This operator has quantized and float consumers, so that no Q can move up past it.
     """
     shared = r.consumers[0].path[0] if r.consumers[0].path else None
     if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.consumers):

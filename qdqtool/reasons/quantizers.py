@@ -239,7 +239,7 @@ _FORMS = {
 
 
 class FakeQuantizers(Reason):
-    """Simulated quantizers in another form than Q and DQ; the node is the first of them.
+    """Simulated quantizers in a form other than Q and DQ; the node is the first of them.
 
     Attributes:
         form: Tool or exporter that writes this form.
@@ -259,7 +259,7 @@ class FakeQuantizers(Reason):
 
     @property
     def is_misread(self) -> bool:
-        """Whether TensorRT builds a network of these quantizers, with wrong numbers."""
+        """Whether TensorRT builds the quantizers and then computes wrong numbers."""
         return self.form == "QCDQ"
 
     def message(self, finding: Finding, cause: Cause) -> Message:

@@ -33,7 +33,7 @@ def advise_residual_pair(add: str, residual: str, quantizers: Sequence[TensorCon
 
 
 class ResidualFloat(Reason, key="residual-float"):
-    """A residual Add after a convolution whose residual (the other input) is float.
+    """A residual Add after a convolution; the other input of the Add, the residual, is float.
 
     Attributes:
         add: The Add.

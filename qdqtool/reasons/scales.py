@@ -87,7 +87,7 @@ def describe_different_scales(
 
 
 class ConcatScales(Reason, key="concat-scales"):
-    """The inputs of a Concat are quantized with other scales than its result.
+    """The scales of a Concat's inputs differ from the scale of its result.
 
     Attributes:
         parts: Scale of each input, from the input's DQ or another Q that reads the input. None for
@@ -342,7 +342,7 @@ class ScaleImplausible(Reason):
 
 @dataclass(frozen=True)
 class DeadPart:
-    """A tensor, or a part of a Concat, of which a quantizer maps all values to one value.
+    """A tensor, or a part of a Concat, whose values all become one value after Q and DQ.
 
     Attributes:
         tensor: Name of the tensor: the quantizer's input, or a part that a Concat joins into it.
@@ -445,7 +445,7 @@ class ScaleCount(Reason):
 
 
 class ScaleComputed(Reason, key="scale-computed"):
-    """A scale that is computed at run time; ``tensor`` is its name, empty if unknown."""
+    """A scale that is computed at run time; ``tensor`` names the scale and is empty if unknown."""
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 

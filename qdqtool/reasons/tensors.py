@@ -129,8 +129,8 @@ class TensorOrigin:
         node: The ONNX node that produces this tensor; empty for a network input.
         op: Operator of the node.
         convolution: The node, if it is a convolution or matrix product; else empty.
-        path: Operators between the producer and the original tensor, the nearest to the original
-            tensor first, at most :data:`STEPS`.
+        path: Operators between the producer and the tensor whose origin this is, the nearest to
+            this tensor first, at most :data:`STEPS`.
         int8: Whether the layer computes in INT8 or FP8, or writes INT8 or FP8.
         boundary: The last ONNX node of the layer that produces the tensor.
         quantizer: Node of the Q before a producing DQ; the DQ's own node if it has no Q, and empty

@@ -154,5 +154,5 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
 
 
 def float_result(reason: Any) -> str:
-    """Return ``node writes float`` with the size of the result, for a reason with both."""
+    """Return ``node writes float`` with the size, for a reason that has a node and a size."""
     return f"{reason.node} writes float{format_size(reason.elements)}"

@@ -264,7 +264,7 @@ def _implausible(
 def find_extreme_scales(
     scales: npt.NDArray[np.float64], largest: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of scales that clip nearly all of their weights' range, or round all to 0.
+    """Return a mask of the scales that clip or round to 0 nearly all of their weights.
 
     Weights that are nearly zero themselves may have any scale.
 

@@ -433,19 +433,19 @@ def create_shuffle(name: str, rank: Rank) -> Layer:
 
 
 def dq_before(tensor: Tensor) -> Layer | None:
-    """Return the layer that writes a tensor if it is a DQ, else None."""
+    """Return the producer of a tensor if the producer is a DQ, else None."""
     producer = tensor.producer
     return producer if producer is not None and producer.kind is _DEQUANTIZE else None
 
 
 def constant_before(tensor: Tensor) -> Layer | None:
-    """Return the layer that writes a tensor if it is a constant, else None."""
+    """Return the producer of a tensor if the producer is a constant, else None."""
     producer = tensor.producer
     return producer if producer is not None and producer.kind is _CONSTANT else None
 
 
 def q_after(tensor: Tensor) -> Layer | None:
-    """Return the single consumer of a tensor if it is a Q, else None."""
+    """Return the single consumer of a tensor if the consumer is a Q, else None."""
     consumer = tensor.single_consumer()
     return consumer if consumer is not None and consumer.kind is _QUANTIZE else None
 

@@ -163,8 +163,8 @@ class _ConsumerSearch:
 
         An example is a tensor that a Concat joins with the start tensor and a Split separates
         again. No consumer is removed if one of them is a Q, because the others keep this Q from
-        moving up past the Split, or if several paths lead to one tensor, so that its spans are
-        unknown.
+        moving up past the Split. No consumer is removed either if several paths lead to one tensor,
+        because the spans in that tensor are unknown.
         """
         has_q = any(consumer.kind == ConsumerKind.Q for consumer in self.consumers)
         if self.has_several_paths or has_q or len(self.other_consumers) == len(self.consumers):
@@ -299,7 +299,7 @@ def _has_scale(tensor: Tensor) -> bool:
 
 
 def _quantizes_directly(layer: Layer) -> bool:
-    """Return whether a layer is a Q with one scale that reads its original tensor.
+    """Return whether a layer is a Q with one scale that has not moved.
 
     A Q that has moved counts if a Q that has not moved was merged into it.
     """
@@ -355,7 +355,9 @@ def _gains_from_qdq(layer: Layer) -> bool:
 
 
 def _only_qs_follow(layer: Layer) -> bool:
-    """Return whether only Qs read the result of a layer, past layers that can write INT8.
+    """Return whether Qs are the only consumers of a layer's result.
+
+    Layers that can write INT8 may be between the layer and the Qs.
 
     False without a Q. True also if the search stops after :data:`MAX_LAYERS_AFTER` layers.
     """

@@ -29,8 +29,8 @@ class Network:
         outputs: Network output tensors.
         was_relisted: Whether Myelin has removed layers. TensorRT then lists the layers in a new
             order.
-        counts: Number of layers after the stages for which TensorRT logs it (``Original``, ``After
-            ...``).
+        counts: Number of layers after each stage after which TensorRT logs this number
+            (``Original``, ``After ...``).
         adds_after_activation: ONNX nodes of the Adds whose fusion the target's
             ``residual_through_activation`` decided.
         regions: Regions of Myelin, on targets where they decide about Q and DQ.
@@ -332,8 +332,8 @@ def is_seen_on(case: Case, target: Target) -> bool:
 def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
     """Return the weakest evidence of some cases on a target, SEEN for no cases.
 
-    An outcome that depends on all these cases has this evidence. A case that only builds of
-    TensorRT 8.x show counts as assumed on later versions.
+    An outcome that depends on all these cases has this evidence. If all builds that show a case are
+    of TensorRT 8.x, the case counts as assumed on later versions.
     """
     kinds = set()
     for case in cases:

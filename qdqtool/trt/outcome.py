@@ -89,7 +89,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
 
 
 def simulate_without_alternatives(model: Model, target: Target) -> Prediction:
-    """Predict the engine of a model with the target's choice for Conv + activation + Add only."""
+    """Predict the engine without simulating the other choice for Conv + activation + Add."""
     return _simulate(model, target)[0]
 
 

@@ -172,7 +172,7 @@ class Target:
 
     @property
     def recovers_scales_on_dla(self) -> bool:
-        """Whether the DLA compiler fuses Conv + Add without a scale between both.
+        """Whether the DLA compiler fuses Conv + Add without a scale between Conv and Add.
 
         DLA 3.13 (JetPack 6) does.
         """
@@ -256,7 +256,7 @@ class Target:
 
     @property
     def assumes_8x_cases(self) -> bool:
-        """Whether cases that only builds of 8.x show are assumed for this target."""
+        """Whether cases count as assumed for this target if only builds of 8.x show them."""
         return self.version >= (9, 0)
 
     @property

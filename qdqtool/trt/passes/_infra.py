@@ -125,7 +125,8 @@ class Pass(ABC):
     Attributes:
         cases: Known behaviors (:class:`qdqtool.evidence.Case`) of the pass, with their evidence.
         anonymous_lines: Kinds of log lines of the pass that do not contain its name.
-        converted_kind: Layer kind that the pass converts, as log lines name it; empty if none.
+        converted_kind: Layer kind that the pass converts, as in log lines; empty if the pass
+            converts no kind.
         is_compared: Whether `verify` compares the lines of the pass with the log of a build. Passes
             that only prepare the names of constants and shuffles are not compared, nor are passes
             whose name in TensorRT is unknown.

@@ -55,7 +55,7 @@ STOMPING = assumed(
 
 
 class ConcatRemoval(Pass):
-    """Eliminates a Concat: producers write its inputs directly into its output.
+    """Eliminates a Concat: the producers of its inputs write directly into the Concat's output.
 
     TensorRT's log does not name this pass.
     """
@@ -86,7 +86,7 @@ class ConcatRemoval(Pass):
 def _choose_line(
     tensor: Tensor, retargeted: set[Tensor], external: Tensor | None
 ) -> tuple[str, Case]:
-    """Return the kind of line that TensorRT logs for an input of a Concat, and its case.
+    """Return the kind of the line that TensorRT logs for an input of a Concat, and the case.
 
     Args:
         tensor: The input.

@@ -119,7 +119,8 @@ class HorizontalMergeQNodes(Pass):
     def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
         """Merge Qs into another Q of the same tensor, and emit the lines.
 
-        TensorRT logs one heading, then the Qs that it eliminates, then those that it removes.
+        TensorRT logs one heading, then an Eliminating line for each Q, then a Removing line for
+        each.
         """
         cases = [_choose_case(survivor, q, network.was_relisted) for q in others]
         self.fire_running(cases[0], survivor)

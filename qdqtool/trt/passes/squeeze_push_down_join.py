@@ -37,7 +37,7 @@ FOLLOWED = assumed(
 
 
 class SqueezePushDownJoin(Pass):
-    """Moves the reshape after a Gemm that became a convolution past its bias or activation."""
+    """Moves the reshape after a converted Gemm down past the Gemm's bias or activation."""
 
     cases = (BIAS, ACTIVATION, FOLLOWED)
     anonymous_lines = (SQUEEZE,)

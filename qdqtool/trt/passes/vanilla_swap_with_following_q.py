@@ -40,7 +40,7 @@ _KINDS_WITH_OPTIONAL_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)
 
 
 class VanillaSwapWithFollowingQ(Pass):
-    """Moves a Q up past operators that it can pass, so that they run in INT8.
+    """Moves a Q up past operators that it can pass, so that these operators run in INT8.
 
     Tensor names stay at their position in the network: the tensor between operator and Q keeps its
     name and becomes INT8.

@@ -16,7 +16,8 @@ from qdqtool.trt.rtx.operands import NEVER_QUANTIZED, WIDTH, ConstantTensors, In
 class GraphStates:
     """States and types of all tensors, computed in one walk over the graph.
 
-    The state of a tensor is whether the compiler can use the integers of a DQ instead of it.
+    The state of a tensor is whether the compiler can use the integers of a DQ instead of the
+    tensor's values.
 
     Attributes:
         types: ONNX type of each tensor; 0 if unknown.

@@ -94,7 +94,7 @@ class ConsumerIndex:
         return live
 
     def live_consumers(self, tensor: str) -> list[Node]:
-        """Return the consumers of a tensor that a network output depends on."""
+        """Return the consumers of a tensor, without those that no network output depends on."""
         return [c for c in self.model.consumers(tensor) if c.index in self.live]
 
     def _read_numbers(self, name: str) -> tuple[float, ...] | None:
@@ -268,7 +268,7 @@ MOVES = frozenset(
 # Operators that keep integers if all data inputs have the same scale.
 JOINS = frozenset({"Concat", "Max", "Min", "Where"})
 # A DQ moves past these operators (one copy for each input), so that a factor after them can still
-# be merged into its scale.
+# be merged into the scale of the DQ.
 _TRANSPARENT = (MOVES - {"Reciprocal"}) | JOINS
 _TRANSPARENT_TO_FP8 = _TRANSPARENT - {"MaxPool"}
 
