@@ -1,6 +1,6 @@
 """Experiments with TensorRT-RTX. Each is the smallest graph that decides one question, and is named by the question.
 
-``python -m tests.trt.rtx.record`` builds the graphs and writes the answers to ``tests/data/rtx/answers.json``. The tests
+``python -m tools.rtx.record`` builds the graphs and writes the answers to ``tests/data/rtx/answers.json``. The tests
 compare the prediction with these answers, with or without the compiler.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx
 
-from tests.trt.rtx import operators as ops
-from tests.trt.rtx.operators import OPERATORS, Step, chain, ints
 from tools.fuzz.net import Net
+from tools.rtx import operators as ops
+from tools.rtx.operators import OPERATORS, Step, chain, ints
 
 Outputs = str | tuple[str, ...]
 Make = Callable[[Net], Outputs]

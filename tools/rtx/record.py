@@ -1,4 +1,4 @@
-"""Build every experiment with TensorRT-RTX and record the answers: `python -m tests.trt.rtx.record [fp8]`.
+"""Build every experiment with TensorRT-RTX and record the answers: `python -m tools.rtx.record [fp8]`.
 
 ``answers.json`` has the answers in INT8 for SM86. ``answers_fp8.json`` has the answers for SM89: the
 same experiments in FP8, those of ``experiments_fp8``, and random networks. For SM120, it has only the
@@ -15,14 +15,14 @@ import onnx
 
 from qdqtool.ir.precision import Precision
 from qdqtool.util.outputs import write_text
-from tests.trt.rtx.experiments import EXPERIMENTS, FORMS, finish
-from tests.trt.rtx.experiments_fp8 import FP8
-from tests.trt.rtx.experiments_scales import HALVES, NEW, OLD, SCALES
 from tools.fuzz.driver import Lab
 from tools.fuzz.fp8 import convert_to_fp8
 from tools.fuzz.grammar import network
+from tools.rtx.experiments import EXPERIMENTS, FORMS, finish
+from tools.rtx.experiments_fp8 import FP8
+from tools.rtx.experiments_scales import HALVES, NEW, OLD, SCALES
 
-TABLE = Path(__file__).parents[2] / "data" / "rtx" / "answers.json"
+TABLE = Path(__file__).parents[2] / "tests" / "data" / "rtx" / "answers.json"
 FP8_TABLE = TABLE.with_name("answers_fp8.json")
 SEEDS = range(150)
 FP8_SEEDS = range(80)
