@@ -67,33 +67,48 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
 def fit_samples(search: PlacementSearch, limit: float, seconds_per_run: float) -> None:
     """Reduce the samples of a search if measuring all of them would take too long.
 
-    A note reports the number of remaining samples.
+    A note reports the number of remaining samples. If an earlier run used as many or more, its
+    samples are used, because placements are measured on them.
 
     Args:
         search: The search.
         limit: Time limit of the whole tuning in seconds.
-        seconds_per_run: Seconds of one run on one sample.
+        seconds_per_run: Seconds of one run on one sample; 0 if the store has all measurements.
     """
-    sets = search.evaluator.sets
-    seconds = _SIMPLE_TIME * limit / _SIMPLE_PLACEMENTS
-    sets.chosen_on = _fit(search, "chosen", sets.chosen_on, seconds, seconds_per_run)
+    sets, store = search.evaluator.sets, search.evaluator.store
+    runs_per_second = 1 / max(seconds_per_run or store.seconds_per_run, 1e-9)
+    chosen_on, judged_on = store.samples
+    runs = _SIMPLE_TIME * limit / _SIMPLE_PLACEMENTS * runs_per_second
+    sets.chosen_on = _fit(search, "chosen", sets.chosen_on, int(runs), chosen_on)
     sets.swept_on = tuple(thin(sets.chosen_on, len(sets.swept_on)))
-    seconds = _JUDGING_TIME * limit
-    sets.judged_on = _fit(search, "judged", sets.judged_on, seconds, seconds_per_run)
+    runs = _JUDGING_TIME * limit * runs_per_second
+    sets.judged_on = _fit(search, "judged", sets.judged_on, int(runs), judged_on)
 
 
 def _fit(
     search: PlacementSearch,
     verb: str,
     samples: Sequence[int],
-    seconds: float,
-    seconds_per_run: float,
+    runs: int,
+    earlier: Sequence[int],
 ) -> tuple[int, ...]:
-    """Return the samples that fit into a time, at least 4 if there are as many."""
-    count = max(_FEWEST_SAMPLES, int(seconds / max(seconds_per_run, 1e-9)))
-    if count >= len(samples):
+    """Return as many samples as there is time for runs, at least 4 if there are as many.
+
+    Args:
+        search: The search, which receives a note.
+        verb: Use of the samples: "chosen" or "judged".
+        samples: All samples for this use.
+        runs: Number of runs for which there is time.
+        earlier: Samples of an earlier run; returned if they are as many or more.
+    """
+    known = [n for n in samples if n in set(earlier)]
+    chosen = thin(samples, max(_FEWEST_SAMPLES, runs))
+    if len(known) >= len(chosen):
+        chosen = known
+    count = len(chosen)
+    if count == len(samples):
         return tuple(samples)
     work = "candidates compared" if verb == "chosen" else "results measured"
     text = f"{work} on {count} of {len(samples)} images: more would exceed the time limit"
     search.notes.append(Note(text, code=f"{verb}-on", room=count, images=len(samples)))
-    return tuple(thin(samples, count))
+    return tuple(chosen)

@@ -89,9 +89,10 @@ def test_interval_of_share_is_that_of_wilson(
 
 
 def sorting_detector(step: float | None = None) -> onnx.ModelProto:
-    """Return a network that sorts its input, rows of two corners, score and class.
+    """Return a detector whose detections are its input: rows of two corners, score and class.
 
-    A step quantizes all values of the rows alike.
+    Its TopK of the scores has no consumer. If a step is given, one Q/DQ pair with that scale
+    quantizes all values.
     """
     nodes, tensor = [], "rows"
     constants = [
@@ -155,7 +156,7 @@ def test_agreement_of_lost_detection() -> None:
     mask = numpy_helper.from_array((lost / np.maximum(ROWS, 1e-9)).astype(np.float32), "mask")
     model.graph.initializer.append(mask)
     model.graph.node.insert(0, helper.make_node("Mul", ["rows", "mask"], ["kept"]))
-    # Two of three found without a false one before them: 67 of 101 recalls have precision 1.
+    # Two of three objects are found before any false detection: 67 of 101 recalls have precision 1.
     result = agreement(sorting_detector(), model, [{"rows": ROWS}])
     assert result.measure.value == pytest.approx(67 / 101)
 
@@ -167,7 +168,7 @@ def test_agreement_without_any_detection_is_unknown() -> None:
 
 
 def test_agreement_of_detector_is_average_precision_of_its_detections() -> None:
-    """The biases of the class outputs are raised, as the random network scores .05 at most."""
+    """Raise the biases of the class outputs: the random network's scores are at most .05."""
     reference = copy_model(detector())
     for node in reference.graph.node:
         if node.op_type == "Conv" and re.search(r"/cv3\.\d/cv3\.\d\.2/Conv$", node.name):
@@ -293,7 +294,7 @@ def test_compare_refuses_images_for_a_build(photos: Path, tmp_path: Path) -> Non
 
 
 def test_compare_measures_model_of_onnxruntime(photos: Path, tmp_path: Path) -> None:
-    """Its defaults have zero points, and other names after its own shape inference."""
+    """By default, onnxruntime writes nonzero zero points and renames outputs."""
     source = tmp_path / "float.onnx"
     net = Net(3, 32)
     x = net.op("Relu", "relu", net.conv("a", "x", 3, 16))

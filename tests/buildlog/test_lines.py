@@ -239,7 +239,7 @@ def test_refused_and_skipped_tactics() -> None:
 
 
 def test_results_of_tensorrt_8_6_and_later() -> None:
-    """Results name their layer, timed or from the cache."""
+    """Each result names its layer, whether it was timed or came from the timing cache."""
     tactics = tuned(
         RUNNER.format("Optimizer Reformat(x -> y)"),
         "x -> y (Reformat[0x8]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.125",

@@ -1,4 +1,4 @@
-"""Read whole logs: their spellings, carriers, damage and limits."""
+"""Read whole logs: formats of versions, prefixes of other programs, damage and limits."""
 
 import gzip
 import io
@@ -295,7 +295,7 @@ def assert_equal_contents(build: Build, expected: Build) -> None:
     [("[TRT-LLM] [{level}] {text}", "D"), ("[TRT-LLM] [RANK 0] [{level}] {text}", "V")],
 )
 def test_log_of_tensorrt_llm(form: str, verbose: str) -> None:
-    """Some of its versions call the verbose level D, and all mix their lines with TensorRT's."""
+    """Some versions call the verbose level D, and all versions mix their lines with TensorRT's."""
     lines = []
     for number, line in enumerate(LOG.splitlines()):
         level, stamp, message = (
@@ -575,7 +575,7 @@ def test_read_build_waits_for_a_stream_that_does_not_block() -> None:
 
 
 def test_each_line_takes_few_calls() -> None:
-    """The line that begins the next build took a hundred calls."""
+    """An earlier reader made a hundred calls for the line that begins the next build."""
     for line in dict.fromkeys(LOG.splitlines()):
         few, many = (count_calls(read, ["[TRT] x", *[line] * n]) for n in (10, 40))
         assert many - few <= 30 * 45, (line, (many - few) / 30)

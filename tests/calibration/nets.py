@@ -72,7 +72,7 @@ def run_all(
 def write_pictures(
     folder: Path, count: int, width: int = 16, height: int = 16, suffix: str = ".png"
 ) -> list[Path]:
-    """Write different images of noise."""
+    """Write images of random noise, each different."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for index in range(count):

@@ -142,7 +142,7 @@ def write(path: Path, content: bytes) -> Path:
         pytest.param(
             lambda f: npy(f, np.zeros((3, 0), np.float32)), [PAIR], "empty", ["[3, 0]"], id="empty"
         ),
-        # Raised by the reader of archives.
+        # Errors of the archive reader.
         pytest.param(lambda f: npz(f, images=OBJECTS), [SPEC], None, ["objects"], id="npz object"),
         pytest.param(lambda f: npy(f, OBJECTS), [SPEC], None, ["objects"], id="npy object"),
         pytest.param(
@@ -269,7 +269,7 @@ def test_portion_of_rows(tmp_path: Path) -> None:
 
 
 def test_damage_is_reported_with_its_sample(tmp_path: Path) -> None:
-    path = npy(tmp_path, np.ones((5, 4000), np.float32))  # more than is read ahead
+    path = npy(tmp_path, np.ones((5, 4000), np.float32))  # larger than the block that is read ahead
     source = StackedSource(path, [InputSpec("x", (1, 4000))])
     path.write_bytes(path.read_bytes()[:-1])
     assert source.load(3)["x"].all()

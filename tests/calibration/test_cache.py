@@ -139,7 +139,7 @@ def test_progress_is_kept_as_ranges_of_samples(
 
 
 def test_cache_may_be_read_and_replaced(tmp_path: Path) -> None:
-    """No other file may be both."""
+    """No other file may be both an input and an output."""
     path = tmp_path / "c.npz"
     save_statistics(Statistics({}), path)
     with files.record_inputs() as guard:

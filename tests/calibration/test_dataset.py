@@ -278,7 +278,7 @@ def test_rows_are_joined_to_batches() -> None:
     images = {number: (load() or ({}, 0))[1] for number, load in data.tasks({1})}
     assert images == {0: 3, 2: 1}
     assert Dataset(source, [IMAGE, InputSpec("y", (2, 1))], 100).batch == 2
-    # Samples that are no single rows are all that the model takes at once.
+    # If samples do not have one row, each is run as a whole.
     assert Dataset(ListSource(ROWS), [BATCH], 100).batch == 1
 
 
@@ -337,7 +337,7 @@ def test_fingerprint_is_empty_if_a_sample_has_no_digest(rows: list[Any]) -> None
     assert Dataset(ListSource(rows), [IMAGE], 9).fingerprint == ""
 
 
-# Broken images, and what is noticed of the others
+# Broken images, and warnings about the other images
 
 
 def test_broken_images_are_skipped() -> None:
@@ -610,7 +610,7 @@ def test_file_digest_does_not_wait_for_special_files(tmp_path: Path, name: str) 
         assert file_digest(Path(name)) == UNREADABLE
 
 
-# Files under folders, and the guard over them
+# Files under folders, and their protection against overwriting
 
 
 def write_files(folder: Path, *names: str) -> None:

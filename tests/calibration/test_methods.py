@@ -136,9 +136,9 @@ SEARCHED = {
 @each_sample
 @pytest.mark.parametrize(("method", "share"), SEARCHED.values(), ids=SEARCHED)
 def test_search_finds_the_best_range_of_its_grid(name: str, method: str, share: float) -> None:
-    """Eight ranges to each of twelve octaves, then eight more between two of them to either side.
+    """The grid has eight ranges for each of twelve octaves, then eight more on each side of the best.
 
-    The search may leave out ranges only where none of them can be the best.
+    The search may skip ranges only if none of them can be the best.
     """
     stats = TensorStatistics.of(SAMPLES[name])
     if share:
@@ -214,7 +214,7 @@ def test_focused_error_to_a_power(power: float) -> None:
 
 def test_focused_error_without_positions_is_that_of_all_values() -> None:
     ranges = np.array([0.5, 1.0])
-    stats = with_rare_part(EVEN, 0.0)  # a map in which the network looks nowhere
+    stats = with_rare_part(EVEN, 0.0)  # a map without positions in focus
     assert stats.focus is not None
     assert (focused_error(stats, ranges) == squared_error(TensorStatistics.of(EVEN), ranges)).all()
 
@@ -453,7 +453,7 @@ def test_reduce_bias_ignores_tensors_without_a_biased_error() -> None:
 
 @pytest.mark.parametrize(("cost", "place"), [(0.98, 5), (1.02, 2)])
 def test_reduce_bias_weighs_the_biased_error_twenty_times(cost: float, place: int) -> None:
-    """A shorter range is chosen only if it saves more than it costs."""
+    """A smaller range is chosen only if it reduces the weighted error."""
     stats = flat_area(1.46 / 127)
     biased, whole = rounding_errors(stats.spots, NEAR, 127)
     saved = 20.0 * (biased[2] ** 2 - biased[5] ** 2) / whole[2] ** 2

@@ -1,4 +1,4 @@
-"""Statistics of tensors: merging, sampled values, channels, and spots of a few images."""
+"""Statistics of tensors: merging, sampled values, channels, and spots in a few images."""
 
 import math
 import pickle
@@ -133,7 +133,7 @@ def test_focus_on_a_part_separates_the_counts(partly: list[float], merged: bool)
     assert counts_of(stats.focus) == counts_of(of(*again, *partly))
     stats.focus = None
     assert counts_of(stats) == counts_of(of(*again, *some))
-    # Neither a copy nor a merge with nothing goes on counting for the original.
+    # Counting into a merge of the copy and empty statistics does not change the copy.
     alone = counts_of(of(*again[2:]))
     for other in (copy.merge(TensorStatistics(64)), TensorStatistics(64).merge(copy)):
         other.add(every, looked_at=True)
@@ -496,7 +496,8 @@ def test_focus_shortens_a_range_that_rounds_a_flat_area_the_same_way_everywhere(
     spots, flat.spots = flat.spots, []
     least = amax_of(flat, "focus")
     assert least == amax_of(flat, "mse")
-    # The background lies 0.46 of a step from the next integer at this range, at a shorter one nearer to two steps.
+    # At this range, the background is 0.46 of a step from the nearest integer. At a smaller range, it is
+    # nearer to two steps.
     background = 1.46 * least / 127
     flat.spots = [np.full_like(s, background) for s in spots]
     amax = amax_of(flat, "focus")

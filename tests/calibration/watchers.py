@@ -48,7 +48,7 @@ def stop_after(count: int) -> Callable[[int], None]:
 
 
 class Waits:
-    """Reports when a thread waits for a condition, or sleeps, instead of measuring how long it takes."""
+    """Reports when a thread waits for a condition or sleeps, so that tests need not measure time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._listeners: dict[int, Callable[[], object]] = {}

@@ -11,7 +11,7 @@ from qdqtool.commands.cli import run
 
 
 class Cli:
-    """Runs the command line in this process.
+    """Run the command line in this process.
 
     Attributes:
         err: Text of the last call on stderr.

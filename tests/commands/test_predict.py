@@ -184,7 +184,7 @@ def test_predict_names_the_requested_version(
 
 
 def test_predict_promises_no_fix_of_notes(cli: Cli, model: str) -> None:
-    """The Add is a note; `fix` refuses its fix if the prediction gets worse."""
+    """The finding at the Add is a note; `fix` rejects its fix if the prediction gets worse."""
     onnx.save(residual("own", conv_side=True), model)
     text = " ".join(cli("predict", model, "--target", "8.5").split())
     assert "[*] 1 place may be fixed without new data, if the prediction improves:" in text

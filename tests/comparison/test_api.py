@@ -250,7 +250,7 @@ def test_compare_estimated_times() -> None:
 
 @pytest.mark.parametrize("target", ["trt10", "trt11"])
 def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
-    """A strongly typed build of an FP32 file computes in FP32, but INT8 competes with FP16."""
+    """A strongly typed build of an FP32 file computes in FP32, but INT8 is compared with FP16."""
     models = [wide_network(None), wide_network(0.1)]
     gpu = "RTX 4090"
     floating, quantized = (qdqtool.predict(m, target, gpu=gpu).time for m in models)
@@ -368,7 +368,7 @@ def test_match_with_a_missing_block() -> None:
 
 
 def test_match_numbered_names_with_a_missing_convolution() -> None:
-    """The same name is another convolution then."""
+    """With a convolution missing, the same numbered name belongs to another convolution."""
 
     def chain(sizes: list[int]) -> onnx.ModelProto:
         g = Graph()

@@ -198,7 +198,7 @@ INT8, HALF = "Int8 NC/32HW32", "Half NHWC8"
 def listing(
     float_convs: tuple[str, ...] = (), names: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return a layer JSON of the network, some of whose convolutions are float or renamed."""
+    """Return a layer JSON of the network. Some of its convolutions are float or renamed."""
     layers = []
     convs = [node for node in network().graph.node if node.op_type == "Conv"]
     tensors = ["x", *(f"{node.name}:0" for node in convs[:-1]), "b.end.DQ:0"]
@@ -344,7 +344,7 @@ def test_compare_with_a_profile_leaves_types_unknown(files: Path, a: str, b: str
     "floats", [(), ("b0.a",), ("b1.a", "b2.b")], ids=["INT8", "one float", "two floats"]
 )
 def test_numbered_names_of_another_export(files: Path, floats: tuple[str, ...]) -> None:
-    """The numbers begin at another one, so that the same name is the next convolution."""
+    """Numbering starts one higher, so that the same name belongs to the next convolution."""
     model, built = network(residual=False), network()
     old_names = numbered(model)
     (files / "numbered.onnx").write_bytes(model.SerializeToString())
@@ -466,7 +466,7 @@ def test_compare_recorded_profiles() -> None:
 
 
 def test_metadata_names_a_product_in_a_fusion_of_tensorrt_10_3(tmp_path: Path) -> None:
-    """Taken from linear-orinnano-trt103, with quantized weights, and with quantized data as well."""
+    """The layers come from linear-orinnano-trt103: weights quantized, then weights and data."""
 
     def layer(name: str, kind: str, layout: str, metadata: str, tactic: str) -> dict[str, Any]:
         a, b, out = (

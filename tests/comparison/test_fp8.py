@@ -14,7 +14,7 @@ from tests.notes import note_codes
 
 
 def three_convolutions() -> onnx.ModelProto:
-    """Return three convolutions, of which FP8 leaves the depthwise one float."""
+    """Return three convolutions. FP8 leaves the depthwise convolution float."""
     net = Net(32)
     first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
     deep = net.op("Relu", "r1", net.conv("d", first, 32, 32, group=32))

@@ -1,4 +1,4 @@
-"""`qdqtool.extract`: valid small models that show the same."""
+"""`qdqtool.extract`: valid small models with the findings of the whole model."""
 
 import gzip
 import json
@@ -369,7 +369,7 @@ def sketches(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 def test_trimming_ends_within_its_budget(
     sketches: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message counts all consumers of a tensor, so no consumer can be removed."""
+    """The message contains the number of consumers of a tensor, so no consumer can be removed."""
     constants = {"s": np.float32(0.02), "z": np.int8(0), "w": np.full((4, 3, 1, 1), 0.1, "f")}
     nodes = []
     for x in ("x", "w"):

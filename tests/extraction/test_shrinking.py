@@ -1,4 +1,4 @@
-"""Making a part smaller while it shows the same."""
+"""Shrink a part while a check still holds."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -239,7 +239,7 @@ def test_batch_norm_after_conv_transpose_is_reported(g: Graph, target: str) -> N
 
 @pytest.mark.parametrize("quantized", [False, True])
 def test_layer_norm_needs_a_pair_for_int8_before_it(quantized: bool) -> None:
-    """NVIDIA's quantizer puts the pair between both, after a Transpose."""
+    """NVIDIA's quantizer puts the pair between convolution and LayerNorm, after a Transpose."""
     g = Graph(opset=17)
     x = g.op("Transpose", g.conv(g.input(1, 32, 8, 8), "c0", 32), "t", perm=[0, 2, 3, 1])
     x = g.pair(x, "norm") if quantized else x
@@ -282,7 +282,7 @@ def test_consumers_with_different_scales_are_reported(g: Graph) -> None:
     scales = {r.node: r.scale for r in cause(findings["SIBLING-SCALE"]).consumers}
     assert scales == pytest.approx({"a.in.Q": 0.02, "b.in.Q": 0.05})
     bits = f"{np.log2(2.5):.1f} bits"
-    advice = f"Give them one scale, 0.05 (the smallest range loses {bits})."
+    advice = f"Use one scale for all, 0.05 (the smallest range loses {bits})."
     assert advise_common_scale([0.02, 0.05]) == advice
     assert prediction.conversions == 3  # of the input and of each consumer
 

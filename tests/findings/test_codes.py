@@ -42,7 +42,7 @@ def test_code_has_texts_and_sources(entry: codes.FindingCodeEntry) -> None:
 
 
 def test_seen_codes_that_no_pass_shows_name_a_build() -> None:
-    """Codes of TensorRT-RTX are left out: their builds are recorded elsewhere."""
+    """The test skips codes of TensorRT-RTX, because other tables record their builds."""
     seen = [
         (code, holds)
         for code, entry in codes.CODES.items()

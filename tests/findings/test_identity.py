@@ -82,7 +82,7 @@ def residual_key(*origin: str, quantizer: str = "") -> Any:
     ],
 )
 def test_key_identifies_producer(first: str, same: str, other: str) -> None:
-    """An origin is compared by its convolution, else by its node, else by its tensor."""
+    """Keys contain the convolution that produces a tensor, else the node, else the tensor."""
     keys = [residual_key(*(*origin.split(), "", "")[:4]) for origin in (first, same, other)]
     assert keys[0] == keys[1] != keys[2]
 
@@ -209,7 +209,7 @@ def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
 
 
 def compare_parts(proto: onnx.ModelProto, target: str) -> Iterator[bool]:
-    """Yield whether keys are equal, for findings of a model and its parts with equal code and node."""
+    """Compare findings of a model and of its parts with equal code and node. Yield whether keys are equal."""
     whole: dict[tuple[str, str], list[Finding]] = {}
     for finding in predict(proto, target).findings:
         whole.setdefault((finding.code, finding.node), []).append(finding)

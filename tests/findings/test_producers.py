@@ -59,7 +59,7 @@ def last_name(node: ast.AST | None) -> str:
 
 
 def test_no_call_gives_a_finding_its_code() -> None:
-    """A reason is reported: its class and values decide the code, declared by the class."""
+    """Code reports reasons. The class of a reason declares the possible codes, its values choose one."""
     texts = {
         p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8")
         for p in PACKAGE.rglob("*.py")
@@ -85,7 +85,7 @@ def test_no_call_gives_a_finding_its_code() -> None:
     assert callers <= {f"findings/{name}.py" for name in ("rules", "report", "compiler")}
 
 
-# Reasons that several modules make, in ways that have nothing in common.
+# Reasons that several modules make by unrelated tests.
 IN_SEVERAL_MODULES = {
     InputNotDequantized: "TensorRT's optimizer moves DQs, TensorRT-RTX's follows integers",
     WeightsNotDequantized: "like the input",
@@ -94,7 +94,7 @@ IN_SEVERAL_MODULES = {
 
 
 def test_reason_is_made_in_one_module() -> None:
-    """Checks, passes, TensorRT-RTX and placements call the same function. A second one would find other faults."""
+    """Checks, passes, TensorRT-RTX and placements call one function. A second function could find other faults."""
     places = defaultdict(set)
     names = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in REPORTED)})\b")
     for path in (p for p in PACKAGE.rglob("*.py") if names.search(p.read_text(encoding="utf-8"))):
@@ -165,7 +165,7 @@ def test_reasons_are_reported_except_some() -> None:
 
 
 def made_in(module: ModuleType, start: str = "") -> set[type[Reason]]:
-    """Return the classes of reasons that a module makes, or asks `fault_checks` for.
+    """Return the classes of reasons that a module makes, directly or through `fault_checks`.
 
     Args:
         start: Function to start at; only the functions that it calls count. Empty for all of the module.

@@ -39,7 +39,7 @@ from qdqtool.util.tables import join_lines, make_entry, read_rows, read_sections
 HOME = Path(qdqtool.__file__).parent
 HOLDS = {"targets": ["trt8.5"], "evidence": "seen", "source": "a log"}
 
-# Codes whose text of TensorRT does not lead back to them: many causes have the text, or no log shows it.
+# Codes that `explain` does not find from their error text: the text has many causes, or no log shows it.
 TEXTS_OF_SEVERAL_CAUSES = {
     ("KERNEL-LARGE", "trt8.6"),
     ("DW-SILU", "trt8"),
@@ -134,7 +134,7 @@ def test_public_words_are_unique() -> None:
 
 
 def test_tables_repeat_no_sentence() -> None:
-    """A text of TensorRT is repeated at each of its codes."""
+    """Error texts of TensorRT are an exception: several codes can have one text."""
     places: dict[str, list[str]] = {}
     for path in (HOME / "findings").glob("*.toml"):
         for place, text in texts(tomllib.loads(path.read_text("utf-8")), path.stem):
@@ -390,7 +390,7 @@ def run_python(folder: Path, code: str) -> None:
 
 
 def test_ids_of_errors_are_unique() -> None:
-    """The last of two entries with one id would replace the first."""
+    """If two entries had one id, the second entry would replace the first."""
     text = (HOME / "findings" / "errors.toml").read_text(encoding="utf-8")
     ids = [entry["id"] for entry in tomllib.loads(text)["error"]]
     assert not [name for name, count in Counter(ids).items() if count > 1]

@@ -14,7 +14,7 @@ from tests.wording import findings, kinds_worded, left_float_reasons, skip_class
 
 
 def test_wording_covers_each_kind() -> None:
-    """Scales that differ on one tensor are not reported; the conversion is if it costs something."""
+    """Different scales on one tensor are reported only by the conversion that they cause."""
     assert kinds_worded() == set(reason_classes()) - {ScalesDiffer}
 
 
@@ -38,7 +38,7 @@ def test_compiler_fault_of_each_form_has_words(form: UnsupportedForm) -> None:
 
 
 def test_private_part_renames_nodes_but_no_words() -> None:
-    """A node may be called like a word of a message. Words of a compiler are searched for it."""
+    """A node can have the name of a word of the message. Only in texts of a compiler is the word replaced."""
     model = residual()
     for node in model.graph.node:
         if node.name == "b0.c1":

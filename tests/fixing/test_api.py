@@ -211,7 +211,7 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
 
 
 def test_added_relu_takes_no_time_in_the_float_network():
-    """FP16 is compared with the original network, which has no such Relu."""
+    """The FP16 time is that of the network before quantization, which lacks the added Relu."""
     proto = pair_only(0, np.uint8)
     fixed = fix(proto, "trt8.5").proto
     assert [n.op_type for n in fixed.graph.node].count("Relu") == 1
@@ -313,13 +313,13 @@ def test_fix_handles_empty_scales_and_heads(g):
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
 
 
-# What findings promise ----------------------------------------------------------------------------
+# Findings with a fix ------------------------------------------------------------------------------
 
 
 def test_each_refusal_class_has_one_step():
-    """Two steps answer a conversion, as it has one of two causes.
+    """A remaining conversion has two possible causes, and one step for each.
 
-    Quantizers of another form are rewritten before all steps.
+    No step handles `FakeQuantizers`: `fix` rewrites these quantizers before the steps.
     """
     taken = Counter(kind for step in (*STEPS, *MODEL_STEPS) for kind in step.reason_types)
     assert taken.keys() | {FakeQuantizers} == {
@@ -340,7 +340,10 @@ def test_each_refusal_class_has_one_step():
     slow_after(2, [("trt8.5", 1), ("rtx1.7", 1), ("trt10", 2), ("trt8.4", 1), ("trt11", 1)]),
 )
 def test_each_automatic_finding_is_tried(target, times):
-    """A step has a place for each automatic finding. The first ones of each code are fixed."""
+    """A step finds the place of each automatic finding.
+
+    `fix` tries the code on the first `times` models that have such a finding.
+    """
     promised: Counter[str] = Counter()
     chosen = target_named(target)
     whole = {code for step in MODEL_STEPS for code in step.codes}
@@ -363,7 +366,7 @@ def test_each_automatic_finding_is_tried(target, times):
 
 
 def crossed(pooled):
-    """Return a Concat whose parts and output have one scale, and a pair of another one after it."""
+    """Return a Concat whose inputs and output share a scale, then a pair of another scale."""
     g = Graph()
     x = g.input(1, 16, 8, 8)
     parts = [g.pair(g.conv(g.pair(x, f"in{i}"), f"c{i}", 16), f"part{i}", 0.1) for i in range(2)]
@@ -395,7 +398,7 @@ def test_change_has_code_and_node_of_finding(proto, code, node, target):
 
 
 def test_fix_reports_unfixed_places():
-    """Weights of an input cannot be folded, those after an Identity can."""
+    """Weights that are a network input cannot be folded. Weights after an Identity can."""
     proto = GRAPHS["weights-not-constant"]()
     (found,) = (f for f in predict(proto, "trt8.5").findings if f.code == "W-NONCONST")
     assert not found.automatic and not fix(proto, "trt8.5").refused
@@ -473,7 +476,7 @@ def test_fix_reports_models_that_cannot_run():
     fixed = fix(proto, "trt8.5")
     assert not fixed.applied
     why = fixed.refused[0].why_not
-    assert why.code == "not-comparable" and "unheard_of" in why  # as onnxruntime names it
+    assert why.code == "not-comparable" and "unheard_of" in why  # from onnxruntime's message
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
@@ -504,7 +507,7 @@ def test_scales_that_do_not_fit_their_tensor_are_left_alone(g, count, axis, para
     assert fix(proto).applied == []
 
 
-# On random Q/DQ networks a fix never makes anything worse, and what it writes is valid.
+# On random Q/DQ networks a fix never makes the prediction worse, and the fixed model is valid.
 
 SCALES = (0.02, 0.05, 0.05, 0.11)
 BLOCKS = ("plain", "residual", "concat", "pool", "silu", "split")

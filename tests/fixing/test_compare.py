@@ -115,7 +115,7 @@ def test_random_inputs_fill_the_first_quantizer(g):
 
 @pytest.mark.parametrize("where", ["behind the last convolution", "everywhere"])
 def test_overflowing_float_network_is_not_compared(where):
-    """It is compared after the last convolutions, if it is finite there."""
+    """The comparison uses the outputs of the last convolutions, if they are finite."""
     proto = residual("float")
     if where == "everywhere":
         fixed = fix(proto, "trt8.5", inputs={"x": np.full((1, 16, 16, 16), 3e38, np.float32)})
@@ -141,7 +141,7 @@ def test_overflowing_float_network_is_not_compared(where):
 def test_run_cost_depends_on_inputs_only(
     monkeypatch: pytest.MonkeyPatch, shape: list[object]
 ) -> None:
-    """Four outputs of 256 MB each, whatever the file states."""
+    """The four outputs take 256 MB each, whatever shapes the file states."""
     weight = onnx.numpy_helper.from_array(np.ones((64, 1, 1, 1), np.float32), "w")
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Conv", ["x", "w"], [f"y{k}"]) for k in range(4)],
@@ -193,7 +193,7 @@ def convolution(side: int) -> onnx.ModelProto:
     ],
 )
 def test_fix_accepts_input_types_that_onnxruntime_lacks(kind: str) -> None:
-    """Outputs after the last convolutions are compared, with a note."""
+    """The comparison uses the outputs of the last convolutions, and a note says so."""
     model = residual("float")
     more = onnx.helper.make_tensor_value_info("more", getattr(onnx.TensorProto, kind), [1, 4])
     model.graph.input.append(more)
@@ -247,7 +247,7 @@ def test_runner_stops_when_work_is_used_up(
 
 @pytest.mark.parametrize(("zero", "integer"), [(0, np.uint8), (-128, np.int8)])
 def test_range_from_zero_is_a_relu_of_the_float_network(zero: int, integer: type) -> None:
-    """onnxruntime removes a Relu before such a quantizer."""
+    """onnxruntime removes a Relu before a quantizer whose range begins at 0."""
 
     def chain(quantized: bool) -> onnx.ModelProto:
         g = Graph()
@@ -266,7 +266,7 @@ def test_range_from_zero_is_a_relu_of_the_float_network(zero: int, integer: type
 
 
 def test_factor_limits_all_changes_of_a_step_together() -> None:
-    """Each change grows the error by less than the factor, both together by more."""
+    """Each change alone raises the error by less than the factor, both together by more."""
     models = [Model(pair_model(scale)) for scale in (0.1, 0.14, 0.18)]
     x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
     errors = []
@@ -286,7 +286,7 @@ def test_factor_limits_all_changes_of_a_step_together() -> None:
 
 
 def test_places_of_hidden_findings_count_by_their_changes() -> None:
-    """Zero points hide that both inputs of the Add are quantized."""
+    """Nonzero zero points hide the finding that both inputs of the Add are quantized."""
     proto = residual("own", conv_side=True)
     for tensor in proto.graph.initializer:
         if tensor.name.endswith(".zero") and "w" not in tensor.name:

@@ -146,7 +146,7 @@ def test_dead_scale_gets_the_range_of_its_operator() -> None:
 
 
 def test_dead_scale_of_a_part_is_left() -> None:
-    """No scale fits a gate and the tensor that a Concat joins with it."""
+    """No single scale fits both a gate and the tensor that a Concat joins with the gate."""
     g = Graph()
     x = g.conv(g.input(1, 16, 8, 8), "c", 16)
     cat = g.concat([g.op("Sigmoid", x, "gate"), g.relu(x, "r")], "cat")
@@ -415,12 +415,12 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
 def test_printed_recipe_and_fix_leave_no_error_and_no_warning(
     make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The call that `predict` prints is run. The fix gives the parts of each Concat one scale."""
+    """Run the call that `predict` prints. `fix` then gives the inputs of each Concat one scale."""
     floats = make()
     quantized = quantize(floats, tmp_path)
     onnx.save(quantized, tmp_path / "quantized.onnx")
     assert run_command(["predict", str(tmp_path / "quantized.onnx")]) == 0
-    printed = " ".join(capsys.readouterr().out.split())  # it is wrapped
+    printed = " ".join(capsys.readouterr().out.split())  # the output is wrapped
     (text,) = re.findall(r"quantize_static\(\.\.\., (quant_format.*?\})\)", printed)
     model = Model(floats)
     ends = find_head(model)
@@ -428,7 +428,7 @@ def test_printed_recipe_and_fix_leave_no_error_and_no_warning(
     last = {model.nodes[i].name for i in ends.boxes | ends.dfl}
     others = set(options["nodes_to_exclude"]) - last
     assert last < set(options["nodes_to_exclude"])
-    assert {model.node(name).op for name in others} == {"Add"}  # of anchors, which stay exact
+    assert {model.node(name).op for name in others} == {"Add"}  # of the exact anchors
     proto = quantize(floats, tmp_path, **options)
     serious = {f.code for f in predict(proto).findings if f.severity != Severity.INFO}
     assert serious <= {"CONCAT-SCALE"}

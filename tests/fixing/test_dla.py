@@ -69,7 +69,10 @@ def test_scales_of_quantizers_are_kept_and_completed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("target", "rule"), [("8.5.2", None), ("8.6", "unary"), ("10.3", "unary")])
 def test_convolution_before_an_add_by_version_of_dla(target: str, rule: str | None) -> None:
-    """DLA 3.13 fuses it if its scale is 1.0; before, TensorRT runs it in FP16."""
+    """DLA 3.13 fuses the convolution with the Add if its scale is 1.0.
+
+    With earlier versions of DLA, TensorRT runs the convolution in FP16.
+    """
     translation = translate(quantize(network(), residual="skip"), target)
     assert translation.scales.rules.get("c1.out") == rule
 
@@ -100,7 +103,7 @@ def test_activation_result_has_no_scale_for_the_convolution_before_it() -> None:
 
 
 def test_images_give_ranges_of_all_other_tensors() -> None:
-    """The range of a convolution is its own, not that of the activation after it."""
+    """A convolution has its own range, not the range of the activation after it."""
     translation = translate_for_dla(quantize(silu_network()), "8.5.2", data=images())
     assert not translation.scales.missing
     model = onnx.ModelProto()

@@ -29,7 +29,7 @@ AIM = FixCriteria((ResidualFloat,), noise_factor=1.0)
 
 
 def remove_pairs(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]]:
-    """Return a chain of quantized convolutions, and the same without the pairs before some."""
+    """Return a chain of quantized convolutions, and a copy with fewer pairs."""
     model = Model(convolutions(6 * count))
     editor = Editor(model.copy())
     edited = []
@@ -68,7 +68,7 @@ def test_change_without_gain_is_refused() -> None:
 
 
 def concats(count: int, apart: set[int]):
-    """Return Concats of two scales, of which some are too different for one scale."""
+    """Return Concats whose two inputs have different scales, too different ones in ``apart``."""
     net = Net()
     for name, value in (("w", np.eye(8)), ("w16", np.concatenate([np.eye(8), np.eye(8)], 1) / 2)):
         net.weights[name] = numpy_helper.from_array(
@@ -122,7 +122,7 @@ def test_savings_of_fixes_match_estimates() -> None:
     )
     assert (
         stem.saves_ms is not None and stem.saves_ms > 0.5 * skips.saves_ms
-    )  # the pooling behind the stem goes too
+    )  # the conversion at the pooling after the stem is saved too
 
 
 def test_transposed_weights_with_supported_axis_are_left() -> None:

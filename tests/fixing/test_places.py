@@ -88,7 +88,7 @@ def others() -> list[View]:
 
 
 def reported_in(prediction: Prediction, step: FixStep) -> list[Reason]:
-    """Return the reasons that a step answers."""
+    """Return the reasons of a prediction that a step can fix."""
     causes = [r for f in prediction.findings for c in f.causes for r in (c.reason, *c.also)]
     return list(
         dict.fromkeys(
@@ -111,7 +111,7 @@ def reported_in(prediction: Prediction, step: FixStep) -> list[Reason]:
     ),
 )
 def test_step_finds_only_reported_places(target: str, steps: int) -> None:
-    """Each reason alone gives its places, and two copies of a network have those of both."""
+    """Each reason alone gives its places. Two copies of a network have the places of each copy."""
     chosen = target_named(target)
     acted: dict[int, tuple[onnx.ModelProto, set[str]]] = {}
     read = zip(
@@ -138,7 +138,7 @@ def test_step_finds_only_reported_places(target: str, steps: int) -> None:
 
 
 def test_pair_without_activation_is_not_moved(g: Graph) -> None:
-    """TensorRT merges the pair with one that feeds the activation."""
+    """TensorRT merges the pair with the pair that feeds the activation."""
     y = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
     flat = g.pair(g.op("Flatten", y, "flat"), "a", 0.1)
     weights = g.pair(g.const("w", np.ones((1024, 4), np.float32)), "w", 0.01)

@@ -54,7 +54,7 @@ ROLES = ("scale", "zero", "weight scale", "weight zero", "weights", "integers")
 
 
 def network(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> onnx.ModelProto:
-    """Return a quantized convolution, of which one constant comes out of a chain of nodes."""
+    """Return a quantized convolution. A chain of nodes computes one of its constants."""
     g = Graph(opset=17)
 
     def constant(part: str, value: np.ndarray) -> str:

@@ -183,7 +183,7 @@ def images(
 def run(
     model: onnx.ModelProto, feeds: dict[str, Array], outputs: list[str] | None = None
 ) -> list[Array]:
-    """Return the outputs of a model on the CPU, without onnxruntime's own Q/DQ rewriting."""
+    """Return the outputs of a model on the CPU, with onnxruntime's rewriting of Q/DQ off."""
     return list(open_session(model.SerializeToString()).run(outputs, feeds))
 
 
@@ -215,7 +215,7 @@ def check(model: onnx.ModelProto) -> None:
 
 
 def store_as_half(model: onnx.ModelProto, keep: Sequence[str] = ()) -> onnx.ModelProto:
-    """Return a copy in float16, with inputs and outputs, except for initializers in ``keep``."""
+    """Return a float16 copy. Inputs and outputs are float16 too, initializers in ``keep`` are not."""
     result = copy_model(model)
     for tensor in result.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in keep:
@@ -273,7 +273,7 @@ def chain() -> onnx.ModelProto:
 
 
 def prediction(int8: int, int8_to_int8: int, conversions: int | None) -> Prediction:
-    """Return a prediction with so many INT8 convolutions, some of them with INT8 output."""
+    """Return a prediction with the given counts of INT8 convolutions and of INT8 outputs."""
     outputs = [Precision.INT8] * int8_to_int8 + [Precision.FLOAT] * (int8 - int8_to_int8)
     convolutions = [
         ConvOutcome(i, f"c{i}", "Conv", "INT8", Precision.INT8, [], output)

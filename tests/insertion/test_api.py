@@ -60,8 +60,8 @@ def test_insert_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch)
     yolo = yolov8n(SIZE, classes=8)
     indexings = indexed(monkeypatch)
     inserted = qdqtool.insert(yolo, folder)
-    # The model, its copy to edit, and copies without weights: one for each of two placements, one
-    # without quantizers.
+    # The model, the copy to edit, and copies without weights: one for each of two placements, and
+    # one without quantizers.
     assert len(indexings) == 5
     check(inserted.model)
     assert len(inserted.weights) == 60
@@ -117,7 +117,7 @@ def test_method_for_overrides_method(folder: Path) -> None:
 
 @pytest.mark.parametrize("targets", [("trt10", "trt11"), ("trt11", "trt10"), ("trt8.5", "trt11")])
 def test_cache_is_reused_for_another_target(targets: tuple[str, str], tmp_path: Path) -> None:
-    """Preparation rewrites computed weights and a Sum for both targets; tensors are equal."""
+    """Preparation rewrites computed weights and a Sum alike for both targets."""
     net = Net()
     x = net.op("Sum", "sum", net.conv("a", "x"), "x")
     turned = net.op(

@@ -130,7 +130,7 @@ def add_outputs(proto: onnx.ModelProto) -> None:
     proto.graph.output.extend(helper.make_empty_tensor_value_info(f"{name}.out") for name in "an")
 
 
-# Changes of :func:`between` that prevent folding; its nodes are a, n and b.
+# Changes of `norm_between_convolutions` that prevent folding. Its nodes are a, n and b.
 UNSUITABLE: dict[str, Callable[[onnx.ModelProto], object]] = {
     "training": lambda proto: proto.graph.node[1].attribute.append(
         helper.make_attribute("training_mode", 1)
@@ -163,9 +163,9 @@ def test_unsuitable_normalization_is_not_folded(
 def test_normalization_that_is_not_finite_is_folded_into_convolution_before_it(
     name: str, value: float
 ) -> None:
-    """Quantization then names the weights or the bias.
+    """Quantization then rejects the weights or the bias by name.
 
-    Before a convolution the normalization stays.
+    A normalization before a convolution is not folded.
     """
     proto = norm_between_convolutions(bias=False)
     set_value(proto, name, np.full(16, value, np.float32))
@@ -237,7 +237,7 @@ def test_fold_leaves_computed_weights_and_biases(
 def test_fold_leaves_normalization_without_convolution_next_to_it(
     net: Net, fold: Callable[[Model], int]
 ) -> None:
-    """One is before a ReLU, one after the input, one after a convolution that is an output."""
+    """A normalization is left before a ReLU, after the input, and after a convolution output."""
     net.output(net.op("Relu", "r", net.norm("n", "x")), net.conv("c", "x"))
     net.norm("dead", "c.out")
     net.norm("dead2", "x")

@@ -36,7 +36,7 @@ from tests.insertion.nets import Net, detector, images, one_layer, open_session
         ("10.3", 100300),
         ("10.3.0.30", 100300),
         ("10.13.3", 101303),
-        # Without a patch or a minor version: that of JetPack.
+        # A version without patch or minor number is the version that JetPack ships.
         ("trt8.0", 8001),
         ("8.2", 8201),
         ("8.4", 8401),

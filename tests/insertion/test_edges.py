@@ -47,7 +47,7 @@ from tests.slow import slow_after
 def test_half_keeps_constant_nodes_with_consumers(net: Net) -> None:
     """Only float constants that FP16 copies replace are removed.
 
-    Shapes and scales of a Resize stay.
+    The shapes and scales of a Resize remain.
     """
     up = net.op(
         "Resize", "up", net.conv("c", "x"), "", net.const("scales", [1, 1, 2, 2]), mode="nearest"
@@ -100,7 +100,7 @@ def test_folding_keeps_bias_with_another_consumer(net: Net) -> None:
 
 
 def test_folding_uses_default_epsilon(net: Net) -> None:
-    """The default of 1e-5 matters if the variance is as small."""
+    """The default of 1e-5 changes the result if the variance is of this size."""
     parameters = {
         "gamma": np.ones(16),
         "beta": np.zeros(16),
@@ -221,7 +221,7 @@ def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
     pixels = PIXELS[:, :3]
     x = (pixels.astype(np.float32) / 255 - mean) / std
     before, after = run(plain.model, {"x": x})[0], run(changed.model, {"x": pixels})[0]
-    assert np.mean(np.abs(before - after) > 1e-4) < 0.02  # one code more or less at ties
+    assert np.mean(np.abs(before - after) > 1e-4) < 0.02  # near ties, the code differs by one
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_pair_that_includes_the_pixel_factor_is_no_finding() -> None:
     assert "PAIR-SCALE" in {f.code for f in qdqtool.predict(changed).findings}
 
 
-# Codes of the notes by input type, and whether a mean is subtracted.
+# Codes of the notes, by the input type and by whether a mean is subtracted.
 NOTES = {
     ("int8", False): "feed-int8-pixels",
     ("int8", True): "feed-int8",
@@ -346,8 +346,8 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
     codes = np.clip(np.rint(x.astype(np.float32) / scale), -128, 127).astype(np.int8)
     before = run(plain.model, {"x": x})[0].astype(np.float32)
     after = run(changed.model, {"x": codes if kind == "int8" else PIXELS})[0].astype(np.float32)
-    # A float16 pixel is off by up to a half of a thousandth, and 10 divides in float16: one code
-    # more or less at ties.
+    # Float16 pixels have relative errors of up to 0.0005, and the division by 10 is in float16.
+    # Near ties, the INT8 code differs by one.
     exact = kind == "int8" and target == "trt8.5"
     assert np.mean(np.abs(before - after) > (0.0 if exact else 0.01)) < (1e-9 if exact else 0.1)
 
@@ -447,7 +447,7 @@ def test_insert_refuses_exclusion_of_every_node(
 
 
 def test_powers_of_searched_ranges() -> None:
-    """The power of focus falls from 3 to 2 while its share of the map grows from 0.06 to 0.18."""
+    """The error's power falls from 3 to 2 while the focus grows from 0.06 to 0.18 of the map."""
     net = Net(side=16)
     heat = net.conv("heat", net.op("Relu", "r", net.conv("c", "x")), cout=1)
     model = net.output(net.op("Sigmoid", "sigmoid", heat)).model()

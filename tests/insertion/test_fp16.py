@@ -90,7 +90,7 @@ def test_constant_with_float_and_half_consumers_is_copied(net: Net) -> None:
         ("TopK", 19, 2, set()),
         ("DynamicQuantizeLinear", 19, 1, None),
         ("LayerNormalization", 19, 1, set()),
-        ("LayerNormalization", 19, 2, None),  # the mean may be float32 whatever the input is
+        ("LayerNormalization", 19, 2, None),  # the mean may be float32 with any input type
         ("StringNormalizer", 19, 1, set()),
         ("NoSuchOperator", 19, 1, None),
     ],
@@ -233,8 +233,8 @@ def test_half_yolov8_decodes_boxes_in_float32() -> None:
         assert (index.constant(q.input[1]) > 0).all()  # type: ignore[operator]
     models = model, single.model, half.model
     float_out, single_out, half_out = (run(m, data[0])[0] for m in models)
-    # Rounding to FP16 moves values across INT8 steps: the error differs from INT8's, but is no
-    # larger.
+    # Rounding to FP16 moves values across INT8 steps: the error differs from the error of INT8
+    # with FP32, but is not larger.
     assert np.abs(half_out - float_out).mean() < 1.25 * np.abs(single_out - float_out).mean()
 
 
@@ -281,7 +281,7 @@ def test_has_half(where: str) -> None:
         [half if where == "initializer" else wide],
         value_info=[value] if where == "value_info" else [],
     )
-    if where == "Identity":  # a type that follows from another is none of its own
+    if where == "Identity":  # the type follows from the input's type
         graph.node[0].op_type = "Strange"
     model = Model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
     assert has_fp16(model) is (where in ("initializer", "input", "value_info", "Constant"))

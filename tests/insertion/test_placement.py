@@ -29,7 +29,7 @@ def inputs(placement: Placement) -> set[tuple[str, str, str]]:
 
 
 def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
-    """Return why each node is left float: the class of the record and its values."""
+    """Return why each node is left float: the class and the values of the reason."""
     return {s.node: (type(s.record), *field_values(s.record)[2:]) for s in placement.skipped}
 
 
@@ -242,9 +242,9 @@ def test_poolings_in_a_row_are_quantized(net: Net) -> None:
         (16, 16, 3, 16, False, True),  # depthwise
         (16, 16, 1, 16, False, False),  # depthwise 1x1
         (12, 12, 3, 12, False, False),  # 12 is not a multiple of 8
-        (16, 16, [3, 1], 1, False, True),  # 16 of both are not small, with any kernel
+        (16, 16, [3, 1], 1, False, True),  # 16 channels are not small, with any kernel
         (15, 16, 3, 1, False, True),
-        (15, 16, [3, 1], 1, False, False),  # 15 are small, and need a square kernel
+        (15, 16, [3, 1], 1, False, False),  # 15 channels are small, and need a square kernel
         (16, 15, [3, 1], 1, False, False),
         (15, 15, 3, 1, True, False),
         (8, 15, 3, 1, True, True),
@@ -708,7 +708,7 @@ def test_class_outputs_of_heat_map(net: Net) -> None:
 def test_class_outputs_are_maps(
     net: Net, scores: Callable[[Net], str], expected: tuple[str, ...]
 ) -> None:
-    """A point of a map [n, classes, h, w] is a place in the image."""
+    """A position of a map [n, classes, h, w] is a place in the image."""
     model = net.output(net.op("Sigmoid", "sigmoid", scores(net))).open_model()
     assert find_class_outputs(Model(model)) == expected
 

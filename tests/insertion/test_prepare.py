@@ -115,9 +115,9 @@ def test_einsum_product_becomes_matmul(
 
 
 def test_random_einsums_keep_values() -> None:
-    """Sizes are fixed, have names of their own, or share names.
+    """A size is a number, a unique name or a shared name.
 
-    Some are 1, which Einsum broadcasts.
+    Some sizes are 1, which Einsum broadcasts.
     """
     rng, counts_by_form = np.random.default_rng(0), {"MatMul": 0, "Einsum": 0}
     for _ in range(120):
@@ -198,7 +198,7 @@ def test_einsum_equation_gets_lower_case(net: Net, equation: str, written: bool)
 
 
 def test_shared_weights_are_copied(net: Net) -> None:
-    """Also before a BatchNormalization is folded, and for a consumer that is no layer."""
+    """This holds before a BatchNormalization is folded, and for a consumer that is not a layer."""
     square = net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
     first, *others = (net.op("Conv", f"c{i}", "x", square) for i in range(3))
     net.output(net.norm("n", first), *others)
@@ -379,9 +379,9 @@ def test_computed_weights_have_a_size_limit(
 
 
 def test_computed_parameters_become_constants(net: Net) -> None:
-    """Weights, biases and parameters of a normalization do.
+    """These are weights, biases and parameters of a normalization.
 
-    Other constant inputs keep their nodes.
+    The nodes of other constant inputs remain.
     """
 
     def identity(name: str, shape: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The preprocessing that insert, tune, predict and fix state, record, use again and warn of."""
+"""Preprocessing: insert and tune state and record it, predict and fix use the record."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_metadata_of_ultralytics_choose_the_preprocessing(photos: Path) -> None:
     assert recorded(result.model)["name"] == "ultralytics-classify"
     assert recorded(result.model)["origin"] == "metadata"
     assert "default-preprocess" not in note_codes(result.warnings)
-    # The user's comes first.
+    # The user's choice comes first.
     assert (
         recorded(qdqtool.insert(classifier(**metadata), photos, preprocess="clip").model)
         == (

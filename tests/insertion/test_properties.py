@@ -170,7 +170,7 @@ def test_rewrite_keeps_the_function(model: onnx.ModelProto) -> None:
 
 
 def to_int16(model: onnx.ModelProto) -> None:
-    """Raise the opset to 21, which has INT16 Q/DQ; the other operators are those of 17."""
+    """Raise the opset to 21, which has INT16 Q/DQ. The other nodes do not change."""
     for entry in model.opset_import:
         entry.version = 21
     model.ir_version = 10
@@ -234,7 +234,7 @@ def test_prediction_does_not_warn_of_insertion(
     other = qdqtool.predict(rename_tensors(result.model), target)
     assert count_findings(other) == count_findings(prediction)
     fixes = {f.code for f in prediction.findings if f.automatic}
-    fixes -= REQUESTED["unify", False]  # only a run tells the cost of a shared scale
+    fixes -= REQUESTED["unify", False]  # the cost of a shared scale needs a run
     if options["residual"] in ("none", "both"):  # fixes of residuals are tried, and need not help
         fixes -= REQUESTED["residual", "none"] | REQUESTED["residual", "both"]
     for code in sorted(fixes):
@@ -364,7 +364,7 @@ def test_residual_of_fused_multiplication_quantizes_skip(net: Net) -> None:
 
 
 def test_excluded_convolution_next_to_int8_is_warned_of(net: Net) -> None:
-    """INT8 for both would let their input be INT8."""
+    """If both convolutions ran in INT8, their shared input could be INT8."""
     x = net.conv("stem", "x")
     float_branch = net.conv("end2", net.op("Exp", "exp", net.conv("left", x)))
     model = net.output(net.conv("end", net.conv("a", x)), float_branch).model()
@@ -417,7 +417,7 @@ def test_detector_for_strongly_typed_target_is_fp16(
 
 @pytest.mark.parametrize(("largest", "kept"), [(60000.0, True), (33000.0, True), (20000.0, False)])
 def test_values_too_large_for_half_stay_float32(net: Net, largest: float, kept: bool) -> None:
-    """A decomposed LayerNorm has such a square, whose size no Q states."""
+    """A decomposed LayerNorm squares its input, and no Q states the range of the square."""
     clipped = net.op("Clip", "clip", net.conv("a", "x", kernel=1), "", net.const("one", 1.0))
     wide = net.op("Mul", "wide", clipped, net.const("k", largest))
     cut = net.op("Clip", "cut", wide, "", net.const("low", largest))
@@ -434,7 +434,7 @@ def test_values_too_large_for_half_stay_float32(net: Net, largest: float, kept: 
 
 @pytest.mark.parametrize(("offset", "is_warned"), [(12000.0, True), (8.0, False)])
 def test_error_of_fp16_is_a_warning(net: Net, offset: float, is_warned: bool) -> None:
-    """FP16 has no value between 12000 and 12008, so that both constants become one."""
+    """FP16 has no value between 12000 and 12008, so the two constants become equal."""
     moved = net.op("Add", "away", net.conv("a", "x", kernel=1), net.const("o", offset + 3))
     back = net.op("Sub", "back", moved, net.const("p", offset - 3))
     model = net.output(net.conv("b", back, kernel=1)).model()
@@ -454,7 +454,7 @@ def test_failing_build_is_a_warning(net: Net, mode: str, fails: bool) -> None:
 
 
 def test_large_scale_of_calibrated_activation_names_the_network(net: Net) -> None:
-    """insert has calibrated the quantizer, so the values are those of the float network."""
+    """`insert` calibrated the quantizer, so the large values come from the float network."""
     scaled = net.op("Mul", "m", "x", net.const("c", np.full((1, 1, 1, 1), 1e8), np.float32))
     model = net.output(net.conv("a", scaled)).model()
     result = qdqtool.insert(model, images(2), target="trt10", method="max")
@@ -480,7 +480,7 @@ def test_large_scale_keeps_convolution_and_pairs_float32(net: Net) -> None:
 def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_type: str) -> None:
     """Pairs of values too large for FP16 stay FP32.
 
-    Scales below its least value are raised with a note.
+    Scales below the smallest FP16 value are raised, with a note.
     """
     scaled = net.op("Mul", "scaled", net.conv("a", "x"), net.const("k", factor))
     joined = net.op("Concat", "cat", scaled, scaled, axis=1)

@@ -105,9 +105,10 @@ def test_yolov8_gets_placement_with_better_worst_case() -> None:
 
 @pytest.fixture
 def fake_simulations(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
-    """Return a function that sets the predictions of the simulations to come.
+    """Return a function that sets the predictions of the next simulations.
 
-    It returns a list that tells of each simulation whether Conv, SiLU and Add fuse.
+    The function returns a list. For each simulation, the list receives whether Conv, SiLU and Add
+    fuse.
     """
 
     def set_predictions(*counts: tuple[int, int, int]) -> list[bool]:
@@ -142,11 +143,10 @@ def test_skip_has_to_be_better_in_both_outcomes(
     option: str,
     fused: list[bool],
 ) -> None:
-    """With both inputs quantized nothing depends on fusion.
+    """Simulate once if both inputs are quantized, because nothing depends on the fusion then.
 
-    So there is one simulation for both, and two for the skip.
-
-    Counts are INT8 convolutions, those with INT8 output, and conversions.
+    The placement with only the skip quantized is simulated twice. Counts are INT8 convolutions,
+    INT8 convolutions with INT8 output, and conversions.
     """
     simulations = fake_simulations(*counts)
     assert choose_option(bottleneck("silu")) == option

@@ -138,7 +138,7 @@ class CountedStatistics(TensorStatistics):
 @pytest.mark.parametrize("sources", [("a",), ("a", "z"), ("z", "a")])
 @pytest.mark.parametrize("method", METHODS)
 def test_single_tensor_is_searched_once(method: str, sources: tuple[str, ...]) -> None:
-    """Its own range is that of the group, also next to a tensor of zeros."""
+    """The tensor's own range is the group's range, also if another tensor is all zeros."""
     alone, grouped = CountedStatistics(), CountedStatistics()
     for counted in (alone, grouped):
         counted.add(WIDE)

@@ -69,10 +69,9 @@ def error(model: onnx.ModelProto, **options: Any) -> float:
 def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
     """In each block, q, k and v share one factor s per channel.
 
-    The last projection, fc1 and fc2 have their own.
-
-    The channels of the last projection pass the heads to the values' projection. The head's pass
-    its pooling.
+    The last projection, fc1 and fc2 have separate factors. The factors of the last projection
+    pass the attention heads and reach the projection of the values. The factors of the class head
+    pass its pooling.
     """
     model = add_outliers(vit(pieces=pieces))
     after, places = smooth_model(model, alpha)
@@ -200,10 +199,8 @@ def sum_of_inputs(net: Tokens, x: str) -> str:
 def one_tensor(net: Tokens, x: str) -> str:
     """Add an attention as torch exports MultiheadAttention.
 
-    One Linear computes queries, keys and values.
-
-    A Reshape to a computed shape, after which onnx infers no shapes, and three Gathers separate
-    them.
+    One Linear computes queries, keys and values. A Reshape to a computed shape and three Gathers
+    separate them. After this Reshape, onnx infers no shapes.
     """
     w = net.const("qkv.weight", net.rng.standard_normal((WIDTH, 3 * WIDTH)) / 4)
     x = net.op(
@@ -291,7 +288,7 @@ def graph_output(net: Tokens, x: str) -> str:
 
 
 def normalized_stream(net: Tokens, x: str) -> str:
-    """Add a normalization after a sum, so that the stream itself goes on."""
+    """Add a normalization after a residual sum that has another consumer."""
     x = net.layer_norm("ln", x)
     net.output(net.layer_norm("next", net.op("Add", "sum", x, net.linear("branch", x))))
     return x
@@ -311,7 +308,7 @@ def mixing(net: Tokens, x: str) -> str:
 
 
 def two_consumers(net: Tokens, x: str) -> str:
-    """Add a product of a Linear with itself, which s would divide twice."""
+    """Add a product of a Linear's output with itself: s would divide the product twice."""
     x = net.linear("first", x)
     return str(net.op("MatMul", "square", x, x))
 

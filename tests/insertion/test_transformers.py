@@ -93,7 +93,7 @@ def test_matrix_products_in_summary_verdict_and_finding(target: str) -> None:
 
 @pytest.mark.parametrize(("target", "counted"), [("trt8.6", "possible"), ("trt10", "uncertain")])
 def test_conversions_are_a_range_if_extent_of_myelin_is_unknown(target: str, counted: str) -> None:
-    """In 8.x its Qs may be inside the region; in 10 those after pointwise layers may be outside."""
+    """On 8.x the Qs may be in the region. On 10, Qs after pointwise layers may be outside."""
     prediction = predict(quantize().model, target)
     region = myelin_region(prediction)
     sure = prediction.conversions
@@ -108,7 +108,7 @@ def test_conversions_are_a_range_if_extent_of_myelin_is_unknown(target: str, cou
 
 @pytest.mark.parametrize(("target", "kernels"), [("trt10", 1), ("trt8.6", 0)])
 def test_quantizer_kernel_of_myelin_is_counted_and_named(target: str, kernels: int) -> None:
-    """The Q before a plain Gemm is no conversion of the engine, but does as much work."""
+    """The Q before a plain Gemm does not count as a conversion, but takes as much time."""
     net = Net()
     net.inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [8, 16])]
     net.output(net.op("Gemm", "fc", "x", net.const("w", net.rng.standard_normal((16, 32)))))
@@ -184,7 +184,7 @@ def test_int8_attention_changes_outputs_little() -> None:
 
 
 def test_int8_attention_quantizes_inputs_of_products() -> None:
-    """The Softmax has the scale 1/127 for any data; other scales stay as without."""
+    """The Softmax has the scale 1/127 for any data. INT8 attention does not change other scales."""
     result = quantize(attention="int8")
     added, before = ({q.tensor: q for q in r.activations} for r in (result, quantize()))
     assert {t: q.scale for t, q in added.items() if t in before} == {
@@ -239,7 +239,7 @@ def test_tensorrt_rtx_builds_attention_as_predicted(attention: str) -> None:
 
 @pytest.mark.parametrize("attention", ["float", "int8"])
 def test_tuning_sites_of_attention(attention: str) -> None:
-    """Each product alone and both of an attention are choices of tune."""
+    """`tune` may choose each product of an attention alone, or both."""
     planner = Planner(
         Model(vit()), PlacementRules(attention=attention), target_named("trt10"), MethodChoice()
     )

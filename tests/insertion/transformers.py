@@ -212,9 +212,9 @@ class Detr(Tokens):
         return self.linear(f"{name}.out", total)
 
     def refined(self, name: str, kind: str, x: str, points: str) -> str:
-        """Add new boxes: RT-DETR adds before the sigmoid, DAB-DETR in place, RF-DETR scales.
+        """Add new boxes from a decoder layer.
 
-        D-FINE averages.
+        RT-DETR adds before the sigmoid, DAB-DETR adds in place, RF-DETR scales, D-FINE averages.
         """
         if kind == "rt-detr":
             delta = self.op(

@@ -1,4 +1,4 @@
-"""Skip the tests of this folder without torch and pytorch-quantization."""
+"""Skip the tests of this folder if torch or pytorch-quantization is missing."""
 
 import importlib.util
 from collections.abc import Iterable, Iterator

@@ -18,7 +18,7 @@ DATA = TensorDataset(torch.randn(32, 16, 8, 8) * SIZES, torch.randn(32, 16, 8, 8
 
 
 class Module(lightning.LightningModule):
-    """Module that records whether its BatchNormalization learns, and saves its state at the end."""
+    """Module that records whether its BatchNormalization trains, and saves its state at the end."""
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__()

@@ -18,10 +18,11 @@ from qdqtool.qat.calls import NetworkCall
 from qdqtool.qat.modules import read_amax
 from qdqtool.qat.trace import export_proto
 
-# It inspects the whole stack with source lines for the name of its caller: 0.1 s for each module.
+# pytorch-quantization reads the source lines of the whole stack to name its caller, which takes
+# 0.1 s for each module.
 _utils.inspect = types.SimpleNamespace(stack=lambda: inspect.stack(0)[1:])
 
-WIDTH = 16  # of the first stage; the placement does not depend on it, the time does
+WIDTH = 16  # channels of the first stage; a small number saves time, the placement is the same
 
 
 class ResidualBlock(resnet.BasicBlock):
@@ -99,7 +100,7 @@ def range_of(model: nn.Module, name: str) -> float:
 
 
 def float_weights(convolution: nn.Module) -> Tensor:
-    """Return the weights before their quantizer, as the optimizer has them."""
+    """Return the weights before their quantizer, which are the weights that the optimizer trains."""
     return dict(convolution.named_parameters(recurse=False))["weight"].detach()
 
 
@@ -134,7 +135,7 @@ def conv(inputs: int = 16, outputs: int = 16, kernel: int = 3, **options: object
 
 
 class Shared(nn.Module):
-    """Network with a convolution that runs twice, at two places."""
+    """Network that calls one convolution at two places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,7 +241,7 @@ class Odd(nn.Module):
 
 
 class Moody(nn.Module):
-    """Network with one Add more in training than in evaluation."""
+    """Network that has one more Add in training than in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ X = torch.randn(1, 16, 16, 16, generator=torch.Generator().manual_seed(5))
 
 
 class Deep(nn.Module):
-    """Network of many layers with skips, in which differences of single integers add up."""
+    """Network of many layers with skips, so that differences of one integer step add up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def test_check_of_network_that_cannot_run_in_float64(
 
     model = nets.ready(nn.Sequential(nets.conv(), Filter(), nets.conv()), X)
     export = qat.export(model, tmp_path / "q.onnx", X)
-    assert 0 < export.noise < 0.1 and export.check.worst < 5e-4  # of random rounding only
+    assert 0 < export.noise < 0.1 and export.check.worst < 5e-4  # from random rounding only
 
 
 def test_noise_is_about_that_of_single_precision(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_noise_depends_on_seed_and_call() -> None:
 
 
 def test_noise_of_values_between_two_integers(tmp_path: Path) -> None:
-    """In single precision, every value is exactly between two integers."""
+    """In single precision, every value is halfway between two integers."""
     model = nn.Sequential(nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1))
     for module in model:
         nn.init.dirac_(module.weight)

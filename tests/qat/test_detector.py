@@ -78,7 +78,7 @@ def test_generated_boxes_are_inside_image(example: dict[str, ModuleType]) -> Non
 
 
 def test_generated_boxes_are_exact(example: dict[str, ModuleType]) -> None:
-    """The brightness changes more at the sides of a rectangle than one pixel further in."""
+    """The brightness changes more at the sides of a rectangle than one pixel inside it."""
     pictures, objects = example["shapes"].generate(20, 7)
     steps = []
     for picture, objects_in in zip(pictures.astype(float), objects, strict=True):

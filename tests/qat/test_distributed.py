@@ -102,7 +102,7 @@ def test_calibration_and_training_in_two_processes(tmp_path: Path) -> None:
     restored = nets.Skips()
     qat.restore(restored, torch.load(tmp_path / "qat.pt", weights_only=True))
     assert ranges(restored) == first["together"]
-    # Processes calibrate apart before they are wrapped; wrapping copies the first one's ranges.
+    # Processes calibrate apart. Wrapping then copies the ranges of the first process.
     assert first["alone"] != second["alone"]
     assert first["wrapped later"] == second["wrapped later"] == first["alone"]
     # A failure in one process ends all of them, instead of leaving the others waiting.

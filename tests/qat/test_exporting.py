@@ -84,7 +84,7 @@ def normalized() -> nn.Module:
 
 
 def test_folding_keeps_trained_integers(tmp_path: Path) -> None:
-    """One channel has a negative factor, one a factor of zero."""
+    """One channel has a negative factor, and another a factor of zero."""
     model = normalized()
     with torch.no_grad():
         model[1].weight[3:5] = torch.tensor([-0.7, 0.0])
@@ -144,7 +144,7 @@ def norm_factor(model: nn.Module) -> torch.Tensor:
 
 
 def test_transposed_convolution_trains_with_exported_integers() -> None:
-    """The factors of the normalization are far apart, and one is zero."""
+    """The factors of the normalization differ widely, and one is zero."""
     model = ready(nets.UpAndDown())
     with torch.no_grad():
         model.bn.weight[:3] = torch.tensor([4.0, 0.0, -2.0])
@@ -164,7 +164,7 @@ def test_transposed_convolution_trains_with_exported_integers() -> None:
 def test_copy_with_folded_normalization_quantizes_weights_as_they_are() -> None:
     model = ready(nets.UpAndDown())
     copied = copy.deepcopy(model)
-    copied.bn = nn.Identity()  # as if somebody had folded it
+    copied.bn = nn.Identity()  # as if it were folded into the convolution
     assert export_norm_factor(copied.up) is None and export_norm_factor(model.up) is not None
     assert copied.up.qdq_norm[0] is copied and set(copied.state_dict()) < set(model.state_dict())
 
@@ -189,7 +189,7 @@ def test_layers_that_run_twice_get_their_own_weights(target: str, tmp_path: Path
 
 @dataclass
 class Exported:
-    """A network in training, its state before the export, and its model for any batch."""
+    """A network in training, its state before the export, and its model with a dynamic batch."""
 
     model: nn.Module
     before: dict[str, torch.Tensor]
@@ -553,7 +553,7 @@ def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
 def test_fp8_export_has_an_fp16_remainder(
     tmp_path: Path, high_precision: str | None, type: Any
 ) -> None:
-    """All weights are FP16 or FP32 as requested. Inputs and outputs remain FP32."""
+    """All weights have the requested type, FP16 or FP32. Inputs and outputs remain FP32."""
     sample = torch.randn(2, 3, 64, 64)
     model = ready(ResNet18(10, 32), sample)
     options: Any = {"precision": "fp8", "high_precision": high_precision}
@@ -568,7 +568,7 @@ def test_fp8_export_has_an_fp16_remainder(
 
 
 def test_fp8_export_keeps_large_tensors_in_fp32(tmp_path: Path) -> None:
-    """The largest value of FP16 is 65504."""
+    """The tensors exceed 65504, the largest FP16 value."""
 
     class Large(nn.Module):
         def __init__(self) -> None:

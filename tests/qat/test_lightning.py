@@ -54,9 +54,10 @@ def test_freeze_norms(own: Any, frozen: bool | None, tmp_path: Path) -> None:
     not distributed.is_available(), reason="torch was built without torch.distributed"
 )
 def test_callback_in_two_processes(own: Any, tmp_path: Path) -> None:
-    """Both processes, which Lightning starts, end with the same ranges and the same weights."""
+    """Lightning starts two processes. Both end with the same ranges and the same weights."""
     callback = own.QATCallback(own.SAMPLE, network="net", method="max", path=tmp_path / "q.onnx")
-    # Forked processes have imported torch and Lightning; after CUDA has started none can fork.
+    # A forked process needs no import of torch and Lightning. Once CUDA has started, a process
+    # cannot fork.
     strategy = "ddp_spawn" if torch.cuda.is_initialized() else "ddp_fork"
     own.trainer_in(tmp_path, callback, 2, devices=2, strategy=strategy).fit(
         own.Module(tmp_path), DataLoader(own.DATA, 8)

@@ -67,7 +67,7 @@ def test_large_tensors_are_sampled() -> None:
     assert (device.absmax, device.minimum) == (cpu.absmax, cpu.minimum)
     assert amax_of(device, "max") == amax_of(cpu, "max")
     assert amax_of(device, "percentile") == pytest.approx(amax_of(cpu, "percentile"), rel=0.1)
-    # The error is flat around its least value: the error counts, not the range itself.
+    # The error is flat around its minimum, so the test compares errors instead of ranges.
     chosen, best = (squared_error(cpu, amax_of(s, "mse")) for s in (device, cpu))
     assert chosen < 1.05 * best
 
@@ -98,7 +98,7 @@ def test_default_dtype_does_not_change_counts(default: torch.dtype) -> None:
 )
 @pytest.mark.parametrize("last", [False, True])
 def test_sample_covers_every_channel_and_position(shape: tuple[int, ...], last: bool) -> None:
-    """Values differ along one axis, so that the counts tell which positions were sampled."""
+    """Values differ along one axis, so that the counts show which positions were sampled."""
     for axis in range(1, len(shape)):
         length = shape[axis]
         along = [-1 if i == axis else 1 for i in range(len(shape))]

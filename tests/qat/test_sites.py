@@ -35,7 +35,7 @@ X = torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
 class Block(nn.Module):
-    """Block with a skip around a branch that may hold another block."""
+    """Block with a skip around a branch. The branch may contain another block."""
 
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_plan_of_module_that_runs_twice() -> None:
 
 
 def test_plan_ties_inputs_of_concat() -> None:
-    """``down`` reads the network's input, as the Concat does."""
+    """``down`` and the Concat both consume the network's input."""
     tied = plan(nets.UpAndDown(), ONE)
     group = {a.site.module: a.group for a in tied.activations}
     assert group["down"] == group["last"] != group["up"]
@@ -275,7 +275,7 @@ class Projected(nn.Module):
 def test_attention_called_in_two_ways_is_refused(
     cross_first: bool,
 ) -> None:
-    """One attention for each way passes, and so does an excluded one."""
+    """The plan accepts one attention for each kind of call, and an excluded attention."""
 
     class Both(nn.Module):
         def __init__(self, apart: bool) -> None:
@@ -316,7 +316,7 @@ TOKENS = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(3))
 def test_attention_is_quantized_as_by_insert(
     kind: str, options: dict[str, Any], projections: int, tmp_path: Path
 ) -> None:
-    """Packed weights or not: the projections are trained, exported and restored."""
+    """With packed and with separate weights, the projections are trained, exported and restored."""
     torch.manual_seed(0)
     model, path = Projected(kind, **options).eval(), tmp_path / "float.onnx"
     expected = nets.evaluate(model, TOKENS)

@@ -1,7 +1,8 @@
 """Training, resuming, validation, prediction and export with Ultralytics, and a build.
 
-Ultralytics is under the AGPL-3.0 and a dependency of these tests and of benchmarks only; the tests
-skip without it. The network is a small one of their blocks; the images are generated here.
+Ultralytics has the license AGPL-3.0. Only these tests and the benchmarks depend on it, and the
+tests are skipped without it. The network is a small stack of Ultralytics' blocks, and the images
+are generated here.
 """
 
 import copy
@@ -298,7 +299,7 @@ def test_trainers_of_tasks(training: Any, folder: Path) -> None:
 def test_pickled_trainer_is_found_in_new_process(
     training: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process for another GPU imports the module anew."""
+    """A process for another GPU imports the module again."""
     from ultralytics.models import yolo
 
     quantized = [

@@ -1,10 +1,10 @@
 """torchvision next to a CPU build of torch.
 
-A torchvision for CUDA builds of torch does not work with a CPU build: its compiled operators do not
-load, and importing it fails where it registers shapes for them. Ultralytics imports torchvision for
-transforms, and for ``nms`` on few boxes. Here that operator is first defined in plain torch
-(greedy, exact), so that the rest, which is Python, imports. Nothing is defined if torchvision works
-by itself.
+A torchvision for CUDA builds of torch does not work with a CPU build of torch. Its compiled
+operators do not load, and the import fails where torchvision registers shapes for them. Ultralytics
+imports torchvision for transforms, and for ``nms`` on few boxes. This module defines ``nms`` in
+plain torch (greedy, exact) before the import, so that the Python part of torchvision imports.
+Nothing is defined if torchvision works by itself.
 """
 
 import functools
@@ -43,7 +43,7 @@ def _define() -> None:
 
 
 def _nms(boxes: object, scores: object, threshold: float) -> object:
-    """Non-maximum suppression of boxes [n, 4] (corners): indices of those kept, the best first."""
+    """Return the boxes that non-maximum suppression keeps: indices of [n, 4] corners, best first."""
     import torch
 
     assert isinstance(boxes, torch.Tensor) and isinstance(scores, torch.Tensor)

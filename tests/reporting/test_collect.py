@@ -53,7 +53,7 @@ def collect(model: Any, *builds: Path, gpu: str | None = None, **inputs: Any) ->
 
 @functools.cache
 def page_of(case: str) -> data.PageContents:
-    """Return the page of a recorded build's model. Callers do not change it."""
+    """Return the page of a recorded build's model. Callers must not change the page."""
     return collect(published(case), target=truth(case)["target"])
 
 

@@ -287,7 +287,7 @@ def test_choose_gpu_rejects_descriptions(text: str, code: str, parameter: str) -
 
 
 def test_power_mode_with_fewer_sms() -> None:
-    """The mode of 30 W halves the SMs of an AGX Orin; other limits are guessed."""
+    """The 30 W mode halves the SMs of an AGX Orin. For other limits, all SMs are assumed."""
     fast, slow, guessed = (
         gpus.choose_gpu("AGX Orin 64GB", power=power) for power in ("MAXN", "30W", "40W")
     )
@@ -390,7 +390,7 @@ def test_rtx_has_no_int8_on_turing(request_: TimingOptions, int8: int) -> None:
     assert predict_on_gpu(network(), "trt8.5", request_)[0].summary()["int8"] == 2
 
 
-# Those of ComputeCapability in TensorRT-RTX 1.7.1: Turing, Ampere, Ada and Blackwell of PCs.
+# Values of ComputeCapability in TensorRT-RTX 1.7.1: Turing, Ampere, Ada and Blackwell of PCs.
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 

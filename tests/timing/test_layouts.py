@@ -215,7 +215,7 @@ def test_silu_after_an_int8_convolution_with_float_output_is_a_kernel(target: st
 
 
 def test_blackwell_fuses_conversions_and_has_no_reformats(g: Graph) -> None:
-    """On older GPUs the Q of another tensor after a sum remains. The Q of the input always does."""
+    """On older GPUs, a Q after a sum remains. The Q of the input remains on every GPU."""
     a = g.conv(g.pair(g.input(1, 32, 16, 16), "xq"), "a", 32)
     b = g.conv(g.pair(g.silu(a, "s"), "bq"), "b", 32)
     model = Model(g.model(g.conv(g.pair(g.op("Add", [b, g.silu(b, "t")], "sum"), "cq"), "c", 32)))

@@ -90,7 +90,7 @@ def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
 def planner_of(
     proto: onnx.ModelProto, data: list[dict[str, Array]], residual: str = "skip"
 ) -> Planner:
-    """Return a planner with ranges from all of the data."""
+    """Return a planner whose ranges come from all of the data."""
     model = Model(proto).copy()
     prepare(model)
     planner = Planner(

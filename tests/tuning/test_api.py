@@ -56,7 +56,7 @@ from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, floats, planner_of, resnet, segmentation
 
 DATA = images(16, 16, 16)
-# Blocks of four samples: two for ranges, one to choose on, one to judge on.
+# Of each four samples, two set the ranges, one is a selection image and one a held-out image.
 CALIBRATION, CHOSEN, JUDGED = [d for i, d in enumerate(DATA) if i % 4 < 2], DATA[2::4], DATA[3::4]
 KEEP = 0.984
 ROWS = PartitionedNetwork.measure
@@ -622,12 +622,12 @@ def test_time_limit_before_everything_int8_is_an_error() -> None:
 
 @pytest.mark.parametrize("limit", slow_after(2, [60.0, 150.0, 40.0, 90.0]))
 def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, limit: float) -> None:
-    """A run on a sample takes a second, and everything else takes no time."""
+    """A run on a sample takes one second by the test's clock, and nothing else takes time."""
     sweep_ends: list[float] = []
-    combining = 0.0  # seconds for combinations on the images to choose on, the first four
+    combining = 0.0  # seconds for combinations on the selection images, the first four
     swept: list[set[int]] = []  # convolutions that a sweep quantizes
     before: list[set[int]] = []  # float convolutions of combinations before the first sweep
-    everything: set[int] = set()  # convolutions of everything INT8, which is measured first
+    everything: set[int] = set()  # convolutions of the first candidate, "everything INT8"
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         nonlocal combining
@@ -652,7 +652,8 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
     names = points_of(tuning).keys()
     assert {f"{k} by their own error" for k in (1, 2, 4)} | {"everything INT8"} <= names
     assert max(sweep_ends, default=0.0) <= 0.7 * limit
-    if swept:  # after one, two and four nodes by their own error, of which the largest comes first
+    # Sweeps come after one, two and four nodes by their own error, the largest error first.
+    if swept:
         assert {1, 2, 4} <= {len(nodes) for nodes in before} and swept[0] in before
     if limit < 90:
         assert len({frozenset(nodes) for nodes in swept}) < len(tuning.sites)

@@ -217,4 +217,4 @@ def test_tune_without_int8_candidates_is_an_error() -> None:
     lines: list[str] = []
     with pytest.raises(QdqtoolError, check=has("no-candidates")):
         qdqtool.tune(net.model(), images(4), say=lines.append)
-    assert len(lines) == 2  # the small number of images, and what is to be measured
+    assert len(lines) == 2  # a warning about few images, and the planned measurements

@@ -140,7 +140,7 @@ def test_sweep_and_whole_run_measure_the_output_error(
     for recipe, sample in itertools.product(recipes, (0, 1, 3)):
         row, whole_row = (r[recipe.key][sample] for r in (swept, whole))
         assert row is not None and whole_row is not None
-        # onnxruntime takes other kernels for parts of a network.
+        # onnxruntime uses other kernels for a part than for the whole network.
         expected = pytest.approx(relative_error(recipe, sample), rel=1e-3)
         assert row.error == whole_row.error == expected
         assert whole_row.evidence == pytest.approx(1.0 - whole_row.error)
@@ -375,7 +375,7 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     assert (resample(metric, copy, 20) == resample(metric, evidence, 20)).all()
 
 
-# The user's own -----------------------------------------------------------------------
+# Metrics of the user ------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_verify_needs_a_build(builds: tuple[Any, ...], code: str) -> None:
 
 
 def test_verify_rejects_a_build_of_another_export() -> None:
-    """Each has a few names of the other, for other convolutions."""
+    """The two exports share a few names, which belong to different convolutions."""
     path = build_file(CASE, "log.txt")
     with pytest.raises(BuildLogError, check=has("different-exports", path=str(path))):
         verify(build_file("resnet18-a100-qat", "model.onnx.gz"), path)
@@ -594,7 +594,7 @@ def test_choose_target_for_gpu_rejects_other_gpus(
 
 
 def test_choose_target_for_gpu_prefers_the_capability_of_the_log() -> None:
-    """It contradicts the GPU table, and the log has neither clock nor memory."""
+    """The capability contradicts the GPU table, and the log has neither clock nor memory."""
     facts = {"Compute Capability": "8.9", "SMs": "28"}
     build = Build(is_rtx=True, device="NVIDIA GeForce RTX 3060", gpu=facts)
     assert (

@@ -143,7 +143,7 @@ def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
 
 
 def test_mapper_splits_the_name_of_a_layer_once() -> None:
-    """Each of many convolutions in one layer asks for all nodes of it."""
+    """Many convolutions can be in one layer, and mapping each of them needs all nodes of the layer."""
     mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv")])
     assert mapper.nodes(mapper.layers[0]) == [FIRST, SECOND]
     assert count_calls(mapper.nodes, mapper.layers[0]) < 5
@@ -170,7 +170,7 @@ def test_mapper_ignores_foreign_nodes() -> None:
 
 
 def test_mapper_with_the_names_of_the_build() -> None:
-    """The name in the model is no name of the build then."""
+    """If the build has other names, the name in the model does not find a layer."""
     names = {n.index: f"n{n.index}" for n in MODEL.nodes}
     mapper = NodeMapper(MODEL, [BuiltLayer(f"n{FIRST.index}", "CaskConvolution")], names)
     assert mapper.find_node(f"n{FIRST.index}") is FIRST and mapper.find_node(FIRST.name) is None

@@ -156,7 +156,7 @@ def test_milestone_shows_that_concat_removal_ran() -> None:
 
 
 def test_qdq_pass_names() -> None:
-    """All but those of constants and shuffles, and those that no log names."""
+    """Passes of constants and shuffles are not listed, nor passes that no log names."""
     assert {kind.__name__ for kind in passes()} - qdq_pass_names() == {
         "ConstCastFold",
         "ConstEltFusion",
@@ -528,7 +528,7 @@ def test_verify_from_log_rejects_a_parse_section_with_holes(
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_missing_layer_is_found_from_the_inputs_of_the_model(complete: bool) -> None:
-    """A listing without bindings seems complete. A gap that is known already is not reported twice."""
+    """A listing without bindings seems complete. A gap that is already known is not reported again."""
     whole = replace(build_of(LINES), milestones=[])  # without a count of layers
     assert whole.complete and not whole.bindings
     assert compare_with_build(RESNET, prediction(CASE), whole).build.complete

@@ -144,7 +144,7 @@ def test_range_includes_its_ends(measured: float, within: bool) -> None:
 
 @pytest.mark.parametrize("unmeasured", [0, 1])
 def test_median_error_of_layers(unmeasured: int) -> None:
-    """Errors are relative to the measured time. Rows without time are ignored, and rows of no layer."""
+    """Errors are relative to the measured time. Rows without a time or without a layer are ignored."""
     factors = (0.5, 1.0, 2.0, 4.0)
     rows = [*profile(*factors), row("of no layer", 9.0)]
     rows[:unmeasured] = [replace(r, average_ms=0.0, median_ms=None) for r in rows[:unmeasured]]
@@ -156,7 +156,7 @@ def test_median_error_of_layers(unmeasured: int) -> None:
 
 
 def test_five_slow_layers_that_lose_most_time() -> None:
-    """A layer is slow above one and a half times its estimate."""
+    """A layer is slow if it takes more than 1.5 times its estimate."""
     factors = (1.49, 1.0, 1.6, 3.0, 2.0, 5.0, 4.0, 7.0, 6.0)
     slow = compared(Build(device=GPU, profile_rows=profile(*factors)))["slow"]
     losses = {
@@ -198,7 +198,7 @@ def test_float_precision_of_flags(flags: tuple[str, ...], plain: Precision) -> N
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
 def test_time_outside_the_range_is_in_the_first_line(factor: float) -> None:
-    """It does not change the exit code."""
+    """The time does not change the exit code."""
     built = TIME.low_ms * factor if factor < 1 else TIME.high_ms * factor
     facts = BuildFacts(BuildSource.TRTEXEC_LOG, (), "8.6.1", GPU, True, ())
     result = Verification(facts, times=compared(timed(built, device=GPU)))

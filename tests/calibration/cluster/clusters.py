@@ -32,7 +32,7 @@ def processes(folder: Path, count: int = 2) -> Iterator[Any]:
 
     quiet = dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **_QUIET})
     with pytest.MonkeyPatch.context() as patch, quiet:
-        # onnxruntime starts a thread for telemetry, which no copy of the process would have.
+        # onnxruntime starts a thread for telemetry, which a forked process would not have.
         patch.setenv("ORT_DISABLE_TELEMETRY", "1")
         get_mp_context().set_forkserver_preload(
             [
@@ -95,7 +95,7 @@ def count_keys(dask_worker: Any) -> int:
 
 
 def replace_facts(facts: dict[str, str]) -> None:
-    """Replace the versions and numbers that this process reports."""
+    """Replace the versions and numerical results that this process reports."""
     from calibration.cluster import worker
 
     original = worker.__dict__.setdefault("original_facts", worker.worker_facts)
@@ -118,12 +118,12 @@ def record_arrivals() -> None:
 
 
 def recorded() -> tuple[list[int], list[float]]:
-    """Return the sizes of the models that arrived, and the endless items that were not stopped."""
+    """Return the sizes of the models that arrived, and the endless items that still run."""
     return ARRIVALS, NOT_STOPPED
 
 
 def put(pictures: dict[str, bytes]) -> None:
-    """Write files into fsspec's file system in memory, which each process has for itself."""
+    """Write files into fsspec's file system in memory. Each process has a separate one."""
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -143,7 +143,7 @@ class ChangingSource(ImageSource):
         return b"changed" if changed else super().identity(index)
 
 
-ENDLESS = 100  # pieces of work from this number on run until their job is over
+ENDLESS = 100  # items from this number on run until their job ends
 NOT_STOPPED: list[float] = []
 
 

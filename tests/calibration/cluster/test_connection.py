@@ -177,7 +177,7 @@ def test_settings_of_dask_that_prevent_a_start_are_reported_without_waiting(
 ) -> None:
     import dask
 
-    # distributed adds its defaults to the settings on import. Leaving `dask.config.set` would remove them
+    # distributed adds its defaults to the settings on import. The end of `dask.config.set` would remove them
     # otherwise, for all later tests of the process.
     import distributed  # noqa: F401
 

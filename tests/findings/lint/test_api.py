@@ -372,7 +372,7 @@ def test_three_channels_of_the_input_have_no_finding(
 
 @pytest.mark.parametrize("normalized", [False, True])
 def test_silu_after_depthwise_convolution_is_reported(g: Graph, normalized: bool) -> None:
-    """A BatchNormalization between both is fused into the convolution."""
+    """A BatchNormalization between the convolution and the SiLU is fused into the convolution."""
     x = g.conv(g.relu(g.input(1, 32, 8, 8), "r"), "dw", 32, groups=32)
     fault = finding(g.model(g.silu(g.bn(x, "bn") if normalized else x, "s")), "DW-SILU")
     assert fault.node == "dw" and (normalized or cause(fault).last)

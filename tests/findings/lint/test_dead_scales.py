@@ -41,7 +41,7 @@ def test_scale_dead_of_unbounded_tensor_is_unknown(g: Graph) -> None:
 
 
 def test_scale_dead_behind_what_moves_values(g: Graph) -> None:
-    """The bounds of a Sigmoid pass a Transpose, a MaxPool and a pair that keeps them."""
+    """The bounds of a Sigmoid also hold after a Transpose, a MaxPool and a Q/DQ pair."""
     x = g.pair(g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate"), "own", 1 / 127)
     g.channels[x] = 16
     x = g.pool(g.op("Transpose", x, "t", perm=[0, 1, 3, 2]), "m", k=3, stride=1)

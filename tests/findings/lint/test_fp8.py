@@ -215,7 +215,7 @@ def test_texts_about_e5m2_do_not_say_int8(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["trt10", "trt11"])
 def test_findings_of_an_fp8_network_do_not_speak_of_int8(target: str) -> None:
-    """OUT-FLOAT, INPUT-CONVERSION and FP8-WEAK; none is seen in a build of TensorRT."""
+    """The findings are OUT-FLOAT, INPUT-CONVERSION and FP8-WEAK. No TensorRT build shows them."""
     prediction = predict(chain("FP8", "FP8"), target)
     findings = {f.code: f for f in prediction.findings if f.code != "FLOAT-FP32"}
     assert {"OUT-FLOAT", "INPUT-CONVERSION"} <= findings.keys()

@@ -1,4 +1,4 @@
-"""Implausible scales are reported with their cause, and `fix` invents no range."""
+"""Implausible scales are reported with their cause, and `fix` sets no range without data."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def with_half_scale(scale: float) -> onnx.ModelProto:
 
 
 def channel(position: int, value: float) -> np.ndarray:
-    """Return four scales of which one is wrong."""
+    """Return the scales of four channels, one of them wrong."""
     scales = np.full(4, 0.01, np.float32)
     scales[position] = value
     return scales
@@ -165,7 +165,7 @@ def weights_and_scales() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("value", [1e22, 3e4, 50.0, 1e-6, 1e-10, 1e-30])
 @pytest.mark.parametrize("channels", [[0, 1, 2, 3], [2]])
 def test_extreme_scale_of_weights_is_computed_again(value: float, channels: list[int]) -> None:
-    """One layer is enough: the weights in the file prove the scale wrong."""
+    """A single wrong layer is reported, because its weights in the file prove the scale wrong."""
     weights, exact = weights_and_scales()
     scales = exact.copy()
     scales[channels] = value

@@ -51,7 +51,7 @@ def with_scale(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelPr
 def reasons(
     code: str, proto: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None
 ) -> list[Any]:
-    """Return the reasons behind the findings of a code, with data or without."""
+    """Return the reasons of the findings with a code, predicted with or without data."""
     prediction = qdqtool.predict(proto)
     if data is not None:
         check_activations(proto, prediction, data)
@@ -159,7 +159,8 @@ def outliers(share: float, factor: float, *, channels: int = 0) -> list[dict[str
     """Return normal values [1, 8, 16, 16] with a share of outliers.
 
     Args:
-        channels: Number of channels along the last axis that the share is of; 0 for single values.
+        channels: Number of channels along the last axis, of which `share` are outliers. With 0,
+            `share` is a share of the single values.
     """
     rng = np.random.default_rng(5)
     samples = []
@@ -197,7 +198,7 @@ def linear(g: Graph, rows: int, columns: int) -> onnx.ModelProto:
 def test_outliers_are_reported_with_their_ratio(
     share: float, factor: float, reported: bool
 ) -> None:
-    """The ratio is the largest value divided by the value that two thirds are below."""
+    """The ratio is the largest value over the value below which two thirds of the values lie."""
     data = outliers(share, factor)
     inserted = insert_max(float_network(), data)
     scales = outlier_scales(inserted.model, data)
@@ -238,7 +239,7 @@ def outlier_scales(
 def test_outliers_after_a_normalization_are_reported_unless_smoothed(
     count: int, by_gain: bool
 ) -> None:
-    """Outliers of one sign move the mean, and with it all other channels. Gains show them without data.
+    """Outliers of one sign move the mean, and so all other channels. Gains show outliers without data.
 
     Without gains, the normalization keeps them within a few times the others.
     """
@@ -323,7 +324,7 @@ def test_insert_and_predict_report_the_same_outliers(name: str, rows: int) -> No
         assert [ratio for *_, ratio in left.worst] == pytest.approx(ratios, rel=0.01)
 
 
-# W-SCALE: no finding for what quantizers write, one if scales and weights are of different origin.
+# W-SCALE: no finding for the scales of known quantizers, a finding if scales do not belong to the weights.
 
 Array = npt.NDArray[np.float64]
 
@@ -483,7 +484,7 @@ def test_factor_of_all_weight_scales_is_reported(placed: onnx.ModelProto, factor
 
 
 def test_learned_scales_are_not_reported(placed: onnx.ModelProto) -> None:
-    """LSQ begins at 2 mean|w| / sqrt(127), which uses a fifth of the steps, and hardly moves."""
+    """LSQ starts at a scale of 2 mean|w| / sqrt(127), which uses a fifth of the steps; training changes it little."""
     rng = np.random.default_rng(0)
 
     def learn(scale: Array, weights: Array, number: int) -> Array:

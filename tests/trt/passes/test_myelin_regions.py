@@ -76,7 +76,7 @@ def test_matmul_of_quantized_input_writes_float(g: Graph) -> None:
 
 
 def test_engine_nodes_count_a_region_as_one_layer(g: Graph) -> None:
-    """A DETR whose listing has hundreds of kernels was published with 57 to 72 engine nodes."""
+    """Published counts of a DETR are 57 to 72 engine nodes; its listing has hundreds of kernels."""
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "a", 16), "r")
     w = g.pair(g.const("w", np.ones((8, 8), np.float32)), "wq", np.full(8, 0.01), axis=1)
     result = predict_graph(g, g.op("MatMul", [g.pair(x, "in", 0.05), w], "product"))
