@@ -67,7 +67,7 @@ def test_insert_json_has_counts(folder: Path, cli: Cli) -> None:
 
 
 def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:
-    arguments = ["--method", "max", "--target", "trt10"]
+    arguments = ["--method", "max", "--target", "trt10", "--losses", "0", "--max-images", "1"]
     tensors = cli.json("insert", "m.onnx", "--calib", "images", *arguments)["quantized"]
     rows = cli("insert", "m.onnx", "--calib", "images", "--all", *arguments).splitlines()
     scales = [float(row.split()[0]) for row in rows if row.split()[1:2] == ["max"]]
@@ -84,14 +84,14 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
 
 def test_build_command_has_the_size_of_insert(folder: Path, cli: Cli) -> None:
     """A builder would use 1 for each dynamic dimension. `predict` finds the size in the metadata."""
-    proto = onnx.load("m.onnx")
+    proto = onnx.load("small.onnx")
     for number, dim in enumerate(proto.graph.input[0].type.tensor_type.shape.dim):
         if number != 1:
             dim.Clear()
     del proto.graph.value_info[:]
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(proto, "open.onnx")
-    text = cli("insert", "open.onnx", "--calib", "images", "--size", "64")
+    text = cli("insert", "open.onnx", "--calib", "images", "--size", "64", *QUICK)
     name = proto.graph.input[0].name
     assert f" --shapes={name}:1x3x64x64 " in text
     assert f" --shapes={name}:1x3x64x64 " in cli("predict", "open_qdq.onnx")
@@ -269,7 +269,7 @@ def test_insert_auto_writes_no_table_of_the_float_model(folder: Path, cli: Cli) 
 
 
 def test_insert_auto_prints_the_output_error_of_its_choice(folder: Path, cli: Cli) -> None:
-    arguments = ("insert", "m.onnx", "--calib", "images", "--precision", "auto", "-o", "q.onnx")
+    arguments = ("insert", "small.onnx", "--calib", "images", "--precision", "auto", "-o", "q.onnx")
     choice = cli.json(*arguments)["choice"]
     (row,) = (line for line in cli(*arguments).splitlines() if line.startswith("  Output error "))
     assert f" of the whole model: {choice['errors'][choice['precision']]:.1%} " in row
@@ -286,8 +286,9 @@ def test_insert_names_the_part_that_causes_the_output_error(
 
 @pytest.mark.parametrize("precision", ["int8", "fp8", "auto"])
 def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precision: str) -> None:
-    arguments = ("--calib", "images", "--precision", precision, "--gpu", "L4", "--losses", "0")
-    data = cli.json("insert", "m.onnx", *arguments, "-o", "q.onnx")
+    quick = ("--losses", "0", "--method", "max", "--max-images", "1")
+    arguments = ("--calib", "images", "--precision", precision, "--gpu", "L4", *quick)
+    data = cli.json("insert", "m.onnx", *arguments)
     times: dict[str, set[float]] = {"int8": set(), "fp8": set(), "fp16": set()}
     own, formats = data["time"], data.get("formats_time")
     if data["precision"] in ("int8", "fp8"):
