@@ -89,7 +89,7 @@ def _fit(
     seconds: float,
     seconds_per_run: float,
 ) -> tuple[int, ...]:
-    """Return the samples that fit into a time, at least 4 if there are as many."""
+    """Return evenly spread samples that fit into a time: at least 4, or all if there are fewer."""
     count = max(_FEWEST_SAMPLES, int(seconds / max(seconds_per_run, 1e-9)))
     if count >= len(samples):
         return tuple(samples)
