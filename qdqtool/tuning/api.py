@@ -575,7 +575,8 @@ def _run_search(
 ) -> None:
     evaluator = search.evaluator
     try:
-        search.prepare()
+        _prepare_search(search)
+        seconds_per_run = 0.0
         if estimate or time_limit is not None:
             seconds_per_run = measure_run_seconds(search)
             search.report(describe_work(search, seconds_per_run))
@@ -585,15 +586,32 @@ def _run_search(
         _require_agreement(search, evaluator.sets.judged_on)
         search.measure([(search.start_name, search.start)])
     except OutOfTime:
-        raise QdqtoolError(
-            f"`time_limit` ended before the model with every layer in {search.format_title} was "
-            "measured; give more time or fewer images",
-            code="timeout",
-            parameter="time_limit",
-        ) from None
-    evaluator.deadline = search_end
-    search.run()
+        if not search.end_early():
+            raise QdqtoolError(
+                f"`time_limit` ended before the model with every layer in {search.format_title} "
+                "was measured; give more time or fewer images",
+                code="timeout",
+                parameter="time_limit",
+            ) from None
+    else:
+        chosen_on, judged_on = evaluator.sets.chosen_on, evaluator.sets.judged_on
+        evaluator.store.set_effort(chosen_on, judged_on, seconds_per_run)
+        evaluator.deadline = search_end
+        search.run()
     evaluator.deadline = None  # evaluating the result has a separate deadline
+
+
+def _prepare_search(search: PlacementSearch) -> None:
+    """Prepare a search, without a deadline if earlier runs measured placements.
+
+    The preparation only predicts costs. Without it, the earlier measurements could not be used.
+    """
+    evaluator = search.evaluator
+    deadline = evaluator.deadline
+    if evaluator.store.placements:
+        evaluator.deadline = None
+    search.prepare()
+    evaluator.deadline = deadline
 
 
 def _require_agreement(search: PlacementSearch, samples: Sequence[int]) -> None:

@@ -103,6 +103,10 @@ class CandidateEvaluator:
         """
         self._measure_missing(recipes, samples, title, with_metric=True)
 
+    def is_measured(self, recipe: Recipe, samples: Sequence[int]) -> bool:
+        """Return whether the store has the metric of a recipe on all samples."""
+        return not any(self._is_missing(recipe, n, with_metric=True) for n in samples)
+
     def _list_evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
         """Return the metric's intermediate result for each sample that could be read, in order."""
         rows = self.store.measurements(recipe.key)

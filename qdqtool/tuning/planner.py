@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from qdqtool.timing.model_variants import strip_large_constants
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target
 from qdqtool.tuning.recipe import Recipe
+from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
@@ -72,6 +74,34 @@ class Configuration:
             (self.quantized | other.quantized) - floats,
             frozenset(m for m in self.methods if m[0] not in replaced) | other.methods,
             self.own_scales | other.own_scales,
+        )
+
+    def as_json(self) -> Json:
+        """Return the configuration as JSON, for the file of the measurements."""
+        return {
+            "floats": sorted(self.floats),
+            "quantized": sorted(self.quantized),
+            "methods": sorted(map(list, self.methods)),
+            "own_scales": sorted(self.own_scales),
+        }
+
+    @staticmethod
+    def from_json(fields: Json) -> Configuration:
+        """Return the configuration of `as_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: The JSON has another structure.
+        """
+        names = {name: fields[name] for name in ("floats", "quantized", "own_scales")}
+        methods = frozenset((tensor, method) for tensor, method in fields["methods"])
+        texts = [*itertools.chain(*names.values()), *itertools.chain(*methods)]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(fields)
+        return Configuration(
+            frozenset(names["floats"]),
+            frozenset(names["quantized"]),
+            methods,
+            frozenset(names["own_scales"]),
         )
 
 

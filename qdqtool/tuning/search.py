@@ -46,6 +46,7 @@ _STEPS_IN_BUDGET = 3  # number of last steps within the budget that are measured
 _LEAST_GAIN = 1e-9  # minimum gain of a choice in a chain, as a fraction of the squared error
 _EQUAL_COST = 1e-9  # largest difference of costs that count as equal
 _SWEPT_TOGETHER = 8  # number of choices that share a sweep if there is a time limit
+_TIME_LIMIT = "time limit"
 _STANDARD_ERRORS = 2.0  # minimum gain of other ranges, in standard errors of the gain
 
 
@@ -124,6 +125,32 @@ class PlacementSearch:
         self.sites = find_sites(self.planner)
         self.start, self.decisions = select_candidates(list_candidates(self.sites), self._cost)
 
+    def end_early(self) -> bool:
+        """End the search before its first measurement, with the placements of earlier runs.
+
+        Returns:
+            Whether the store has the start configuration, so that there is a result.
+        """
+        sets, earlier = self.evaluator.sets, self.evaluator.store.samples
+        if all(earlier):
+            sets.chosen_on, sets.judged_on = earlier
+        self._restore_placements()
+        self.stopped = _TIME_LIMIT
+        return bool(self.decisions) and self.recipe(self.start).key in self.pool
+
+    def _restore_placements(self) -> None:
+        """Add the placements that earlier runs measured on the same samples to the pool.
+
+        A run with a shorter time limit then cannot give a worse result than the earlier run.
+        """
+        samples = self.evaluator.sets.chosen_on
+        for name, configuration in list(self.evaluator.store.placements.values()):
+            is_measured = self.evaluator.is_measured(self.recipe(configuration), samples)
+            if is_measured and self.planner.cost(configuration).int8:
+                self._add_to_pool(name, configuration)
+        if self.pool and self.evaluator.is_measured(FLOAT_RECIPE, samples):
+            self._add_float_model()
+
     @functools.cached_property
     def sensitivity(self) -> SensitivitySweep:
         """Measurement of single choices; available after `prepare`."""
@@ -161,10 +188,14 @@ class PlacementSearch:
 
         If the time limit ends the search, `stopped` is set.
         """
+        is_limited = self.evaluator.deadline is not None
         try:
             self._run()
         except OutOfTime:
-            self.stopped = "time limit"
+            self.stopped = _TIME_LIMIT
+        if is_limited:
+            self._restore_placements()
+        self.evaluator.store.save()
 
     def _run(self) -> None:
         self._measure_everything_int8()
@@ -585,6 +616,7 @@ class PlacementSearch:
             self.evaluator.value(recipe, self.evaluator.sets.chosen_on),
         )
         self.pool.setdefault(recipe.key, placement)
+        self.evaluator.store.add_placement(recipe.key, name, configuration)
 
     def _measure_for_judging(self, configurations: Iterable[Configuration]) -> None:
         recipes = [self.recipe(c) for c in configurations]
@@ -651,14 +683,16 @@ class PlacementSearch:
             fits = [p for p in front if p.cost.value <= self.budget]
             return (fits[-1], True) if fits else (front[0], False)
         level = self._goal_level(self.evaluator.sets.chosen_on)
-        for point in front:
-            if point.chosen_on < level:
+        samples = self.evaluator.sets.judged_on
+        candidates = [point for point in front if point.chosen_on >= level]
+        for position, point in enumerate(candidates):
+            is_late = self.judging_deadline is not None and time.monotonic() > self.judging_deadline
+            recipe = self.recipe(point.configuration)
+            if position and is_late and not self.evaluator.is_measured(recipe, samples):
                 continue
             self._measure_for_judging([point.configuration])
-            if self._reaches_goal(point.configuration, self.evaluator.sets.judged_on):
+            if self._reaches_goal(point.configuration, samples):
                 return point, True
-            if self.judging_deadline is not None and time.monotonic() > self.judging_deadline:
-                break
         return front[-1], False
 
     def judge_placements(self, points: Sequence[PlacementResult]) -> None:

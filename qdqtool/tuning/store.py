@@ -12,6 +12,7 @@ from typing import Any
 from qdqtool.accuracy.metrics import LARGEST
 from qdqtool.errors import DataError
 from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements, TaskResult
+from qdqtool.tuning.planner import Configuration
 from qdqtool.util import limits
 from qdqtool.util.compression import HEAD, find_magic, unpack
 from qdqtool.util.files import check_output, open_input
@@ -45,6 +46,10 @@ class MeasurementStore:
         identity: Identity of the measured model, images and settings.
         rows: Measurements by key of the candidate's recipe and number of the sample.
         resumed: Number of measurements that were read from the file.
+        placements: Name and configuration of the measured placements, by key of the recipe.
+        samples: Numbers of the samples that the last run used for the search, and of its held-out
+            samples; empty before the first run.
+        seconds_per_run: Seconds of one run on one sample; 0 if unknown.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
@@ -62,6 +67,9 @@ class MeasurementStore:
         self.identity = {**identity, "tool": TOOL_VERSION, "measurement": REVISION}
         self.rows: TaskResult = {}
         self.resumed = 0
+        self.placements: dict[str, tuple[str, Configuration]] = {}
+        self.samples: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        self.seconds_per_run = 0.0
         self._saved = time.monotonic()
         self._changed = False
         if self.path is not None:
@@ -81,6 +89,21 @@ class MeasurementStore:
         if time.monotonic() - self._saved > SAVE_SECONDS:
             self.save()
 
+    def add_placement(self, candidate: str, name: str, configuration: Configuration) -> None:
+        """Add a measured placement; a known placement keeps its name."""
+        if candidate not in self.placements:
+            self.placements[candidate] = (name, configuration)
+            self._changed = True
+
+    def set_effort(
+        self, chosen_on: tuple[int, ...], judged_on: tuple[int, ...], seconds_per_run: float
+    ) -> None:
+        """Record the samples of a run, on which all its placements are measured."""
+        effort = ((chosen_on, judged_on), seconds_per_run or self.seconds_per_run)
+        if effort != (self.samples, self.seconds_per_run):
+            self.samples, self.seconds_per_run = effort
+            self._changed = True
+
     def save(self) -> None:
         """Write the file if there are new measurements."""
         if self.path is None or not self._changed:
@@ -91,7 +114,18 @@ class MeasurementStore:
                 str(number): None if row is None else [row.error, row.evidence]
                 for number, row in sorted(measurements.items())
             }
-        state = {"schema": SCHEMA, **self.identity, "rows": rows}
+        placements = {
+            candidate: {"name": name, **configuration.as_json()}
+            for candidate, (name, configuration) in sorted(self.placements.items())
+        }
+        state = {
+            "schema": SCHEMA,
+            **self.identity,
+            "rows": rows,
+            "placements": placements,
+            "samples": self.samples,
+            "seconds_per_run": self.seconds_per_run,
+        }
         with atomic_write(self.path) as file:
             text = json.dumps(state, separators=(",", ":"))
             file.write(gzip.compress(text.encode(), 1, mtime=0))
@@ -108,6 +142,11 @@ class MeasurementStore:
             for candidate, rows in state["rows"].items():
                 self.rows[candidate] = {int(n): _parse_row(r) for n, r in rows.items()}
                 self.resumed += len(rows)
+            for candidate, fields in state.get("placements", {}).items():
+                self.placements[candidate] = str(fields["name"]), Configuration.from_json(fields)
+            chosen_on, judged_on = state.get("samples", ((), ()))
+            self.samples = tuple(map(int, chosen_on)), tuple(map(int, judged_on))
+            self.seconds_per_run = float(state.get("seconds_per_run", 0.0))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _state_error(path, f"is damaged; {_REMEDY}", "file-damaged") from None
 

@@ -67,33 +67,48 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
 def fit_samples(search: PlacementSearch, limit: float, seconds_per_run: float) -> None:
     """Reduce the samples of a search if measuring all of them would take too long.
 
-    A note reports the number of remaining samples.
+    A note reports the number of remaining samples. If an earlier run used at least as many samples,
+    they are used again, because the store has measurements on them.
 
     Args:
         search: The search.
         limit: Time limit of the whole tuning in seconds.
-        seconds_per_run: Seconds of one run on one sample.
+        seconds_per_run: Seconds of one run on one sample; 0 if the store has all measurements.
     """
-    sets = search.evaluator.sets
-    seconds = _SIMPLE_TIME * limit / _SIMPLE_PLACEMENTS
-    sets.chosen_on = _fit(search, "chosen", sets.chosen_on, seconds, seconds_per_run)
+    sets, store = search.evaluator.sets, search.evaluator.store
+    runs_per_second = 1 / max(seconds_per_run or store.seconds_per_run, 1e-9)
+    chosen_on, judged_on = store.samples
+    runs = _SIMPLE_TIME * limit / _SIMPLE_PLACEMENTS * runs_per_second
+    sets.chosen_on = _fit(search, "chosen", sets.chosen_on, int(runs), chosen_on)
     sets.swept_on = tuple(thin(sets.chosen_on, len(sets.swept_on)))
-    seconds = _JUDGING_TIME * limit
-    sets.judged_on = _fit(search, "judged", sets.judged_on, seconds, seconds_per_run)
+    runs = _JUDGING_TIME * limit * runs_per_second
+    sets.judged_on = _fit(search, "judged", sets.judged_on, int(runs), judged_on)
 
 
 def _fit(
     search: PlacementSearch,
     verb: str,
     samples: Sequence[int],
-    seconds: float,
-    seconds_per_run: float,
+    runs: int,
+    earlier: Sequence[int],
 ) -> tuple[int, ...]:
-    """Return evenly spread samples that fit into a time: at least 4, or all if there are fewer."""
-    count = max(_FEWEST_SAMPLES, int(seconds / max(seconds_per_run, 1e-9)))
-    if count >= len(samples):
+    """Return the samples for which there is time: at least 4, or all if there are fewer.
+
+    Args:
+        search: The search, which receives a note.
+        verb: Use of the samples: "chosen" or "judged".
+        samples: All samples for this use.
+        runs: Number of samples for which there is time.
+        earlier: Samples that an earlier run measured. They are returned if they are not fewer.
+    """
+    known = [n for n in samples if n in set(earlier)]
+    chosen = thin(samples, max(_FEWEST_SAMPLES, runs))
+    if len(known) >= len(chosen):
+        chosen = known
+    count = len(chosen)
+    if count == len(samples):
         return tuple(samples)
     work = "candidates compared" if verb == "chosen" else "results measured"
     text = f"{work} on {count} of {len(samples)} images: more would exceed the time limit"
     search.notes.append(Note(text, code=f"{verb}-on", room=count, images=len(samples)))
-    return tuple(thin(samples, count))
+    return tuple(chosen)

@@ -1,6 +1,7 @@
 """Time limits of ``tune``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import qdqtool
 from qdqtool.tuning import api
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.image_sets import open_sets
+from qdqtool.tuning.measure import MeasurementTask, TaskResult, TuningJob, map_on_threads
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.search import PlacementSearch
+from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import fit_samples
 from tests.insertion.nets import detector, images
 from tests.notes import note_codes
@@ -50,12 +53,47 @@ def test_fit_samples_limits_both_sets(
     """
     planner = planner_of(branchy(), DATA)
     sets = open_sets(planner.model, images(5, 16, 16), images(64, 16, 16))
-    evaluator = CandidateEvaluator(None, sets, None, None, 1)  # type: ignore[arg-type]
+    store = MeasurementStore(None, {})
+    evaluator = CandidateEvaluator(None, sets, None, store, 1)  # type: ignore[arg-type]
     search = PlacementSearch(planner, evaluator, 0.9, None, False, print)
     fit_samples(search, 90.0, seconds)
     assert (len(sets.chosen_on), len(sets.judged_on)) == samples
     assert set(sets.swept_on) <= set(sets.chosen_on) and len(sets.swept_on) == 4
     assert max(sets.chosen_on) > 24 and note_codes(search.notes) == codes
+
+
+@pytest.mark.parametrize("limit", [90.0, 30.0])
+def test_fit_samples_keeps_more_samples_of_an_earlier_run(limit: float) -> None:
+    """A run takes 1.5 s, which the store knows: for a third of the time, fewer samples fit."""
+    planner = planner_of(branchy(), DATA)
+    sets = open_sets(planner.model, images(5, 16, 16), images(64, 16, 16))
+    store = MeasurementStore(None, {})
+    earlier = sets.chosen_on[::6], sets.judged_on[::6]
+    store.set_effort(*earlier, seconds_per_run=1.5)
+    evaluator = CandidateEvaluator(None, sets, None, store, 1)  # type: ignore[arg-type]
+    search = PlacementSearch(planner, evaluator, 0.9, None, False, print)
+    fit_samples(search, limit, 0.0)
+    assert (sets.chosen_on, sets.judged_on) == earlier
+
+
+@pytest.mark.parametrize("measures", [True, False], ids=["ends-in-search", "ends-before-search"])
+def test_shorter_time_limit_keeps_the_earlier_choice(
+    clock: Clock, tmp_path: Path, measures: bool
+) -> None:
+    options: dict[str, Any] = {"keep": 0.984, "method": "mse", "state": tmp_path / "t.tuning"}
+    data = images(16, 16, 16)
+    first = qdqtool.tune(branchy(), data, **options)
+    assert first.reached and first.chosen.name != "everything INT8"
+
+    def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
+        clock.now += 100.0
+        return map_on_threads(1)(job, tasks)
+
+    limit = 60.0 if measures else 1e-9
+    second = qdqtool.tune(branchy(), data, mapper=mapper, time_limit=limit, **options)
+    assert second.reached and second.chosen.configuration == first.chosen.configuration
+    assert second.chosen.metric == first.chosen.metric
+    assert second.chosen.cost == first.chosen.cost
 
 
 @pytest.mark.parametrize(
