@@ -96,7 +96,8 @@ def _check_message(message: Message, path: str) -> None:
         ModelError: A text is not UTF-8, or a tensor has more dimensions or elements than possible.
     """
     if isinstance(message, onnx.TensorProto):
-        _check_dims(message, path)
+        _check_tensor(message, path)
+        return
     for field, values in message_fields(message):
         if field.type == field.TYPE_MESSAGE:
             for inner in values:
@@ -104,6 +105,14 @@ def _check_message(message: Message, path: str) -> None:
         elif field.type == field.TYPE_STRING and field.name != "doc_string":
             for text in values:
                 _check_text(text, path)
+
+
+def _check_tensor(tensor: onnx.TensorProto, path: str) -> None:
+    # Listing the fields, as for other messages, would copy the tensor's values.
+    _check_dims(tensor, path)
+    _check_text(tensor.name, path)
+    for entry in (*tensor.external_data, *tensor.metadata_props):
+        _check_message(entry, path)
 
 
 def _check_text(text: Any, path: str) -> None:

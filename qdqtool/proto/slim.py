@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 
 import onnx
@@ -34,9 +35,15 @@ def strip_large_weights(
     slim = without_initializers(proto)
     for tensor in proto.graph.initializer:
         is_chosen = only is None or tensor.name in only
-        keeps_data = not is_chosen or tensor_bytes(tensor) <= keep
+        keeps_data = not is_chosen or not _is_larger(tensor, keep)
         slim.graph.initializer.add().CopyFrom(tensor if keeps_data else strip_data(tensor))
     return slim
+
+
+def _is_larger(tensor: onnx.TensorProto, size: int) -> bool:
+    """Return whether a tensor's message is larger than a size in bytes."""
+    # protobuf serializes a message to measure it. Elements take half a byte or more.
+    return math.prod(tensor.dims) > 2 * size or tensor_bytes(tensor) > size
 
 
 def without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -77,7 +77,10 @@ def check_uniform(view: View, report: FindingReport) -> None:
     scales = [_quantizer_scale(view, quantizer) for quantizer in quantizers]
     weights = [view.weights(node).first_quantizer for node in view.nodes_with_weights]
     quantized = [view.params(node).scale for node in weights if node is not None]
-    values = {*scales, *(s for scale in quantized if scale is not None for s in np.unique(scale))}
+    values = {*scales}
+    for scale in quantized:
+        if scale is not None:
+            values.update(scale.reshape(-1).tolist())
     if min(len(scales), len(quantized)) >= _MIN_UNIFORM and len(values) == 1:
         report.add(UniformScales(MODEL_CHECK, "", scales[0], len(quantizers), len(quantized)))
 

@@ -99,8 +99,8 @@ def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges]
     return layers, count
 
 
-def read_int8_weights(view: View, node: Node) -> tuple[npt.NDArray[Any], Node] | None:
-    """Return a layer's weights as stored in the file, and their first quantizer.
+def read_int8_weights(view: View, node: Node) -> npt.NDArray[Any] | None:
+    """Return a layer's weights as stored in the file.
 
     None unless they are constants in the model file, quantized to INT8 with positive scales.
     """
@@ -112,7 +112,7 @@ def read_int8_weights(view: View, node: Node) -> tuple[npt.NDArray[Any], Node] |
     if params.precision != Precision.INT8 or params.scales is None or not params.scales.is_positive:
         return None
     values = _read_inner_constant(view, weights.source)
-    return None if values is None or not values.size else (values, first)
+    return None if values is None or not values.size else values
 
 
 def _read_inner_constant(view: View, tensor: str) -> npt.NDArray[Any] | None:
@@ -125,12 +125,14 @@ def _read_inner_constant(view: View, tensor: str) -> npt.NDArray[Any] | None:
 
 def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges | None:
     """Return the channel ranges of weights; None unless several channels share one scale."""
-    loaded = read_int8_weights(view, node)
-    if loaded is None:
+    first = view.weights(node).first_quantizer
+    if first is None:
         return None
-    values, first = loaded
     scale, zero = view.params(first).scale, view.params(first).zero_point
     if scale is None or zero is None or scale.size != 1:
+        return None
+    values = read_int8_weights(view, node)
+    if values is None:
         return None
     if values.ndim < 2 or values.shape[axis] < 2:
         return None

@@ -247,11 +247,11 @@ def _are_learned(view: View, fits: list[_LayerFit]) -> bool:
     """
     distances = []
     for fit in fits:
-        loaded = read_int8_weights(view, fit.node)
+        values = read_int8_weights(view, fit.node)
         scale, axis = view.params(fit.quantizer).scale, view.axis(fit.quantizer)
-        if loaded is None or scale is None:
+        if values is None or scale is None:
             return False
-        magnitudes = np.abs(loaded[0].astype(np.float32))
+        magnitudes = np.abs(values.astype(np.float32))
         kept = None if axis is None or scale.size == 1 else axis % magnitudes.ndim
         others = tuple(i for i in range(magnitudes.ndim) if i != kept)
         scale = scale.reshape(-1)
@@ -395,14 +395,13 @@ def _measure_layer(
 
     ``measurements`` caches the ratios by weights, scales and axis for layers that share weights.
     """
-    loaded = read_int8_weights(view, node)
-    if loaded is None:
+    weights = view.weights(node)
+    first, values = weights.first_quantizer, read_int8_weights(view, node)
+    if first is None or values is None:
         return None
-    values, first = loaded
     scales, scale = view.params(first).scales, view.params(first).scale
     if scales is None or scale is None or not scale.size:
         return None
-    weights = view.weights(node)
 
     def measure_along(axis: int | None) -> _ChannelRatios:
         key = (weights.source, id(scales), -1 if axis is None else axis)
