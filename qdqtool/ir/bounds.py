@@ -29,7 +29,7 @@ _INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
 class Bounds(NamedTuple):
-    """Least and greatest value of a tensor, and the node whose operator bounds it.
+    """Least and greatest value of a tensor, and the node that bounds the values.
 
     Attributes:
         low: No value is less.

@@ -58,7 +58,7 @@ def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
 
 
 def count_subgraphs(model: Model) -> dict[str, int]:
-    """Return the numbers of layers and quantizers in all subgraphs; empty if none.
+    """Return the numbers of layers and quantizers in all subgraphs; empty if they contain none.
 
     The keys are ``convolutions``, ``matrix_products`` and ``quantizers``.
     """
@@ -73,14 +73,14 @@ def count_subgraphs(model: Model) -> dict[str, int]:
 
 
 def has_nested_quantizers(model: Model) -> bool:
-    """Return whether subgraphs of a model contain Q, DQ or simulated quantizers."""
+    """Return whether subgraphs of a model contain Q or DQ."""
     return any(content.quantizers for content in find_subgraph_contents(model))
 
 
 def find_bodies(model: Model, node: Node) -> Iterator[Model]:
     """Yield the subgraphs of a node, at all levels, as models.
 
-    The tensors that a subgraph reads from the graphs around it are constants or inputs.
+    Tensors of outer graphs that a subgraph reads become constants or inputs of its model.
     """
     pending = [(model, node, 1)]
     for outer, owner, level in pending:

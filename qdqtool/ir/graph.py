@@ -141,8 +141,8 @@ class Model:
         sha256: Hash of the file's bytes, or :data:`EDITED`. If empty, the message is hashed when
             the hash is first needed.
         base_dir: Folder of the external weights; empty if external weights cannot be read.
-        types: Model of which this model is a part or a variant, and whose types are used, because
-            tensors of equal names have equal types.
+        types: Model of which this model is a part or a variant. Its types are used, because tensors
+            of equal names have equal types.
         constants: Model with the data of initializers that have no data in this model.
 
     Attributes:
@@ -596,7 +596,7 @@ class Model:
         return None not in [(self._types or {}).get(t, _UNKNOWN)[1] for t in node.outputs if t]
 
     def shape(self, tensor: str) -> Shape | None:
-        """Return a tensor's dimensions (None if dynamic); None in place of all if unknown."""
+        """Return a tensor's dimensions, each None if dynamic; None if even the rank is unknown."""
         return self.tensor_type(tensor)[1]
 
     def elem_type(self, tensor: str) -> int:

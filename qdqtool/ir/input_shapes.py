@@ -116,8 +116,8 @@ class ModelInfo:
         sha256: Hash of the file.
         opset: Version of the operators.
         nodes: Number of nodes.
-        open_inputs: Shape of each input with dynamic dimensions: -1 for the batch, the size to
-            build for elsewhere.
+        open_inputs: Shape of each input with dynamic dimensions: -1 for a dynamic batch, and the
+            size to build for in place of other dynamic dimensions.
         has_bfloat16: Whether the model has bfloat16 tensors.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
             of If and bodies of Loop and Scan, which are not analyzed. Empty without subgraphs.

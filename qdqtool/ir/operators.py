@@ -55,7 +55,7 @@ class QPassage(NamedTuple):
         exact: Whether quantizing before and after the operator gives equal numbers. Otherwise
             they differ by at most one step. TensorRT moves the Q in both cases.
         when: Condition on the node; None for always.
-        otherwise: Passage of another form of the operator, if the condition is not met.
+        otherwise: Passage that applies to other forms of the operator, if the condition is not met.
     """
 
     case: Case
@@ -578,7 +578,7 @@ def operator_of(node: Node | None) -> Operator:
 
 
 def find_case(name: str) -> Case:
-    """Return the evidence for the first of an operator's Q passage, activation or weights."""
+    """Return the first case of an operator: of its Q passage, else activation, else weights."""
     return OPERATORS[name].cases[0]
 
 
@@ -651,11 +651,10 @@ def rearranges(node: Node | None) -> bool:
 
 
 def is_run_time(model: Model, tensor: str) -> bool:
-    """Return whether a tensor is a network input or computed from other than constants.
+    """Return whether a tensor is neither a constant nor a constant that nodes reshape or cast.
 
-    A constant that nodes reshape or cast remains a constant. A constant operand (of a Div, Sub,
-    Pow, Mul or Add) is not a layer's input: TensorRT fuses it into the PWN
-    (``PWN(Constant + [Shuffle], Pow)`` in a published listing).
+    A constant operand (of a Div, Sub, Pow, Mul or Add) is not a layer's input: TensorRT fuses it
+    into the PWN (``PWN(Constant + [Shuffle], Pow)`` in a published listing).
     """
     while tensor and not model.is_constant(tensor):
         producer = model.producer(tensor)

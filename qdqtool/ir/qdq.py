@@ -143,8 +143,8 @@ class QuantParams:
             run time or if the data is not available.
         scale_shape: Dimensions of the scale tensor; None if unknown.
         scale_type: ONNX element type of the scale; 0 if unknown.
-        zero_points: Flat int64 zero points (float64 of FP8); zeros if the input is missing, None if
-            unknown.
+        zero_points: Flat int64 zero points (float64 for FP8); zeros if the input is missing, None
+            if unknown.
         has_zero_point: Whether the node has a zero-point input.
         precision: The quantized type.
         axis: Channel axis of a per-channel node as written (1 by default); None for per-tensor.
@@ -329,7 +329,7 @@ def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
 
 
 def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
-    """Yield an output of each node whose type attribute or constant has an element type."""
+    """Yield an output of each node that has a type attribute or constant of an element type."""
     for node in nodes:
         for attribute in node.attribute:
             is_typed = attribute.name in _TYPE_ATTRIBUTES and attribute.i == kind

@@ -149,8 +149,8 @@ def _keeps_last_axis(node: Node) -> bool:
 def linear_inputs(model: Model) -> set[str]:
     """Return the tensors whose last axis Linears sum over.
 
-    These are the data inputs of Linears, and the upstream tensors from which
-    :func:`last_axis_sources` shows that the data inputs are moved, joined or cut.
+    These are the data inputs of Linears, and upstream tensors whose last axis becomes the last axis
+    of a data input (see :func:`last_axis_sources`).
     """
     tensors = {node.input(0) for node in model.nodes if is_linear(model, node)}
     queue = list(tensors)
@@ -163,7 +163,7 @@ def linear_inputs(model: Model) -> set[str]:
 
 
 def is_multiplication(model: Model, node: Node) -> bool:
-    """Return whether a node is a convolution or matrix product, including those of an Einsum."""
+    """Return whether a node is a convolution, or a matrix product as Gemm, MatMul or Einsum."""
     return node.op in WEIGHTED or contraction(model, node) is not None
 
 
@@ -236,7 +236,7 @@ def _count_ellipsis_axes(term: str, shape: Shape | None) -> int | None:
 
 
 def _expand_ellipses(terms: list[str], counts: list[int | None]) -> list[str] | None:
-    """Return the terms with letters for ellipses, whose last axes get equal letters.
+    """Return the terms with letters instead of ellipses; the last axes have equal letters.
 
     None if an ellipsis would stand for a negative number of axes or for 64 axes or more.
 

@@ -29,7 +29,8 @@ from qdqtool.proto.subgraphs import DOMAINS, remove_unused_opsets
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
 _MAX_STEPS = 8  # maximum nodes before and after a Round
-# Tolerance of the product, ideally 1, of the factors before and after a Round, by element type.
+# Tolerance within which the factors before and after a Round multiply to 1: in float32, for a
+# division that loses no precision, and by element type.
 _TOLERANCE = 1e-4
 _EXACT_TOLERANCE = 1e-12
 _TOLERANCES: dict[int, float] = {onnx.TensorProto.FLOAT16: 2e-3, onnx.TensorProto.BFLOAT16: 1.6e-2}
@@ -93,7 +94,8 @@ class FakeQuantizer:
         is_stored: Whether ``source`` contains integers, so that a DQ alone expresses the quantizer.
         is_inexact: Whether Q may round values halfway between two steps in the other direction,
             because the quantizer does not divide by the scale in float32.
-        elem_types: Element types of the scales of Q and DQ: of the input, and of the output.
+        elem_types: Element types of the quantizer's input and output. They are also the types of
+            the scales of Q and DQ.
     """
 
     form: QuantizerForm
@@ -220,7 +222,7 @@ class _QuantizerFinder:
     def _read_clip(self, clip: Node) -> FakeQuantizer | None:
         """Return the quantizer of a Clip between a Q or stored integers and a DQ.
 
-        None if the Clip is not between them, or if a bound, scale or zero point is not constant.
+        None for another Clip, or if a bound, scale or zero point is not constant.
         """
         source = clip.input(0)
         consumers, producer = self.model.consumers(clip.output), self.model.producer(source)
@@ -242,7 +244,7 @@ class _QuantizerFinder:
             return _make_inexpressible(
                 form,
                 (clip, dq),
-                f"its Clip changes the stored integers to {bounds[0]:g} to {bounds[1]:g}",
+                f"its Clip limits the stored integers to the range {bounds[0]:g} to {bounds[1]:g}",
             )
         return self.build_stored(form, (clip, dq), source, scale, zero)
 
@@ -352,7 +354,7 @@ class _QuantizerFinder:
         return bounds is None or bounds.low < limit
 
     def _find_axis(self, source: str, scale: _FloatArray) -> int | None:
-        """Return the axis of a tensor along which scales differ; None unless exactly one does."""
+        """Return the axis of a tensor along which scales differ; None for several or no axes."""
         shape = self.model.shape(source)
         axes = [axis for axis, size in enumerate(scale.shape) if size > 1]
         if len(axes) != 1 or shape is None or scale.ndim > len(shape):
@@ -525,7 +527,8 @@ class _RoundChain:
         fake = self._finder.build(
             QuantizerForm.DECOMPOSED, tuple(self.nodes), start, scale, self._offset_before, bounds
         )
-        # A product of 1 is a division by the scale, or by a power of two.
+        # If the factors multiply to exactly 1, the nodes divide by the scale, or the scale is a
+        # power of two. Otherwise they multiply by a rounded inverse.
         is_division = bool(np.allclose(product, 1, rtol=0, atol=_EXACT_TOLERANCE))
         is_inexact = fake.is_inexact or not is_division or self._is_shifted
         return replace(fake, is_inexact=is_inexact)
@@ -550,7 +553,8 @@ class _RoundChain:
         """Walk from the Round to the scaling before or after it.
 
         Returns:
-            The tensor beyond the scaling, and its factor; both None without a scaling.
+            The tensor beyond the scaling, and the factor of the scaling. Both are None if there is
+            no scaling; the factor alone is None if it is not constant.
         """
         node = self.nodes[0] if upward else self.nodes[-1]
         for _ in range(_MAX_STEPS):

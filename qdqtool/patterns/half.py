@@ -143,7 +143,7 @@ def find_out_of_range(model: Model) -> Iterator[str]:
 
 
 def _must_match_dq(model: Model, q: Node, half: set[int]) -> bool:
-    """Return whether a Q must remain FP32 because a DQ of it remains FP32.
+    """Return whether a Q must remain FP32 because one of its DQs remains FP32.
 
     Q and DQ share their scale. A Q of an activation can nevertheless be FP16 if an FP16 number is
     within a thousandth of the scale, because the scale can then be stored in both types.
@@ -169,7 +169,7 @@ def _find_tied_to_float32(model: Model, half: set[int]) -> set[int]:
 
     Args:
         model: The model.
-        half: Nodes that could be FP16 on their own.
+        half: Indices of the nodes that could be FP16 if they shared no quantizers.
     """
     tied: set[int] = set()
     queue = [

@@ -62,7 +62,8 @@ class Head:
     Attributes:
         dfl: The DFL convolutions (or MatMuls).
         boxes: Last convolutions of the box branches.
-        finals: All convolutions without another convolution downstream, except the DFL.
+        finals: All convolutions and matrix products without another one downstream, except the DFL
+            and those that an activation directly follows.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Head:
 
     @property
     def last_convolutions(self) -> set[int]:
-        """Indices of the convolutions before any decoding, also of boxes with an activation."""
+        """Indices of the last convolutions before decoding: ``finals`` and ``boxes``."""
         return self.finals | self.boxes
 
 
@@ -232,7 +233,7 @@ def convolutions_upstream(model: Model, tensor: str) -> set[int]:
 def _channel_sources(
     model: Model, node: Node, output: str, channels: _Range
 ) -> list[tuple[str, _Range]]:
-    """Return the inputs that contain channels of a node's output, with their channels.
+    """Return the inputs from which channels of a node's output come, with the channels in each.
 
     Empty if the node does not only move values.
     """
@@ -369,8 +370,8 @@ def is_computed_product(model: Model, node: Node | None) -> bool:
 def is_attention_probability(model: Model, tensor: str, *, quantized: bool = False) -> bool:
     """Return whether a tensor holds attention probabilities, from 0 to 1.
 
-    Such a tensor is the result of a Softmax that a matrix product reads. Nodes that move values, or
-    a Where that masks them, may be in between.
+    Such a tensor comes from a Softmax and is read by a matrix product. Nodes that move values, or a
+    Where that masks them, may be between the Softmax and the tensor.
 
     Args:
         model: The model.
@@ -562,7 +563,7 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
 def _find_combined_producers(
     model: Model, operands: tuple[str, ...], coordinates: set[str]
 ) -> set[int]:
-    """Return indices of producers of the other operands of a node that reads coordinates.
+    """Return the layers that compute those operands of a node that are not coordinates, by index.
 
     An operand that also depends on other computed tensors is left out.
     """
@@ -577,7 +578,12 @@ def _find_combined_producers(
 
 
 def _weighted_sources(model: Model, tensor: str, *, reduced: bool = False) -> tuple[set[int], bool]:
-    """Return the layers with weights that a tensor is calculated from.
+    """Return the nearest layers with weights from which a tensor is computed.
+
+    Args:
+        model: The model.
+        tensor: Name of the tensor.
+        reduced: Whether reductions may be between the layers and the tensor.
 
     Returns:
         Node indices of the layers, and whether the tensor depends on no further computed tensor.
@@ -609,7 +615,7 @@ def _has_constant_weights(model: Model, node: Node) -> bool:
 
 
 def _value_inputs(model: Model, node: Node, reduced: bool = False) -> tuple[str, ...]:
-    """Return the inputs from whose values a node computes or copies its output values.
+    """Return the inputs whose values a node copies, or uses to compute values.
 
     Empty for operators that are neither pointwise nor move values.
 

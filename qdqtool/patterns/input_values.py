@@ -13,7 +13,7 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.util.notes import Note
 
-_MAX_STEPS = 24
+_MAX_STEPS = 24  # maximum nodes that are followed downstream of an input
 _MAPS = 4  # rank of images
 _CHANNELS = {1, 3, None}
 # Operators that keep the values of their first input.
@@ -30,7 +30,7 @@ _TOLERANCE = 1e-3
 
 
 def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
-    """Return a warning if a network that normalizes its input expects other pixel values.
+    """Return a warning if a network that normalizes its input expects pixels of another range.
 
     Args:
         model: The network, with or without Q/DQ.

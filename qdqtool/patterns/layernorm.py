@@ -60,16 +60,16 @@ class DecomposedLayerNorm(NamedTuple):
         input: The normalized tensor, before Casts.
         nodes: Nodes of the normalization with the Casts between them. The last node produces the
             result.
-        fp32_nodes: Nodes to compute in FP32: the squares, their mean and its root, and the nodes
-            that lead to these or divide by them.
+        fp32_nodes: Nodes to compute in FP32: those that subtract the mean, square, average, take
+            the root and divide by the root.
         square: The node that squares.
         mean: The ReduceMean (or ReduceSum) of the squares.
         axes: Normalized axes, counted from the end (-1 is the last), ascending. None if they are
             unknown or if no LayerNormalization computes this form.
         epsilon: The constant that is added to the variance; None if it is not a single constant or
             if other arithmetic follows.
-        scale: Name of the constant that multiplies the result; empty if there is none.
-        bias: Name of the constant that is added after the scale; empty if there is none.
+        scale: Name of the constant that multiplies the result; empty without a scale.
+        bias: Name of the constant that is added after the scale; empty without a bias.
     """
 
     input: str
@@ -111,7 +111,7 @@ def find_decomposed_layer_norms(model: Model) -> list[DecomposedLayerNorm]:
 def last_axis_gains(model: Model) -> dict[str, str]:
     """Return the gain tensor of each normalization over the last axis, by its output.
 
-    Decomposed normalizations are included. The gain is empty if missing.
+    Decomposed normalizations are included. The name is empty for a normalization without a gain.
     """
     gains: dict[str, str] = {}
     for node in model.nodes:
@@ -257,11 +257,12 @@ def _axes_size(shape: tuple[int | None, ...], axes: Iterable[int]) -> int | None
 
 
 def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
-    """Return the smallest nonzero and the largest magnitude that a tensor can have.
+    """Return the smallest magnitude of a tensor that matters for FP16, and the largest magnitude.
 
-    The magnitudes follow from a DQ (by its step and range), a Clip, a LayerNormalization, or a
-    function with results of at most 1. Nodes that move values, and Relu, Abs and Neg, may follow.
-    None if unknown.
+    The smallest magnitude is the step of a DQ, or the smallest gain of a LayerNormalization. For a
+    Clip and for functions with results of at most 1, it equals the largest magnitude: their small
+    values do not matter. Nodes that move values, and Relu, Abs and Neg, may follow. None if
+    unknown.
     """
     while _keeps_magnitude(model.producer(tensor)):
         tensor = model.producers[tensor].input(0)
@@ -307,7 +308,7 @@ def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
 def _affine_magnitudes(model: Model, node: Node | None) -> tuple[float, float] | None:
     """Return a LayerNormalization's smallest gain, and its largest gain plus its largest bias.
 
-    Magnitudes are compared. None for any other node, for axes other than the last, and if a
+    All of them are magnitudes. None for any other node, for axes other than the last, and if a
     constant is unknown.
     """
     if node is None or not _has_op(node, "LayerNormalization"):
@@ -331,8 +332,8 @@ def _affine_magnitudes(model: Model, node: Node | None) -> tuple[float, float] |
 def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInputs | None:
     """Return the inputs of a LayerNormalization that can replace a decomposed normalization.
 
-    None unless the last axes are normalized, scale and bias have the shape of these axes, and no
-    other node consumes a tensor in between.
+    None unless the last axes are normalized with a known epsilon, scale and bias fit the shape of
+    these axes, and no other node reads a tensor inside the normalization.
     """
     if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
         return None
@@ -427,9 +428,9 @@ def computes_in_fp16(model: Model, nodes: Iterable[Node]) -> bool:
 def fuse_layer_norms(model: Model) -> int:
     """Replace decomposed normalizations by LayerNormalization nodes in place.
 
-    A normalization is replaced only if one LayerNormalization computes the same. Its last node
-    becomes the LayerNormalization, so that name and output do not change. The model must have
-    opset 17 or newer.
+    A normalization is replaced only if one LayerNormalization computes the same result. The last
+    node of the normalization becomes the LayerNormalization, so that name and output do not change.
+    The model must have opset 17 or newer.
 
     Returns:
         The number of replaced normalizations.
@@ -585,7 +586,7 @@ class _NormCandidate:
         return float(numbers[0].reshape(-1)[0]) if len(numbers) == 1 else None
 
     def _axes(self, product: Node, centering: list[Node]) -> tuple[int, ...] | None:
-        """Return the normalized axes; None if no LayerNormalization computes the same."""
+        """Return the normalized axes; None if no LayerNormalization computes the same result."""
         reduction = self.variance[1]
         means = [node for node in centering if node.op != "Sub"]
         axes = {_axes_from_end(self.model, node) for node in (*means, reduction)}
@@ -688,9 +689,9 @@ def _inverts(model: Model, node: Node) -> bool:
 
 
 def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
-    """Return the only consumer of a node if it applies a constant, and the constant.
+    """Return the only consumer of a node, and the constant that this consumer applies.
 
-    ``op`` is the operator of the consumer. ``(None, "")`` if no consumer applies a constant.
+    ``op`` is the operator of the consumer. ``(None, "")`` for another consumer, or for several.
     """
     consumers = _consumers(model, node)
     if len(consumers) != 1 or not _has_op(consumers[0], op):

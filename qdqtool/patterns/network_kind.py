@@ -1,4 +1,4 @@
-"""Recognition of networks other than YOLO-like detectors, which need other preprocessing."""
+"""Recognition of networks that are not YOLO-like detectors and need another preprocessing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.notes import Note
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
-_MIN_NORMS = 2  # minimum of a transformer, because other networks may have a single normalization
+_MIN_NORMS = 2  # minimum layer normalizations of a transformer; other networks may have one
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "EfficientNMSX_TRT")
 _POOLINGS = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceMean")
 _UPSCALING = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace")
@@ -38,7 +38,7 @@ _MAX_HEAD = 24
 _DENSE_STRIDE = 4  # maximum stride of a dense output; heads of detectors have strides of 8 and more
 _MAP_STRIDE = 16  # maximum stride of a single map; YOLOv2 has a single map of stride 32
 _MIN_PATCH = 4  # minimum side in pixels of the patches of a transformer's first convolution
-_MIN_FEATURES = 64  # minimum channels of a backbone's feature map; also a multiple of 16
+_MIN_FEATURES = 64  # minimum channels of a backbone's feature map
 _MIN_LINE = 2.5  # minimum ratio of width to height of an image that shows a line of text
 _ULTRALYTICS = ("names", "stride", "imgsz")  # metadata keys of Ultralytics, in addition to `task`
 _DETECTING = ("detect", "segment", "pose", "obb")  # tasks of Ultralytics with YOLO's preprocessing
@@ -86,7 +86,7 @@ def find_other_kind(model: Model) -> OtherKind | None:
 
 
 def _resolve_shapes(model: Model) -> Model:
-    """Return a copy with complete input shapes if the shape of an output is unknown."""
+    """Return a copy with complete input shapes if an output shape is unknown, else the model."""
     shapes = complete_shapes(model)
     if not shapes or all(None not in (model.shape(name) or (None,)) for name in model.outputs):
         return model
@@ -121,7 +121,7 @@ def _find_single_channel(model: Model) -> OtherKind | None:
         if channels == 1:
             return OtherKind(
                 NetworkKind.CHANNELS,
-                f"input '{name}' has one channel, as a gray image or a spectrogram",
+                f"input '{name}' has one channel, like a gray image or a spectrogram",
             )
     return None
 
@@ -247,7 +247,8 @@ def _are_features(model: Model, shapes: Sequence[_Shape], strides: Sequence[floa
     """Return whether outputs are feature maps of a backbone, not the grids of a detector.
 
     The channels of a backbone grow with the stride. A single feature map has a usual number of
-    channels and does not come from a convolution without an activation.
+    channels (at least 64, a multiple of 16) and does not come from a convolution without an
+    activation.
     """
     channels = [shape[1] for _, shape in sorted(zip(strides, shapes, strict=True))]
     if None in channels:

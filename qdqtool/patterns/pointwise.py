@@ -25,7 +25,7 @@ def run_time_inputs(model: Model, node: Node) -> list[str]:
 
 
 def activation_input(model: Model, node: Node | None) -> str | None:
-    """Return the nearest tensor of which a pointwise node's output is a function, or None.
+    """Return the nearest tensor that alone determines a pointwise node's output, or None.
 
     The tensor is ``x`` for ``Relu(x)``, for the Mul of ``x * Sigmoid(x)`` and for the Mul of
     ``x * (1 + Erf(x / 1.41))``. None for a sum of two tensors that are not functions

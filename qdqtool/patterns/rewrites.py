@@ -55,7 +55,7 @@ def remove_quantizers(
 
 
 def clips_negative_values(view: View, q: Node) -> bool:
-    """Return whether an activation's Q clips negative values that its input may have.
+    """Return whether the Q of an activation clips negative values that the activation may have.
 
     Such a Q acts as a Relu. onnxruntime's quantizer removes a Relu before such a Q.
     """
@@ -132,7 +132,8 @@ def copy_weights(
 ) -> None:
     """Give a node its own weights: copies of the constant, of Q and of DQ.
 
-    The copies are inserted before the nodes that move the weights for this node only.
+    Nodes that move the weights remain between the copies and the node. No other node may read their
+    results.
     """
     tensor = editor.add_constant(f"{weights.source}_copy", value)
     for quantizer in (weights.q, weights.dq):

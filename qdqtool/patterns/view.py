@@ -68,8 +68,8 @@ class WeightSource:
         folded: Whether ``source`` depends on constants only, so that the builder computes it.
         before: Nodes between the constant and Q, the nearest to Q first.
         after: Nodes between DQ and the node, which only move values.
-        shape: Dimensions of ``source`` if it is a constant that only Q and DQ separate from the
-            node.
+        shape: Dimensions of ``source`` if it is a constant with only Q and DQ between it and the
+            node, else None.
     """
 
     dq: Node | None
@@ -295,7 +295,7 @@ class Consumer(NamedTuple):
     Attributes:
         kind: ``q``, ``add`` (a sum of two computed tensors), ``op`` or ``output`` (of the network).
         node: The consumer; None for a network output.
-        path: Nodes between the tensor and the consumer, which a Q can pass, in this order.
+        path: Nodes from the tensor to the consumer, in this order. A Q can pass each of them.
     """
 
     kind: str

@@ -19,7 +19,7 @@ _PREFIX = "TRT_FP8"
 _NAMES = tuple(_PREFIX + name for name in ("QuantizeLinear", "DequantizeLinear"))
 _FIRST_OPSET = 19  # first opset with FP8 in QuantizeLinear
 _OPSET_OF_CHANGE = 18
-# First letters of the operators whose form changed with opset 18.
+# First letters of the names of operators whose form changed with opset 18.
 _CHANGED_BY_18 = ("Reduce", "Split")
 
 

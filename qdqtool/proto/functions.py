@@ -1,6 +1,6 @@
 """Functions that a model defines: check of their size, and inlining.
 
-TensorRT's parser inlines functions since version 9.0. onnx's own inliner is not used, because it
+TensorRT's parser inlines functions from version 9.0 on. onnx's own inliner is not used, because it
 cannot inline functions of another operator set, and its node names do not show the call.
 """
 
@@ -169,8 +169,8 @@ def inline_functions(proto: onnx.ModelProto, path: str) -> tuple[tuple[str, ...]
         path: Path of the model for messages.
 
     Returns:
-        Names of the functions that were called, and the name of each inlined node in its function,
-        by new name.
+        Names of the functions that were called, and the names that inlined nodes had in their
+        functions, by new name.
 
     Raises:
         ModelError: A call has too many inputs or outputs, or a function uses an operator set that
@@ -261,7 +261,7 @@ class _FunctionBody:
     Attributes:
         function: The function.
         nodes: Nodes of the function and of inlined functions.
-        sources: Name of each inlined node in its function, by new name.
+        sources: Names that inlined nodes had in their functions, by new name.
     """
 
     function: onnx.FunctionProto

@@ -54,7 +54,7 @@ _RESIZING = frozenset(
 _PROPAGATED = frozenset(
     "Add Cast Concat Gather MeanVarianceNormalization Mul Size Slice Squeeze Sub Unsqueeze".split()
 )
-# Positions of the inputs whose values determine the output size: the first, and after the last
+# Inputs whose values determine the output size: first position, and position after the last one.
 _SIZE_INPUTS = {
     "ConstantOfShape": (0, 1),
     "Expand": (1, 2),

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 _Node = TypeVar("_Node")
 STANDARD = ("", "ai.onnx")  # both names of the domain of ONNX's own operators
-DOMAINS = (*STANDARD, "com.microsoft")  # domains whose operators of equal names are the same
+DOMAINS = (*STANDARD, "com.microsoft")  # domains in which operators of equal names are equal
 INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # prefixes of domains of onnxruntime's optimizer
 RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # domains that onnxruntime supports
 
@@ -107,7 +107,7 @@ def _outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
 
 
 def message_fields(message: Message) -> Iterator[tuple[Any, Any]]:
-    """Yield the descriptor and the values of each field of a message that is set."""
+    """Yield the descriptor and the values of each field that is set in a message."""
     for field, value in message.ListFields():
         is_new = hasattr(field, "is_repeated")
         is_repeated = field.is_repeated if is_new else field.label == field.LABEL_REPEATED

@@ -77,6 +77,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util.files import record_inputs
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from calibration import Statistics
@@ -126,12 +127,13 @@ def insert(
         model: Float ONNX model; it is not changed.
         data: Images, as for :func:`calibration.open_data`: folder, list file, list of paths, npz,
             npy or arrays. Not needed with `calib_table`.
-        progress: Whether to draw progress on stderr if that is a terminal.
+        progress: Whether to report progress on stderr.
         method: ``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how the range of an
             activation is chosen.
         method_for: Pairs of a regular expression on tensor names and the method for these
             tensors.
-        percentile: For the method ``percentile``, in percent of the absolute values.
+        percentile: Percentage of the absolute values that the range covers, for the method
+            ``percentile``.
         max_images: Maximum number of samples, spread evenly over the data.
         preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
@@ -141,7 +143,7 @@ def insert(
             metadata.
         calib_cache: File that keeps the statistics, so that another run needs no inference.
         overwrite_cache: Whether a cache of another model or of other data is replaced. Otherwise
-            it is an error.
+            such a cache is an error.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
         precision: ``int8``, or ``fp8`` (E4M3) for GPUs from compute capability 8.9 on and
@@ -159,11 +161,12 @@ def insert(
             quantized.
         attention: ``auto`` is ``float`` for INT8, and quantizes attentions that TensorRT fuses for
             FP8. ``float`` leaves the products of attention (queries with keys, Softmax with
-            values) float. ``int8`` and ``fp8`` quantize their inputs, the Softmax's result with
-            its fixed range 0 to 1. Users measured INT8 attention to be slower: 800 us instead of
-            200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms instead of 43 for a UNet
+            values) float. ``int8`` and ``fp8`` quantize the inputs of the products, the Softmax's
+            result with the range 0 to 1. Users measured INT8 attention to be slower: 800 us instead
+            of 200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms instead of 43 for a UNet
             of Stable Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of each
-            attention of ViT-B/16 and Swin-T in either type, and several of YOLO11's.
+            attention of ViT-B/16 and Swin-T in either type, and several kernels of each attention
+            of YOLO11.
         unify: Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share
             one scale.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
@@ -184,7 +187,7 @@ def insert(
             :mod:`qdqtool.insertion.input_types`.
         cluster: Workers that calibrate and measure: address of a Dask scheduler, ``local:N`` for
             N processes on this machine, or a ``distributed.Client``. Default: this process. The
-            result is the same, bit for bit.
+            result does not depend on the workers, bit for bit.
         mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
         calib_table: Table with the ranges, instead of `data`: a TensorRT calibration table, AIMET
             encodings, JSON of PPQ or onnxruntime, or lines of Paddle; see
@@ -196,8 +199,8 @@ def insert(
             left float on 2 of the samples, and the largest gains are confirmed on the other 6. None
             is the default of the command.
         predict: Whether to predict the result.
-        gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. FP8
-            is refused on a GPU without it.
+        gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. With
+            ``precision="fp8"``, a GPU without FP8 is an error.
 
     Returns:
         The Q/DQ model with scales (units of the tensor per integer step) and reasons.
@@ -696,7 +699,7 @@ class _Inserter:
             self.result.warnings.append(
                 Note(
                     f"{self._format.title} activations change the outputs by {losses.error:.1%}, "
-                    f"but together with FP16 by {error:.0%}: compare the accuracy with "
+                    f"but together with FP16 by {error:.0%}: compare the accuracy with that of "
                     "`high_precision='fp32'`",
                     code="half-differs",
                     int8=losses.error,
@@ -736,7 +739,7 @@ class _Inserter:
         self.result.findings.extend(findings)
         if findings:
             more = len(findings) - 1
-            others = f" This also applies to {more} more." if more else ""
+            others = f" This also applies to {format_count(more, 'more node')}." if more else ""
             self.result.warnings.append(_note_finding(findings[0], f"{others} {findings[0].fix}"))
 
     def predict(self) -> None:

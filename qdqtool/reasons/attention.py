@@ -80,9 +80,10 @@ class DecomposedNorm(Reason):
     """A decomposed LayerNorm whose squares may exceed FP16; the node computes the squares.
 
     Attributes:
-        exact: Whether the target accepts LayerNormalization, and it computes the same result.
+        exact: Whether the target accepts LayerNormalization, and a LayerNormalization computes the
+            same result.
         opset: Opset of the model.
-        alone: Operator that computes the squares, if they are no part of a known normalization;
+        alone: Operator that computes the squares, if they are not part of a known normalization;
             else empty.
     """
 
@@ -107,14 +108,14 @@ class DecomposedNorm(Reason):
             "256 is infinite."
         )
         if self.exact:
-            raised = f", raising opset {self.opset} to 17" if self.opset < 17 else ""
+            raised = f", and raises the opset from {self.opset} to 17" if self.opset < 17 else ""
             return (
                 text,
                 "qdqtool fix --only NORM-PIECES writes a LayerNormalization, which computes the "
-                f"same{raised}.",
+                f"same result{raised}.",
             )
         if self.opset >= 17:
-            return text, "Keep these nodes FP32: no LayerNormalization computes the same."
+            return text, "Keep these nodes FP32: no LayerNormalization computes the same result."
         return text
 
 
@@ -162,8 +163,8 @@ class FusedByMyelin(Reason):
         )
         if self.possible:
             return (
-                f"Myelin may compile {where}: up to {self.possible} of the conversions counted "
-                "here would then be part of its kernels."
+                f"Myelin may compile {where}: up to {self.possible} of the predicted conversions "
+                "would then be part of its kernels."
             )
         text = f"Myelin compiles {where}"
         if self.fused:

@@ -38,7 +38,7 @@ LossCause = StrEnum(
         "TURING",
     ],
 )
-"""Cause for which a convolution cannot use the integers of a DQ (messages: ``_LOST``)."""
+"""Cause that keeps a convolution from using the integers of a DQ (messages: ``_LOST``)."""
 
 
 FaultKind = StrEnum(
@@ -62,7 +62,7 @@ FaultKind = StrEnum(
         "HARDWARE_TYPE",
     ],
 )
-"""Kind of a fault that the compiler rejects or crashes on (messages: ``_FAULTS``)."""
+"""Fault of a model that the compiler rejects, or on which it crashes (messages: ``_FAULTS``)."""
 
 
 UnsupportedForm = StrEnum(
@@ -97,8 +97,9 @@ def _because(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
 
 
 _ACTIVATION = (
-    "Use one scale for the whole tensor. If channels differ hundreds of times, qdqtool insert "
-    "--smooth first moves the differences into the weights of the consumers."
+    "Use one scale for the whole tensor. If the ranges of the channels differ by a factor of "
+    "hundreds, qdqtool insert --smooth first moves the differences into the weights of the "
+    "consumers."
 )
 
 
@@ -112,7 +113,7 @@ _LOST: dict[LossCause, Message] = {
     ),
     LossCause.SHARED: (
         "{conv}: the factor of {node} ({op}) cannot be merged into the scale of {dq}, because "
-        "other nodes read the same tensor.",
+        "other nodes read the input of {node} as well.",
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
     LossCause.POOL: (
@@ -127,7 +128,8 @@ _LOST: dict[LossCause, Message] = {
     ),
     LossCause.JOIN_FLOAT: (
         "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
-        "Put Q/DQ directly before {conv}, or on every input of {node} with one scale.",
+        "Put Q/DQ directly before {conv}, or put Q/DQ with one common scale on every input of "
+        "{node}.",
     ),
     LossCause.JOIN_SCALE: (
         "{conv}: the inputs of {node} ({op}) have different scales, so its result is float.",
@@ -158,16 +160,16 @@ _LOST: dict[LossCause, Message] = {
         "Quantize the weights along axis 0.",
     ),
     LossCause.SUM_AXIS: (
-        "{conv}: the scales of {dq} vary along the axis that is summed, or by batch.",
+        "{conv}: the scales of {dq} vary along the axis that is summed, or along the batch.",
         "Quantize along the output columns, or with one scale.",
     ),
     LossCause.CAST: (
         "{conv}: a Cast to a wider float is between {dq} and this layer.",
-        "Let the DQ write the wider type: give it scales of that type.",
+        "Give {dq} scales of the wider type, so that it writes this type.",
     ),
     LossCause.TYPES: (
         "{conv}: its inputs are quantized to types that cannot be multiplied.",
-        "Quantize both sides to int8.",
+        "Quantize both inputs to int8.",
     ),
     LossCause.TURING: (
         "{conv}: TensorRT-RTX has no INT8 on SM75, and SM75 among the targets disables INT8 for "
@@ -276,11 +278,11 @@ _FORMS: dict[UnsupportedForm, tuple[str, str]] = {
         "This version of TensorRT does not support dilations other than 1.",
     ),
     UnsupportedForm.TRAINING: (
-        "{1} in training",
+        "{1} in training mode",
         "This version of TensorRT does not support training_mode == 1 in BatchNormalization.",
     ),
     UnsupportedForm.NORM: (
-        "another norm than L1 and L2",
+        "a norm other than L1 and L2",
         "Only L1 and L2 normalization are supported.",
     ),
     UnsupportedForm.ANTIALIASING: ("antialiasing", "Antialiasing is not supported currently."),
@@ -314,7 +316,7 @@ _FORMS: dict[UnsupportedForm, tuple[str, str]] = {
     ),
     UnsupportedForm.INT32: ("{1} of int32", "Found unsupported input type of INT32"),
     UnsupportedForm.HALF: (
-        "{1} of 16 bits",
+        "{1} of 16-bit floats",
         "The rank of operands should be the same adding inputs.",
     ),
 }
@@ -333,7 +335,8 @@ class IntegersLost(Reason):
 
     Attributes:
         why: Cause of the loss.
-        step: Node at which the integers are lost; None for the convolution itself.
+        step: Node at which the integers are lost, which may be the convolution itself; None if the
+            cause is not a node.
         dq: Name of the DQ.
         weights: Whether the DQ is on the weights.
     """
@@ -426,7 +429,7 @@ class CompilerFault(Reason):
 
 
 def ends_build(reason: Reason) -> bool:
-    """Return whether a reason makes the build fail, instead of a layer run in float."""
+    """Return whether a reason makes the build fail; other reasons make a layer run in float."""
     return not isinstance(reason, _FLOAT_REASONS)
 
 

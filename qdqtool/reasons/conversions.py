@@ -98,7 +98,8 @@ def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
 
 def _describe_obstacle(r: RemainingConversion, reason: Reason) -> str:
     if isinstance(reason, OutputScale):
-        return f"{r.origin.node} cannot use its scale"
+        scale = "a computed scale" if reason.computed else "one scale per channel"
+        return f"{r.origin.node} cannot absorb a Q with {scale}"
     if isinstance(reason, NotCommuting):
         return f"a Q cannot move up past {format_node(reason.node, reason.op)}"
     if isinstance(reason, ManyConsumers):
@@ -176,7 +177,7 @@ class RemainingConversion(Reason, key="stays"):
                 f"{self.name} converts the network's input '{self.origin.tensor}' to {kind} "
                 f"(scale {scale})."
             )
-            # The code's advice is about images of INT8 and UINT8.
+            # The general advice of this code is about INT8 and UINT8 images.
             return (text, NO_ACTION) if self.precision == Precision.FP8 else text
         assumed = (
             (
@@ -193,7 +194,7 @@ class RemainingConversion(Reason, key="stays"):
 
 
 class ScalesAround(RemainingConversion):
-    """A remaining conversion with different scales around it, which are reported."""
+    """A remaining conversion that is reported because of different scales around it."""
 
     rules = (
         fixable("DOUBLE-QDQ", lambda r: r.requantizes and not r.path),
@@ -217,7 +218,7 @@ class ScalesAround(RemainingConversion):
                 cause,
                 self.origin.tensor,
                 self.siblings,
-                f"'{self.origin.tensor}' is converted once for each",
+                f"'{self.origin.tensor}' is converted once for each scale",
             )
         before, scale = format_scale(self.first_scale), format_scale(self.scale)
         if finding.code == "DOUBLE-QDQ":

@@ -34,7 +34,7 @@ class Severity(StrEnum):
 
 
 class FindingRule(NamedTuple):
-    """Rule that turns a reason into a finding: the code, and whether ``fix`` can change it.
+    """Rule that turns a reason into a finding: the code, and whether ``fix`` can remove it.
 
     Attributes:
         code: The code.
@@ -61,12 +61,12 @@ class FindingRule(NamedTuple):
 def fixable(
     code: FindingCode, when: Callable[[Any], object] | None = None, *, on_request: bool = False
 ) -> FindingRule:
-    """Return the rule of a code that ``fix`` can change without data."""
+    """Return a rule whose findings ``fix`` can remove without data."""
     return FindingRule(code, when, is_attempted=True, is_promised=True, is_on_request=on_request)
 
 
 def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) -> FindingRule:
-    """Return the rule of a code that ``fix`` changes only if the simulation shows a gain."""
+    """Return a rule whose findings ``fix`` removes only if the simulation shows a gain."""
     return FindingRule(code, when, is_attempted=True)
 
 
@@ -163,7 +163,7 @@ class Cause:
 
     @property
     def refusal(self) -> Reason:
-        """Former name of `reason`, for one version."""
+        """Former name of `reason`, kept for one version."""
         return self.reason
 
 

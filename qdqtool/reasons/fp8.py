@@ -116,7 +116,7 @@ class MixedOperands(Reason, key="mixed-operands"):
 
 
 class OutputTypeDiffers(Reason, key="output-type"):
-    """The Q after a layer is of another 8-bit type than the layer computes in.
+    """The Q after a layer quantizes to an 8-bit type other than the type of the layer.
 
     Attributes:
         quantizer: The Q.

@@ -35,7 +35,7 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
 
 
 class ActivationJoined(Reason, key="activation-joined"):
-    """A pointwise kernel with further inputs after a convolution, which cannot fuse it.
+    """A convolution cannot fuse the pointwise kernel after it, which also reads other tensors.
 
     Attributes:
         pointwise: Nodes of the kernel.
@@ -67,7 +67,8 @@ class InsideActivation(Reason, key="inside-activation"):
         activation: Node of the activation; the Sigmoid of a SiLU.
         silu: Whether the activation is SiLU.
         gate: Whether the Q is between the Sigmoid and the Mul.
-        second: Second Q, between Sigmoid and Mul, if ``gate`` is False; empty if missing.
+        second: Second Q, between Sigmoid and Mul, if ``gate`` is False; empty if no second Q is
+            there.
     """
 
     rules = (fixable("SILU-INNER-Q", lambda r: r.silu), fixable("ACT-INNER-Q"))
@@ -105,7 +106,7 @@ class PadBeforeConvolution(Reason, key="behind-pad"):
 
 
 class StemBeforePool(Reason, key="stem-before-pool"):
-    """A stem fuses a Relu with Q/DQ on both sides and the MaxPool after it.
+    """A stem convolution fuses a Relu that has Q/DQ on both sides, and the MaxPool after the Relu.
 
     Attributes:
         relu: The Relu.

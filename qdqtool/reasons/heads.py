@@ -16,7 +16,7 @@ def describe_lost_scores(r: ConcatAfterHead) -> str:
 
 
 def describe_harm(findings: Sequence[Finding]) -> str:
-    """Describe the scores that a wrong Concat scale destroys; empty if none are destroyed."""
+    """Describe the scores that a wrong Concat scale destroys; empty if all scores are kept."""
     for finding in findings:
         r = finding.causes[0].reason
         if finding.severity == Severity.ERROR and isinstance(r, ConcatAfterHead) and r.scores:
@@ -60,16 +60,18 @@ class ConcatAfterHead(Reason):
         text = f"{self.node} has one scale for all inputs of {self.concat} after the head{scale}"
         if not self.scores:
             return f"{text}."
-        own = "" if self.own is None else f", their own scale is {format_number(self.own)}"
-        return f"{text}: {describe_lost_scores(self)} (scores are '{self.scores}', at most 1{own})."
+        own = "" if self.own is None else f", and have scale {format_number(self.own)} before it"
+        return (
+            f"{text}: {describe_lost_scores(self)} (the scores '{self.scores}' are at most 1{own})."
+        )
 
 
 class HeadQuantized(Reason):
-    """A quantized layer at the end of a detection head, which is better left float.
+    """A quantized layer at the end of a detection head; such a layer is better left float.
 
     Attributes:
         branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
-        sums: Names of the Adds after the DFL, which add anchors to distances.
+        sums: Names of the Adds after the DFL that add anchors to distances.
     """
 
     rules = (

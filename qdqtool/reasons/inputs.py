@@ -15,7 +15,7 @@ class InputNotDequantized(Reason, key="input-not-dequantized"):
         producer: Node that writes the tensor.
         op: The producer's operator, ``Input`` for a network input.
         weights_quantized: Whether the weights come from a DQ.
-        dq: The nearest DQ upstream, which cannot move down to the input; empty if missing.
+        dq: The nearest DQ upstream, which cannot move down to the input; empty if no DQ was found.
         blocker: The first operator between this DQ and the input that a DQ cannot pass; None if
             other consumers keep the DQ from moving.
     """
@@ -56,10 +56,10 @@ class InputNotDequantized(Reason, key="input-not-dequantized"):
                 f"Give {self.node} a DequantizeLinear of its own, after the same QuantizeLinear.",
             )
         where = (
-            f"past {self.blocker.node} ({self.blocker.op}) to it"
+            f"past {self.blocker.node} ({self.blocker.op}) to this layer"
             if self.blocker is not None
             else (
-                "to it: it has other consumers, and remains before "
+                "to this layer, because the DQ has other consumers and remains before "
                 f"{format_node(self.producer, self.op)}"
             )
         )

@@ -68,7 +68,8 @@ class UnanalyzedSubgraphs(Reason):
         place = "its branches" if self.op == "If" else "its body"
         alone = ""
         if self.int8 is not None and self.quantizers:
-            alone = f" Predicted alone, {self.int8} of these layers run in INT8."
+            layers = format_count(self.int8, "layer")
+            alone = f" If predicted separately, {place} would run {layers} in INT8."
         return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
 
 
@@ -144,7 +145,7 @@ class LocalFunctions(Reason):
 
 
 class UnknownOperator(Reason):
-    """A plugin or unknown operator; ``more`` is the number of further nodes with it."""
+    """A plugin or unknown operator; ``more`` is the number of further nodes of this operator."""
 
     rules = (FindingRule("PLUGIN-OUTSIDE"),)
 

@@ -48,10 +48,10 @@ class PoolingOneSide(Reason, key="pooling-one-side"):
     """An averaging pooling is quantized on one side only.
 
     Attributes:
-        quantized_input: Whether the input is quantized, and not the result.
+        quantized_input: Whether the quantized side is the input; otherwise it is the result.
         origin: Producer of the input.
         consumers: Consumers of the result.
-        elements: Size of its result.
+        elements: Size of the input.
     """
 
     rules = (FindingRule("POOL-FLOAT"),)
@@ -65,7 +65,7 @@ class PoolingOneSide(Reason, key="pooling-one-side"):
         quantizers_after = quantizer_consumers(self.consumers)
         if self.quantized_input:
             why = (
-                f"{quantizers_after[0].node} is not its only consumer"
+                f"its result has consumers other than {quantizers_after[0].node}"
                 if quantizers_after
                 else "no QuantizeLinear is after it"
             )
@@ -82,9 +82,9 @@ class ReduceNotPooling(Reason, key="reduce-not-pooling"):
     The node does not average over height and width with keepdims=1.
 
     Attributes:
-        dq: DQ before the node; empty if missing.
+        dq: DQ before the node; empty if the input does not come from a DQ.
         consumers: Consumers of the result.
-        elements: Size of its result.
+        elements: Size of the input.
     """
 
     rules = (FindingRule("POOL-FLOAT"),)
@@ -132,7 +132,7 @@ _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
     """Return the pooling or Resize between a result and all its consumers, else None.
 
-    It has quantized and float consumers, so that no Q can move up past it.
+    This operator has quantized and float consumers, so that no Q can move up past it.
     """
     shared = r.consumers[0].path[0] if r.consumers[0].path else None
     if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.consumers):
@@ -149,7 +149,9 @@ def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
 
 
 class OutputNotQuantized(Reason, key="output-not-quantized"):
-    """A layer whose result no Q reads.
+    """A quantized layer writes float, because it cannot absorb a Q after it.
+
+    Its result has no Q as consumer, or the Q is after an operator past which it cannot move up.
 
     Attributes:
         tensor: ONNX tensor of the result.
@@ -223,7 +225,7 @@ class OutputDifferentScales(Reason, key="output-different-scales"):
         writes = (
             float_result(self)
             if self.node in finding.convolutions
-            else f"'{self.tensor}' is converted once for each"
+            else f"'{self.tensor}' is converted once for each scale"
         )
         return describe_different_scales(cause, self.tensor, self.consumers, writes)
 

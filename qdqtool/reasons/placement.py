@@ -15,7 +15,7 @@ _HEAD_OPTION = "(`head='none'` quantizes it)"
 
 
 class SkipCause(StrEnum):
-    """Cause for which a node remains float, as text. The message needs no further values."""
+    """Cause that keeps a node float. Each value is the message, which needs no further values."""
 
     ACCURACY = "left float for accuracy"
     # Inputs that make Q/DQ useless.
@@ -25,7 +25,7 @@ class SkipCause(StrEnum):
     TRANSPOSED_INPUT = "its data input is transposed (transA)"
     # Nodes for which TensorRT has no FP8 kernel, or only slow ones.
     FP8_KERNEL = (
-        "the kernel has more than 32 elements, and TensorRT has no FP8 kernel for it "
+        "its kernel size exceeds 32 elements, the maximum of TensorRT's FP8 convolutions "
         "(`include` quantizes it anyway)"
     )
     FP8_GROUPS = (
@@ -57,7 +57,7 @@ class SkipCause(StrEnum):
     )
     # Nodes of a PyTorch network that cannot get a quantizer for training.
     UNTRACED_WEIGHTS = (
-        "a function call with weights (as F.linear), or a module called with keywords or "
+        "a function call with weights (such as F.linear), or a module called with keywords or "
         "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with "
         "its input"
     )
@@ -164,7 +164,7 @@ class WeightsRank(Reason):
     def skip_reason(self) -> str:
         return (
             f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports "
-            "constant INT8 weights of two"
+            "constant INT8 weights of two dimensions only"
         )
 
 
@@ -213,7 +213,7 @@ class SubgraphLayers(Reason):
     count: int
 
     def skip_reason(self) -> str:
-        return f"{format_count(self.count, 'layer')} with weights in its subgraphs not quantized"
+        return f"its subgraphs, with {format_count(self.count, 'layer')}, are not quantized"
 
 
 # Skipped nodes --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class NothingQuantized(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         if self.is_nested:
-            place = "this model has Q/DQ in branches of If or bodies of Loop and Scan only"
+            place = "this model has Q/DQ only in branches of If or bodies of Loop and Scan"
         else:
             place = "this model has no Q/DQ"
         return (
@@ -151,7 +151,7 @@ class ParameterIndirect(Reason):
     more: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        more = f" (and of {self.more} more)" if self.more else ""
+        more = f" (and of {format_count(self.more, 'more quantizer')})" if self.more else ""
         return (
             f"the {self.parameter} '{self.tensor}' of {self.node}{more} is not stored: "
             f"{self.producer} ({self.op}) computes it from constants."
@@ -239,7 +239,7 @@ _FORMS = {
 
 
 class FakeQuantizers(Reason):
-    """Simulated quantizers in another form than Q and DQ; the node is the first of them.
+    """Simulated quantizers in a form other than Q and DQ; the node is the first of them.
 
     Attributes:
         form: Tool or exporter that writes this form.
@@ -259,7 +259,7 @@ class FakeQuantizers(Reason):
 
     @property
     def is_misread(self) -> bool:
-        """Whether TensorRT builds a network of these quantizers, with wrong numbers."""
+        """Whether TensorRT builds the quantizers and then computes wrong numbers."""
         return self.form == "QCDQ"
 
     def message(self, finding: Finding, cause: Cause) -> Message:

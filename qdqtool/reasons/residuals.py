@@ -33,7 +33,7 @@ def advise_residual_pair(add: str, residual: str, quantizers: Sequence[TensorCon
 
 
 class ResidualFloat(Reason, key="residual-float"):
-    """A residual Add after a convolution whose residual (the other input) is float.
+    """A residual Add after a convolution; the other input of the Add, the residual, is float.
 
     Attributes:
         add: The Add.
@@ -92,7 +92,7 @@ class ResidualBothQuantized(Reason, key="residual-both-quantized"):
 
 
 class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
-    """A residual Add whose residual is quantized, but whose result is not read by a Q alone."""
+    """A residual Add with a quantized residual, whose result has consumers other than one Q."""
 
     rules = (attempted("ADD-OUT-FLOAT"),)
 

@@ -30,15 +30,15 @@ from qdqtool.reasons.text import (
 from qdqtool.util.text import format_count
 
 
-def list_scale_rules(steps: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
+def list_scale_rules(find_operator: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
     """Return the rules for different scales; the code depends on the operator between them.
 
-    ``steps`` returns this operator for a reason; None if the scales are on one tensor.
+    ``find_operator`` returns this operator for a reason; None if the scales are on one tensor.
     """
     return (
-        fixable("CONCAT-SCALE", lambda r: (s := steps(r)) is not None and s.op in JOINS),
-        fixable("SPLIT-SCALE", lambda r: (s := steps(r)) is not None and s.op in CUTS),
-        fixable("POOL-SCALE", steps),
+        fixable("CONCAT-SCALE", lambda r: (s := find_operator(r)) is not None and s.op in JOINS),
+        fixable("SPLIT-SCALE", lambda r: (s := find_operator(r)) is not None and s.op in CUTS),
+        fixable("POOL-SCALE", find_operator),
         fixable("SIBLING-SCALE"),
     )
 
@@ -87,7 +87,7 @@ def describe_different_scales(
 
 
 class ConcatScales(Reason, key="concat-scales"):
-    """The inputs of a Concat are quantized with other scales than its result.
+    """The scales of a Concat's inputs differ from the scale of its result.
 
     Attributes:
         parts: Scale of each input, from the input's DQ or another Q that reads the input. None for
@@ -135,7 +135,7 @@ class PairScalesDiffer(Reason):
         if isinstance(first, float) and isinstance(second, float) and first:
             factor = f", so that the pair multiplies the tensor by {format_number(second / first)}"
         return (
-            f"{self.node} has scale {format_scale(second)}, and {self.quantizer} before it "
+            f"{self.node} has scale {format_scale(second)}, and {self.quantizer} before it has "
             f"{format_scale(first)}{factor}."
         )
 
@@ -342,7 +342,7 @@ class ScaleImplausible(Reason):
 
 @dataclass(frozen=True)
 class DeadPart:
-    """A tensor, or a part of a Concat, whose values a quantizer all maps to one value.
+    """A tensor, or a part of a Concat, whose values all become one value after Q and DQ.
 
     Attributes:
         tensor: Name of the tensor: the quantizer's input, or a part that a Concat joins into it.
@@ -381,7 +381,10 @@ class ScaleDead(Reason):
 
     @property
     def reach(self) -> float | None:
-        """Largest possible magnitude of the input; None if it cannot determine the scale."""
+        """Largest possible magnitude of the input, from which a scale can be computed.
+
+        None if the magnitude is 0, infinite or unknown for a part of the input.
+        """
         reach = max(abs(self.parts[0].low), abs(self.parts[0].high))
         return reach if self.whole and 0 < reach < float("inf") else None
 
@@ -442,7 +445,7 @@ class ScaleCount(Reason):
 
 
 class ScaleComputed(Reason, key="scale-computed"):
-    """A scale that is computed at run time; ``tensor`` is its name, empty if unknown."""
+    """A scale that is computed at run time; ``tensor`` names the scale and is empty if unknown."""
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 
@@ -593,7 +596,7 @@ class OutlierScales(Reason):
         where = (
             f"On {format_count(self.samples, 'sample')}"
             if self.samples
-            else "By the gains of the normalizations before them"
+            else "According to the gains of the normalizations upstream"
         )
         message = (
             f"{self.bad} of {self.total} activation scales cover outliers, so other values "

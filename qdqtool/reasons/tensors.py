@@ -13,7 +13,7 @@ from qdqtool.util.records import once
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None if unknown."""
 
-STEPS = 100  # maximum steps of a path that are listed; networks have a dozen
+STEPS = 100  # maximum steps of a path that are listed; paths of real networks have about a dozen
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ class TensorOrigin:
         tensor: The tensor upstream of all these operators.
         node: The ONNX node that produces this tensor; empty for a network input.
         op: Operator of the node.
-        convolution: The convolution whose layer contains the node; empty if missing.
-        path: Operators between the producer and the original tensor, the nearest to the original
-            tensor first, at most :data:`STEPS`.
-        int8: Whether the layer computes in INT8.
+        convolution: The node, if it is a convolution or matrix product; else empty.
+        path: Operators between the producer and the tensor whose origin this is, the nearest to
+            this tensor first, at most :data:`STEPS`.
+        int8: Whether the layer computes in INT8 or FP8, or writes INT8 or FP8.
         boundary: The last ONNX node of the layer that produces the tensor.
         quantizer: Node of the Q before a producing DQ; the DQ's own node if it has no Q, and empty
             if the producer is not a quantizer.

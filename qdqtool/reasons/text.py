@@ -24,9 +24,8 @@ An empty fix stands for the general advice of the finding code, `NO_ACTION` for 
 
 NO_ACTION = "no action needed"
 
-MIN_SCALE_RATIO = (
-    0.25  # smallest scale / largest scale; a common scale costs two bits at this ratio
-)
+# Smallest scale divided by the largest scale. At this ratio, a common scale costs two bits.
+MIN_SCALE_RATIO = 0.25
 
 
 def format_number(value: float | None) -> str:
@@ -98,9 +97,10 @@ def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> 
         return f"its consumers come after {more} and were not analyzed"
     floats = list(dict.fromkeys(consumer_names(float_consumers(consumers))))
     if not floats:
+        names = list(dict.fromkeys(consumer_names(consumers)))
         return (
-            f"{list_names(consumer_names(consumers))} "
-            f"quantizes{it}{describe_unread_consumers(consumers)}"
+            f"{list_names(names)} {'quantize' if len(names) > 1 else 'quantizes'}{it}"
+            f"{describe_unread_consumers(consumers)}"
         )
     return (
         f"{list_names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as "
@@ -109,7 +109,7 @@ def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> 
 
 
 def describe_unread_consumers(consumers: Sequence[TensorConsumer]) -> str:
-    """Return a remark about consumers that were not analyzed; empty if there are none."""
+    """Return a remark about consumers that were not analyzed; empty if all were analyzed."""
     more = getattr(consumers, "more", "")
     return f" (and others after {more}, which were not analyzed)" if more else ""
 
@@ -117,7 +117,8 @@ def describe_unread_consumers(consumers: Sequence[TensorConsumer]) -> str:
 def describe_origin(origin: TensorOrigin, tensor: str = "") -> str:
     """Describe the producer of a tensor, such as ``the result of /conv1/Conv``.
 
-    ``tensor`` is a name to include for other producers than convolutions and sums.
+    ``tensor`` is the tensor's name, which is included if the producer directly writes the tensor
+    and is not a convolution or sum. Empty to leave it out.
     """
     if origin.convolution:
         return f"the result of {origin.convolution}"
@@ -149,9 +150,9 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
             f"{math.log2(largest / smallest):.1f} bits: keep separate scales, or leave the side "
             "with the largest range in float."
         )
-    return f"Give them one scale, {format_number(largest)}{cost}."
+    return f"Use one scale for all, {format_number(largest)}{cost}."
 
 
 def float_result(reason: Any) -> str:
-    """Return ``node writes float`` with the size of the result, for a reason with both."""
+    """Return ``node writes float`` with the size, for a reason that has a node and a size."""
     return f"{reason.node} writes float{format_size(reason.elements)}"

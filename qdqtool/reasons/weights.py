@@ -68,8 +68,8 @@ class WeightsStored(Reason):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.convolution}: weights '{self.weight}' are stored as integers, with only "
-            f"{self.node}."
+            f"{self.convolution}: weights '{self.weight}' are stored as integers, with a DQ "
+            f"({self.node}) but no Q."
         )
 
 
@@ -153,7 +153,7 @@ class WeightsAxis(Reason, key="weights-axis"):
 
 
 class WeightsShared(Reason, key="weights-shared"):
-    """Quantized weights that several layers read, but only one of them can fold.
+    """Quantized weights that several layers read, although only one layer can absorb them.
 
     Attributes:
         weight: The weights.
@@ -198,7 +198,7 @@ _WEIGHT_SCALE_ADVICE = {
         "Compute the scales along the output channels, and set that axis.",
     ),
     WeightScalesCause.FACTOR: (
-        "all by the same factor, {factor:.4g}",
+        "all are wrong by the same factor, {factor:.4g}",
         "Use scale = max|w| / 127 for each channel. A factor of 1.008 comes from 128 instead of "
         "127, a factor of 2 from a wrong range.",
     ),
@@ -316,7 +316,7 @@ class WeightsPerTensor(Reason):
             return text, "Give each output channel a scale of its own: max|w| / 127."
         some = "" if self.rounded == len(self.layers) else f" of {self.rounded} of these layers"
         return text, (
-            f"The file has no float weights{some}, so quantize again from the float model: qdqtool "
+            f"The file has no float weights{some}. Quantize again from the float model: qdqtool "
             "insert FLOAT.onnx --calib images/, or quantize_static(..., per_channel=True)."
         )
 

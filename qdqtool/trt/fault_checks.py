@@ -1,10 +1,10 @@
 """Checks for faults of quantizers, weights and operators, one function per fault.
 
-Each function returns a reason (a record of `qdqtool.reasons`) if the fault is present, else None.
+A check returns a reason (a record of `qdqtool.reasons`) if the fault is present, else None.
 
 The checks of the model, the passes, the prediction for TensorRT-RTX and the insertion of Q/DQ call
 these functions. ``pass_name`` is the name of the calling pass or check, ``node`` the node that the
-reason is about. If targets differ, an argument says what the target accepts.
+reason is about. If a fault depends on the target, an argument states what the target accepts.
 """
 
 import itertools
@@ -50,9 +50,10 @@ MAX_CHANNELS = 5  # maximum number of channels that a reason lists
 # an exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
 # same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
 MAX_FP8_KERNEL = 32
-# Attention heads up to this size run in FP16 (head 8 on TensorRT-RTX 1.7.1; ModelOpt).
+# An attention with heads of at most this size runs in FP16. Sources: a build of TensorRT-RTX 1.7.1
+# with head size 8, and ModelOpt.
 _FP16_HEAD = 8
-_MAX_FP8_SEQUENCE = 3072  # release notes of 10.6
+_MAX_FP8_SEQUENCE = 3072  # maximum number of keys; release notes of TensorRT 10.6
 
 
 def fuses_fp8_attention(head: int | None, sequence: int | None, max_head: int) -> bool:
@@ -70,13 +71,15 @@ def fuses_fp8_attention(head: int | None, sequence: int | None, max_head: int) -
 
 LARGEST_SCALE = 1024.0  # largest plausible scale: twice the largest FP16 number, divided by 127
 _INT8_MAX = 127.0
-# A scale is too small for its weights above this ratio of the largest weight to the INT8 range.
+# A scale is too small if the largest weight is more than this many times 127 times the scale.
 _MAX_WEIGHT_RATIO = 1000.0
-_MIN_WEIGHT_RATIO = 30.0  # the limit of the ratio if another channel exceeds _MAX_WEIGHT_RATIO
-_MAX_DEAD_RANGE = 0.02  # a channel is dead below this part of the median channel's largest weight
-_MAX_DEAD_WEIGHT = 1e-5  # weights up to this size may have the minimum scale of a tool
+_MIN_WEIGHT_RATIO = 30.0  # replaces _MAX_WEIGHT_RATIO if another channel exceeds that limit
+# A channel is dead if its largest weight is below this fraction of the median over all channels.
+_MAX_DEAD_RANGE = 0.02
+_MAX_DEAD_WEIGHT = 1e-5  # weights up to this magnitude may have the minimum scale of a tool
 _UNUSED_SCALE = 1e-20  # smaller than the minimum scale of any tool
-# Ratio of neighbors among the sorted scales of a calibrated network; at most 8 in random networks.
+# Maximum ratio between neighbors in the sorted activation scales of a calibrated network. Networks
+# with random weights have ratios of at most 8.
 _MAX_SCALE_STEP = 30.0
 SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilon of its observers)
 
@@ -181,7 +184,7 @@ def scale_implausible(
         scales: Scales of the quantizer; None if unknown.
         includes_infinity: Whether to report an infinite scale. Set this if the target accepts
             infinite scales, because :func:`scale_not_positive` then does not report them.
-        limit: Largest scale of an activation that is too small, as of
+        limit: Largest scale of an activation that is too small, as returned by
             :func:`find_implausible_limit`.
     """
     if scales is None or not scales.values.size:
@@ -212,8 +215,8 @@ def scale_implausible(
 def find_implausible_limit(scales: Iterable[float]) -> float:
     """Return the largest scale of an activation that is too small for any calibration.
 
-    Values may shrink from layer to layer, down to 1e-13 in networks without training. Their scales
-    shrink gradually. A scale without calibration is far from all others.
+    In networks without training, the scales may shrink gradually from layer to layer, down to
+    1e-13. A scale that no calibration has set is much smaller than all others.
 
     Args:
         scales: Scales of all activations of the network.
@@ -261,7 +264,7 @@ def _implausible(
 def find_extreme_scales(
     scales: npt.NDArray[np.float64], largest: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of scales that clip nearly all of their weights' range, or round all to 0.
+    """Return a mask of the scales that clip or round to 0 nearly all of their weights.
 
     Weights that are nearly zero themselves may have any scale.
 
@@ -305,7 +308,7 @@ def _weight_maxima(model: Model, node: Node, count: int) -> npt.NDArray[np.float
 def _has_tiny_scales(model: Model, node: Node, scales: npt.NDArray[np.float64]) -> bool:
     """Return whether all scales are too small and the stored integers are not all 0.
 
-    If the integers are unknown, only scales below the minimum of any tool count.
+    If the integers are unknown, return whether all scales are below the minimum scale of any tool.
     """
     if not (scales <= SMALLEST_SCALE).all():
         return False
@@ -493,9 +496,9 @@ def computes_integers(node: Node) -> bool:
 
 
 def deconvolution_float(pass_name: str, node: Node) -> FloatDeconvolution | None:
-    """Return a fault if a node is a ConvTranspose, which the calling target computes in float.
+    """Return a fault if a node is a ConvTranspose.
 
-    Call this function only for such a target.
+    Call this function only for a target that computes every ConvTranspose in float.
     """
     if operator_of(node).kind != LayerKind.DECONVOLUTION:
         return None

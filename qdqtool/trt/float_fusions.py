@@ -32,8 +32,8 @@ class FloatFusions:
         layers: Layer of each convolution by its ONNX node. ``fusion`` of a layer describes the
             fused layers.
         add_inputs: Convolution layer upstream of an input of a residual Add, by the ONNX tensor
-            that the Add reads. Between them are only pointwise layers, whose tensors no other layer
-            reads. Inputs of another form are missing.
+            that the Add reads. Between convolution and Add are only pointwise layers, whose tensors
+            no other layer reads. An Add input without such a convolution has no entry.
         add_inputs_without_activation: Keys of ``add_inputs`` without an activation between
             convolution and Add. Every target fuses such an Add into the convolution.
     """

@@ -1,8 +1,8 @@
 """Range of TensorRT versions that build for each compute capability.
 
 Sources: release notes of TensorRT 8.5 (Ada, Hopper), 10.5 (Volta removed) and 10.8 (Blackwell);
-NVIDIA/TensorRT issues 3589 (Maxwell removed in 8.6) and 3826 (10.0.1 rejects Pascal). The last
-JetPack for Xavier (7.2) is 5, with TensorRT 8.5.
+NVIDIA/TensorRT issues 3589 (Maxwell removed in 8.6) and 3826 (10.0.1 rejects Pascal). JetPack 5,
+with TensorRT 8.5, is the last JetPack for Xavier (compute capability 7.2).
 """
 
 from enum import StrEnum
@@ -49,19 +49,23 @@ def find_gpu_support(capability: str, target: Target) -> tuple[GpuSupport, str]:
     """Return whether a target builds for a compute capability, and which TensorRT versions do.
 
     A target without a minor version (``trt10``) stands for all its minor versions. TensorRT-RTX has
-    its own list (:meth:`Target.with_capability`).
+    a separate list (:meth:`Target.with_capability`).
+
+    Returns:
+        The support, and the versions that build for the GPU, such as "8.5 or later". The versions
+        are empty for full support.
     """
     number = float(capability)
-    entry = next((s for s in _SUPPORT if s.lowest <= number <= s.highest), None)
-    if entry is None or target.is_rtx:
+    gpus = next((s for s in _SUPPORT if s.lowest <= number <= s.highest), None)
+    if gpus is None or target.is_rtx:
         return GpuSupport.FULL, ""
     first, last = _version_range(target)
-    since, dropped = (".".join(map(str, version)) for version in (entry.since, entry.dropped))
-    if last < entry.since:
+    since, dropped = (".".join(map(str, version)) for version in (gpus.since, gpus.dropped))
+    if last < gpus.since:
         return GpuSupport.TOO_NEW, f"{since} or later"
-    if last < entry.dropped:
+    if last < gpus.dropped:
         return GpuSupport.FULL, ""
-    support = GpuSupport.DROPPED if entry.dropped <= first else GpuSupport.PARTIAL
+    support = GpuSupport.DROPPED if gpus.dropped <= first else GpuSupport.PARTIAL
     return support, f"earlier than {dropped}"
 
 

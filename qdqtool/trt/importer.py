@@ -1,4 +1,4 @@
-"""Translation of an ONNX model to TensorRT's network, as by TensorRT's ONNX parser.
+"""Translation of an ONNX model to TensorRT's network, as TensorRT's ONNX parser translates it.
 
 Layers get the parser's names. Sources: NVIDIA's open-source parser (``node_of_<output>`` for a node
 without a name, ``_<n>`` after a name that is in use), and the logs of yolo-resnet18-orin-trt8502
@@ -188,8 +188,8 @@ class Importer:
             return
         operator = operators.operator_of(node)
         if operator.kind is _SHAPE or self._computes_on_shapes(node):
-            # Shape arithmetic is folded while parsing, or runs on the host. It is a consumer that
-            # a Q or DQ does not take into account.
+            # Shape arithmetic is folded while parsing, or runs on the host. The optimizer does not
+            # count it as a consumer when it moves or fuses a Q or DQ.
             self._shape_tensors.update(name for name in node.outputs if name)
             return
         _HANDLERS.get(operator.kind, Importer._import_other)(self, node)
@@ -226,8 +226,8 @@ class Importer:
 
     def _import_resize(self, node: Node) -> None:
         if self.model.is_constant(node.input(3)):
-            # TensorRT counts a constant size as a layer number, although no layer exists for it
-            # (both BEVFusion builds).
+            # A constant size uses up one of TensorRT's layer numbers, although TensorRT creates no
+            # layer for it (both BEVFusion builds).
             self.layer_number += 1
         self._import_simple(node)
 
@@ -405,10 +405,10 @@ class Importer:
         """
         x, out = self._input(node.input(0)), self._tensor(node.output)
         name = self._unique_name(node)
-        result = Tensor(f"{name}_softmax_output", out.source, out.elem_type, out.shape)
-        self._add(LayerKind.SOFTMAX, name, [x], [result], node)
+        softmax = Tensor(f"{name}_softmax_output", out.source, out.elem_type, out.shape)
+        self._add(LayerKind.SOFTMAX, name, [x], [softmax], node)
         name = self._parser_name("Shuffle")
-        shuffle = self._add(LayerKind.SHUFFLE, name, [result], [out], None)
+        shuffle = self._add(LayerKind.SHUFFLE, name, [softmax], [out], None)
         shuffle.shuffling.may_be_identity = True
 
 
@@ -443,7 +443,7 @@ _TRANSPARENT = (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 
 def is_constant_upstream(model: Model, tensor: str) -> bool:
-    """Return whether only Q, DQ, reshapes and casts are between a constant and a tensor."""
+    """Return whether a tensor comes from a constant through at most Q, DQ, reshapes and casts."""
     cache: dict[str, bool] = model.cache.setdefault("constants upstream", {})
     path: list[str] = []
     while tensor not in cache:

@@ -1,8 +1,8 @@
 """Layers and tensors of TensorRT's network, with the state that passes read and change.
 
 A convolution, for instance, is a :class:`Layer` with :class:`LayerWeights`. Passes record in
-:class:`FusedParts` which layers it has fused, and set ``int8`` and ``int8_out`` once it has
-absorbed the DQs before it and the Q after it.
+:class:`FusedParts` which layers the convolution has fused. They set ``int8`` once it has absorbed
+the DQs of its inputs, and ``int8_out`` once it has absorbed the Q of its output.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tensor:
         name: TensorRT's name. When a pass swaps layers, the name stays at its position in the
             network.
         producer: Layer that writes the tensor; None for a network input.
-        consumers: Layers that read the tensor, each with the number of its inputs that are the
+        consumers: Layers that read the tensor, each with the number of inputs at which it reads the
             tensor, in the order in which the layers were connected.
         source: ONNX tensor that the tensor stands for.
         is_output: Whether the tensor is a network output.
@@ -198,7 +198,8 @@ class FusedParts:
         tensor_before_activation: ONNX tensor between the convolution (with its BatchNormalization)
             and the first fused activation or sum; empty if neither is fused.
         has_pointwise: Whether a pointwise layer (an activation other than Relu) is fused.
-        quantized_relu: ONNX node of a fused Relu with Q/DQ before and after it; empty if missing.
+        quantized_relu: ONNX node of a fused Relu that has Q/DQ before and after it; empty if no
+            such Relu is fused.
         has_pooling: Whether the MaxPool after the convolution is fused.
         has_padding: Whether the Pad before the convolution is fused.
         has_weights: Whether the convolution has absorbed its quantized constant weights.
@@ -257,7 +258,7 @@ class Layer:
             is the weights.
         outputs: Output tensors.
         nodes: ONNX nodes that the layer computes: its own node and the nodes of absorbed layers.
-        owner: ONNX node that a layer without a name from the parser belongs to.
+        owner: For a layer to which the parser gives no name: the ONNX node that it belongs to.
         rank: Position in the optimizer's order of visits.
         cases: Cases of passes (:class:`qdqtool.evidence.Case`) that gave the layer its state, in
             the order in which they applied.
@@ -283,8 +284,8 @@ class Layer:
         paired_q: ONNX node of the Q before a DQ.
         path: Operators that a Q has moved up past, or a DQ down, in the order of its moves.
         merged_quantizers: Qs that were merged into this Q: the ONNX node of each, and the operators
-            that it had moved up past. Only the first 64 are listed. A Q that was
-            merged along several paths is listed once for each path.
+            that it had moved up past. Only the first 64 are listed. A Q that was merged along
+            several paths is listed once for each path.
         blocked_by: Reason why a Q could not move farther up; None if no pass recorded a reason.
         stationary_cases: Cases that kept a DQ from moving. They are evidence for the DQ if it
             remains in the engine, but not for a layer that absorbs the DQ.
@@ -432,19 +433,19 @@ def create_shuffle(name: str, rank: Rank) -> Layer:
 
 
 def dq_before(tensor: Tensor) -> Layer | None:
-    """Return the layer that writes a tensor if it is a DQ, else None."""
+    """Return the producer of a tensor if the producer is a DQ, else None."""
     producer = tensor.producer
     return producer if producer is not None and producer.kind is _DEQUANTIZE else None
 
 
 def constant_before(tensor: Tensor) -> Layer | None:
-    """Return the layer that writes a tensor if it is a constant, else None."""
+    """Return the producer of a tensor if the producer is a constant, else None."""
     producer = tensor.producer
     return producer if producer is not None and producer.kind is _CONSTANT else None
 
 
 def q_after(tensor: Tensor) -> Layer | None:
-    """Return the single consumer of a tensor if it is a Q, else None."""
+    """Return the single consumer of a tensor if the consumer is a Q, else None."""
     consumer = tensor.single_consumer()
     return consumer if consumer is not None and consumer.kind is _QUANTIZE else None
 
@@ -455,9 +456,9 @@ def is_relu(layer: Layer) -> bool:
 
 
 def can_absorb(q: Layer | None) -> bool:
-    """Return whether the layer next to a Q or DQ can absorb it.
+    """Return whether layers can absorb a Q or DQ; False for None.
 
-    This requires a single scale that is known when the engine is built. False for None.
+    They absorb only a Q or DQ with a single scale that is known when the engine is built.
     """
     return (
         q is not None
@@ -475,10 +476,10 @@ def quantized_type(quantizer: Layer | None) -> Precision:
 
 
 def is_computed_in_float(op: Layer, quantizer: Layer) -> bool:
-    """Return whether a layer remains float because an FP8 quantizer cannot pass it.
+    """Return whether an operator remains float because an FP8 quantizer cannot pass it.
 
     INT8 quantizers pass pooling and resizing, FP8 quantizers do not. TensorRT-RTX 1.7.1 shows this
-    for MaxPool; for TensorRT 10 it is assumed.
+    for MaxPool; for Resize and for TensorRT 10 it is assumed.
     """
     return op.kind in _FLOAT_WITH_FP8 and quantized_type(quantizer) is Precision.FP8
 
@@ -494,7 +495,7 @@ def weights_position(layer: Layer) -> int | None:
 
 
 def needs_myelin(layer: Layer) -> bool:
-    """Return whether only Myelin runs the layer's operator."""
+    """Return whether only Myelin has kernels for the layer's operator."""
     return layer.op in _MYELIN_OPERATORS
 
 

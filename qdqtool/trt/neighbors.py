@@ -1,7 +1,7 @@
-"""Searches for consumers and producers of tensors, which passes record in their reasons.
+"""Searches for consumers and producers of tensors.
 
-The searches look past operators that a Q could pass. The module also finds the reason why a layer
-with weights cannot absorb the DQs of its inputs.
+The searches look past operators that a Q could pass. Passes record the results in their reasons.
+The module also finds the reason why a layer with weights cannot absorb the DQs of its inputs.
 """
 
 import itertools
@@ -61,7 +61,8 @@ _RETYPING_OPERATORS = frozenset(
 )
 
 _Path = tuple[PathStep, ...]
-# Positions past a wider Concat are unknown: following each of its inputs costs their square.
+# Positions are not followed past a Concat with more inputs: the cost of following all inputs grows
+# with the square of their number.
 _MAX_CONCAT_INPUTS = 16
 _Spans = dict[int, tuple[int, int]]
 """Where values lie in a tensor: for an axis, the first index and the index after the last one."""
@@ -128,10 +129,12 @@ class _ConsumerSearch:
         self.more = ""
         self.queue: list[tuple[Tensor, _Path]] = [(tensor, ())]
         self.visited = {id(tensor)}
-        # Spans of the values of the first tensor in a visited tensor; None if it has none of them.
+        # By id of a visited tensor: the spans in which it contains values of the start tensor. None
+        # if it contains none of these values.
         self.spans: dict[int, _Spans | None] = {id(tensor): {}}
-        self.other_consumers: list[TensorConsumer] = []  # they read none of these values
-        self.has_several_paths = False  # to one tensor, so that its spans are unknown
+        # Consumers of tensors that contain no value of the start tensor.
+        self.other_consumers: list[TensorConsumer] = []
+        self.has_several_paths = False  # True if several paths lead to one tensor
         self.path_steps_left = MAX_PATH_STEPS
         self.q_steps_left = MAX_Q_STEPS
         # First operator at which the search stopped, with its input and the path to it.
@@ -156,9 +159,12 @@ class _ConsumerSearch:
         return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
 
     def remove_other_consumers(self) -> None:
-        """Remove the consumers of other inputs of a Concat, which a Split separates.
+        """Remove consumers that read no value of the start tensor.
 
-        If one of the consumers is a Q, all others matter: they keep the Q after the Split.
+        An example is a tensor that a Concat joins with the start tensor and a Split separates
+        again. No consumer is removed if one of them is a Q, because the others keep this Q from
+        moving up past the Split. No consumer is removed either if several paths lead to one tensor,
+        because the spans in that tensor are unknown.
         """
         has_q = any(consumer.kind == ConsumerKind.Q for consumer in self.consumers)
         if self.has_several_paths or has_q or len(self.other_consumers) == len(self.consumers):
@@ -293,7 +299,7 @@ def _has_scale(tensor: Tensor) -> bool:
 
 
 def _quantizes_directly(layer: Layer) -> bool:
-    """Return whether a layer is a Q with one scale that reads its original tensor.
+    """Return whether a layer is a Q with one scale that has not moved.
 
     A Q that has moved counts if a Q that has not moved was merged into it.
     """
@@ -311,7 +317,7 @@ def is_sum(layer: Layer) -> bool:
 def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
     """Return the names of layers with weights that read a tensor as their data.
 
-    DQs and operators that a Q could pass may be between.
+    DQs and operators that a Q could pass may be between the tensor and such a layer.
     """
     names: dict[str, None] = {}
     queue, visited = [tensor], {id(tensor)}
@@ -349,7 +355,9 @@ def _gains_from_qdq(layer: Layer) -> bool:
 
 
 def _only_qs_follow(layer: Layer) -> bool:
-    """Return whether only Qs read the result of a layer, past layers that can write INT8.
+    """Return whether Qs are the only consumers of a layer's result.
+
+    Layers that can write INT8 may be between the layer and the Qs.
 
     False without a Q. True also if the search stops after :data:`MAX_LAYERS_AFTER` layers.
     """

@@ -29,8 +29,8 @@ class Network:
         outputs: Network output tensors.
         was_relisted: Whether Myelin has removed layers. TensorRT then lists the layers in a new
             order.
-        counts: Number of layers after the stages for which TensorRT logs it (``Original``, ``After
-            ...``).
+        counts: Number of layers after each stage after which TensorRT logs this number
+            (``Original``, ``After ...``).
         adds_after_activation: ONNX nodes of the Adds whose fusion the target's
             ``residual_through_activation`` decided.
         regions: Regions of Myelin, on targets where they decide about Q and DQ.
@@ -95,8 +95,8 @@ class Network:
     def depth_first(self) -> list[Layer]:
         """Return the layers in the order in which parallel convolutions are merged.
 
-        The search goes depth first from the first to the last network output. A layer follows the
-        producers of its inputs, of which the producer of the last input comes first.
+        The search goes depth first from the first to the last network output. Each layer comes
+        after the producers of its inputs. Among these, the producer of the last input comes first.
         yolov8-orin-trt8412-excerpts names merged layers in this order. Only names depend on it.
         """
         layers: list[Layer] = []
@@ -312,12 +312,12 @@ class Network:
         self.set_output(first, out)
 
     def swap(self, op: Layer, q: Layer) -> None:
-        """Move a Q before the layer whose single consumer it is, and exchange their shapes."""
+        """Move a Q before the layer whose single consumer it is, and correct the output shapes."""
         self.exchange(op, q)
         q.out.shape, op.out.shape = q.data.shape, q.out.shape
 
 
-# Names of cases that only name and fold constants. They do not affect any outcome.
+# Names of cases that affect no outcome, because they only fold constants.
 _CASES_WITHOUT_OUTCOME = frozenset({"constant", "identity"})
 
 
@@ -332,8 +332,8 @@ def is_seen_on(case: Case, target: Target) -> bool:
 def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
     """Return the weakest evidence of some cases on a target, SEEN for no cases.
 
-    An outcome that depends on all these cases has this evidence. A case that only builds of
-    TensorRT 8.x show counts as assumed on later versions.
+    An outcome that depends on all these cases has this evidence. If all builds that show a case are
+    of TensorRT 8.x, the case counts as assumed on later versions.
     """
     kinds = set()
     for case in cases:

@@ -1,7 +1,7 @@
 """Outcome of a simulation: engine layers, conversions, and the precision of convolutions.
 
-:func:`simulate` runs the passes and reads the outcome from the optimized network. Its predictions
-have no findings yet; :mod:`qdqtool.prediction` adds them.
+:func:`simulate` runs the passes and reads the outcome from the optimized network. The prediction
+that it returns has no findings yet; :mod:`qdqtool.prediction` adds them.
 """
 
 import functools
@@ -66,7 +66,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
 
     Args:
         model: The model.
-        target: TensorRT version. Its own default is assumed unless ``assume`` says otherwise.
+        target: TensorRT version. Its own choice applies unless ``assume`` names another.
         assume: Choices by name.
 
     Raises:
@@ -89,7 +89,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
 
 
 def simulate_without_alternatives(model: Model, target: Target) -> Prediction:
-    """Predict the engine of a model with the target's choice for Conv + activation + Add only."""
+    """Predict the engine without simulating the other choice for Conv + activation + Add."""
     return _simulate(model, target)[0]
 
 
@@ -380,7 +380,8 @@ class Outcome:
         Args:
             region: The region.
             types: Data type of each matrix product of the model, by node name.
-            squares: Node that squares in each decomposed LayerNorm; used to count them.
+            squares: Name of the squaring node of each decomposed LayerNorm of the model. The number
+                of these nodes in the region is the number of its decomposed LayerNorms.
         """
         names, quantizers = [], []
         indices: dict[str, int] = {}

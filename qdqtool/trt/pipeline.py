@@ -217,17 +217,18 @@ def run(network: Network, target: Target, last: type[Pass] | None = None) -> Pip
     Raises:
         PassError: A pass failed.
     """
-    result = PipelineRun(network)
+    pipeline_run = PipelineRun(network)
     for stage in PIPELINE:
         if isinstance(stage, tuple):
-            result.reasons += result.run_loop([pass_type(target) for pass_type in stage])
+            passes_of_loop = [pass_type(target) for pass_type in stage]
+            pipeline_run.reasons += pipeline_run.run_loop(passes_of_loop)
         elif issubclass(stage, Pass):
-            result.reasons += result.run_pass(stage(target))
+            pipeline_run.reasons += pipeline_run.run_pass(stage(target))
         else:
             network.rank_layers()
         if stage is last:
             break
-    return result
+    return pipeline_run
 
 
 def passes() -> tuple[type[Pass], ...]:

@@ -36,8 +36,8 @@ class MyelinRegion:
         kernels: Q and DQ at the edge of the region. Each is a separate kernel and does not count
             as a conversion of the engine.
         uncertain: Number of nodes in ``fused`` that may be conversions instead.
-        possible: Conversions of the engine that may be part of the region instead (TensorRT 8,
-            whose logs do not show it).
+        possible: Conversions of the engine that may be part of the region instead. Empty except for
+            TensorRT 8, whose logs do not show the regions.
         products: Number of matrix products.
         int8_products: Number of matrix products that compute in INT8.
         fp8_products: Number of matrix products that compute in FP8.
@@ -112,7 +112,7 @@ class Assumption:
     Attributes:
         name: Name of the choice, such as ``silu-add``.
         value: Value that the prediction assumes, ``fused`` or ``apart``.
-        alternatives: Counts under each other value.
+        alternatives: Counts of the prediction for each other value.
         places: ONNX nodes (the Adds) that the choice concerns.
         given: Whether the user chose the value, or a build showed it.
         why: Reason why the value is the default of the target.
@@ -139,7 +139,8 @@ class Assumption:
         }
 
 
-@dataclass(unsafe_hash=True, slots=True)  # not frozen, for speed as with Event
+# Not frozen: a frozen instance takes four times as long to create, and there are many.
+@dataclass(unsafe_hash=True, slots=True)
 class TensorPrecision:
     """Name and data type of an input or output tensor of an engine layer."""
 
@@ -162,7 +163,8 @@ class EngineLayer:
             ``Resize``, ``Scale``, ``Shuffle``, ...
         inputs: Input tensors: data input, then residual input.
         outputs: Output tensors.
-        nodes: The ONNX nodes fused into the layer, with Q and DQ, in graph order.
+        nodes: ONNX nodes that the layer computes, in the order of fusion. The Q and DQ that the
+            layer has absorbed may be missing.
         ms: Estimated milliseconds as a profile would show them; None without a GPU.
         layouts: Changes of the memory layout before the layer (tensor, from, to, milliseconds);
             empty without a GPU.
@@ -208,7 +210,7 @@ class ConvOutcome:
         evidence: Evidence of the outcome on the target.
         cases: Cases (``<pass>/<case>``) of all passes that changed the layer.
         activation: Operator of the fused pointwise activation; ``SiLU`` for a gated one.
-        bare: Tensor before the fused activation or sum; the layer's output if nothing is fused.
+        bare: Tensor before the fused activation or sum; the layer's output if neither is fused.
     """
 
     index: int
@@ -307,9 +309,10 @@ class Prediction(SavableResult):
             compile.
         float_products: Matrix products that ``convolutions`` does not list: products of two
             computed tensors without Q/DQ, and float Einsums.
-        compute_capabilities: Compute capabilities (``8.6``) that the prediction holds for: those
-            that TensorRT-RTX builds for, or that of the GPU. Empty if it holds for every GPU.
-        notes: Notes about the images that activations were checked on.
+        compute_capabilities: Compute capabilities for which the prediction holds, such as ``8.6``:
+            those for which TensorRT-RTX builds, or that of the GPU. Empty if the prediction holds
+            for every GPU.
+        notes: Notes about the images on which activations were checked.
         requested_target: TensorRT version as the user named it, such as ``10.3``. `target` names
             the rules.
         read: Files that were read; :meth:`save` does not overwrite them.
@@ -378,8 +381,9 @@ class Prediction(SavableResult):
 
     @property
     def conversions_range(self) -> tuple[int, int] | None:
-        """Minimum and maximum of conversions, over all assumptions and fusions of Myelin.
+        """Minimum and maximum number of conversions in the engine.
 
+        The number depends on the assumptions that nobody has settled, and on what Myelin fuses.
         None if the prediction has no number of conversions (see ``conversions``).
         """
         open_assumptions = [a for a in self.assumptions if not a.given]
@@ -398,9 +402,20 @@ class Prediction(SavableResult):
         TensorRT counts in this way unless the engine is built with detailed profiling verbosity
         (published for a DETR: 57 nodes in FP16, 72 with Q/DQ).
         """
-        inside = {name for region in self.regions for name in (*region.nodes, *region.kernels)}
-        outside = sum(inside.isdisjoint(layer.nodes) for layer in self.layers)
-        return outside + len(self.regions)
+        return self.layer_regions.count(None) + len(self.regions)
+
+    @property
+    def layer_regions(self) -> list[int | None]:
+        """Index in ``regions`` of each layer's region of Myelin; None outside of regions."""
+        region_of_node = {
+            name: index
+            for index, region in enumerate(self.regions)
+            for name in (*region.nodes, *region.kernels)
+        }
+        return [
+            next((region_of_node[name] for name in layer.nodes if name in region_of_node), None)
+            for layer in self.layers
+        ]
 
     def convolution(self, name: str) -> ConvOutcome:
         """Return the outcome of the convolution with a name.
@@ -439,7 +454,10 @@ class Prediction(SavableResult):
                 "engine_nodes": self.engine_nodes,
             },
             "convolutions": [c.as_json() for c in self.convolutions],
-            "layers": [layer.as_json() for layer in self.layers],
+            "layers": [
+                layer.as_json() | ({} if region is None else {"region": region})
+                for layer, region in zip(self.layers, self.layer_regions, strict=True)
+            ],
             "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace],
             "findings": [f.as_json() for f in self.findings],

@@ -21,11 +21,11 @@ DEFAULT_SM = (86,)  # default compute capabilities of builds and predictions for
 DEFAULT_FP8_SM = (89,)  # default for models with FP8: earlier GPUs have no FP8
 
 _FIRST_FP8 = (10, 0)
-# NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
+# NVIDIA in NVIDIA/TensorRT issue 3987: FP8 convolutions from 10.2 on for Hopper, from 10.3 for Ada
 _FIRST_FP8_CONVOLUTIONS = (10, 2)
 _FIRST_FP8_BEYOND_HOPPER = (10, 3)
 _HOPPER = 90
-# Release notes of 10.6: attention, and scales for each column of products
+# Release notes of 10.6: FP8 attention, and one FP8 weight scale for each column of a matrix product
 _FIRST_FP8_ATTENTION = (10, 6)
 
 # Evidence on whether TensorRT fuses Conv + activation + Add, by version. No published log shows it.
@@ -44,7 +44,7 @@ _FUSED_11 = (
 class Target:
     """One TensorRT version, or a range of versions that behave alike.
 
-    A flag is described by a statement, which holds if the flag is True.
+    The text of a flag is a statement that holds if the flag is True.
 
     Attributes:
         name: Name for users.
@@ -67,7 +67,7 @@ class Target:
         constants_first: The name of a pointwise layer includes the constants that it absorbs.
         float16_scales: A Q/DQ scale may be float16.
         blocked_scales: A scale may have several dimensions (blocks of weights).
-        int8_weights: int8 weights with a DQ only are accepted.
+        int8_weights: Weights that are stored as int8, with a DQ but no Q, are accepted.
         uint8_inputs: A network input that a Cast reads may be UINT8 (release notes of 8.5: kUINT8).
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         deconvolution_3d_float: A quantized ConvTranspose of three spatial dimensions runs in float,
@@ -149,8 +149,8 @@ class Target:
         """Whether builds of this version show which equal Qs are merged.
 
         This holds for 10.14 to 10.16, and for TensorRT 10 if the user names no minor version. No
-        build of 10.3 to 10.13 or of 11 shows the merges. The times of five YOLO11n on 10.3 also fit
-        a merge (1 % difference).
+        build of 10.3 to 10.13 or of 11 shows the merges. The measured times of five YOLO11n engines
+        on 10.3 fit merged and separate Qs nearly equally (1 % difference).
         """
         release = version_numbers(self.requested_version)
         return self.version == (10, 0) if release is None else (10, 14) <= release <= (10, 16)
@@ -172,7 +172,10 @@ class Target:
 
     @property
     def recovers_scales_on_dla(self) -> bool:
-        """Whether the DLA compiler (3.13, JetPack 6) fuses Conv + Add without a scale between."""
+        """Whether the DLA compiler fuses Conv + Add without a scale between Conv and Add.
+
+        DLA 3.13 (JetPack 6) does.
+        """
         return self.version >= (8, 6)
 
     @property
@@ -224,10 +227,10 @@ class Target:
 
     @property
     def borrows_rules(self) -> bool:
-        """Whether the version that the user named has no rules of its own, such as 9 or 8.2.
+        """Whether the version that the user named has no rules of its own, such as 9, 8.2 or 10.3.
 
-        8.5.2 is a patch version of 8.5 and has its rules. 10.3 has only the rules of all TensorRT
-        10.
+        8.5.2 is a patch version of 8.5, which has rules. For 10.3, the rules of all TensorRT 10
+        apply.
         """
         is_range = "." not in self.name  # trt10 covers 10.0 and later versions
         numbers = version_numbers(self.requested_version)
@@ -253,7 +256,7 @@ class Target:
 
     @property
     def assumes_8x_cases(self) -> bool:
-        """Whether cases that only builds of 8.x show are assumed for this target."""
+        """Whether cases count as assumed for this target if only builds of 8.x show them."""
         return self.version >= (9, 0)
 
     @property
@@ -263,7 +266,7 @@ class Target:
 
     @property
     def has_int8(self) -> bool:
-        """Whether all GPUs of the target have INT8: TensorRT-RTX has none on capability 7.5."""
+        """Whether the target has INT8 on all its GPUs: TensorRT-RTX has no INT8 on GPUs of 7.5."""
         return not (self.is_rtx and 75 in self.capabilities)
 
     @property
@@ -312,10 +315,7 @@ class Target:
 
     @property
     def capability_names(self) -> list[str]:
-        """Compute capabilities that TensorRT-RTX builds for, such as ``8.6``.
-
-        Empty for classic TensorRT.
-        """
+        """Compute capabilities for which TensorRT-RTX builds; empty for classic TensorRT."""
         return [format_capability(c) for c in self.capabilities] if self.is_rtx else []
 
     def with_capability(self, capability: str, gpu: str = "", *, seen: bool = False) -> Target:
@@ -478,7 +478,7 @@ def target_before(name: str) -> Target | None:
 
 
 _JETPACK_6 = (10, 3)  # version in calibration tables if the user names only TensorRT 10
-# Patch version of TensorRT in the newest JetPack, by minor version; 0 for others.
+# Patch version of TensorRT in the newest JetPack, by major and minor version; 0 for others.
 _JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}
 LAST_MINOR = 19  # larger than every minor version so far
 STRONGLY_TYPED = "-strongly-typed"  # suffix of the name of a TensorRT 10 target with this option
@@ -621,7 +621,7 @@ def target_of_version(version: str) -> Target:
 
 
 class PublishedBuild(NamedTuple):
-    """A published TensorRT build, which cases and targets refer to as evidence.
+    """A published TensorRT build that cases and targets cite as evidence.
 
     Attributes:
         name: Name that cases use.

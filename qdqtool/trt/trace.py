@@ -5,11 +5,11 @@ B``), some belong to the pass of the last ``Running: ...`` line (``Removing A``)
 (``Merging layers:``).
 
 A line joins two names with a word (``with``, ``into``, ``to``, ...), and a name may contain this
-word as well. One of both names is nearly always the layer that the pass is running on. A
-:class:`TraceReader` remembers this layer and splits exactly. Without the layer, :func:`parse`
-splits at the first joining word at which the brackets of both sides close, so that a name with the
-joining word outside brackets is split wrongly. Line ends inside names are not supported: TensorRT
-prints them as line ends.
+word as well. One of the two names is nearly always the layer that the pass is running on. A
+:class:`TraceReader` remembers this layer and splits the line exactly. Without the layer,
+:func:`parse` splits at the first joining word at which the brackets of both sides close. Then a
+name that contains the joining word outside brackets is split wrongly. Line ends inside names are
+not supported: TensorRT prints them as line ends.
 """
 
 import re
@@ -193,8 +193,8 @@ def _split(text: str, joint: str, layer: str) -> tuple[str, str] | None:
 def _find_joint(text: str, joint: str, first: int) -> int:
     """Return the position of the first joint at which the brackets of both sides close.
 
-    ``first`` is the position of the first joint, which is returned if the brackets close at none.
-    The brackets are counted from joint to joint, so that the cost is linear in the line's length.
+    If the brackets close at no joint, return ``first``, the position of the first joint. The
+    brackets are counted from joint to joint, so that the cost is linear in the line's length.
     """
     signs = "()[]"
     total = {sign: text.count(sign) for sign in signs}

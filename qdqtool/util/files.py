@@ -27,7 +27,7 @@ class InputFiles:
     """Record of the files that were read, and of the files that are reserved for outputs.
 
     Args:
-        outer: Record of an enclosing block, to which files that are read are added as well.
+        outer: Record of an enclosing block. Files that are read are added to this record as well.
     """
 
     def __init__(self, outer: InputFiles | None = None) -> None:

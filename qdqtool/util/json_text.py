@@ -47,8 +47,8 @@ class TooManyValues(ValueError):
 def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = False) -> Any:
     """Parse untrusted JSON with a limit on the number of values.
 
-    NaN, infinity and numbers beyond the range of floats become None. Integers with more than 20
-    digits become floats.
+    Numbers beyond the range of floats become None; so do NaN and infinity, unless ``infinities`` is
+    set. Integers with more than 20 digits become floats.
 
     Args:
         text: JSON text.
@@ -71,7 +71,7 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
 
 
 def _count_separators(text: str | bytes) -> int:
-    """Return the number of separators, which limits the number of values."""
+    """Return the number of separators; JSON has at most one value more."""
     separators: Iterable[Any] = b",[{" if isinstance(text, bytes) else ",[{"
     return sum(text.count(separator) for separator in separators)
 

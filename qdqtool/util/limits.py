@@ -21,7 +21,7 @@ PIPED_LOG = 256 * MB  # a log from a pipe, because a pipe may never end
 PIPED_LINES = 2_000_000  # lines of a log from a pipe
 LOG_LINE = 1 * MB  # a log line; longer lines are cut
 LOG_RECORDS = 300_000  # records that are kept from a log: nodes, passes, layers, times, options
-LOG_TEXT = 24 * MB  # texts of these records
+LOG_TEXT = 24 * MB  # texts of the records that are kept from a log
 LOG_CONSTANTS = 320 * MB  # weights of a network reconstructed from a log; YOLOv8x has 260 MB
 LIST_FILE = 64 * MB  # a list of images, a calibration table, a recorded JSON
 JSON_FILE = 20 * MB  # a layer or profile JSON; its Python objects take 40 times its size in memory
@@ -72,7 +72,7 @@ SESSION_WORK_ALL = 2 * 10**12  # multiplications of all runs of one `fix`
 SESSION_RUN = 10**8  # cost of loading a model, in multiplications
 SESSION_WORK_BYTE = 100  # cost of each byte of a model, in multiplications
 INNER_NODE = 50_000  # cost of a node in a Loop, Scan or If, in multiplications
-EFFORT = 1000.0  # factor of `--effort`, which raises these limits
+EFFORT = 1000.0  # maximum of `--effort`, a factor by which `fix` raises these limits
 
 # demo and tune
 DEMO_SIZE = 960  # pixels of a side of the demo's input

@@ -1,4 +1,4 @@
-"""Names of nodes and tensors in dataclasses, and their values by field and as JSON."""
+"""Access to dataclasses that record nodes and tensors: their names, field values and JSON."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def one_line(text: str) -> str:
 
 
 def reason_of(error: BaseException, length: int = 200, *, first_line: bool = False) -> str:
-    """Return an exception's message on one line; its class's name if empty.
+    """Return an exception's message on one line, or its class's name if the message is empty.
 
     Args:
         error: Exception of another package or of the user.

@@ -282,7 +282,7 @@ def test_consumers_with_different_scales_are_reported(g: Graph) -> None:
     scales = {r.node: r.scale for r in cause(findings["SIBLING-SCALE"]).consumers}
     assert scales == pytest.approx({"a.in.Q": 0.02, "b.in.Q": 0.05})
     bits = f"{np.log2(2.5):.1f} bits"
-    advice = f"Give them one scale, 0.05 (the smallest range loses {bits})."
+    advice = f"Use one scale for all, 0.05 (the smallest range loses {bits})."
     assert advise_common_scale([0.02, 0.05]) == advice
     assert prediction.conversions == 3  # of the input and of each consumer
 

@@ -13,6 +13,7 @@ from onnx import TensorProto
 import qdqtool
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.errors import QdqtoolError
+from qdqtool.insertion.fp8_conversion import convert_pairs_to_fp8
 from qdqtool.insertion.number_formats import FP8
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.result import Insertion
@@ -24,7 +25,7 @@ from qdqtool.reasons.placement import FloatNode, SkipCause
 from qdqtool.runtime.sessions import open_session
 from qdqtool.verification.local_build import build_model
 from tests.errors import has
-from tests.insertion.nets import Array, Net, check, nodes_of, run, value_of
+from tests.insertion.nets import Array, Net, check, copy_model, nodes_of, run, value_of
 from tests.notes import note_codes
 
 FP8_RULES = PlacementRules(head="none", number_format=FP8)
@@ -238,3 +239,34 @@ def test_version_without_fp8_convolutions_is_a_warning(
     assert result.prediction is not None
     codes = {f.code for f in result.prediction.findings}
     assert ("FP8-VERSION" in codes) == is_warned
+
+
+# Conversion of INT8 pairs
+
+
+def mixed_net() -> onnx.ModelProto:
+    """Return a depthwise convolution between two others, of 32 channels."""
+    net = Net(32)
+    first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
+    deep = net.op("Relu", "r1", net.conv("d", first, 32, 32, group=32))
+    return net.output(net.conv("b", deep, 32, 32)).model(opset=19, ir=9)
+
+
+def test_conversion_equals_insertion_by_max() -> None:
+    data = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32)
+    options = {"head": "none", "high_precision": "fp32", "predict": False}
+    int8 = qdqtool.insert(mixed_net(), data, method="max", **options)
+    fp8 = qdqtool.insert(mixed_net(), data, precision="fp8", **options)
+    model = Model(copy_model(int8.model))
+    assert convert_pairs_to_fp8(model) == ["d"]
+    check(model.proto)
+    assert len(nodes_of(model.proto, "QuantizeLinear")) == len(fp8.quantized) == 4
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.proto.graph.initializer}
+    scales = [constants[n.input[1]] for n in nodes_of(model.proto, "QuantizeLinear")]
+    expected = [np.asarray(q.scale) for q in fp8.quantized]
+    for scale, other in zip(
+        sorted(scales, key=lambda s: float(s.max())),
+        sorted(expected, key=lambda s: float(s.max())),
+        strict=True,
+    ):
+        assert scale == pytest.approx(other, rel=1e-5)

@@ -103,7 +103,7 @@ def test_bounds_of_a_pair(g: Graph) -> None:
 def test_constant_value_is_what_onnxruntime_computes(
     scale: float, zero: int, integer: type, value: float | None
 ) -> None:
-    """Scores are 0 from a step of 2 on: 0.5 rounds to even. A zero point at the end saturates."""
+    """Scores become 0 for scales from 2 on, because 0.5 rounds to even. A zero point at the end saturates."""
     g = Graph()
     x = g.input(1, 1, 1, 101)
     out = g.pair(

@@ -74,14 +74,7 @@ def edit(model: Model, draw: st.DrawFn) -> None:
         )
         node = any_node()
         if kind == "pair" and node.inputs and not model.is_constant(node.input(0)):
-            constants = [
-                editor.add_constant("new/scale", np.float32(0.5)),
-                editor.add_constant("new/zero", np.int8(0)),
-            ]
-            q = editor.insert_node(node, "QuantizeLinear", "new/Q", [node.input(0), *constants])
-            editor.set_input(
-                node, 0, editor.insert_node(node, "DequantizeLinear", "new/DQ", [q, *constants])
-            )
+            insert_pair(editor, node)
         elif kind == "cast":
             name = editor.unique_name(f"{node.output}_half")
             editor.add_cast(node.output, name, onnx.TensorProto.FLOAT16, node)
@@ -127,28 +120,39 @@ def test_index_after_edits_is_that_of_the_message(
         assert describe(model) == describe(Model(model.proto))
 
 
-def insert_pair(model: Model, node: Node) -> Model:
-    editor = Editor(model)
+def insert_pair(editor: Editor, node: Node) -> None:
     constants = [editor.add_constant("s", np.float32(0.5)), editor.add_constant("z", np.int8(0))]
     q = editor.insert_node(node, "QuantizeLinear", "Q", [node.input(0), *constants])
     editor.set_input(node, 0, editor.insert_node(node, "DequantizeLinear", "DQ", [q, *constants]))
-    return editor.finish()
+
+
+def finish(editor: Editor) -> onnx.ModelProto:
+    """Return the edited model, which is valid."""
+    proto = editor.finish().proto
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def without_pairs(model: Model, stems: str) -> onnx.ModelProto:
+    """Return a copy of a model without the pairs of these stems."""
+    editor = Editor(model.copy())
+    for stem in stems:
+        assert editor.remove_pairs(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
+    return finish(editor)
 
 
 def test_edited_model_has_no_hash() -> None:
     model = Model(network(0))
-    assert insert_pair(model, model.node("stem.r")).sha256 == "edited"
+    editor = Editor(model)
+    insert_pair(editor, model.node("stem.r"))
+    assert editor.finish().sha256 == "edited"
 
 
 def test_bypass_of_pair_keeps_network_output(g: Graph) -> None:
     y = g.relu(g.input(1, 4), "r")
-    model = Model(g.model(g.relu(y, "other"), g.pair(y, "a")))
-    editor = Editor(model.copy())
-    assert editor.remove_pairs(model.node("a.Q"), [model.node("a.DQ")])
-    proto = editor.finish().proto
+    proto = without_pairs(Model(g.model(g.relu(y, "other"), g.pair(y, "a"))), "a")
     assert [o.name for o in proto.graph.output] == ["other:0", "a.DQ:0"]
     assert [list(n.input) for n in proto.graph.node] == [["x"], ["a.DQ:0"]]
-    onnx.checker.check_model(proto, full_check=True)
 
 
 def test_bypass_of_pair_between_network_input_and_output_is_impossible(g: Graph) -> None:
@@ -173,7 +177,7 @@ def test_finish_sorts_nodes() -> None:
     editor = Editor(model.copy())
     output = editor.insert_node(model.node("end"), "Relu", "late", ["r:0"])
     editor.set_input(model.node("a.Q"), 0, output)
-    onnx.checker.check_model(editor.finish().proto, full_check=True)
+    finish(editor)
 
 
 def test_replace_constants_of_a_copy_keeps_types_of_original() -> None:
@@ -187,18 +191,13 @@ def test_replace_constants_of_a_copy_keeps_types_of_original() -> None:
     assert model.tensor_type(name) == before == (TensorProto.FLOAT, ())
 
 
-def test_edit_that_makes_a_cycle_is_an_error() -> None:
-    model = Model(network(0))
-    editor = Editor(model)
-    editor.set_input(model.node("p.Q"), 0, "end:0")
+def test_edit_that_makes_a_cycle_or_a_second_producer_is_an_error() -> None:
+    editor = Editor(Model(network(0)))
+    editor.set_input(editor.model.node("p.Q"), 0, "end:0")
     with pytest.raises(ModelError, check=has("cycle")):
         editor.finish()
-
-
-def test_edit_that_makes_a_second_producer_is_an_error() -> None:
-    model = Model(network(0))
-    editor = Editor(model)
-    editor.set_output(model.node("stem.r"), 0, "sum:0")
+    editor = Editor(Model(network(0)))
+    editor.set_output(editor.model.node("stem.r"), 0, "sum:0")
     with pytest.raises(ModelError, check=has("duplicate", node="sum:0")) as caught:
         editor.finish()
     assert "'sum'" in str(caught.value) and "'stem.r'" in str(caught.value)
@@ -239,27 +238,21 @@ def two_pairs() -> onnx.ModelProto:
     return g.model(g.relu(g.pair(g.pair(x, "a", 0.1), "b", 0.2), "end"))
 
 
-def test_bypass_removes_pair_and_its_constants() -> None:
-    model = Model(two_pairs())
-    editor = Editor(model.copy())
-    assert editor.remove_pairs(model.node("a.Q"), [model.node("a.DQ")])
-    proto = editor.finish().proto
-    assert [n.name for n in proto.graph.node] == ["r", "b.Q", "b.DQ", "end"]
+@pytest.mark.parametrize(
+    ("stems", "nodes"),
+    [
+        ("a", ["r", "b.Q", "b.DQ", "end"]),
+        ("b", ["r", "a.Q", "a.DQ", "end"]),
+        ("ab", ["r", "end"]),
+        ("ba", ["r", "end"]),
+    ],
+)
+def test_bypass_removes_pairs_and_their_constants(stems: str, nodes: list[str]) -> None:
+    proto = without_pairs(Model(two_pairs()), stems)
+    assert [n.name for n in proto.graph.node] == nodes
     names = {t.name for t in proto.graph.initializer}
-    # Nothing read "spare" before the edit either.
-    assert "a.Q.scale" not in names and {"b.Q.scale", "spare"} <= names
-    onnx.checker.check_model(proto, full_check=True)
-
-
-@pytest.mark.parametrize("order", ["ab", "ba"])
-def test_bypass_of_two_pairs(order: str) -> None:
-    model = Model(two_pairs())
-    editor = Editor(model.copy())
-    for stem in order:
-        assert editor.remove_pairs(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
-    proto = editor.finish().proto
-    assert [n.name for n in proto.graph.node] == ["r", "end"]
-    onnx.checker.check_model(proto, full_check=True)
+    assert {stem for stem in "ab" if f"{stem}.Q.scale" in names} == set("ab") - set(stems)
+    assert "spare" in names, "nothing read it before the edit either"
 
 
 def test_inserted_node_gets_unique_name() -> None:
@@ -267,9 +260,7 @@ def test_inserted_node_gets_unique_name() -> None:
     editor = Editor(model.copy())
     output = editor.insert_node(model.node("end"), "Relu", "r", ["b.DQ:0"])
     editor.set_input(model.node("end"), 0, output)
-    proto = editor.finish().proto
-    assert [n.name for n in proto.graph.node][-2:] == ["r_1", "end"]
-    onnx.checker.check_model(proto, full_check=True)
+    assert [n.name for n in finish(editor).graph.node][-2:] == ["r_1", "end"]
 
 
 def test_set_quantizer_keeps_float16() -> None:

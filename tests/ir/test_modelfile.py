@@ -168,7 +168,7 @@ def test_external_weight_may_be_followed_by_other_data(
 # Damaged models
 
 
-# The product of the dimensions took half a minute, and is more than a float holds.
+# Computing the product of these dimensions took half a minute, and the product exceeds a float's range.
 @pytest.mark.parametrize("rank", [17, 20_000])
 def test_initializer_with_impossible_dimensions_is_an_error(rank: int) -> None:
     proto = conv_net()

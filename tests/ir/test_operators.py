@@ -89,7 +89,7 @@ RECIPES: dict[str, list[Recipe]] = {
     "SpaceToDepth": [_plain("SpaceToDepth", blocksize=2)],
     "Cast": [_plain("Cast", to=1)],
 }
-# Opset of standard operators that newer ones do not have.
+# Latest opset of standard operators that newer opsets do not have.
 OLD = {"Upsample": 9}
 
 
@@ -192,7 +192,7 @@ def test_q_does_not_pass_other_operator(operator: Operator, recipe: Recipe) -> N
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage and is_standard(o)))
 def test_q_commutes_with_operator_that_it_passes(operator: Operator, recipe: Recipe) -> None:
-    # Q(op(x)) is op(Q(x)) if the passage is exact, otherwise they differ by at most a step.
+    # Q(op(x)) equals op(Q(x)) if the passage is exact. Otherwise both differ by at most a step.
     g = Graph(opset=OLD.get(operator.name, OPSET))
     results = recipe(g, g.input(*SHAPE))
     proto = g.model(*results)
@@ -391,7 +391,7 @@ def test_weights_quantized_along_outputs_run_in_int8(
     weights = g.weights("n", (8, 8, 3, 3), "qdq", axis)
     model = Model(g.model(g.op(operator.name, [data, weights], "n", kernel_shape=[3, 3])))
     (outcome,) = simulate(model, TARGET).convolutions
-    # TensorRT wants the scales along the outputs: axis 0 of a Conv, axis 1 of a ConvTranspose.
+    # TensorRT requires scales along the output channels: axis 0 of a Conv, axis 1 of a ConvTranspose.
     is_int8 = axis == operators.output_axis(model.node("n"), 4)
     assert (str(outcome.precision) == "INT8") is is_int8
 

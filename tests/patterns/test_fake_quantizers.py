@@ -168,7 +168,7 @@ def qcdq(low: int, high: int) -> MakeQuantizer:
 
 
 def custom(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
-    """Return a maker of quantizers that are one operator, whose inputs are unknown."""
+    """Return a maker of quantizers of one operator whose inputs have an unknown meaning."""
 
     def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
         return g.op(op, x, name, domain=domain, **attributes)
@@ -243,7 +243,7 @@ INEXACT = {
 }
 
 
-ARITHMETIC = ("halves up", "no bounds")  # of INEXACT: TensorRT builds it
+ARITHMETIC = ("halves up", "no bounds")  # forms of INEXACT that TensorRT builds
 
 
 def network(
@@ -392,7 +392,7 @@ def test_clip_to_four_bits_is_named() -> None:
 
 
 def test_bounds_of_an_integer_clip_are_the_only_fault() -> None:
-    """The parser reads the bounds of a Clip itself, so they are no stored integers without a DQ."""
+    """The parser reads the bounds of a Clip, so that they do not count as integers without a DQ."""
     codes = qdqtool.predict(network(qcdq(-127, 127), count=1, per_channel=False)).findings_by_code()
     assert codes["FAKE-QUANT"] == 1
     assert codes["WEIGHT-INDIRECT"] == 1  # the Clip of the weights

@@ -20,7 +20,7 @@ FORMS = ("read", "unread", "pair", "stored", "moved", "joined")
 
 
 def detector(form: str, op: str = "Conv", power: int = 1) -> onnx.ModelProto:
-    """Build convolutions of boxes before a DFL, and of scores. Its bins are powers of 0 to 7."""
+    """Build convolutions of boxes and scores. The boxes go through a DFL with bins 0 to 7, each to a power."""
     g = Graph()
     stem = g.op("Relu", g.conv(g.input(1, 16, 4, 4), "stem", 16), "r")
     box, score = (
@@ -60,7 +60,7 @@ def detector(form: str, op: str = "Conv", power: int = 1) -> onnx.ModelProto:
         *(("Conv", form, 1) for form in FORMS),
         ("MatMul", "read", 1),
         ("MatMul", "moved", 1),
-        # Bins that do not count up. Those without values at hand are recognized by their shape.
+        # Bins that do not count up. If the values are not available, the shape alone decides.
         *(("Conv", form, 2) for form in FORMS if form not in ("unread", "stored")),
     ],
 )

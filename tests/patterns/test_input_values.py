@@ -1,4 +1,4 @@
-"""Networks that normalize their input themselves."""
+"""Networks that normalize their inputs."""
 
 from collections.abc import Callable
 from typing import Any

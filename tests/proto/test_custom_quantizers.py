@@ -1,4 +1,4 @@
-"""TensorRT's custom FP8 quantizers are read as those of ONNX."""
+"""TensorRT's custom FP8 quantizers are read as ONNX's quantizers."""
 
 import onnx
 import pytest
@@ -8,7 +8,7 @@ from qdqtool.ir import qdq
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from tests.trt.rtx.experiments_fp8 import FP8
+from tools.rtx.experiments_fp8 import FP8
 
 
 def custom(name: str = "FP8 custom operators") -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""Messages of models: parts, hash, extraction of parts, and what public functions do with them."""
+"""Messages of models: serialization, hash, extraction of parts, and public functions on models."""
 
 import functools
 import hashlib

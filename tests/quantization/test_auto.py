@@ -19,7 +19,7 @@ def deep_net(gain: float = 1.0) -> onnx.ModelProto:
     for i in range(4):
         weight = net.rng.standard_normal((32, 32, 3, 3)) / 17
         weight[0] *= gain  # an output channel with large values
-        weight[:, 0] /= gain  # that counts as little as the others
+        weight[:, 0] /= gain  # the next convolution scales the channel back
         name = net.const(f"w{i}", weight)
         tensor = net.op("Relu", f"r{i}", net.conv(f"c{i}", tensor, 32, 32, weight=name))
     return net.output(tensor).model()
@@ -53,7 +53,7 @@ def test_network_with_outlier_channels_gets_fp8() -> None:
 
 
 def test_one_calibration_serves_both() -> None:
-    """The scales of both are those of separate insertions."""
+    """INT8 and FP8 have the same scales as in separate insertions."""
     model = deep_net(gain=60.0)
     auto = insert_auto(model, method="max")
     alone = qdqtool.insert(
@@ -74,7 +74,7 @@ def test_int8_alone_is_measured_if_fp8_is_impossible(options: Any, obstacle: str
 
 
 def test_times_of_the_gpu_count() -> None:
-    """The estimate of the chosen model is the one that decided."""
+    """The choice uses the estimate that the prediction of the chosen model reports."""
     result = insert_auto(deep_net(), gpu="L4", target="rtx1.7", high_precision=None)
     assert result.choice is not None
     assert result.choice.ms.keys() == {"int8", "fp8", "fp16"}

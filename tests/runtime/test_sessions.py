@@ -1,5 +1,6 @@
 """Sessions of onnxruntime, whose weights go through a file."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from calibration.session import partial_model
 from qdqtool.ir.graph import Model
 from qdqtool.proto import external_data as external
 from qdqtool.proto.slim import strip_data
-from qdqtool.runtime import sessions
+from qdqtool.runtime import session_memory, sessions
 from qdqtool.runtime.sessions import open_proto
+from qdqtool.util.limits import PROCESSES
 
 
 def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
@@ -174,9 +176,9 @@ print((peak() - before) / float(sys.argv[4]))
 def test_insert_holds_weights_in_model_and_onnxruntime_only(
     tmp_path: Path, losses: int, limit: float
 ) -> None:
-    # The network is little else than weights, and the limit a multiple of their size. The model
-    # holds them once. onnxruntime holds them twice while it changes their layout, and once more,
-    # with int8 ones, while it folds their Q/DQ pairs.
+    # The network consists nearly of weights alone, and the limit is a multiple of their size. The
+    # model holds the weights once. onnxruntime holds them twice while it changes their layout, and
+    # a third time, with int8 copies, while it folds their Q/DQ pairs.
     rng = np.random.default_rng(0)
     nodes, weights, tensor = [], [], "x"
     for i in range(8):
@@ -206,3 +208,47 @@ def test_insert_holds_weights_in_model_and_onnxruntime_only(
 def test_failure_is_one_short_line() -> None:
     line = sessions.describe_failure(RuntimeError("a \n b" + "c" * 400))
     assert line.startswith("a bccc") and len(line) == 300
+
+
+# Memory, which depends on where a process runs
+
+
+@pytest.mark.parametrize(
+    ("container_limits", "processes", "expected"),
+    [
+        ([], "", 96),
+        ([""], "", 96),
+        (["max"], "", 96),
+        (["9223372036854771712"], "", 96),
+        (["64"], "", 48),
+        (["max", "32"], "", 24),
+        (["16", "32"], "", 12),
+        ([], "4", 24),
+        (["64"], "3", 16),
+        ([], "0", 96),
+        ([], "many", 96),
+    ],
+)
+def test_session_memory(
+    container_limits: list[str],
+    processes: str,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Three quarters of a machine with 128 bytes, or of its container, shared by the processes.
+    monkeypatch.setattr(
+        os, "sysconf", {"SC_PHYS_PAGES": 8, "SC_PAGE_SIZE": 16}.__getitem__, raising=False
+    )
+    files = [tmp_path / f"{number}-of-{'-'.join(container_limits)}" for number in range(2)]
+    for file, text in zip(files, container_limits, strict=False):
+        file.write_text(text + "\n")
+    monkeypatch.setattr(session_memory, "CONTAINER_FILES", [str(f) for f in files])
+    monkeypatch.setenv(PROCESSES, processes)
+    assert session_memory.session_memory_limit() == expected
+
+
+def test_session_memory_of_unknown_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sysconf", raising=False)
+    monkeypatch.setattr(session_memory, "CONTAINER_FILES", ())
+    assert session_memory.session_memory_limit() == 0

@@ -156,7 +156,7 @@ class Graph:
         op: str = "Conv",
         **attributes: Any,
     ) -> str:
-        """Add a convolution of padding k // 2. ``scale`` is that of its input's pair, None for no pair."""
+        """Add a convolution of padding k // 2, with a pair of ``scale`` on its input unless ``scale`` is None."""
         data = x if scale is None else self.pair(x, f"{name}.in", scale)
         from_, to = self.channels.get(x, 1), channels // groups
         shape = (channels, from_ // groups, k, k) if op == "Conv" else (from_, to, k, k)
@@ -253,7 +253,7 @@ class Graph:
         return self.op("Gemm", inputs, name, transB=1)
 
     def model(self, *outputs: str) -> onnx.ModelProto:
-        """Return the model. Shape inference gives its outputs their types."""
+        """Return the model; the types of its outputs are inferred."""
         infos = [helper.make_empty_tensor_value_info(name) for name in outputs]
         graph = helper.make_graph(self.nodes, "g", self.inputs, infos, self.initializers)
         domains = {"": self.opset} | {n.domain: 1 for n in self.nodes if n.domain}

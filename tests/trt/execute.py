@@ -1,4 +1,4 @@
-"""Export a network between passes as ONNX, to compare what it computes."""
+"""Export a network between passes as ONNX, to compare its numbers before and after passes."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _INTEGERS = {Precision.INT8: np.int8, Precision.UINT8: np.uint8}
 
 
 class Exporter:
-    """Exports a network after passes that move, copy and remove Q and DQ. It has to be created before they run."""
+    """Exports a network after passes that move, copy and remove Q and DQ. Create the exporter before they run."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -320,7 +320,7 @@ for _file in sorted(Path(__file__).with_name("passes").glob("test_*.py")):
 
 
 def model_of(name: str) -> onnx.ModelProto:
-    """Return the graph of a case. By default the case's operator, followed by a Q."""
+    """Return the graph of a case; by default, the case's operator followed by a Q."""
     g = Graph()
     outputs = GRAPHS.get(name, _operator_before_q(name.partition("/")[0]))(g)
     return g.model(*([outputs] if isinstance(outputs, str) else outputs))

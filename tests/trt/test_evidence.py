@@ -16,7 +16,7 @@ from qdqtool.trt.trace import Event
 from qdqtool.verification.log_comparison import longest_common_subsequence
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 
-# These names depend on the parser's numbering of a post-processing tail. None is of a Q/DQ pass.
+# Build whose layer names depend on the parser's numbers in post-processing. No Q/DQ pass names them.
 WITH_TAIL = "yolo-resnet18-orin-trt8502"
 NAME_ONLY = ("ConstShuffleFusion", "ShuffleShuffleFusion", "ShuffleErasure")
 

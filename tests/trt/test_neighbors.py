@@ -40,7 +40,7 @@ def test_size_of_unknown_shape_is_unknown(g: Graph, shape: tuple[int | None, ...
 
 
 def test_size_of_tensor_without_shape_is_that_of_its_reshape(g: Graph) -> None:
-    # The shape leaves the batch out, the number of values includes it.
+    # The shape leaves the batch out, but the number of values includes the batch.
     network = network_of(g, g.reshape(g.op("Exp", g.input(4, 8, 5, 5), "e"), "r", 4, 200))
     out = layer(network, "e").out
     assert tensor_size(out) == TensorSize("8x5x5", 800)
@@ -108,7 +108,7 @@ def test_consumer_that_feeds_convolution_through_float_operators(g: Graph) -> No
 
 @pytest.mark.parametrize("count", [20, 60, 120])
 def test_nested_concats_have_no_float_consumer(g: Graph, count: int) -> None:
-    # Each Concat reads the one before, and a Q reads each.
+    # Each Concat reads the previous Concat, and a Q reads each Concat.
     last = g.op("Exp", g.input(1, 8, 4, 4), "e")
     outputs = []
     for i in range(count):
@@ -252,7 +252,7 @@ def test_origin_of_tensor(
 
 
 def test_convolutions_downstream_of_quantized_tensor(g: Graph) -> None:
-    # DQs and operators that a Q passes are followed. Weights, and operators that compute, are not.
+    # The search follows DQs and operators that a Q passes, but not weights or operators that compute.
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     pooled = g.pool(g.pair(x, "p"), "pool")
     outputs = [

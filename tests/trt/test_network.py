@@ -1,4 +1,4 @@
-"""The network of the simulator: edits, consistency after each pass, and what the importer makes of a model."""
+"""The network of the simulator: edits, consistency after each pass, and the import of a model."""
 
 import itertools
 from typing import Any
@@ -87,8 +87,8 @@ def test_every_pass_leaves_published_network_consistent(case: str) -> None:
 
 @pytest.mark.parametrize("target", CLASSIC)
 def test_passes_keep_weights_shared_by_two_products_consistent(g: Graph, target: str) -> None:
-    # The first product that becomes a convolution fuses its weights. The constant stays for the
-    # other.
+    # The first product that becomes a convolution fuses its weights. The constant remains for the
+    # second product.
     g.input(2, 16)
     weights = g.const("w", np.ones((16, 16), np.float32))
     for op in ("Gemm", "MatMul"):
@@ -132,7 +132,7 @@ def test_unknown_operator_is_a_float_layer(g: Graph, op: str) -> None:
     ids=["0", "-1", "nan", "inf", "empty"],
 )
 def test_senseless_scale_does_not_stop_prediction(g: Graph, scale: Any) -> None:
-    # Advice reports the scale.
+    # A finding reports the scale.
     x = g.input(1, 3, 8, 8)
     quantized = g.op("QuantizeLinear", [x, g.const("s", scale), g.const("z", np.int8(0))], "Q")
     data = g.op("DequantizeLinear", [quantized, "s", "z"], "DQ")
@@ -259,7 +259,7 @@ def test_importer_uses_defaults_of_onnx() -> None:
         assert (weights.dims, weights.axis, weights.constant) == ((8, 8, 3, 3), 0, True)
 
 
-# What the importer reads out of a model: geometry with ONNX's defaults, and the parser's own decompositions.
+# Import of a model: geometry with ONNX's defaults, and operators that the parser decomposes.
 
 
 def imported(model: onnx.ModelProto) -> Network:
@@ -338,7 +338,7 @@ def test_importer_decomposes_batchnorm_with_computed_parameters(g: Graph) -> Non
         and centered.operation == "SUB"
         and sources(centered) == ["computed", "abs_mean:0"]
     )
-    # The constant epsilon has no type of its own: the layer that adds it has that of var.
+    # The constant epsilon has no type: the layer that adds it has the type of var.
     for layer in network.layers_of_kind(LayerKind.ELEMENTWISE, LayerKind.UNARY):
         assert layer.out.elem_type == onnx.TensorProto.FLOAT, layer
     deviation = divided.inputs[1].producer

@@ -36,7 +36,7 @@ MOTION: tuple[type[Pass], ...] = (
 
 
 def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:
-    """Return what is equal for equal graphs, with nodes under the given names."""
+    """Return the parts of a prediction that are equal for equal graphs, with nodes renamed by ``names``."""
     old = names or {}
     convolutions = {
         old.get(c.name, c.name): (
@@ -147,7 +147,8 @@ def test_moving_quantizers_changes_no_number(model: onnx.ModelProto) -> None:
         n.attributes.get("mode", "nearest") == "nearest" for n in index.nodes if n.op == "Resize"
     )
     assume(nearest and all(p.exact or p is operators.OPERATORS["Resize"].passage for p in passages))
-    # A Gemm is a product and a sum in the network, whose rounding differs: then the network itself is the measure.
+    # In the network, a Gemm is a product and a sum, which round differently. So with a Gemm, the imported network is
+    # the reference instead of the model.
     gemm = any(n.op_type == "Gemm" for n in model.graph.node)
     before = Exporter(load(model)).export() if gemm else model
     after = move_quantizers(model)[0].export()
@@ -197,8 +198,8 @@ def chain(op: str, length: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("op", ["Tanh", "Transpose", "Mul", "MaxPool", "Concat", "Relu"])
 def test_text_of_long_chain_grows_linearly(op: str) -> None:
-    # Joining all names of a chain would make trace and layer names grow with the square of its
-    # length.
+    # If all names of a chain were joined, trace and layer names would grow with the square of the
+    # chain's length.
     sizes = []
     for length in (100, 400):
         prediction = predict(chain(op, length), advice=False)
@@ -211,7 +212,8 @@ def test_text_of_long_chain_grows_linearly(op: str) -> None:
 
 @pytest.mark.parametrize("depth", [1, 5, 40])
 def test_q_moves_up_past_alternating_concats_and_pools(g: Graph, depth: int) -> None:
-    # Each level leaves one clone on its other input, the last one also on the innermost tensor.
+    # Each level leaves one clone on its other input. The last level also leaves one on the innermost
+    # tensor.
     x = g.op("Softmax", g.input(1, 1, 8, 8), "before")
     for i in range(depth):
         x = g.pool(

@@ -210,7 +210,7 @@ def quantize_with_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto
 
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
-    # Its int32 bias comes from a DQ, its weights are int8 and its output has a pair.
+    # The bias is int32 and comes from a DQ, the weights are int8, and the output has a pair.
     model = quantize_with_onnxruntime(
         tmp_path, per_channel=per_channel, extra_options={"ActivationSymmetric": True}
     )

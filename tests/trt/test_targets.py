@@ -61,7 +61,7 @@ def test_stem_runs_in_int8_on_every_target(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_constant_subgraph_has_no_layer(target: str) -> None:
-    # Such as the table of positions in Swin V2, for which TensorRT-RTX lists no layer.
+    # An example is the table of positions in Swin V2: TensorRT-RTX lists no layer for it.
     net = Net(17)
     table = net.op(
         "MatMul",
@@ -76,7 +76,7 @@ def test_constant_subgraph_has_no_layer(target: str) -> None:
     assert all("table" not in (f.node, *f.convolutions) for f in prediction.findings)
 
 
-# rtx1.7 is a compiler of its own.
+# rtx1.7 is a separate compiler, whose properties do not follow from the version.
 @pytest.mark.parametrize(
     ("prop", "since", "on_rtx"),
     [

@@ -1,9 +1,9 @@
 """A YOLOv8-style network against the lines of a published TensorRT 8.4.12 build of a similar network.
 
-Its model.onnx.gz has from the lines: every name; ReLU; BatchNormalization not folded in quantized layers and folded in
-float ones; C2f by two Slices; an Add with Q/DQ on both inputs; the heads of each scale, quantized or float as their
-``Merging layers`` lines say; two outputs; the DFL tail with its names. Invented: channels, repeats, scales, which are
-equal where a line needs it (all Qs that read the halves of a C2f) and different elsewhere. Weights are zero.
+These properties of model.onnx.gz follow from the lines: every name; ReLU; BatchNormalization, folded in float layers
+only; C2f with two Slices; an Add with Q/DQ on both inputs; the heads of each scale, quantized or float as in the
+``Merging layers`` lines; two outputs; the names of the DFL. Channels, repeats and scales are invented. Scales are equal
+where a line requires it (all Qs that read the halves of a C2f), and different elsewhere. Weights are zero.
 """
 
 import functools

@@ -13,7 +13,7 @@ from qdqtool.util.json_text import TooManyValues, parse_json
     "text", ["[[],[],[]]", '{"a":{"b":{}},"c":1}', "[1,2,3,4,5]", '["[","{",","]']
 )
 def test_json_with_too_many_values_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Lists and dicts take thirty times the memory of their text. Marks in strings count as well.
+    # Lists and dicts take thirty times the memory of their text. Separators in strings count as well.
     value = parse_json(text)
     marks = sum(text.count(mark) for mark in ",[{")
     monkeypatch.setattr(limits, "JSON_VALUES", marks)
@@ -25,7 +25,7 @@ def test_json_with_too_many_values_is_an_error(text: str, monkeypatch: pytest.Mo
 
 
 def test_garbage_is_not_collected_in_nested_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Objects that end where the stack is used up fail, and Python prints that.
+    # If garbage is collected while the stack is nearly used up, finalizers fail and Python prints errors.
     collecting: list[bool] = []
     loads = json.loads
     monkeypatch.setattr(

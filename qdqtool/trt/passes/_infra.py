@@ -1,4 +1,4 @@
-"""Base classes of the passes, and the vocabulary that all modules of passes import."""
+"""Base classes of the passes, and the names that the modules of passes import."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
@@ -109,7 +109,9 @@ __all__ = [
     "WEIGHTED",
     "weights_position",
 ]
-MAX_JOINED = 64  # maximum layers of a chain; no log shows as many, and names grow with each layer
+# Maximum layers that are fused in a chain. No log shows a chain of this length. The limit bounds
+# the names, which grow with each fused layer.
+MAX_JOINED = 64
 MAX_NAME = 1000  # maximum characters of an extended name; limits the cost of hostile models
 
 
@@ -123,7 +125,8 @@ class Pass(ABC):
     Attributes:
         cases: Known behaviors (:class:`qdqtool.evidence.Case`) of the pass, with their evidence.
         anonymous_lines: Kinds of log lines of the pass that do not contain its name.
-        converted_kind: Layer kind that the pass converts, as log lines name it; empty if none.
+        converted_kind: Layer kind that the pass converts, as in log lines; empty if the pass
+            converts no kind.
         is_compared: Whether `verify` compares the lines of the pass with the log of a build. Passes
             that only prepare the names of constants and shuffles are not compared, nor are passes
             whose name in TensorRT is unknown.
@@ -211,18 +214,20 @@ class Pass(ABC):
 def join_names(layer: Layer, consumer: Layer) -> str:
     """Return the name of two fused layers, ``<layer> + <consumer>``.
 
-    The name of a constant is cut off at ``MAX_NAME`` characters before, because any number of
-    layers may be folded into a constant.
+    The name of a constant is first cut off at ``MAX_NAME`` characters, because any number of layers
+    may be folded into a constant.
     """
     name = layer.name[:MAX_NAME] if layer.kind is LayerKind.CONSTANT else layer.name
     return f"{name} + {consumer.name}"
 
 
 class ReluFusion(Pass):
-    """Base class of passes that fuse a layer with a Relu that alone reads its output.
+    """Base class of passes that fuse a layer with the Relu that is its single consumer.
+
+    A subclass has exactly one case.
 
     Attributes:
-        kind: Kind of the layer before the Relu. A subclass has exactly one case.
+        kind: Kind of the layer before the Relu.
     """
 
     kind: ClassVar[LayerKind]

@@ -15,7 +15,8 @@ CLIP = seen(
 OTHER = assumed(
     "other",
     "Every other activation that no earlier pass has fused becomes a pointwise layer.",
-    "as LeakyRelu and Clip; a log that keeps an ACTIVATION layer of its own would refute it",
+    "as LeakyRelu and Clip; a log that lists such an activation as a separate ACTIVATION layer "
+    "would refute it",
 )
 _CASES = {"LEAKY_RELU": LEAKY, "CLIP": CLIP}
 

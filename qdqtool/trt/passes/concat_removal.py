@@ -36,10 +36,10 @@ DECONVOLUTION = seen(
 SHARED = assumed(
     "shared-copied",
     "The output of a convolution is copied into the Concat if other layers read it as well.",
-    "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824: the four such "
-    "inputs are copied, convolutions that the Concat alone reads are retargeted (lines 885 and "
-    "886). A Concat input that is retargeted although a convolution reads it as well would refute "
-    "it",
+    "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824 copy all four "
+    "inputs of this kind, and retarget the outputs of convolutions that only the Concat reads "
+    "(lines 885 and 886); a log that retargets an input that another layer reads as well would "
+    "refute it",
     about=("Conv", COPY_STRIDING),
 )
 STOMPING = assumed(
@@ -47,15 +47,15 @@ STOMPING = assumed(
     "An input is copied if it is a view of another tensor or was already written into a Concat. "
     "The first input that comes from a network input or a constant, with only conversions and "
     "reshapes between, is copied too.",
-    "yolov8-orin-trt8412-excerpts:241 is one such line, the second input (242) is retargeted; "
-    "builds of 8.5.2 and 8.6.0 copy the first of two quantized network inputs and retarget the "
-    "second, and a convolution's output next to one; that these are the conditions is assumed",
+    "yolov8-orin-trt8412-excerpts copies an input (line 241) and retargets the next one (242); "
+    "builds of 8.5.2 and 8.6.0 copy the first of two quantized network inputs, and retarget the "
+    "second one and the output of a convolution; that these are the conditions is assumed",
     about=(COPY_STOMPING,),
 )
 
 
 class ConcatRemoval(Pass):
-    """Eliminates a Concat: producers write its inputs directly into its output.
+    """Eliminates a Concat: the producers of its inputs write directly into the Concat's output.
 
     TensorRT's log does not name this pass.
     """
@@ -86,7 +86,7 @@ class ConcatRemoval(Pass):
 def _choose_line(
     tensor: Tensor, retargeted: set[Tensor], external: Tensor | None
 ) -> tuple[str, Case]:
-    """Return the kind of line that TensorRT logs for an input of a Concat, and its case.
+    """Return the kind of the line that TensorRT logs for an input of a Concat, and the case.
 
     Args:
         tensor: The input.

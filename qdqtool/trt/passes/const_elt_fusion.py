@@ -23,8 +23,8 @@ PLAIN = seen(
 WITH_RELU = assumed(
     "with-relu",
     "The sum of a convolution's output and a constant becomes a scale together with its Relu.",
-    "otherwise no hidden fully connected layer could write INT8; an engine with one that writes "
-    "float would refute it",
+    "otherwise no hidden fully connected layer could write INT8; an engine in which such a layer "
+    "writes float would refute it",
     about=("Add", "Relu"),
 )
 

@@ -23,7 +23,8 @@ CONSTANT = seen(
 )
 COMPUTED = assumed(
     "computed",
-    "A scale that is computed at run time remains an input, and no layer can absorb its Q or DQ.",
+    "A scale that is computed at run time remains an input of its Q or DQ. No layer can absorb "
+    "this Q or DQ.",
     "the documentation requires build-time constants; most builds fail",
 )
 

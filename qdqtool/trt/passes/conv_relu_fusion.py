@@ -3,7 +3,7 @@ from qdqtool.trt.passes._infra import LayerKind, ReluFusion, find_case, seen
 CONVOLUTION = find_case("Relu")
 DECONVOLUTION = seen(
     "deconvolution",
-    "A deconvolution fuses the Relu that alone reads it; logged as DeconvReluFusion.",
+    "A deconvolution fuses a Relu that is its single consumer; logged as DeconvReluFusion.",
     "centerpoint-a100-trt823-fp16:1668",
 )
 

@@ -16,8 +16,8 @@ EQUAL = seen(
     "remains.",
     "bevfusion-camera-orin-trt8502:324",
     "bevfusion-camera-rtx3080ti-trt8600:5260",
-    source="logged with one line; Conv_329 then writes Concat_779_1400_clone_0, the name of a "
-    "Concat's clone",
+    source="the log has one line for the pair; Conv_329 then writes Concat_779_1400_clone_0, the "
+    "output of the removed clone",
 )
 SEVERAL = assumed(
     "several-readers",

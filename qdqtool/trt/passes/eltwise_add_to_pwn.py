@@ -4,7 +4,7 @@ SUM = seen(
     "sum",
     "A sum that no convolution has fused becomes a pointwise layer.",
     "yolov8-orin-trt8412-excerpts:228",
-    source="NVIDIA/TensorRT issue 3345 shows the same of <Add> + <Relu>",
+    source="NVIDIA/TensorRT issue 3345 shows the same for <Add> + <Relu>",
 )
 
 

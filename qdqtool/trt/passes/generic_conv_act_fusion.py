@@ -39,8 +39,8 @@ DECONVOLUTION = assumed(
 )
 WITH_ADD = documented(
     "joined-with-add",
-    "A convolution does not fuse an activation that was fused with a residual Add before, and "
-    "writes float.",
+    "If the activation after a convolution was already fused with a residual Add, the convolution "
+    "does not fuse it and writes float.",
     "NVIDIA/TensorRT issue 2204 (8.4.1): INT8 to float",
     about=("Add",),
 )

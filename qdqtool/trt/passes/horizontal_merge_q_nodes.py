@@ -25,8 +25,8 @@ EARLIER = seen(
 LATER = assumed(
     "later-survives",
     "If the network's tail goes to Myelin, the last one of several equal Qs remains.",
-    "yolo-resnet18-orin-trt8502 (5 merges); that the new listing after Myelin is the reason is "
-    "assumed. It changes names only",
+    "5 merges in yolo-resnet18-orin-trt8502; the cause is assumed: Myelin makes TensorRT list the "
+    "layers in a new order. Only names depend on this case",
 )
 CLONE = seen(
     "clone",
@@ -50,15 +50,16 @@ APART = seen(
     "counts as such a layer even if its Q is copied to the tensor later. The copies are merged.",
     "unet-resnet50-orinnano-trt10162",
     "yolov8n-modelopt-rtx2060-trt1014",
-    source="conv1 and the downsample convolution of layer2.0, 3.0 and 4.0, whose input a Concat "
-    "reads; clones of one Q are merged in the other build; 8.x merges all "
-    "(yolo-resnet18-orin-trt8502)",
+    source="in the first build, conv1 and the downsample convolution of layer2.0, 3.0 and 4.0 keep "
+    "separate Qs, because a Concat reads their input; the second build merges clones of one Q; 8.x "
+    "merges all Qs (yolo-resnet18-orin-trt8502)",
 )
 APART_ELSEWHERE = assumed(
     "beside-float-elsewhere",
     "Also on 10.0 to 10.13 and on 11, equal Qs are not merged if another layer reads the tensor "
     "as float.",
-    "no build of these versions shows such Qs; the times of five YOLO11n on 10.3 fit both rules",
+    "no build of these versions shows such Qs; the measured times of five YOLO11n engines on 10.3 "
+    "fit both merged and separate Qs",
 )
 
 
@@ -118,7 +119,8 @@ class HorizontalMergeQNodes(Pass):
     def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
         """Merge Qs into another Q of the same tensor, and emit the lines.
 
-        TensorRT logs one heading, then the Qs that it eliminates, then those that it removes.
+        TensorRT logs one heading, then an Eliminating line for each Q, then a Removing line for
+        each.
         """
         cases = [_choose_case(survivor, q, network.was_relisted) for q in others]
         self.fire_running(cases[0], survivor)

@@ -23,11 +23,12 @@ GEMM = find_case("Gemm")
 MATMUL = documented(
     "matmul",
     "A MatMul with constant quantized weights becomes a 1x1 convolution, for data of any rank.",
-    "engines that users list: Layer(CaskConvolution): pfn_layers.0.linear.weight + "
-    "pfe_QuantizeLinear_7 + pfe_MatMul_10, of Int8(1,10,8000,20) (NVIDIA/TensorRT#2627, 8.4.1), "
-    "and a matrix (NVIDIA/TensorRT#3266). Data of four dimensions is turned to channels first: "
-    "that excerpt has no shuffle for the model's own Transposes around. Data of three becomes "
-    "rows, as in float (NVIDIA/TensorRT#3679)",
+    "engine listings of users: Layer(CaskConvolution): pfn_layers.0.linear.weight + "
+    "pfe_QuantizeLinear_7 + pfe_MatMul_10, which reads Int8(1,10,8000,20) (NVIDIA/TensorRT#2627, "
+    "8.4.1), and one that reads a matrix (NVIDIA/TensorRT#3266). Data of four dimensions is "
+    "transposed to channels first: the first listing has no shuffle for the model's Transposes "
+    "around the MatMul. Data of three dimensions becomes rows, as in float builds "
+    "(NVIDIA/TensorRT#3679)",
     about=("MatMul",),
 )
 PLAIN = documented(
@@ -116,10 +117,10 @@ def _insert_shuffles(network: Network, layer: Layer) -> None:
     after.shuffling.after_matmul, after.shuffling.reorders_values = True, is_image
     after.shuffling.perm = _TO_CHANNELS_LAST if is_image else None
     out = layer.out
-    result = Tensor(f"{layer.name}_out_tensor", out.source, out.elem_type)
-    result.shape = _convolution_shape(out.shape, is_image) if is_image else None
-    network.set_output(layer, result)
-    network.add(after, [result], [out])
+    product = Tensor(f"{layer.name}_out_tensor", out.source, out.elem_type)
+    product.shape = _convolution_shape(out.shape, is_image) if is_image else None
+    network.set_output(layer, product)
+    network.add(after, [product], [out])
 
 
 def _prepare_weights(network: Network, layer: Layer) -> None:

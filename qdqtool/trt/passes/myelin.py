@@ -23,16 +23,16 @@ TAIL = assumed(
     "tail",
     "Post-processing after the last convolution, Q and DQ goes to Myelin as one "
     "{ForeignNode[...]} if it contains an operator that only Myelin runs.",
-    "yolo-resnet18-orin-trt8502 (730 layers to 388); a head without such operators is not in it "
-    "(yolov8-orin-trt8412-excerpts). That this is the boundary in general is assumed; no INT8 "
-    "outcome depends on it",
+    "yolo-resnet18-orin-trt8502 (from 730 layers to 388); a head without such operators does not "
+    "go to Myelin (yolov8-orin-trt8412-excerpts). It is assumed that all networks have this "
+    "boundary; no INT8 outcome depends on it",
 )
 CONSTANTS = assumed(
     "constants",
     "An operator that only Myelin runs and that depends on constants alone is fused with these "
     "constants only.",
     "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs that does not contain the "
-    "tail next to it",
+    "post-processing next to it",
 )
 _OPERATORS_OUTSIDE = ("NonMaxSuppression",)  # operators for which TensorRT 8.5 has its own layer
 _KINDS_OUTSIDE = (*CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.SCALE)
@@ -51,7 +51,8 @@ class MyelinOptimization(Pass):
     def _apply(self, network: Network) -> None:
         if any(map(needs_myelin, network.layers.values())):
             self._mark_regions(network)
-        network.counts["After Myelin optimization"] = len(network.layers)  # TensorRT logs it here
+        # TensorRT logs the number of layers at this point.
+        network.counts["After Myelin optimization"] = len(network.layers)
 
     def _mark_regions(self, network: Network) -> None:
         tail = _find_tail(network)
@@ -82,7 +83,10 @@ def _find_varying(network: Network) -> dict[Layer, None]:
 
 
 def _find_tail(network: Network) -> list[Layer]:
-    """Return the layers from which no convolution, Q or DQ can be reached."""
+    """Return the layers of post-processing: no convolution, Q or DQ is downstream of them.
+
+    Quantized matrix products, and layers that TensorRT never hands to Myelin, are left out.
+    """
     upstream = find_reachable(
         network.layers_of_kind(*CONVOLVE, *QDQ), lambda layer: layer.producers
     )

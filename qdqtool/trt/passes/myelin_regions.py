@@ -36,11 +36,12 @@ EDGE = seen(
 )
 INSIDE = seen(
     "inside",
-    "A Q after a product, Softmax or normalization is fused into its kernel, a DQ into the "
-    "kernel after it.",
+    "A Q after a product, Softmax or normalization is fused into the kernel before the Q. A DQ is "
+    "fused into the kernel after the DQ.",
     "gemm-mlp-trt10",
     "yolov8n-modelopt-rtx2060-trt1014",
-    source="one conversion fewer than Q layers of a YOLOv8n: the one after the Softmax of its DFL",
+    source="the YOLOv8n engine has one conversion fewer than Q layers; the Q after the Softmax of "
+    "its DFL is missing",
 )
 POINTWISE = assumed(
     "pointwise",
@@ -49,21 +50,21 @@ POINTWISE = assumed(
 )
 ACTIVATION = seen(
     "activation",
-    "A matrix product of constant weights fuses the pointwise layer that alone reads it, such as "
-    "GELU.",
+    "A matrix product of constant weights fuses the pointwise layer that is its single consumer, "
+    "such as GELU.",
     "vitpose-l4-trt113",
-    source="324 to 348 layers for 24 blocks of 27 nodes after merging",
+    source="324 to 348 engine layers for 24 blocks, which have 27 nodes each after merging",
 )
 SIDE_BY_SIDE = seen(
     "side-by-side",
     "Matrix products of constant weights that read one tensor are one layer: query, key and value.",
     "vitpose-l4-trt113",
-    source="324 to 348 layers for 24 blocks with ten products of constant weights each",
+    source="324 to 348 engine layers for 24 blocks with ten products of constant weights each",
 )
 FP8_ATTENTION = documented(
     "fp8-attention",
-    "An attention whose products have FP8 Q/DQ on all inputs, and a Q after the second one, is one "
-    "kernel for head sizes of 9 to 64 and at most 3,072 keys, from 10.6 on.",
+    "From 10.6 on, an attention with head size 9 to 64 and at most 3,072 keys is one kernel if "
+    "both products have FP8 Q/DQ on all inputs and a Q is after the second product.",
     "release notes of 10.6 (compute capability 8.9); it is assumed for other GPUs. TensorRT-RTX "
     "1.7.1 builds one kernel for heads of 32, 64 and 80",
     about=("MatMul",),
@@ -79,7 +80,7 @@ _KINDS_OUTSIDE = (
 )
 
 
-_MAX_HOPS = 8  # maximum Q, DQ and reshapes between a product and the tensor that it reads
+_MAX_HOPS = 8  # maximum layers that a search passes upstream or downstream of a product
 _POINTWISE_KINDS = (
     LayerKind.ACTIVATION,
     LayerKind.ELEMENTWISE,
@@ -101,11 +102,12 @@ _ATTENTION_KINDS = (
 class MyelinRegions(Pass):
     """Marks the regions that Myelin runs, with the Q and DQ around them that Myelin absorbs.
 
-    A region contains matrix products, Softmax and normalizations, with the Q and DQ between them.
+    A region contains matrix products, Softmax and normalizations, with the pointwise layers,
+    shuffles, Q and DQ between them.
 
-    TensorRT does not log the regions; layer listings of 10 show their kernels. On 8.x Myelin may
-    run attention and normalizations with the Q and DQ around them: regions are recorded there, but
-    no layer is marked.
+    TensorRT does not log the regions; layer listings of TensorRT 10 show their kernels. On 8.x,
+    Myelin may run attention and normalizations with the Q and DQ around them. For these targets the
+    pass records the regions, but does not mark any layer.
     """
 
     cases = (PRODUCT, EDGE, INSIDE, POINTWISE, ACTIVATION, SIDE_BY_SIDE, FP8_ATTENTION)
@@ -189,8 +191,8 @@ class MyelinRegions(Pass):
         chain = _find_attention(scores)
         if not chain:
             return
-        queries, result = scores.data.shape, scores.out.shape
-        sizes = (queries[-1] if queries else None), (result[-1] if result else None)
+        queries, products = scores.data.shape, scores.out.shape
+        sizes = (queries[-1] if queries else None), (products[-1] if products else None)
         if not fault_checks.fuses_fp8_attention(*sizes, self.target.fp8_head):
             return
         scores.int8_out = chain[-1].int8_out
@@ -202,8 +204,8 @@ class MyelinRegions(Pass):
 def _find_attention(scores: Layer) -> list[Layer]:
     """Return the layers of an FP8 attention after its first product, up to the second product.
 
-    Empty if another layer reads one of their results, if the probabilities have no Q, or if no Q
-    is after the second product.
+    Empty for another structure. In an FP8 attention, the single consumer of each of these layers is
+    the next one, one Softmax and one Q are between the products, and the second product writes FP8.
     """
     chain: list[Layer] = []
     layer = scores.out.single_consumer()

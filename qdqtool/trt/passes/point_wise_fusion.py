@@ -24,7 +24,7 @@ from qdqtool.trt.passes._infra import (
 
 CHAIN = seen(
     "chain",
-    "Pointwise layers in a row, of which only the next one reads each, become one, PWN(a, b).",
+    "Pointwise layers in a row become one, PWN(a, b), if each has the next one as single consumer.",
     "yolo-resnet18-orin-trt8502:5233",
     "yolov8-orin-trt8412-excerpts:185",
     "yolov8n-modelopt-rtx2060-trt1014",
@@ -59,8 +59,8 @@ class PointWiseFusion(Pass):
     number and earlier ``PWN``. A layer is fused if its single consumer is pointwise as well. On a
     target where Conv+SiLU+Add fuse, the SiLU is not fused with an Add whose other input comes from
     a DQ. A sum directly after a convolution is left for ConvEltwiseSumFusion (assumed). A sum whose
-    inputs all come from DQs is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an
-    Add).
+    inputs all come from DQs is quantized as a separate layer (yolov8-orin-trt8412-excerpts keeps
+    such an Add).
 
     Layers are not fused if a Q/DQ pair is between a quantized convolution and its activation, or
     inside the activation. The pass records a reason for such a pair.
@@ -167,7 +167,7 @@ class PointWiseFusion(Pass):
     def _next_of_chain(self, network: Network, layer: Layer) -> Layer | None:
         if layer.out.is_output or len(layer.out.consumers) != 1:
             return None
-        (consumer,) = layer.out.consumers  # at one or several inputs (x * x)
+        (consumer,) = layer.out.consumers  # it may read the output at several inputs (x * x)
         if not _can_fuse(consumer):
             return None
         if len(layer.nodes) + len(consumer.nodes) > MAX_JOINED:

@@ -37,7 +37,7 @@ QUANTIZE = seen(
     "bevfusion-camera-rtx3080ti-trt8600:5806",
     "yolov8n-modelopt-rtx2060-trt1014",
     "small-graphs-orinnano-trt103",
-    source="worded in 10.7 as in 8.5 (NVIDIA/TensorRT issue 4320)",
+    source="the line has the same wording in 10.7 (NVIDIA/TensorRT issue 4320) as in 8.5",
     about=("QuantizeLinear",),
 )
 DEQUANTIZE = assumed(
@@ -90,8 +90,8 @@ class QDQToCopy(Pass):
         is_q = layer.kind == LayerKind.QUANTIZE
         tensor = layer.data if is_q else layer.out
         is_in_attention = _is_in_attention(layer)
-        # The evidence of DEQUANTIZE is "assumed" because no log shows its line. The conversion
-        # itself is seen in an engine.
+        # DEQUANTIZE does not weaken the evidence: it is assumed because no log shows its line, but
+        # an engine shows such a conversion.
         cases = [*layer.cases, *layer.stationary_cases]
         if is_in_attention:
             cases.append(ATTENTION)

@@ -39,9 +39,10 @@ DECONVOLUTION = documented(
 DECONVOLUTION_3D = documented(
     "deconvolution-3d",
     "A ConvTranspose of three spatial dimensions runs in INT8 on 8.x if an activation and a Q "
-    "follow. Otherwise it runs in float, on 10 and later always.",
+    "follow, else in float. On 10 and later, it always runs in float.",
     "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such "
-    "layers in FP16 (NVIDIA/Model-Optimizer#688). A listing of 10 with an INT8 one would refute it",
+    "layers in FP16 (NVIDIA/Model-Optimizer#688). A listing of 10 with such a layer in INT8 would "
+    "refute it",
     about=("ConvTranspose",),
 )
 MIXED_FLOATS = assumed(
@@ -55,7 +56,7 @@ SUM = seen(
     "A sum whose inputs all come from DQs and that only a Q reads runs in INT8.",
     "yolov8-orin-trt8412-excerpts",
     "bev-blackwell-trt10",
-    source="the engine; the pass line for it is assumed",
+    source="seen in the layer listings; the pass's line in the log is assumed",
     about=("Add",),
 )
 POINTWISE = assumed(

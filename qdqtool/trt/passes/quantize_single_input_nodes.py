@@ -22,7 +22,7 @@ GLOBAL = seen(
     "A global average pooling between a DQ and a Q runs in INT8.",
     "resnet18-qat-rtx2000-trt8510:2775",
     "resnet18-a100-qat-residual-qgap",
-    source="the fusing line is missing",
+    source="the log has no line for the fusion",
     about=("GlobalAveragePool",),
 )
 WINDOW = documented(

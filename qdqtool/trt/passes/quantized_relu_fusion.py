@@ -16,8 +16,8 @@ CONVOLUTION = seen(
     "<Conv> + PWN(<Relu>).",
     "resnet50-ort-orin-trt103",
     "resnet50-ort-rtx3080-trt10161",
-    source="72 and 74 engine nodes for 121 layers with 48 such Relus; the name is in the error of "
-    "the second build with a quantized stem",
+    source="the engines have 72 and 74 nodes for 121 layers, 48 of which are such Relus; an error "
+    "of the second build, with a quantized stem, contains the fused name",
     about=("Relu",),
 )
 SUM = seen(

@@ -39,7 +39,7 @@ _CASES = {"GlobalAveragePool": AVERAGE, "GlobalMaxPool": MAXIMUM, "ReduceMax": R
 
 
 class ReduceToPoolingFusion(Pass):
-    """Turns a reduction over height and width into a pooling."""
+    """Turns a mean or maximum over height, width or both into a pooling."""
 
     cases = (AVERAGE, MAXIMUM, MEAN, REDUCE_MAX)
     anonymous_lines = (SWAP_TYPE,)

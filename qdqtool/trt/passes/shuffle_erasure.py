@@ -40,5 +40,6 @@ def _changes_nothing(shuffle: Layer) -> bool:
         return False
     if shuffle.shuffling.reorders_values:
         return False  # equal dimensions do not make a transpose a no-op
-    # A network output has a name and memory of its own.
+    # A network output needs separate memory. It cannot share the memory of a network input or of
+    # another network output.
     return not (out.is_output and (source.is_output or source.producer is None))

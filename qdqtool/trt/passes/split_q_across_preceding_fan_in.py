@@ -33,7 +33,7 @@ NESTED = documented(
 class SplitQAcrossPrecedingFanIn(Pass):
     """Moves the Q after a Concat before each of the Concat's inputs.
 
-    TensorRT logs a single line for it. The pass refuses if the Concat has other consumers.
+    TensorRT logs a single line for each such Q. The pass refuses if the Concat has other consumers.
     """
 
     cases = (CONCAT, NESTED)
@@ -91,7 +91,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
         if not clones:
             return
         after = quantizer_scale(clones[0])
-        scales = tuple(after if q is None else _own_scale(q) for q in quantizers)
+        scales = tuple(after if q is None else _scale_without_clone(q) for q in quantizers)
         if any(scale not in (None, after) for scale in scales):
             name, size = node_name(concat), tensor_size(concat.out)
             self.refuse(ConcatScales(self.name, name, scales, after, size))
@@ -113,11 +113,14 @@ def _insert_clone(network: Network, concat: Layer, position: int, clone: Layer) 
     network.insert_before(concat, position, clone, out)
 
 
-def _own_scale(q: Layer) -> Scale:
-    """Return the scale of a Concat's input apart from ``q``, the Q that moved past the Concat.
+def _scale_without_clone(q: Layer) -> Scale:
+    """Return the scale that an input of a Concat has in addition to that of the moved Q.
 
     This is the scale of the DQ that produces the input, or of another Q that reads it. A Q of the
     model that was merged with the moved Q also counts. None if the input has no such scale.
+
+    Args:
+        q: Q between the input and the Concat, which moved up past the Concat.
     """
     dq = dq_before(q.data)
     if dq is not None:

@@ -19,7 +19,8 @@ BIAS = seen(
     "bias",
     "The reshape after a Gemm that became a convolution moves past the bias.",
     "resnet18-qat-rtx2000-trt8510:2571",
-    source="the constant gets unsqueeze_node_after_..., the result copied_squeeze_after_...",
+    source="names of the shuffles: unsqueeze_node_after_... for the constant, "
+    "copied_squeeze_after_... for the result",
     about=("Add",),
 )
 ACTIVATION = assumed(
@@ -31,12 +32,12 @@ ACTIVATION = assumed(
 FOLLOWED = assumed(
     "followed-by-q",
     "A Q after the moved reshape moves up past the reshape, so that the convolution can fuse it.",
-    "the fully connected layers of all published engines are the last of their network",
+    "no build shows it: in all published engines, a fully connected layer is the last layer",
 )
 
 
 class SqueezePushDownJoin(Pass):
-    """Moves the reshape after a Gemm that became a convolution past its bias or activation."""
+    """Moves the reshape after a converted Gemm down past the Gemm's bias or activation."""
 
     cases = (BIAS, ACTIVATION, FOLLOWED)
     anonymous_lines = (SQUEEZE,)
@@ -79,11 +80,11 @@ def _unsqueeze(network: Network, consumer: Layer, position: int, constant: Layer
 def _exchange(network: Network, squeeze: Layer, consumer: Layer) -> Layer:
     network.set_input(consumer, consumer.inputs.index(squeeze.out), squeeze.data)
     out = consumer.out
-    result = Tensor(f"{consumer.name}_out_tensor", out.source, out.elem_type)
+    unsqueezed = Tensor(f"{consumer.name}_out_tensor", out.source, out.elem_type)
     network.remove(squeeze)
-    network.set_output(consumer, result)
+    network.set_output(consumer, unsqueezed)
     after = create_shuffle(f"copied_squeeze_after_{consumer.name}", rank_after(consumer.rank))
     after.shuffling.after_matmul = after.shuffling.is_pushed_down = True
     after.shuffling.reorders_values = squeeze.shuffling.reorders_values
     after.shuffling.perm = squeeze.shuffling.perm
-    return network.add(after, [result], [out])
+    return network.add(after, [unsqueezed], [out])

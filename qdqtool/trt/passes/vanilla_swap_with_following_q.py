@@ -28,9 +28,9 @@ SINGLE = seen(
     "bevfusion-camera-orin-trt8502:259",
     "bevfusion-camera-rtx3080ti-trt8600:5195",
     "yolov8n-modelopt-rtx2060-trt1014",
-    source="which operators: qdqtool.ir.operators. Once equal Qs were merged: MaxPool_12 of "
-    "resnet18-qat-rtx2000-trt8510 is swapped only then, "
-    "/backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502, which an Add reads as well, never",
+    source="qdqtool.ir.operators lists the operators. MaxPool_12 of resnet18-qat-rtx2000-trt8510 "
+    "is swapped only after equal Qs were merged; /backbone/maxpool/MaxPool of "
+    "yolo-resnet18-orin-trt8502 is never swapped, because an Add reads it as well",
 )
 
 
@@ -40,7 +40,7 @@ _KINDS_WITH_OPTIONAL_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)
 
 
 class VanillaSwapWithFollowingQ(Pass):
-    """Moves a Q up past operators that it can pass, so that they run in INT8.
+    """Moves a Q up past operators that it can pass, so that these operators run in INT8.
 
     Tensor names stay at their position in the network: the tensor between operator and Q keeps its
     name and becomes INT8.

@@ -59,13 +59,13 @@ REQUANTIZED_ELSEWHERE = assumed(
 )
 SEVERAL = assumed(
     "several-readers",
-    "A DQ with several consumers remains and is not copied for each.",
+    "A DQ with several consumers does not move, and is not copied for each of them.",
     "a log in which one DQ is swapped with several operators would refute it",
 )
 
 
 class VanillaSwapWithPreceedingDQ(Pass):
-    """Moves a DQ down past operators that it can pass, so that they run in INT8.
+    """Moves a DQ down past operators that it can pass, so that these operators run in INT8.
 
     The name has TensorRT's spelling.
     """
@@ -149,7 +149,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
         """Record that a DQ does not move, if it could pass one of its several consumers.
 
         The case ``SEVERAL`` is recorded with these operators and their consumers, because their
-        outcome depends on it.
+        outcome depends on the case.
         """
         operators = list(filter(_can_pass, dq.out.consumers))
         if not operators:

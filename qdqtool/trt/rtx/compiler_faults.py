@@ -106,11 +106,11 @@ def _differs(name: str, *accepted: object) -> Callable[[Node, int], bool]:
     The first of the ``accepted`` values is the default of the attribute.
     """
 
-    def test(node: Node, _: int) -> bool:
+    def has_rejected_value(node: Node, _: int) -> bool:
         value = node.attributes.get(name, accepted[0])
         return any(v not in accepted for v in (value if isinstance(value, list) else [value]))
 
-    return test
+    return has_rejected_value
 
 
 # Forms of supported operators that the parser rejects: the operators, a test that receives the node
@@ -187,6 +187,7 @@ _BAD_CONSTANTS: dict[int, str] = {
     onnx.TensorProto.FLOAT8E4M3FNUZ: "float8e4m3fnuz",
     onnx.TensorProto.FLOAT8E5M2FNUZ: "float8e5m2fnuz",
 }
+# Names of types in the compiler's error messages. It computes float64 as float32.
 _TYPE_NAMES: dict[int, str] = {
     onnx.TensorProto.FLOAT: "Float",
     onnx.TensorProto.FLOAT16: "Half",
@@ -310,7 +311,7 @@ def _check_pair(states: GraphStates, node: Node) -> list[Reason]:
 
 
 def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
-    """Yield the faults of a quantizer, with ``name`` as its node; None for each passed check."""
+    """Yield the faults of a quantizer, with ``name`` as their node; None for each passed check."""
     if qdq.is_dq(node):
         source = states.types.get(node.input(0), 0)
         bias = fault_checks.bias_quantized(COMPILER, name, "", precision_of(source))
@@ -415,7 +416,7 @@ def find_mixed_types_fault(
 ) -> CompilerFault | None:
     """Return the fault of a node that multiplies INT8 by FP8, else None.
 
-    ``reason`` is the reason why the node loses its integers, if it does.
+    ``reason`` is the reason why the node runs in float; None if it does not.
     """
     if not isinstance(reason, IntegersLost) or reason.why != LossCause.TYPES:
         return None

@@ -31,10 +31,10 @@ def find_fp8_obstacle(
 
     Args:
         model: The model.
-        node: A Conv or another multiplication, which has no obstacle.
+        node: A Conv, or another multiplication, for which the result is always None.
         dq: DQ of the node's data.
         has_one_scale: Whether the weights have one scalar scale.
-        capabilities: Compute capabilities to build for, 89 for SM89.
+        capabilities: Compute capabilities to build for, such as 89 for SM89.
     """
     weights = _weight_shape(model, node)
     if not weights:
@@ -91,7 +91,10 @@ def _joins_quantizer(model: Model, node: Node, dq: Node, depth: int = _COLUMNS_I
 
 
 def _find_producer(model: Model, q: Node) -> Node | None:
-    """Return the node upstream of a Q, past Q/DQ pairs with equal scale; None at an input."""
+    """Return the producer upstream of a Q, past Q/DQ pairs of equal scale.
+
+    None if the Q reads a network input.
+    """
     producer = model.producer(q.input(0))
     while producer is not None and qdq.is_dq(producer):
         first = model.producer(producer.input(0))
@@ -134,8 +137,8 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
     """Return whether a node is a column in float whose kernel also fuses the next Q.
 
     Activations may be between the column and the Q. Conditions: the column has a bias, the scale of
-    its weights is not a scalar, and its kernel fuses the Q before it too. After a reduction of a
-    DQ's output, it must have four channels.
+    its weights is not a scalar, and its kernel fuses the Q before it too. A column after a
+    reduction of a DQ's output must also have four channels.
     """
     column = _find_before_activation(model, node)
     weights = _weight_shape(model, column) if column is not None else None

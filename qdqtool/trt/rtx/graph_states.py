@@ -1,4 +1,4 @@
-"""Data types of all tensors on TensorRT-RTX, and whether each still has its DQ's integers."""
+"""Data types of all tensors on TensorRT-RTX, and the tensors that the integers of a DQ reach."""
 
 import math
 
@@ -16,7 +16,8 @@ from qdqtool.trt.rtx.operands import NEVER_QUANTIZED, WIDTH, ConstantTensors, In
 class GraphStates:
     """States and types of all tensors, computed in one walk over the graph.
 
-    The state of a tensor tells whether the compiler can use the integers of a DQ in its place.
+    The state of a tensor is whether the compiler can use the integers of a DQ instead of the
+    tensor's values.
 
     Attributes:
         types: ONNX type of each tensor; 0 if unknown.
@@ -83,8 +84,8 @@ class GraphStates:
     def _dequantize(self, node: Node) -> IntegerState:
         """Return the state of a DQ's output.
 
-        Scales by block, which weights of a MatMul may have, count as a scale without axes, because
-        they do not prevent an INT8 product.
+        A blocked scale, as weights of a MatMul may have, counts as a scale without axes, because
+        blocks do not prevent an INT8 product.
         """
         params = qdq.read_params(self.model, node)
         shape = self.scale_shape(node) or ()
@@ -113,7 +114,7 @@ class GraphStates:
         return shape if shape is not None else self.constants.shape(node.input(1))
 
     def scale_axis(self, node: Node) -> int:
-        """Return the axis of a quantizer's scales as stored, or the parser's default."""
+        """Return the axis of a quantizer's scales; the default is 1, or 0 before opset 13."""
         return node.integer("axis", 1 if self.model.opset >= 13 else 0)
 
     def _integer_type(self, node: Node, precision: Precision) -> Precision:

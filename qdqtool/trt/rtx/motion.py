@@ -94,7 +94,7 @@ class ConsumerIndex:
         return live
 
     def live_consumers(self, tensor: str) -> list[Node]:
-        """Return the consumers of a tensor that a network output depends on."""
+        """Return the consumers of a tensor, without those that no network output depends on."""
         return [c for c in self.model.consumers(tensor) if c.index in self.live]
 
     def _read_numbers(self, name: str) -> tuple[float, ...] | None:
@@ -268,7 +268,7 @@ MOVES = frozenset(
 # Operators that keep integers if all data inputs have the same scale.
 JOINS = frozenset({"Concat", "Max", "Min", "Where"})
 # A DQ moves past these operators (one copy for each input), so that a factor after them can still
-# be merged into its scale.
+# be merged into the scale of the DQ.
 _TRANSPARENT = (MOVES - {"Reciprocal"}) | JOINS
 _TRANSPARENT_TO_FP8 = _TRANSPARENT - {"MaxPool"}
 
@@ -393,9 +393,9 @@ class IntegerMotion:
     def _state_after_pad(self, node: Node, state: IntegerState) -> State:
         """Return the state after a Pad.
 
-        A zero Pad of height and width keeps integers if only one node reads it, because the
-        compiler can fuse it into a convolution. A Pad that cuts or repeats edges only moves
-        integers.
+        A zero Pad of the spatial axes keeps integers if only one node reads it, because the
+        compiler can fuse it into a convolution. A Pad that only cuts values off, or that repeats or
+        reflects values, moves integers.
         """
         if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
             return self._move_axes(node, state)
@@ -413,7 +413,7 @@ class IntegerMotion:
         return replace(state, pad=node)
 
     def _is_zero_border(self, node: Node, pads: list[int]) -> bool:
-        """Return whether a Pad adds zeros around spatial axes only, for a rank of 4 or 5."""
+        """Return whether a Pad adds zeros only around spatial axes of a tensor of rank 4 or 5."""
         value: float | None = float(node.attributes.get("value", 0.0))
         if node.input(2):
             value = self.constants.scalar(node.input(2))
@@ -444,10 +444,9 @@ class IntegerMotion:
     def _state_after_max_pool(self, node: Node, state: IntegerState) -> State:
         """Return the state after a MaxPool.
 
-        Integers are lost if the MaxPool is directly after a DQ and a Q moves up to its output.
-
-        The compiler then creates an INT8 pooling for the Q, and a float pooling for other
-        consumers.
+        FP8 values are lost. INT8 values are lost if the MaxPool is directly after a DQ and a Q
+        moves up to its output: the compiler then creates an INT8 pooling for the Q, and a float
+        pooling for the other consumers.
         """
         if _is_single(node):
             return state

@@ -1,4 +1,4 @@
-"""Precision of multiplying nodes on TensorRT-RTX, from their two operands.
+"""Precision in which nodes multiply on TensorRT-RTX, from the states of their two operands.
 
 Tensors that are computed from constants alone are constants for the compiler.
 """
@@ -46,7 +46,7 @@ class IntegerState:
         scale: Bytes of the DQ's scale values as float32; the DQ's node index if they are unknown.
         width: Bits of the tensor's float type.
         narrowest: Fewest bits of a float type between the DQ and the tensor.
-        factor: Product, in float32, of the scalar constants that multiplied the tensor.
+        factor: Factor, in float32, by which scalar constants have multiplied the tensor.
         inverted: Whether the tensor is the reciprocal of the integers times the scale.
         axes: Axes along which the scale varies.
         pad: Zero Pad directly before the tensor, which only a convolution can fuse; None without
@@ -106,7 +106,7 @@ def resolve_precision(
         node: Conv, ConvTranspose, Gemm or MatMul.
         left: State of the first input: activations [N, C, ...] of a convolution.
         right: State of the second input: weights [Cout, Cin/groups, ...] of a Conv.
-        capabilities: Compute capabilities to build for, 89 for SM89.
+        capabilities: Compute capabilities to build for, such as 89 for SM89.
     """
     if isinstance(left, FloatState) or isinstance(right, FloatState):
         return _explain_float_side(node, left, right)
@@ -132,7 +132,7 @@ def resolve_precision(
 def integer_loss(
     node: Node, reason: LossCause, place: Node | None, dq: Node | None, weights: bool = False
 ) -> IntegersLost:
-    """Return the record of the reason why a node cannot multiply integers.
+    """Return the reason why a node cannot multiply integers.
 
     Args:
         node: Conv, ConvTranspose, Gemm or MatMul.

@@ -27,10 +27,10 @@ from qdqtool.trt.targets import RTX, Target
 def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     """Predict the precision of each convolution on TensorRT-RTX 1.7.
 
-    If the build fails, the reasons contain the faults (see :func:`build_status`), and the
+    If the build fails, ``refusals`` contains the faults (see :func:`build_status`), and the
     convolutions are predicted as if the model had no fault. ``layer`` and ``conversions`` are None,
-    because the engine has no named layers. Source: builds with 1.7.1.116 for SM80 to SM121, with
-    equal results.
+    because the engine has no named layers. Source: builds with 1.7.1.116 for SM80 to SM121, whose
+    results are equal.
 
     Args:
         model: The model; its weights may be missing.
@@ -71,7 +71,10 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
 
 
 def _describe_regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
-    """Return the whole network as a Myelin region if it has an attention or a normalization."""
+    """Return the whole network as one region of Myelin.
+
+    Empty if the network has no attention and no normalization.
+    """
     model = view.model
     norms = [
         *(node for node in model.ordered if node.op in NORMALIZATIONS),

@@ -27,9 +27,9 @@ class PassResult:
     """Effect of a pass.
 
     Attributes:
-        lines: (event, subject[, object]) of its events. Events of another pass begin with ``<pass>: ``.
-        records: Missed optimizations that it recorded.
-        network: The network after it.
+        lines: (event, subject[, object]) of the pass's events. Events of another pass begin with ``<pass>: ``.
+        records: Missed optimizations that the pass recorded.
+        network: The network after the pass.
     """
 
     lines: list[Line]

@@ -22,7 +22,7 @@ def test_quantizers_remove_constants_that_only_they_read(constant_nodes: bool) -
 
 
 def test_shared_constants_go_with_last_consumer(g: Graph) -> None:
-    # yolo-resnet18-orin-trt8502: nothing is removed after a Q, both constants after its DQ.
+    # yolo-resnet18-orin-trt8502: no constant is removed after the Q, both are removed after its DQ.
     x = g.input(1, 3, 4, 4)
     parameters = [g.const("scale", np.float32(0.1)), g.const("zero", np.int8(0))]
     quantized = g.op("QuantizeLinear", [x, *parameters], "Q")

@@ -45,7 +45,7 @@ def test_gemm_with_float_weights_stays(g: Graph) -> None:
 
 
 def test_matmul_with_shared_transposed_weights_stays(g: Graph) -> None:
-    # The weights do not come from a DQ then.
+    # Another layer reads the Transpose, so it remains between the DQ and the weights.
     weights = g.op(
         "Transpose", g.pair(g.const("w", g.random.normal(0, 1, (4, 8))), "w"), "t", perm=[1, 0]
     )

@@ -19,8 +19,8 @@ def tail(trigger: bool) -> Graph:
 
 @pytest.mark.parametrize("trigger", [True, False])
 def test_tail_after_last_convolution_is_a_region(trigger: bool) -> None:
-    # Only if an operator such as Gather triggers it: yolov8-orin-trt8412-excerpts has none, other
-    # passes fuse its head.
+    # The region exists only if an operator such as Gather triggers it. yolov8-orin-trt8412-excerpts
+    # has no such operator, and other passes fuse its head.
     result = run_pass(tail(trigger).model("end:0"), MyelinOptimization)
     assert result.lines == []
     inside = {layer.name for layer in result.network.layers.values() if layer.in_myelin}

@@ -11,7 +11,7 @@ from tests.trt.passes.step import run_pass, weakest_evidence
 def convolution_layers(
     pair: str, mode: str = "constant", value: float | None = None
 ) -> list[tuple[str, list[Precision]]]:
-    """Return names and input precisions of the convolution and, if it stays, the Pad.
+    """Return names and input precisions of the convolution and of the Pad, if the Pad remains.
 
     Args:
         pair: Place of the Q/DQ pair: before the Pad, between Pad and convolution, or "" for a float network.

@@ -31,7 +31,7 @@ def block(
     weights: str = "qdq",
     fp8: bool = False,
 ) -> Graph:
-    """Build a ResNet block. ``straight`` is the scale of a pair between convolution and Add."""
+    """Build a ResNet block; ``straight`` is the scale of a pair between convolution and Add."""
     g = Graph(opset=19 if fp8 else 13, fp8=fp8)
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     other = x if skip_scale is None else g.pair(x, "skip", skip_scale)
@@ -52,7 +52,7 @@ def block(
     "skip_scale", [0.07, 0.05, 0.1], ids=["own-scale", "output-scale", "input-scale"]
 )
 def test_quantized_residual_is_fused(skip_scale: float, conv_first: bool) -> None:
-    # The residual's Q quantizes another tensor than the Q after the Add, so that scales may differ.
+    # The residual's Q and the Q after the Add quantize different tensors, so their scales may differ.
     result = run_pass(
         block(skip_scale, conv_first=conv_first).model("end:0"), QuantizeConvWithResidualAdd
     )

@@ -155,7 +155,7 @@ def fp8(**options: Any) -> Graph:
 
 
 def mixed(data: Any, after: Any = None) -> Graph:
-    """Return a convolution of FP8 weights and data of a type, with a Q of a type after it."""
+    """Return a convolution of FP8 weights and ``data`` of a type, with a Q to type ``after`` after it."""
     g = Graph(opset=19, fp8=True)
     x = g.op("Softmax", g.input(1, 32, 8, 8), "before")
     x = g.pair(x, "in", integer=data)
@@ -397,7 +397,7 @@ def test_single_pointwise_layer_between_pairs_runs_in_int8(g: Graph, op: str, ha
 
 @pytest.mark.parametrize("form", ["sum with a float", "after floats", "per channel"])
 def test_pointwise_layer_stays_float(g: Graph, form: str) -> None:
-    # After floats: 41 conversions of a YOLOv8n on 10.14.1, four of them after SiLU and Add.
+    # A YOLOv8n on 10.14.1 has 41 conversions after float layers, four of them after SiLU and Add.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     if form == "sum with a float":
         x = g.add(g.pair(x, "a"), g.op("Tanh", x, "t"), "Add")

@@ -23,8 +23,8 @@ def test_network_output_keeps_its_name(g: Graph) -> None:
 
 
 def test_flatten_and_its_inverse_are_removed(g: Graph) -> None:
-    # Second turn: 1x8x1x1 is flattened for the Gemm, and reshaped back for the convolution it
-    # became.
+    # Second turn: 1x8x1x1 is flattened for the Gemm, and reshaped back for the convolution that the
+    # Gemm became.
     pooled = g.op("GlobalAveragePool", g.input(1, 8, 4, 4), "gap")
     flat = g.op("Flatten", g.pair(pooled, "p"), "Flatten_301")
     result = run_pass(g.model(g.gemm(flat, "Gemm_311", 8)), ShuffleErasure, turn=1)
@@ -34,7 +34,7 @@ def test_flatten_and_its_inverse_are_removed(g: Graph) -> None:
 
 
 def test_shuffles_between_input_and_output_stay(g: Graph) -> None:
-    # Nothing would write the output without them.
+    # Without these shuffles, no layer would write the output.
     result = run_pass(
         g.model(g.reshape(g.reshape(g.input(4, 4), "a", 16), "b", 4, 4)), ShuffleErasure
     )
@@ -67,7 +67,8 @@ def test_transpose_of_equal_dimensions_stays(g: Graph, names: tuple[str, str]) -
 def test_inverse_transposes_are_removed(
     g: Graph, first: tuple[int, ...], second: tuple[int, ...], removed: bool
 ) -> None:
-    # All dimensions are equal, so that only the values tell, which numpy computes.
+    # All dimensions are equal, so the shapes do not show whether values moved. numpy computes the
+    # values.
     values = np.arange(81).reshape(3, 3, 3, 3)
     assert (values.transpose(first).transpose(second) == values).all() == removed
     x = g.op("Transpose", g.op("Neg", g.input(3, 3, 3, 3), "n"), "a", perm=first)

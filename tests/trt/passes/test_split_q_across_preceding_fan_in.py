@@ -83,7 +83,7 @@ def test_report_names_scales_of_concat_inputs(g: Graph, form: str) -> None:
     network = build(load(g.model(out, *outputs)))
     network.rank_layers()
     reasons = []
-    for _ in range(2):  # the Q moves up, then its scale is compared with those that the parts have
+    for _ in range(2):  # first the Q moves up; then its scale is compared with those of the inputs
         reasons += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).reasons
     scales = [
         [None if p is None else round(float(p), 6) for p in r.parts]

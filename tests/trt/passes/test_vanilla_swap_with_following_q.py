@@ -58,7 +58,7 @@ def test_q_moves_up_past_chain(g: Graph) -> None:
 
 
 def test_q_moves_up_past_linear_resize(g: Graph) -> None:
-    # Resize_724 of bevfusion-camera-orin-trt8502 is linear: the operator decides, not exactness.
+    # Resize_724 of bevfusion-camera-orin-trt8502 is linear. A Q passes it although the values change.
     out = g.op("Neg", g.pair(operator(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
     result = run_pass(g.model(out), VanillaSwapWithFollowingQ)
     assert result.lines == [("Running", "op"), ("Swapping", "op", "p.Q")]
@@ -66,8 +66,8 @@ def test_q_moves_up_past_linear_resize(g: Graph) -> None:
 
 
 def test_second_consumer_is_reported(g: Graph) -> None:
-    # yolo-resnet18-orin-trt8502: an Add reads /backbone/maxpool/MaxPool as well, it is never
-    # swapped.
+    # yolo-resnet18-orin-trt8502 never swaps /backbone/maxpool/MaxPool, because an Add reads it as
+    # well.
     pooled = g.pool(g.input(1, 3, 4, 4), "MaxPool")
     outputs = [g.op("Neg", g.pair(pooled, "p"), "n"), g.add(pooled, pooled, "Add")]
     result = run_pass(g.model(*outputs), VanillaSwapWithFollowingQ)

@@ -53,7 +53,7 @@ def test_dq_does_not_move(g: Graph, case: str) -> None:
 
 
 def test_dq_with_several_consumers_is_reported(g: Graph) -> None:
-    # No log shows that a DQ is copied for each consumer: the outcome rests on an assumption.
+    # No log shows whether a DQ is copied for each consumer: the outcome rests on an assumption.
     x = g.pair(g.relu(g.input(1, 4, 4, 4), "r"), "p")
     left, right = g.ops("Split", [x], "Split", count=2, axis=1)
     outputs = [g.conv(left, "a", scale=None), g.conv(right, "b", scale=None)]

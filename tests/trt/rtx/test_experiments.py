@@ -1,4 +1,7 @@
-"""Predictions for TensorRT-RTX against recorded builds, and the record against an installed compiler."""
+"""Predictions for TensorRT-RTX against recorded builds, and the record against an installed compiler.
+
+INT8 was built for SM86, FP8 for SM89 and SM120.
+"""
 
 import functools
 import json
@@ -18,6 +21,7 @@ from qdqtool.reasons.compiler import CompilerFault, FaultKind
 from qdqtool.reasons.finding import Severity
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.rtx.predict import build_status
+from qdqtool.trt.targets import RTX
 from tests.findings.lint.test_operators import runtime_model
 from tests.findings.test_producers import models as producer_models
 from tests.findings.test_producers import of_shape_1, predictions
@@ -25,18 +29,22 @@ from tests.fixing.test_places import detector
 from tests.patterns import test_fake_quantizers as fakes
 from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.rtx.record import SEEDS, TABLE, answer, build_models
 from tools.fuzz.driver import Lab
 from tools.fuzz.fp8 import convert_to_fp8
 from tools.fuzz.grammar import network
 from tools.fuzz.net import Net
+from tools.rtx.record import (
+    FP8_TABLE,
+    SEEDS,
+    TABLE,
+    answer,
+    build_fp8_models,
+    build_models,
+    fp8_networks,
+)
 
-
-@functools.cache
-def table() -> dict[str, Any]:
-    return dict(json.loads(TABLE.read_text()))
-
-
+ANSWERS = json.loads(TABLE.read_text())
+FP8_ANSWERS = json.loads(FP8_TABLE.read_text())
 models = functools.cache(build_models)
 
 
@@ -61,24 +69,24 @@ def check(prediction: Prediction, build: dict[str, Any]) -> None:
         assert all(f.fix or f.severity == Severity.INFO for f in findings)
 
 
-@pytest.mark.parametrize("question", sorted(table()["experiments"]))
+@pytest.mark.parametrize("question", sorted(ANSWERS["experiments"]))
 def test_experiment_matches_build(question: str) -> None:
-    check(predicted(question), table()["experiments"][question])
+    check(predicted(question), ANSWERS["experiments"][question])
 
 
 def test_record_has_every_experiment_and_network() -> None:
-    assert table()["experiments"].keys() == models().keys()
-    assert table()["networks"].keys() == {str(seed) for seed in SEEDS}
+    assert ANSWERS["experiments"].keys() == models().keys()
+    assert ANSWERS["networks"].keys() == {str(seed) for seed in SEEDS}
 
 
 def test_errors_are_predicted_for_failed_builds() -> None:
-    for question, build in table()["experiments"].items():
+    for question, build in ANSWERS["experiments"].items():
         if build["status"] != "built":
             errors = [f for f in predicted(question).findings if f.severity == Severity.ERROR]
             assert errors and all(f.node and f.fix for f in errors), question
 
 
-# Seen in builds of FP8 (test_experiments_fp8.py).
+# Seen in builds of FP8.
 FP8_CODES = {"FP8-KERNEL", "FP8-ZERO-POINT", "FP8-COLUMN"}
 # Seen in builds for another GPU (tests/builders/test_tensorrt.py), and in builds of operators that
 # the experiments do not have.
@@ -86,9 +94,9 @@ SEEN_ELSEWHERE = {"FLOAT-SM75", *FP8_CODES, "OP-FLOAT", "ORT-OPERATOR", "SUBGRAP
 
 
 def test_seen_codes_are_shown_by_experiments() -> None:
-    # An experiment shows a code if its build failed or a convolution is float there.
+    # An experiment shows a code if its build failed or one of its convolutions is float.
     shown: set[str] = set()
-    for question, build in table()["experiments"].items():
+    for question, build in ANSWERS["experiments"].items():
         for finding in predicted(question).findings:
             types = {build.get("types", {}).get(name) for name in finding.convolutions}
             if build["status"] != "built" or types - {None, "INT8"}:
@@ -100,7 +108,38 @@ def test_seen_codes_are_shown_by_experiments() -> None:
 
 @pytest.mark.parametrize("seed", slow_after(40, SEEDS))
 def test_network_matches_build(seed: int) -> None:
-    check(predict(network(seed), "rtx1.7"), table()["networks"][str(seed)])
+    check(predict(network(seed), "rtx1.7"), ANSWERS["networks"][str(seed)])
+
+
+@functools.cache
+def fp8_models() -> dict[str, onnx.ModelProto]:
+    return {**build_fp8_models(), **fp8_networks()}
+
+
+FP8_NETWORKS = sorted(FP8_ANSWERS["networks"], key=lambda name: name[::-1])
+
+
+@pytest.mark.parametrize(
+    "question", [*sorted(FP8_ANSWERS["experiments"]), *slow_after(28, FP8_NETWORKS)]
+)
+def test_fp8_experiment_or_network_matches_build(question: str) -> None:
+    build = FP8_ANSWERS["experiments"].get(question) or FP8_ANSWERS["networks"][question]
+    for capability in ("8.9", "12.0"):
+        prediction = predict(fp8_models()[question], RTX.with_capability(capability))
+        check(prediction, build.get("SM120", build) if capability == "12.0" else build)
+
+
+def test_fp8_record_has_every_experiment_and_network() -> None:
+    recorded = {**FP8_ANSWERS["experiments"], **FP8_ANSWERS["networks"]}
+    assert recorded.keys() == fp8_models().keys()
+
+
+def test_codes_of_fp8_are_shown_by_experiments() -> None:
+    shown: set[str] = set()
+    for question in FP8_ANSWERS["experiments"]:
+        if question.startswith("FP8 "):
+            shown.update(predict(fp8_models()[question], "rtx1.7").findings_by_code())
+    assert shown >= FP8_CODES
 
 
 def test_compiler_faults_hold_names_and_numbers_only() -> None:
@@ -198,4 +237,4 @@ def test_errors_on_rtx_are_reported_once_for_a_pair() -> None:
 def test_record_matches_installed_compiler() -> None:
     with Lab() as lab:
         for question in sorted(models())[::40]:
-            assert answer(lab, models()[question]) == table()["experiments"][question], question
+            assert answer(lab, models()[question]) == ANSWERS["experiments"][question], question

@@ -1,4 +1,4 @@
-"""Experiments on what FP8 does unlike INT8; see ``experiments``."""
+"""Experiments on cases in which FP8 differs from INT8; see ``experiments``."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tests.trt.rtx import operators as ops
-from tests.trt.rtx.experiments import SHAPE, Make, finish
 from tools.fuzz.fp8 import convert_to_fp8
 from tools.fuzz.net import Net
+from tools.rtx import operators as ops
+from tools.rtx.experiments import SHAPE, Make, finish
 
 Model = Callable[[], onnx.ModelProto]
 

@@ -1,4 +1,4 @@
-"""Operators as functions of a network and a tensor, for experiments: what stands between a pair and a convolution."""
+"""Operators between a pair and a convolution, as functions of a network and a tensor, for experiments."""
 
 from collections.abc import Callable
 
@@ -70,7 +70,7 @@ IDENTITY = unary("Identity")
 HALVES = cut(0, 4, 1)
 CHANNELS = np.linspace(0.5, 1.5, 8).reshape(1, 8, 1, 1)
 
-# One operator on a tensor [1, 8, 16, 16]. Experiments ask whether INT8 goes through it.
+# One operator on a tensor [1, 8, 16, 16]. Experiments show whether a convolution after it runs in INT8.
 OPERATORS: dict[str, Step] = {
     **{
         k.lower(): unary(k)

@@ -1,14 +1,14 @@
-"""Experiments on scales, weights, products of matrices, float16, and what is refused; see ``experiments``."""
+"""Experiments on scales, weights, matrix products, float16, and rejected models; see ``experiments``."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import onnx
 
-from tests.trt.rtx import operators as ops
-from tests.trt.rtx.experiments import SHAPE, Make, Outputs, conv, quantized
-from tests.trt.rtx.operators import Step, chain, ints
 from tools.fuzz.net import Net
+from tools.rtx import operators as ops
+from tools.rtx.experiments import SHAPE, Make, Outputs, conv, quantized
+from tools.rtx.operators import Step, chain, ints
 
 W = (8, 8, 3, 3)
 

@@ -1,7 +1,7 @@
-"""Experiments with TensorRT-RTX: each is the smallest graph that decides one question, and its name says which.
+"""Experiments with TensorRT-RTX. Each is the smallest graph that decides one question, and is named by the question.
 
-``python -m tests.trt.rtx.record`` builds them and writes the answers to ``tests/data/rtx/answers.json``; the tests hold
-the prediction against those answers, with or without the compiler.
+``python -m tools.rtx.record`` builds the graphs and writes the answers to ``tests/data/rtx/answers.json``. The tests
+compare the prediction with these answers, with or without the compiler.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx
 
-from tests.trt.rtx import operators as ops
-from tests.trt.rtx.operators import OPERATORS, Step, chain, ints
 from tools.fuzz.net import Net
+from tools.rtx import operators as ops
+from tools.rtx.operators import OPERATORS, Step, chain, ints
 
 Outputs = str | tuple[str, ...]
 Make = Callable[[Net], Outputs]
@@ -116,7 +116,7 @@ def integers() -> Iterator[tuple[str, Make]]:
 
 
 def stored() -> Iterator[tuple[str, Make]]:
-    """Yield stored integers of weights that another operator than a DQ reads."""
+    """Yield stored integers of weights that an operator other than a DQ reads."""
     steps: dict[str, Step] = {
         "a DQ alone": chain(),
         "Identity": ops.unary("Identity"),
@@ -430,7 +430,7 @@ def forms() -> Iterator[tuple[str, Make]]:
 
 
 def products() -> Iterator[tuple[str, Make]]:
-    """Yield matrix products of an Einsum: INT8 if both operands are, and no scale varies along the sum."""
+    """Yield matrix products of an Einsum: INT8 if both operands are INT8 and no scale varies along the summed axis."""
 
     def of(
         equation: str,
@@ -453,7 +453,7 @@ def products() -> Iterator[tuple[str, Make]]:
         "Einsum bhid,bhjd->bhij": of("bhid,bhjd->bhij", heads, heads),
         "Einsum bihd,bjhd->bhij": of("bihd,bjhd->bhij", (1, 64, 4, 64), (1, 64, 4, 64)),
         "Einsum ijk,jil->kl": of("ijk,jil->kl", (4, 64, 64), (64, 4, 64)),
-        # It sums over one operand alone as well.
+        # This Einsum also sums over an axis that only one operand has.
         "Einsum bij,bkj->bk": of("bij,bkj->bk", cube, cube),
         "Einsum bij,bjk->bik, one side float": of("bij,bjk->bik", cube, cube, first=False),
     }.items()

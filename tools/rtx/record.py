@@ -1,7 +1,8 @@
-"""Build every experiment with TensorRT-RTX and record the answers: `python -m tests.trt.rtx.record [fp8]`.
+"""Build every experiment with TensorRT-RTX and record the answers: `python -m tools.rtx.record [fp8]`.
 
-``answers.json`` has INT8 for SM86. ``answers_fp8.json`` has the same experiments in FP8, those of
-``experiments_fp8`` and random networks for SM89, and what differs for SM120.
+``answers.json`` has the answers in INT8 for SM86. ``answers_fp8.json`` has the answers for SM89: the
+same experiments in FP8, those of ``experiments_fp8``, and random networks. For SM120, it has only the
+answers that differ.
 """
 
 import json
@@ -14,14 +15,14 @@ import onnx
 
 from qdqtool.ir.precision import Precision
 from qdqtool.util.outputs import write_text
-from tests.trt.rtx.experiments import EXPERIMENTS, FORMS, finish
-from tests.trt.rtx.experiments_fp8 import FP8
-from tests.trt.rtx.experiments_scales import HALVES, NEW, OLD, SCALES
 from tools.fuzz.driver import Lab
 from tools.fuzz.fp8 import convert_to_fp8
 from tools.fuzz.grammar import network
+from tools.rtx.experiments import EXPERIMENTS, FORMS, finish
+from tools.rtx.experiments_fp8 import FP8
+from tools.rtx.experiments_scales import HALVES, NEW, OLD, SCALES
 
-TABLE = Path(__file__).parents[2] / "data" / "rtx" / "answers.json"
+TABLE = Path(__file__).parents[2] / "tests" / "data" / "rtx" / "answers.json"
 FP8_TABLE = TABLE.with_name("answers_fp8.json")
 SEEDS = range(150)
 FP8_SEEDS = range(80)
@@ -48,7 +49,7 @@ def build_fp8_models() -> dict[str, onnx.ModelProto]:
 
 
 def _is_valid(model: onnx.ModelProto) -> bool:
-    """Whether operators take the types of their inputs, as few take FP8, and opset 19 has them."""
+    """Return whether opset 19 has the operators, and they accept their input types (few accept FP8)."""
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
