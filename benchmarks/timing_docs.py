@@ -265,10 +265,11 @@ def network_table(networks: Rows) -> str:
 def blind_table(blind: Rows) -> str:
     groups: dict[tuple[str, str], Rows] = defaultdict(list)
     for n in blind:
-        _, network, variant, plain, batch = n["what"].split()
+        how, network, variant, plain, batch = n["what"].split()
         family = network if network in ("resnet50", "yolov7", "yolov9c") else "YOLOv8 to 11, 26"
         kind = "INT8 (Q/DQ)" if variant == "qdq" else plain
-        groups[n["gpu"], f"{family} {kind}, batch {batch[1:]}"].append(n)
+        graph = ", CUDA graph" if how == "blind-graph" else ""
+        groups[n["gpu"], f"{family} {kind}, batch {batch[1:]}{graph}"].append(n)
     return table(
         ("GPU", "network", "times", "model over measured", "median error", "in the range"),
         [

@@ -138,7 +138,8 @@ class StackedSource(SampleSource):
         if len(set(lengths.values())) > 1:
             text = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
             raise DataError(
-                f"the arrays have different numbers of samples: {text}; save as many rows of each",
+                f"the arrays have different numbers of samples: {text}; give each array one row "
+                "for each sample",
                 str(path),
                 code="wrong-length",
             )

@@ -24,7 +24,7 @@ from qdqtool.util.outputs import atomic_write, write_text
 from qdqtool.util.text import reason_of
 
 FORMAT = "qdqtool/calibration/5"
-_MAX_SAMPLES = 2_000_000  # limit for sample numbers, which bounds the memory of a damaged cache
+_MAX_SAMPLES = 2_000_000  # limit for sample numbers, so that a damaged cache cannot fill the memory
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 Array = npt.NDArray[Any]
@@ -64,7 +64,7 @@ class Statistics(Mapping[str, TensorStatistics]):
         fingerprint: Hash of data and preprocessing; empty if unknown.
         warnings: Warnings about the data.
         skipped: Name and reason of each file that could not be used.
-        notes: Notes about results taken from a cache.
+        notes: Notes on the use of a cache.
         preprocessing: Conversion of images to inputs, as JSON; None for arrays and for merged or
             loaded statistics.
     """
@@ -146,7 +146,7 @@ class CalibrationProgress:
     """State of a finished or interrupted calibration.
 
     Attributes:
-        model: Hash of the model and its :class:`Focus`, whichever tensors are calibrated.
+        model: Text that identifies the model and its :class:`Focus`, independent of the tensors.
         statistics: Statistics over the finished samples.
         done: Numbers of the finished samples.
         total: Number of all samples; None if unknown.
@@ -340,7 +340,7 @@ def _unpack_counts(
 
 
 def _pack_spots(tensors: Sequence[TensorStatistics]) -> dict[str, Array]:
-    """Pack the values at positions in focus (spots) of all tensors into two arrays.
+    """Pack the spots (values at a few positions) of all tensors into two arrays.
 
     ``spots`` [images, 3] holds the tensor's number and the shape of each image's values.
     ``values`` holds the values one after another.

@@ -288,8 +288,8 @@ class ClusterPass:
 def portion_size(left: int, slots: int) -> int:
     """Return the number of samples of the next portion.
 
-    Large portions need less time for merging. Small portions at the end need less time to wait for
-    the last portion.
+    Large portions need less time for merging. Small portions at the end shorten the wait for the
+    last portion.
 
     Args:
         left: Number of remaining samples.

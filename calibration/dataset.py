@@ -357,7 +357,7 @@ class SubsetSource(SampleSource):
         return self.whole.portion([self.indices[i] for i in indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the paths, so that another process reads the files; else pickle the samples."""
+        """Pickle paths, so that another process reads the files; without paths, pickle samples."""
         try:
             return _unpickle_source, (self.whole.portion(self.indices),)
         except DataError:
@@ -392,7 +392,7 @@ class Dataset:
     """Calibration samples, grouped to the model's batch size.
 
     If the model has a fixed batch of n, each sample consists of n images; the last sample repeats
-    images to fill the batch. All data but a one-time iterator can be read several times.
+    images to fill the batch. All data except a one-time iterator can be read several times.
 
     Attributes:
         inputs: Inputs of the model.

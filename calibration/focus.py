@@ -3,7 +3,8 @@
 An object detector detects objects at a few positions of its feature maps. Only the values at these
 positions need precision. Most positions of an image are background, so the best range for all
 values fits the background and clips the values of rare objects. That range also depends on how many
-objects the calibration images contain. The best range for the positions in focus hardly does.
+objects the calibration images contain. The best range for the positions in focus hardly depends on
+this number.
 
 A position is in focus in three cases:
 

@@ -148,7 +148,7 @@ def prepare(
         height: Height of the result in pixels.
         width: Width of the result in pixels.
         preprocess: See :class:`Preprocess`.
-        channels: 3, or 1 for the luminance (ITU-R 601, as OpenCV's).
+        channels: 3, or 1 for the luminance (ITU-R 601, as in OpenCV).
 
     Returns:
         float32 [1, channels, height, width], contiguous.
@@ -398,7 +398,7 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
         channels = 3
     if channels not in (1, 3):
         raise DataError(
-            f"{label} takes {channels} channels, images have 3 or 1; give npz files",
+            f"{label} takes {channels} channels, but images have 3 or 1; give npz files",
             code="wrong-channels",
             node=spec.name,
         )

@@ -64,7 +64,7 @@ def choose_range(stats: TensorStatistics, method: str, percentile: float = 99.99
     Args:
         stats: Statistics of one tensor, or merged over tensors that share a scale.
         method: One of METHODS. ``max``: the largest magnitude. ``percentile``: the magnitude that
-            ``percentile`` per cent of the magnitudes do not exceed (the largest if that is zero).
+            ``percentile`` percent of the magnitudes do not exceed (the largest if that is zero).
             ``mse``: the range with the least expected squared error. ``entropy``: the range with
             the least KL divergence between the histogram and its 128-level version, searched over
             2048 bins as TensorRT's entropy calibrator does. ``focus``: the range with the least
@@ -150,8 +150,8 @@ def squared_error(
 def fp8_error(stats: TensorStatistics, amax: float) -> float:
     """Return the expected squared error of one element in FP8 with the scale ``amax / 448``.
 
-    The error is that of the middle of each histogram bin. FP8 is E4M3: the step between two numbers
-    grows with the exponent, and is constant below 2**-6 times the scale.
+    All values of a histogram bin count as the middle of the bin. FP8 is E4M3: the step between two
+    numbers grows with the exponent, and is constant below 2**-6 times the scale.
 
     Args:
         stats: Statistics of the tensor.
@@ -209,7 +209,7 @@ def choose_focus_range(
     negative values. The minimum of SiLU is -0.28, and many of its values lie between the minimum
     and zero. A step of 0.14 still distinguishes these values. With a step of 0.28, only two levels
     remain. The errors are then equal over flat areas, later layers do not average them out, and a
-    shorter step helps more than a longer range. This happens in the first tensors of a network,
+    smaller step helps more than a larger range. This happens in the first tensors of a network,
     which have large values for edges and colors of any object.
 
     At the end, :func:`reduce_bias` adjusts the range to flat areas.
@@ -237,11 +237,12 @@ def reduce_bias(
     """Return a range near `amax` with less biased error over flat areas.
 
     A biased error is equal all over an image (see :mod:`calibration.statistics`). Later layers
-    average out noise, but not a biased error. In drawings on white paper, nine tenths of the
-    squared error of the first layers were biased: 0.7 times the range more than halved the error of
-    the class outputs, although the squared error in focus was four times as large. In photographs,
-    only a tenth of the error is biased. The range does not change then, because the share of the
-    biased error counts squared.
+    average out noise, but not a biased error.
+
+    In drawings on white paper, nine tenths of the squared error of the first layers was biased. A
+    range of 0.7 times `amax` made the squared error in focus four times as large, but more than
+    halved the error of the class outputs. In photographs, only a tenth of the error is biased. The
+    range then does not change, because the share of the biased error is squared.
 
     Args:
         parts: Statistics of the tensors that share the range. Tensors without `spots` are ignored.
@@ -403,7 +404,7 @@ def _search_range(histograms: WeightedHistograms, absmax: float, power: float) -
 def _search_coarse_range(histograms: WeightedHistograms, ranges: Floats, power: float) -> float:
     """Return the first of the descending ranges with the least error.
 
-    Shorter ranges clip more values. The search ends when the clipping error alone exceeds the least
+    Smaller ranges clip more values. The search ends when the clipping error alone exceeds the least
     error so far.
     """
     best, least = float(ranges[0]), math.inf

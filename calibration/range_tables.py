@@ -227,7 +227,7 @@ def _aimet_entries(content: Any) -> Iterator[_Entry]:
             yield entry["name"], _scale_1_0_0(entry)
     else:
         for name, encodings in content["activation_encodings"].items():
-            # Several encodings are those of single channels, for which one scale is not enough.
+            # A tensor with several encodings has one for each channel, so it has no single scale.
             listed = encodings if isinstance(encodings, list) else list(encodings.values())
             yield name, _scale_0_6_1(listed[0]) if len(listed) == 1 else None
 

@@ -75,7 +75,7 @@ def collect(
         tensors: Names of activations or graph inputs.
         bins: Resolution of the histograms, a power of two; see
             :class:`calibration.statistics.TensorStatistics`.
-        progress: Draw a progress bar when stderr is a terminal.
+        progress: Whether to draw a progress bar if stderr is a terminal.
         focus: Class outputs of a detector. Activations of four dimensions then also have statistics
             over the positions in focus.
         preprocess: Conversion of images to inputs, by name (:data:`calibration.PRESETS`), as a
@@ -90,9 +90,9 @@ def collect(
         overwrite_cache: Whether to replace a cache of another model or of other data. Otherwise
             such a cache is an error.
         cluster: Workers that run the network: address of a Dask scheduler, ``local:N`` for N
-            processes on this machine, or a ``distributed.Client``. Default: this process. The
-            result does not depend on the choice, bit for bit.
-        mixed_cpus: Whether to allow workers whose processors compute different last bits.
+            processes on this machine, or a ``distributed.Client``. Default: this process. All
+            choices give equal results, bit for bit.
+        mixed_cpus: Whether to allow workers whose results differ in the last bits.
 
     Raises:
         ModelError: The model cannot be run, has no such tensor, or has a loop that takes too long.

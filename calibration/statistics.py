@@ -19,8 +19,8 @@ For large activations and many images, only evenly spread values are counted
 which a histogram of all channels together does not show. Rounding errors usually act as noise: they
 are zero on average and independent between positions, so later layers average them out. In a flat
 area (paper, sky, a wall), a channel has nearly the same value at every position, and every position
-has the same rounding error. The mean error of the channel then reaches the outputs: a biased error,
-as Nagel et al. (2019) call it. The scale decides in which direction a value is rounded, and a
+has the same rounding error. The mean error of the channel then reaches the outputs. Nagel et al.
+(2019) call this a biased error. The scale decides in which direction a value is rounded, and a
 slightly smaller range may have a small error in most channels.
 """
 
@@ -149,9 +149,9 @@ class MagnitudeCounter:
         Args:
             values: float32 [n], contiguous.
             scratch: Buffers to work in, see :func:`allocate_scratch`.
-            second: Another counter of the same `bits` that counts the values too. If its `top` is
-                the same, this takes no additional work. May be this counter itself, which then
-                counts once.
+            second: Another counter of the same `bits` that counts the values too. If both counters
+                have the same `top`, the bins are computed only once. If `second` is this counter
+                itself, the values are counted once.
             every: Only every n-th value is counted, with weight n.
             extremes: Smallest and largest value. If `every` is above 1, they replace two of the
                 counted values.
@@ -322,8 +322,8 @@ def sampling_step(shape: Sequence[int], samples: int | None) -> int:
 Spots = npt.NDArray[np.float32]
 
 IMAGES = 16  # number of samples whose spots (values at a few positions) are recorded
-POSITIONS = 48  # maximum number of positions in a map
-CHANNELS = 48  # maximum number of channels of a map
+POSITIONS = 48  # number of recorded positions of a map; smaller maps have no spots
+CHANNELS = 48  # maximum number of recorded channels of a map
 _STACKED_VALUES = 1 << 16  # maximum number of values whose errors are computed in one step
 _GOLDEN = 0.6180339887498949  # multiples of the golden ratio modulo 1 are evenly spread
 
@@ -527,8 +527,8 @@ class TensorStatistics:
                 :func:`calibration.statistics.allocate_scratch`.
             looked_at: Whether all values are in focus. They are then added to `focus` too, in half
                 the time of a call of :meth:`add_focus`.
-            every: Only every n-th value is counted in the histogram, with weight n, and the
-                smallest and the largest value. All other statistics use all values.
+            every: The histogram counts every n-th value with weight n, and the smallest and the
+                largest value. All other statistics use all values.
         """
         parts = [self]
         if looked_at:

@@ -91,7 +91,7 @@ class UrlSource(ImageSource):
 
     Args:
         url: URL of the images.
-        system: File system of fsspec, which opens itself again in other processes.
+        system: File system of fsspec. A pickled copy connects again in another process.
         folder: Path of the folder in its file system.
         names: Names of the images under the folder.
         inputs: Inputs of the model.

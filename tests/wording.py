@@ -148,7 +148,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         yield f"quantizers of {name}", fakes.network(make), "trt10"
     for name, make in fakes.INEXACT.items():
         yield f"inexact: {name}", fakes.network(make, per_channel=False), "trt10"
-    flag = branches.model_with(branches.conditional("flag"), flag=True)
+    flag = branches.model_with(branches.conditional(), flag=True)
     yield "If", flag, "trt10"
     yield "LSTM", recurrent(quantized=True), "trt10"
     yield "pair", pair_of(0.5), "trt10"

@@ -1,5 +1,6 @@
 """Work on other machines through a Dask scheduler (extra ``cluster``).
 
-`connection` opens a scheduler. `jobs` sends pieces of work and gives each result once. `worker`
-runs on the workers, which have to be alike. Nothing here depends on the kind of work.
+`connection` connects to a scheduler. `jobs` sends pieces of work and returns each result once.
+`worker` runs on the workers, and checks that they compute the same numbers as the client. The
+package does not depend on the kind of work.
 """

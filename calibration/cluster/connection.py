@@ -84,7 +84,7 @@ class Cluster:
 
     Attributes:
         client: Dask's client.
-        mixed_cpus: Whether to allow workers whose processors compute different last bits.
+        mixed_cpus: Whether to allow workers whose results differ in the last bits.
     """
 
     client: Client
@@ -97,13 +97,13 @@ class Cluster:
 
 @contextlib.contextmanager
 def connect(cluster: Any, mixed_cpus: bool = False) -> Iterator[Cluster]:
-    """Yield a connection to a Dask scheduler; at the end, close it and the workers it started.
+    """Yield a connection to a Dask scheduler; at the end, close it and the started workers.
 
     A client that the user gives remains open.
 
     Args:
         cluster: See :func:`check_cluster`.
-        mixed_cpus: Whether to allow workers whose processors compute different last bits.
+        mixed_cpus: Whether to allow workers whose results differ in the last bits.
 
     Raises:
         ClusterError: The scheduler cannot be reached, or the processes cannot be started.
@@ -123,8 +123,8 @@ def connect(cluster: Any, mixed_cpus: bool = False) -> Iterator[Cluster]:
             if local is not None:
                 count = int(local[1]) if local[1] else core_count()
                 address, security = stack.enter_context(_start_workers(count))
-            # Python's garbage collector closes clients of earlier failures. If this happens while
-            # Dask holds its lock, it waits forever.
+            # Python's garbage collector closes clients of earlier failures. Closing waits forever
+            # if Dask holds its lock at that time.
             with pause_gc():
                 client = Client(
                     address,

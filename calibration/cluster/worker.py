@@ -51,7 +51,7 @@ def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus
     Args:
         theirs: Facts of the worker; see :func:`worker_facts`.
         ours: Facts of the client.
-        mixed_cpus: Whether to allow processors that compute different last bits.
+        mixed_cpus: Whether to allow results that differ in the last bits.
     """
     for name, version in ours.items():
         if name != _PROBE and theirs.get(name) != version:
@@ -161,7 +161,7 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]
         self.stopped, self._lock, self._state = threading.Event(), threading.Lock(), None
 
     def teardown(self, worker: Any) -> None:
-        """Tell running items to end. Called by Dask."""
+        """Set the event that ends running items. Called by Dask."""
         self.stopped.set()
 
     def state(self) -> Any:

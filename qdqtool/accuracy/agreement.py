@@ -1,7 +1,7 @@
 """Agreement of a network with a reference network, measured on images.
 
-Detections, classes or outputs of the reference count as the truth. Both
-networks run in onnxruntime without integer kernels, so that Q and DQ compute as ONNX defines them.
+The detections, classes or outputs of the reference are the ground truth. Both networks run in
+onnxruntime without integer kernels, so that Q and DQ compute as ONNX defines them.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def measure_agreement(
         max_images: Maximum number of images, spread evenly over the data.
         counterparts: Tensors of `model` by the name of the tensor in `reference`, for tensors whose
             names differ.
-        progress: Whether to draw progress on stderr if that is a terminal.
+        progress: Whether to draw progress on stderr if stderr is a terminal.
 
     Raises:
         DataError: The data cannot be used, or does not fit one of the networks.
@@ -214,9 +214,9 @@ def _pair_outputs(reference: Model, model: Model) -> dict[str, str]:
 
 
 def _last_dequantized(model: Model, tensor: str) -> str:
-    """Return the tensor after the Q and DQ nodes if these are the only consumers of a tensor.
+    """Return the output of the last Q or DQ of a chain that starts at a tensor.
 
-    Otherwise return the tensor itself.
+    Return the tensor itself if it has no consumer or a consumer other than Q and DQ.
     """
     for _ in range(_MAX_CHAIN):
         consumers = model.consumers(tensor)
@@ -338,7 +338,7 @@ def _pair_inputs(
     if not len(pairs) == len(first) == len(second):
         texts = [" ".join(s.shape_text() for s in specs) for specs in (first, second)]
         raise ModelError(
-            f"takes inputs {texts[1]}, {reference.path or 'the reference'} takes {texts[0]}. "
+            f"takes inputs {texts[1]}, but {reference.path or 'the reference'} takes {texts[0]}. "
             "Export both networks with the same inputs.",
             model.path or "model",
             code="wrong-shape",

@@ -139,8 +139,8 @@ def read_detections(rows: npt.NDArray[Any], score: float = 0.001) -> Detections:
 def match_detections(reference: Detections, detections: Detections) -> DetectionMatches:
     """Match each detection with a reference box of its class, at each threshold of `IOUS`.
 
-    In order of scores, each detection is assigned the box of largest overlap that no detection of
-    a higher score has at this threshold.
+    Detections with higher scores come first. At each threshold, a detection gets the box with the
+    largest overlap among the boxes that no earlier detection has.
     """
     hits = np.zeros((len(detections.scores), len(IOUS)), bool)
     for label in np.unique(detections.classes):

@@ -50,6 +50,8 @@ _SORTED_COLUMNS = 6  # numbers of one detection: two corners (x and y), score an
 _SCORE_MOVES = ("Softmax", "LogSoftmax", "Flatten", "Reshape", "Squeeze", "Identity", "Cast")
 _SCORE_PRODUCERS = ("Gemm", "MatMul", "Conv", "Add", "GlobalAveragePool", "ReduceMean")
 _FLOAT_TYPES = (1, 10, 11)  # TensorProto's FLOAT, FLOAT16, DOUBLE
+_RESAMPLES = 300  # number of bootstrap resamples
+_DEVIATIONS = 1.96  # half width of a 95 % interval, in standard deviations
 
 
 class CallNotFinished(Exception):
@@ -481,7 +483,7 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
 
 
 def resample(
-    metric: Metric, evidence: Sequence[Evidence], resamples: int = 300, seed: int = 0
+    metric: Metric, evidence: Sequence[Evidence], resamples: int = _RESAMPLES
 ) -> npt.NDArray[np.float64]:
     """Return the value of a metric over each bootstrap resample, [resamples].
 
@@ -491,7 +493,7 @@ def resample(
     count = len(evidence)
     if not count:
         return np.empty(0)
-    samples = np.random.default_rng(seed).integers(0, count, (resamples, count))
+    samples = np.random.default_rng(0).integers(0, count, (resamples, count))
     return np.asarray([metric.value([evidence[i] for i in rows]) for rows in samples])
 
 
@@ -510,10 +512,10 @@ def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[flo
     return float(low), float(high)
 
 
-def _wilson_interval(share: float, count: int, deviations: float = 1.96) -> tuple[float, float]:
-    squared = deviations**2 / count
+def _wilson_interval(share: float, count: int) -> tuple[float, float]:
+    squared = _DEVIATIONS**2 / count
     middle = (share + squared / 2) / (1 + squared)
-    half = deviations / (1 + squared) * math.sqrt((share * (1 - share) + squared / 4) / count)
+    half = _DEVIATIONS / (1 + squared) * math.sqrt((share * (1 - share) + squared / 4) / count)
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

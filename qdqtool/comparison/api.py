@@ -82,7 +82,7 @@ def compare(
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
 ) -> Comparison:
-    """Compare two models, two builds, or a model and a build; losses come first.
+    """Compare two models, two builds, or a model and a build.
 
     With images, measure how well the second of two models agrees with the first one: agreement mAP
     for detectors, top-1 agreement for classifiers, the relative output error for other networks.
@@ -93,9 +93,9 @@ def compare(
         b: The other side. Two models are matched by structure and names; a model and a build
             must be of one network.
         data: Images for the agreement, as for :func:`qdqtool.insert`.
-        progress: Whether to draw progress on stderr if that is a terminal.
-        target: TensorRT to predict for instead of the build's own version. Default without a
-            build: ``trt10``.
+        progress: Whether to draw progress on stderr if stderr is a terminal.
+        target: TensorRT version to predict for. Default: the version of the build, or ``trt10``
+            without a build.
         gpu: GPU to estimate the times of two models for; see ``qdqtool gpus``.
         max_images: Maximum number of images, spread evenly over the data.
         preprocess: How images become inputs, as for :func:`qdqtool.insert`. Default: the
@@ -105,8 +105,8 @@ def compare(
             metadata of the first model.
 
     Returns:
-        The comparison; ``ok`` is True if nothing got worse for INT8 from ``a`` to ``b``, and
-        ``agreement`` is the agreement on the images.
+        The comparison. ``ok`` is True if everything was compared and nothing got worse for INT8
+        from ``a`` to ``b``. ``agreement`` is the agreement on the images.
 
     Raises:
         ModelError: A model cannot be read or run in onnxruntime.
@@ -346,8 +346,8 @@ class _ChangeExplainer:
         verbs: tuple[str, str] = ("wrote", "writes"),
     ) -> None:
         self._fallback, self._verbs = fallback, verbs
-        # A finding explains a lost INT8 only if the prediction also computes in float, and a lost
-        # INT8 output only if the prediction does not go from INT8 to INT8.
+        # A finding explains a lost INT8 only if the convolution is float in the prediction too, and
+        # a lost INT8 output only if the convolution is not INT8 to INT8 in the prediction either.
         self._int8 = {c.name for c in prediction.convolutions if c.is_quantized}
         self._int8_to_int8 = {
             c.name for c in prediction.convolutions if c.quantized_in_quantized_out
@@ -423,8 +423,8 @@ def _note_missing_parts(untyped: Sequence[str], alike_timed: bool) -> list[Note]
     notes = []
     if untyped:
         text = (
-            f"{' and '.join(untyped)}: has layer times but no data types; give the layer JSON "
-            "or the log as well"
+            f"{' and '.join(untyped)}: layer times without data types; give the layer JSON or the "
+            "log as well"
         )
         notes.append(Note(text, code="untyped-times", files=untyped))
     if not alike_timed:
@@ -564,7 +564,7 @@ def _choose_assumptions(
             differences = _count_differences(other, realized, conversions)
             if differences < fewest:
                 best, fewest = other, differences
-                text = f"{assumption.name}: compared with {value}, which the build shows"
+                text = f"{assumption.name}: the comparison assumes {value}, as in the build"
                 notes = [Note(text, code="compared-with", name=assumption.name, value=value)]
     return best, notes
 
@@ -572,10 +572,10 @@ def _choose_assumptions(
 def _count_differences(
     prediction: Prediction, realized: dict[int, NodeSide], conversions: int | None
 ) -> int:
-    """Return the number of convolutions with another output type than built.
+    """Return the number of differences between a prediction and a build.
 
-    Only convolutions quantized on both sides count. The difference in the number of conversions
-    is added.
+    Differences are output types of convolutions that are quantized on both sides, and the missing
+    or additional conversions.
     """
     count = 0
     if conversions is not None and prediction.conversions is not None:

@@ -1,13 +1,13 @@
 """Match the nodes of two ONNX graphs by structure and name.
 
-Exporters that number their nodes give one name to different nodes of two exports. Names therefore
-decide only what structure leaves open, and only if the nodes that structure alone distinguishes
-have equal names too.
+If an exporter numbers its nodes, one name may belong to different nodes of two exports. Structure
+therefore decides first. Names decide between nodes of equal structure, but only if most nodes that
+structure alone pairs have equal names.
 
 Q and DQ are skipped, so that a float model, its Q/DQ versions, and the output of an exporter or a
-simplifier have the same structure. Nodes with weights are the anchors. Each anchor has a color that
-starts with its own shape and is refined in rounds by the colors of its neighbors (Weisfeiler and
-Leman).
+simplifier have the same structure. Nodes with weights are the anchors. Each anchor has a color. The
+first color stands for the operator and the shape of the weights. Each round refines the colors by
+the colors of the neighbors (Weisfeiler and Leman).
 """
 
 from __future__ import annotations
@@ -175,9 +175,10 @@ def match(first_view: View, second_view: View) -> NodeMatching:
 
 
 def _measure_likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
-    """Return the share of the smaller graph's anchors whose partner has partnered neighbors.
+    """Return the share of the smaller graph's anchors whose partner has the same neighbors.
 
-    A pair counts if upstream neighbors of both nodes are partners, and downstream neighbors too.
+    A pair counts if an upstream neighbor of one node is the partner of an upstream neighbor of the
+    other node, or both have none; and so for downstream neighbors.
     """
     smaller = min(len(first.anchors), len(second.anchors))
     if not smaller:

@@ -151,8 +151,8 @@ def _nonzero_points(params: qdq.QuantParams) -> tuple[int, ...]:
 def use_fp16_time(side: ModelSide, summary: SideSummary) -> list[Note]:
     """Time a float model in FP16, in place, if its file is FP32 and FP16 is faster.
 
-    ``predict`` compares INT8 with the same time. The layers then have no times, because their times
-    are those of the file.
+    ``predict`` compares INT8 with the same time. The times of the layers are removed, because they
+    are times in FP32.
 
     Returns:
         A note with both times; empty if the time is unchanged.
@@ -166,8 +166,8 @@ def use_fp16_time(side: ModelSide, summary: SideSummary) -> list[Note]:
         node.ms = None
     fp32_ms = float_time["fp32_ms"]
     text = (
-        f"{summary.title} is stored in FP32, which would take {fp32_ms:.3g} ms: its time is that "
-        f"of the same network in {summary.float_type}, as in predict"
+        f"{summary.title} is stored in FP32 and would take {fp32_ms:.3g} ms. The comparison uses "
+        f"the time of the network in {summary.float_type}, as predict does"
     )
     return [Note(text, code="float-time", file=summary.title, fp32_ms=fp32_ms, ms=summary.ms)]
 

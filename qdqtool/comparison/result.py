@@ -269,7 +269,7 @@ class SideSummary:
         conversions: Number of Q and DQ that remain in the engine; None if unknown.
         ms: Milliseconds of one inference; None without times.
         measured: Whether the time was measured.
-        float_type: Type of a float model that the time is for, if it is not that of the file.
+        float_type: Type in which a float model was timed, if the file has another type; else None.
         target: Target of the prediction; empty for a build.
         compute_capabilities: Compute capabilities that the prediction holds for; empty for a build,
             and if the prediction holds for all.

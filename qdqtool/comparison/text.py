@@ -30,7 +30,7 @@ _LOSS_REASONS = {
     LossReason.WEIGHTS: "the Q/DQ of {} weights are gone",
     LossReason.DATA: "the Q/DQ of {} input are gone",
     LossReason.FLOAT_BUILD: FLOAT_BUILD,
-    LossReason.UNEXPLAINED: ("predicted INT8; the build does not show the reason"),
+    LossReason.UNEXPLAINED: "INT8 is predicted, and the build does not show the reason",
 }
 _CHANGES = {
     ChangeKind.LOST_QDQ: "Q/DQ removed",
@@ -66,7 +66,7 @@ def summarize(comparison: Comparison) -> str:
         is_equal = comparison.nodes and not comparison.unknown
         parts = ["no difference" if is_equal else "data types are not known"]
         if not comparison.nodes and (comparison.a.subgraphs or comparison.b.subgraphs):
-            parts = ["nothing to compare outside of branches and bodies"]
+            parts = ["nothing to compare outside of the subgraphs of If, Loop and Scan"]
     return "; ".join([*_describe_agreement(comparison), *parts, *_describe_time(comparison)])
 
 
@@ -82,7 +82,7 @@ def _describe_agreement(comparison: Comparison) -> list[str]:
 
 
 def describe_reference(comparison: Comparison) -> list[Note]:
-    """Return a note if both compared models are quantized, else nothing."""
+    """Return a note if both compared models are quantized, else an empty list."""
     if not (comparison.a.quantized and comparison.b.quantized):
         return []
     return [
@@ -383,7 +383,7 @@ def _describe_scales(
             changes.append("zero points differ")
     for side, scales in (("A", a), ("B", b)):
         if scales is not None and not scales.valid:
-            changes.append(f"{side} is not a valid scale")
+            changes.append(f"the scale of {side} is invalid")
     text = f"{name} {format_scales(a)} -> {format_scales(b)}"
     return f"{text} ({', '.join(changes)})" if changes else text
 

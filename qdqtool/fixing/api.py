@@ -105,7 +105,7 @@ class Fixed:
         return self.proto
 
     def fixed_places(self) -> Counter[str]:
-        """Return by code how many fewer findings the fixed model has.
+        """Return the number of findings that the fixes removed, by code.
 
         Only codes that ``fix`` can change count. One change may remove several findings, and one
         finding may need several changes. If the model had no findings of a code before fixing,
@@ -187,16 +187,16 @@ def fix(
         only: Finding codes to fix. Default: all codes with an automatic fix; ``HEAD-QUANT`` only if
             the finding is an error, because its fix changes which nodes are quantized.
         inputs: Arrays by input name to run the model with. Default: random arrays.
-        effort: Factor on the limits of comparing outputs (multiplications, bytes), for large
-            models.
+        effort: Factor on the limits (multiplications, bytes) of the runs that compare outputs.
+            Large models need more than 1.
         data: Images to compare outputs on instead of random inputs, as for
             :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
         preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
-            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
-            (letterbox, RGB, divided by 255).
-        size: Height and width in pixels if they are dynamic in the model. Default: its ``imgsz``
-            metadata.
+            of Pillow to the input. Default: the preprocessing in the model's metadata, else
+            ``yolo`` (letterbox, RGB, divided by 255).
+        size: Height and width in pixels if they are dynamic in the model. Default: the model's
+            ``imgsz`` metadata.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
@@ -244,7 +244,7 @@ def _rewrite_quantizers(
     """Return the model with other tools' fake quantizers as Q/DQ, the changes, and notes.
 
     The outputs are not compared as for other fixes, because onnxruntime cannot run the operators of
-    other tools. The values remain the same; if not, a note says so.
+    other tools. A note says so if values may differ.
     """
     fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
     if not fakes or (requested and "FAKE-QUANT" not in requested):
@@ -268,8 +268,8 @@ def _rewrite_quantizers(
 def _describe_inexact(count: int) -> Note:
     return Note(
         f"{format_count(count, 'quantizer')} of the original model did not round x / scale in "
-        "float32 as Q does (a multiplication by the reciprocal, or float16). Values halfway "
-        "between two steps may be rounded in the other direction: single values differ by a step",
+        "float32 as Q does: they multiply by the reciprocal, or compute in float16. Values halfway "
+        "between two steps may be rounded in the other direction and then differ by one step",
         code="rounding-differs",
         count=count,
     )
@@ -404,7 +404,7 @@ def _add_type_savings(
 ) -> None:
     """Add the time that FP16 instead of FP32 saves for the layers without Q/DQ.
 
-    INT8 convolutions write FP32 but no FP16, so that each needs a reformat before an FP16 layer. If
+    INT8 convolutions can write FP32 but not FP16, so each needs a reformat before an FP16 layer. If
     few layers are FP32, these reformats cost more time than FP16 saves. Then nothing is added, and
     the finding about FP32 layers is changed to a note, in place.
     """

@@ -58,7 +58,9 @@ from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
 
 _WEIGHT_TOLERANCE = 0.01  # permitted relative difference of a weight scale from max|w| / 127
-_MAX_CLIPPING = 4.0  # with a larger ratio of max|w| to the range, a scale is wrong, not trained
+_MAX_CLIPPING = (
+    4.0  # a trained scale clips weights up to this multiple of its range, others are wrong
+)
 _INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -89,7 +91,7 @@ class DlaTranslation:
         """Write the float model and the calibration cache; the report has the build command.
 
         Raises:
-            QdqtoolError: A path is that of an input, or a file cannot be written.
+            QdqtoolError: A path names an input file, or a file cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.model, model, source=self.source)
@@ -218,7 +220,7 @@ def _store_parameters(model: Model) -> None:
 def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
     """Return the symmetric INT8 scale of each quantized activation, by tensor name.
 
-    Both the tensor before the Q and the tensors after the DQs are named. If a tensor has several
+    The names are those of the Q's input and of the outputs of its DQs. If a tensor has several
     quantizers, the largest scale counts, and a note is added.
     """
     scales: dict[str, float] = {}
@@ -281,9 +283,9 @@ def _check_weights(view: View, notes: list[Note]) -> None:
     if others:
         notes.append(
             Note(
-                f"{format_count(len(others), 'layer')} with trained weight scales, for "
-                f"example '{others[0]}': with a cache, TensorRT ignores these scales and uses the "
-                "largest weight of each channel",
+                f"{format_count(len(others), 'layer')} with weight scales other than max|w| / 127, "
+                f"for example '{others[0]}': with a cache, TensorRT ignores these scales and "
+                "computes max|w| / 127 for each channel",
                 code="weight-scales",
                 count=len(others),
                 first=others[0],
@@ -358,12 +360,12 @@ def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
 
 
 def _require_no_quantizers(model: Model) -> None:
-    left = next((n for n in model.nodes if is_qdq(n)), None)
-    if left is not None:
+    unpaired = next((n for n in model.nodes if is_qdq(n)), None)
+    if unpaired is not None:
         raise ModelError(
-            f"'{left.name}' is a Q without DQ or a DQ without Q, so it cannot be removed. Give a "
-            "model with Q/DQ pairs.",
+            f"'{unpaired.name}' is a Q without DQ or a DQ without Q, so it cannot be removed. Give "
+            "a model with Q/DQ pairs.",
             model.path or "model",
             code="unsupported",
-            node=left.name,
+            node=unpaired.name,
         )

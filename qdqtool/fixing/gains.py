@@ -16,7 +16,7 @@ from qdqtool.trt.result import Prediction
 from qdqtool.util.notes import Note
 
 NO_GAIN = Note("the prediction would not improve", code="no-better")
-"""The only objection to a change that makes nothing worse."""
+"""Objection to a change after which the prediction is neither better nor worse."""
 _NO_NODE = -2  # group of changes that edit no node
 _FAR = -1  # group of nodes that no change is near
 

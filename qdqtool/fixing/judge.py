@@ -162,7 +162,7 @@ class OutputJudge:
         for self._body in (False, True):
             try:
                 self._run_original()
-            except RunLimitError as error:  # the part costs hardly less
+            except RunLimitError as error:  # a part of the model would cost almost as much
                 self.failure = Note(str(error), code=error.code)
                 return
             except RunError as error:
@@ -248,7 +248,7 @@ def _describe_growth(
     """Return a note on the error of `part`; without a part, of the output that grew most.
 
     Args:
-        before: Errors from which the growth is limited.
+        before: Errors to which the permitted growth refers.
         after: Errors of the refused model.
         part: Output and tensor of a part.
         current: Errors after the changes that were kept since `before`.

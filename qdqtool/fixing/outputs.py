@@ -29,7 +29,7 @@ from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.util.notes import Note
 
 ATOL = 1e-6  # difference by rounding in float32, relative to the largest output
-HALF_ROUNDING = 0.01  # difference by rounding in FP16 (step 0.05 %) after some dozen layers
+HALF_ROUNDING = 0.01  # difference by rounding in FP16 (step 0.05 %) after a few dozen layers
 PART_SLACK = 0.02  # additional error permitted for a part of an output: small parts vary more
 MAX_PARTS = 16  # an output with more parts is compared as a whole
 SAMPLES = 8  # number of images on which outputs are compared
@@ -42,9 +42,10 @@ class OutputNoise:
     """Errors of the outputs against those of the float network.
 
     Attributes:
-        each: By output, the root mean square of the difference divided by that of the float output.
+        each: By output, the root mean square of the difference divided by the root mean square of
+            the float output.
         finite: Whether all values are finite.
-        parts: This error for each part of an output, by output and joined tensor.
+        parts: The same ratio for each part of an output, by output and joined tensor.
         lost: Parts that are constant although they vary in the float network.
     """
 
@@ -91,9 +92,9 @@ class OutputError:
         output: Name of the output.
         tensor: Tensor that a Concat joins into the output. Empty for a whole output.
         channels: First and last channel. None for a whole output, or if the part is not a range.
-        before: Root mean square of the difference divided by that of the float output, before
-            fixing.
-        after: This error after fixing.
+        before: Root mean square of the difference divided by the root mean square of the float
+            output, before fixing.
+        after: The same ratio after fixing.
         lost: Whether all values are equal in the fixed model, but not in the float network.
     """
 
@@ -132,7 +133,7 @@ class OutputError:
 
 
 def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPart]:
-    """Return the parts of all outputs that Concats join; outputs without parts have none.
+    """Return the parts of outputs that Concats join, for outputs of 2 to 16 parts.
 
     Args:
         floats: The network without activation quantizers.
@@ -333,7 +334,7 @@ class ErrorSums:
 
     @property
     def relative_error(self) -> float:
-        """Root mean square of the difference, divided by that of the expected values.
+        """Root mean square of the difference divided by the root mean square of expected values.
 
         If all expected values are 0, the root mean square of the difference.
         """

@@ -204,7 +204,7 @@ def _find_quantizers_of_inputs(
     """Return the float inputs of an Add (positions) and the Qs that already quantize them.
 
     Empty if a float input has no Q: its scale would have to be calibrated. If `residual` is known,
-    other inputs are left out, because a convolution fuses the Add there.
+    only this input counts: the other input comes from the convolution that fuses the Add.
     """
     quantizers: list[tuple[int, Node]] = []
     for position, tensor in enumerate(add.inputs):
@@ -275,9 +275,9 @@ def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | No
 def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that remove pairs after a head whose boxes and scores share a scale.
 
-    Pairs between the last convolutions and the Concat are removed too, because one step of boxes in
-    pixels is several pixels. The pair before the convolution of a DFL remains, because it quantizes
-    the input of that convolution.
+    Pairs between the last convolutions and the Concat are removed too, because one integer step of
+    box coordinates is several pixels. The pair before the convolution of a DFL remains, because it
+    quantizes the input of that convolution.
     """
     sites: list[FixSite] = []
     visited: set[int] = set()

@@ -75,8 +75,8 @@ def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
 def find_rounded_constants(view: View) -> list[tuple[float, str]]:
     """Return scale and name of stored integer constants that were probably rounded.
 
-    Weights, biases and single values are left out, and constants whose values all are multiples of
-    0.5, such as anchors and strides.
+    Not included are weights, biases, single values, and constants whose values are all multiples of
+    0.5 (anchors and strides that were not rounded).
     """
     weights = _weight_dqs(view)
     constants: list[tuple[float, str]] = []
@@ -130,7 +130,7 @@ def _symmetric_site(
         return None
     is_asymmetric = params.precision == Precision.UINT8 or bool(np.any(params.zero_point != 0))
     if not is_asymmetric:
-        description = f"{first.name}: zero point of int8 zeros"
+        description = f"{first.name}: zero point set to int8 zeros"
         return _new_scale_site(view, nodes, params.scale, description)
     clips = clips_negative_values(view, first)
     key = params.key or first.index  # the key is None if a scale is NaN

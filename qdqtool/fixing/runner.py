@@ -255,7 +255,7 @@ def _input_type(model: Model, name: str) -> np.dtype[Any]:
         dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(kind)
     except KeyError:
         raise RunError(
-            f"input '{name}': {kind} is not a data type of this version of onnx",
+            f"input '{name}': this version of onnx has no data type with the number {kind}",
             code="unknown-input-type",
             node=name,
         ) from None

@@ -103,7 +103,8 @@ class FixSession:
     def is_tried_by_default(self, step: FixStep | ModelStep) -> bool:
         """Return whether to try a step that the user did not request.
 
-        A step whose codes may all need a request is tried only if a finding needs none.
+        If all codes of a step may need a request, the step is tried only if the model has a finding
+        that needs none.
         """
         return not ON_REQUEST_CODES.issuperset(step.codes) or any(
             f.code in step.codes and not requires_request(f) for f in self.prediction.findings
@@ -283,7 +284,7 @@ def _describe_limit(tries: int, reason: Note | None) -> Note:
     )
     if reason is None:
         return Note(text, code="not-separated")
-    return Note(f"{text}: {reason}", code="not-separated-as")
+    return Note(f"{reason}; {text}", code="not-separated-as")
 
 
 def _explain_untried(finding: Finding) -> str:
@@ -301,9 +302,9 @@ def _count_errors(prediction: Prediction) -> int:
 def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     return Note(
-        f"{format_count_were(len(constants), 'constant')} stored as INT8 in addition to the "
-        f"weights, so their exact values are lost ('{tensor}' has steps of {step:.4g}). Anchors "
-        "and strides of a detector are then off by up to half a step, which moves boxes",
+        f"{format_count_were(len(constants), 'constant')} stored as INT8 although not weights, so "
+        f"exact values are lost ('{tensor}' has steps of {step:.4g}). Anchors and strides of a "
+        "detector are then off by up to half a step, which moves boxes",
         code="constants-rounded",
         count=len(constants),
         tensor=tensor,

@@ -95,7 +95,7 @@ def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
 
 
 def find_stored_integers(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that replace stored integer weights by floats and a Q of the same result."""
+    """Return sites that replace stored integer weights by floats and a Q with the same result."""
     stored = select_reasons(WeightsStored, reasons)
     convolutions = find_nodes(view, (r.convolution for r in stored))
     return list_sites(_integer_weights_site(view, conv) for conv in convolutions)
@@ -213,7 +213,7 @@ def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite |
     """Return a site that quantizes the weights of a ConvTranspose with one scale.
 
     None if the target supports the present axis of the scales, or if the values are unknown. The
-    new scale is that of the largest weight.
+    new scale is the largest magnitude divided by 127.
     """
     weights = view.weights(conv)
     quantizer = weights.first_quantizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +17,7 @@ from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, f
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.ir.precision import EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Severity
-from qdqtool.trt.result import ConvOutcome, Prediction
+from qdqtool.trt.result import ConvOutcome, EngineLayer, Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_named
 from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts
 
@@ -506,16 +507,33 @@ def _add_layers(page: TextPage, prediction: Prediction, float_type: Precision) -
     if prediction.engine_nodes != len(prediction.layers):
         count += f"; {prediction.engine_nodes} if each region of Myelin is one layer"
     page.add_heading(f"Engine layers ({count})")
-    for layer in prediction.layers:
-        for c in layer.layouts:
-            types = f"{c['from']} -> {c['to']}"
-            page.fill(f"Reformat: {types}, {c['ms']:.4f} ms, {c['tensor']}", 4, "  ")
-        inputs, outputs = (
-            _name_types((t.precision for t in ends), float_type)
-            for ends in (layer.inputs, layer.outputs)
-        )
-        time = "" if layer.ms is None else f", {layer.ms:.4f} ms"
-        page.fill(f"{layer.type}: {inputs} -> {outputs}{time}, {layer.name}", 4, "  ")
+    layers_of: dict[int | None, list[EngineLayer]] = defaultdict(list)
+    for layer, region in zip(prediction.layers, prediction.layer_regions, strict=True):
+        layers_of[region].append(layer)
+    for layer, region in zip(prediction.layers, prediction.layer_regions, strict=True):
+        inside = layers_of[region]
+        if region is None or len(inside) == 1:
+            _add_layer(page, layer, float_type, "  ")
+        elif layer is inside[0]:
+            nodes = prediction.regions[region].nodes
+            page.fill(
+                f"Myelin: {len(inside)} layers, {{ForeignNode[{nodes[0]}...{nodes[-1]}]}}", 4, "  "
+            )
+            for part in inside:
+                _add_layer(page, part, float_type, "    ")
+
+
+def _add_layer(page: TextPage, layer: EngineLayer, float_type: Precision, start: str) -> None:
+    indent = len(start) + 2
+    for c in layer.layouts:
+        types = f"{c['from']} -> {c['to']}"
+        page.fill(f"Reformat: {types}, {c['ms']:.4f} ms, {c['tensor']}", indent, start)
+    inputs, outputs = (
+        _name_types((t.precision for t in ends), float_type)
+        for ends in (layer.inputs, layer.outputs)
+    )
+    time = "" if layer.ms is None else f", {layer.ms:.4f} ms"
+    page.fill(f"{layer.type}: {inputs} -> {outputs}{time}, {layer.name}", indent, start)
 
 
 def _format_names(names: list[str], *, with_total: bool = False) -> str:

@@ -1,6 +1,7 @@
-"""BatchNormalizations folded into the weights of convolutions.
+"""Folding of BatchNormalizations into the weights of convolutions.
 
-TensorRT folds BatchNormalizations too, so it quantizes the folded weights.
+TensorRT folds a BatchNormalization before it quantizes the weights. The scales of the weights must
+therefore fit the folded weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _TEXT_KINDS = "OSU"  # numpy's dtype kinds for strings and objects
 def fold_batch_normalization(model: Model) -> int:
     """Fold BatchNormalizations into the convolutions before them, in place.
 
-    A BatchNormalization is folded if it is the convolution's only consumer.
+    A BatchNormalization is folded if it is the convolution's only consumer, and if all parameters
+    are constants of fitting shapes.
 
     Returns:
         The number of BatchNormalizations that were folded.

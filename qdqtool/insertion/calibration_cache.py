@@ -8,13 +8,13 @@ of a Q/DQ model give scales for some tensors only. These rules give scales for m
 * ``bounded``: the values cannot exceed the input (Relu, average pooling) or a limit (Clip).
 * ``fixed``: the range does not depend on data (Sigmoid, Softmax).
 * ``clipped``: the only consumer is a Relu or Clip, whose result has a scale. The consumer clips
-  larger values anyway (qdq-translator propagates scales upward through Relu).
-* ``unary``: the result of a convolution that goes into an Add without a quantizer gets scale 1.0.
-  DLA 3.13 and later (JetPack 6) then fuses both (NVIDIA's qdq-translator,
-  ``--add_unary_ew_scales_for_dla``).
+  larger values anyway. NVIDIA's qdq-translator has this rule for Relu.
+* ``unary``: the result of a convolution has no scale, and only an Add with known scales consumes
+  it. The result gets scale 1.0. DLA 3.13 and later (JetPack 6) then fuses convolution and Add
+  (NVIDIA's qdq-translator, ``--add_unary_ew_scales_for_dla``).
 
-No rule gives the scale of an activation's result, such as that of a SiLU, to the convolution before
-it, because both have different ranges. A calibration measures such tensors.
+A convolution before another activation, such as SiLU, does not get the scale of the activation's
+result, because the two ranges differ. A calibration measures the range of the convolution.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class LayerPrecisions:
     Attributes:
         layers: ``int8`` or ``fp16`` by layer, for ``--layerPrecisions``.
         outputs: ``int8`` or ``fp16`` by layer, for ``--layerOutputTypes``.
-        unnamed: Nodes that share their name with others, which trtexec cannot address.
+        unnamed: Nodes whose name is not unique, so that trtexec cannot set their precision.
     """
 
     layers: dict[str, str] = field(default_factory=dict)
@@ -332,7 +332,7 @@ def _quote_name(layer: str) -> str:
 
 
 def cache_header(target: Target) -> str:
-    """Return the first line of a cache: ``TRT-8502-EntropyCalibration2`` for 8.5.2.
+    """Return the first line of a cache, such as ``TRT-8502-EntropyCalibration2`` for 8.5.2.
 
     TensorRT ignores a cache of another version or calibrator. From TensorRT 10 on, minor and patch
     number have two digits each (``TRT-100300-EntropyCalibration2``).

@@ -26,7 +26,10 @@ _SHAPE_SUFFIX = "/qdqtool/shape"
 
 
 def compact_places(places: Places) -> Places:
-    """Return channels in compact form: unchanging axes have size 1, or are cut if leading."""
+    """Return the compact form: axes without a change of channel get size 1, or are cut if first.
+
+    The module describes this form.
+    """
     for axis in range(places.ndim):
         first = places.take([0], axis)
         if places.shape[axis] > 1 and (places == first).all():
@@ -167,7 +170,7 @@ class NetworkShapes:
 
 
 def fits_shape(shape: tuple[int | None, ...], places: Places) -> bool:
-    """Return whether a tensor of this shape has each axis along which the channel changes."""
+    """Return whether a tensor's shape has all axes of `places` along which the channel changes."""
     if len(shape) < places.ndim:
         return False
     axes = zip(reversed(places.shape), reversed(shape), strict=False)

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 FORMAT_SAMPLES = 8  # number of samples on which the output errors of both formats are measured
 # FP8 is more precise than INT8 if the largest magnitude of a tensor is more than this many times
-# the root mean square, and both ranges are the maximum. Trained detectors: 11 to 12.
+# the root mean square, and both ranges are the maximum. Trained detectors have thresholds of 11 to
+# 12.
 FP8_SPREAD = 12.0
-# A format with at least this output error loses too much accuracy. On four trained networks, errors
-# below 13 % kept 87 to 98 % of the results, errors above 19 % kept 62 and 77 %
-# (docs/fp8.md).
+# A format with at least this output error loses too much accuracy. Of four trained networks, those
+# with an error below 13 % kept 87 to 98 % of their results, those with an error above 19 % kept
+# 62 and 77 % (docs/fp8.md).
 LARGE_ERROR = 0.16
 FLOAT = "fp16"  # `FormatChoice.precision` if the float network was chosen
 _MIN_RATIO = 1.15  # output errors with a smaller ratio count as equal
@@ -156,8 +157,9 @@ def choose_number_format(
     A format is unsuitable if its mean error is at least 16 %, or if it is not more than 2 % faster
     than FP16. If no format is suitable, FP16 is chosen.
 
-    A larger margin would reject INT8 where it is faster: of five measured pairs whose gain is
-    estimated at 1.02 to 1.10, INT8 was faster in four (docs/timing.md: 1.02 to 1.35).
+    A larger margin would reject INT8 in builds where INT8 is faster. Five measured pairs of builds
+    have an estimated gain of 1.02 to 1.10. INT8 was faster in four of them, by factors of 1.02 to
+    1.35 (docs/timing.md).
 
     If two formats are suitable, their errors count as different if the mean ratio is above 1.15,
     and the mean logarithm of the ratio is more than two standard errors from 0. If the errors count

@@ -1,8 +1,9 @@
 """Conversion of the layers without Q/DQ to FP16 or FP32.
 
 A strongly typed TensorRT (11, or 10 with --stronglyTyped) computes in the types of the ONNX file.
-There, FP32 layers run in FP32 and cost about a sixth of the speed. TensorRT 8 chooses the types
-itself and reads no FP16 scales, so a float16 model is converted to float32 for TensorRT 8.
+If the layers without Q/DQ are FP32, such a build loses about a sixth of its speed. TensorRT 8
+chooses the types itself and reads no FP16 scales, so a float16 model is converted to float32 for
+TensorRT 8.
 """
 
 from __future__ import annotations
@@ -217,8 +218,8 @@ def update_scales(
 def _describe_raised_scales(raised: Sequence[tuple[float, str]]) -> Note:
     factor, tensor = max(raised)
     return Note(
-        f"the scales of {format_count(len(raised), 'tensor')} were raised to the smallest value "
-        f"that FP16 holds ({_SMALLEST:.3g}), for example '{tensor}' by a factor of {factor:.3g} "
+        f"the scales of {format_count(len(raised), 'tensor')} were rounded up to FP16 values (the "
+        f"smallest is {_SMALLEST:.3g}), for example '{tensor}' by a factor of {factor:.3g} "
         "(`high_precision='fp32'` keeps the scales)",
         code="scales-raised",
         count=len(raised),
@@ -305,7 +306,7 @@ def _describe_normalizations(model: Model) -> list[Note]:
         notes.append(
             Note(
                 f"{format_count_were(count, 'decomposed normalization')} replaced by "
-                "LayerNormalization, because FP16 cannot hold their squares",
+                "LayerNormalization, because FP16 cannot hold the squares of their inputs",
                 code="norms-written",
                 count=count,
             )
@@ -316,7 +317,8 @@ def _describe_normalizations(model: Model) -> list[Note]:
         notes.append(
             Note(
                 f"decomposed normalizations that remain FP32: {count}, such as '{first}'. FP16 "
-                "cannot hold their squares, and a LayerNormalization would compute other values",
+                "cannot hold the squares of their inputs, and a LayerNormalization would compute "
+                "other values",
                 code="norms-stay-fp32",
                 count=count,
                 first=first,

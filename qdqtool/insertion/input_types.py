@@ -42,7 +42,7 @@ def _is_scale_only(preprocess: Preprocess) -> bool:
 def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> None:
     """Check that an input's calibration values are in the range that `preprocess` can give.
 
-    Calibration arrays fail if they were preprocessed in another way.
+    Calibration arrays with another preprocessing fail this check.
 
     Raises:
         ModelError: `low` or `high` is outside the range for pixels from 0 to 255.

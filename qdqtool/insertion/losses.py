@@ -49,7 +49,7 @@ CANDIDATES = 8
 SAMPLES = 8  # samples for the error of all quantized activations together
 TRIAL_SAMPLES = 2  # number of these samples on which each single candidate is left float
 REPORTED = 5
-MIN_GAIN = 0.1  # minimum fraction of the error that disappears with a float activation
+MIN_GAIN = 0.1  # minimum gain: fraction of the error that disappears if an activation is float
 _MIN_CONFIRMING = 4  # minimum number of samples to confirm a gain
 _MAX_CONFIRMED = 2  # maximum number of activations whose gain is confirmed
 _MIN_DEVIATIONS = 2.0  # minimum of a confirmed gain, in standard errors
@@ -498,7 +498,7 @@ class ReferenceOutputs:
         return sum(values.nbytes for values in self._values.values())
 
     def error(self, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
-        """Return the relative error of other outputs, as the module describes; 0 if none varies."""
+        """Return the error of other outputs, as the module describes; 0 if no reference varies."""
         errors = []
         for name, values in self._values.items():
             variance = self._variances[name]

@@ -209,7 +209,7 @@ def _prepare(
     # tensors for every opset. A widened or edited model has other tensors, so it gets no hash.
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
     if network.loaded.inlined_functions:
-        notes.append(Note("the model's own functions were inlined", code="inlined"))
+        notes.append(Note("model-local functions were inlined", code="inlined"))
     # A widened model still has FP16 inputs and outputs, but no FP16 scales.
     has_fp16_scales = network.fp16 or (target.float16_scales and fp16.has_fp16(model))
     opset = HALF_OPSET if has_fp16_scales else MIN_OPSET

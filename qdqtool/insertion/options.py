@@ -59,8 +59,8 @@ class ImageOptions:
     Attributes:
         preprocess: A Preprocess, the name of a preset, or a function. None: the preprocessing in
             the model's metadata, else YOLO's.
-        size: Height and width in pixels if they are dynamic in the model. None: its ``imgsz``
-            metadata.
+        size: Height and width in pixels if they are dynamic in the model. None: the model's
+            ``imgsz`` metadata.
     """
 
     preprocess: Preprocess | str | ImageFunction | None = None

@@ -85,12 +85,12 @@ from qdqtool.trt.float_fusions import find_float_fusions
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.notes import Note
 
-_MIN_DETECTOR_OUTPUTS = 2  # detectors without a DFL have at least this many
+_MIN_DETECTOR_OUTPUTS = 2  # minimum number of final convolutions of a detector without a DFL
 _MIN_CHANNELS = 16  # with fewer channels, only some convolution shapes have a fast INT8 kernel
 _MIN_FP8_CHANNELS = 17  # smallest number of input and of output channels of a convolution in FP8
 _MIN_FP8_PRODUCT = 16  # smallest number of columns and smallest depth of a matrix product in FP8
 _InputChoice = tuple[list[int], Reason | None]
-"""Input positions to quantize; or none, with a reason if it is worth reporting."""
+"""Input positions to quantize. If there are none, the reason, or None if none is reported."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class PlacementRules:
         number_format: Format of the quantized numbers.
         product_per_channel: Whether the target takes one weight scale for each column of a matrix
             product (FP8: from 10.6, release notes).
-        failing: Kinds of convolutions, given as the finding about them, whose builds for the
-            target failed; they remain float.
+        failing: Kinds of convolutions whose builds for the target failed, as the class of the
+            reason that describes them. These convolutions remain float.
     """
 
     head: str = PlacementOptions.head
@@ -157,7 +157,7 @@ class QuantizedInput:
 
 @dataclass(frozen=True)
 class WeightSite:
-    """Constant weights to quantize, with one scale per index of `axis`; axis None: one scale."""
+    """Constant weights to quantize, with one scale per index of `axis`, or one if it is None."""
 
     node: Node
     tensor: str
@@ -223,7 +223,7 @@ def place(model: Model, rules: PlacementRules) -> Placement:
 
 
 def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
-    """Return the part of the detection head, by index, of nodes that a preset leaves float."""
+    """Return the nodes that a preset leaves float: by node index, the part of the head."""
     if preset == "none":
         return {}
     head = find_head(model)
@@ -526,7 +526,7 @@ class _Placer:
         return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
     def _find_failing_form(self, node: Node) -> Reason | None:
-        """Return why builds with such a convolution fail on the target; None if they do not."""
+        """Return why builds with this kind of convolution fail on the target; None if they work."""
         if operator_of(node).kind != LayerKind.CONVOLUTION:
             return None
         model = self._model
@@ -613,7 +613,7 @@ class _Placer:
         return [0], None
 
     def _is_quantized_downstream(self, tensor: str) -> bool:
-        """Return whether a tensor, its activation or a copy of its values is quantized later."""
+        """Return whether a tensor, its activation or a copy of its values has a quantized input."""
         model = self._model
         downstream = walk_tensors(
             tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))

@@ -3,9 +3,10 @@
 * The opset is raised to 13, the first with Q/DQ per channel, or to 19 for Q/DQ of FP16 tensors and
   for FP8.
 * Weights computed from constants (moved, cast, standardized, normalized) become constants.
-  TensorRT 8 rejects others: "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
+  TensorRT 8 rejects computed weights: "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
 * Matrix products of Einsums become MatMuls (:mod:`qdqtool.insertion.einsum`).
-* Nodes that share a name get unique names; equations of Einsums get lower case.
+* Nodes that share a name get unique names, equations of Einsums get lower case, and a Sum of two
+  inputs becomes an Add.
 * Weights that several nodes share are copied, so that each node has its own.
 * A BatchNormalization after a convolution is folded into its weights
   (:mod:`qdqtool.insertion.batchnorm`).
@@ -161,7 +162,13 @@ def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
 
 
 def fold_constant_weights(model: Model) -> int:
-    """Replace weights computed from constants by their values, in place; return their number."""
+    """Replace weights and other parameters that are computed from constants, in place.
+
+    The other parameters are biases, and scale, bias, mean and variance of a BatchNormalization.
+
+    Returns:
+        The number of node inputs that read a constant now.
+    """
     places = _find_computed_weights(model)
     constants = ConstantEvaluator(model)
     values = {t: constants.evaluate(t) for t in dict.fromkeys(node.input(p) for node, p in places)}

@@ -167,10 +167,10 @@ def _raise_missing_scale(
         )
     elif missing[0] in source.skipped:
         reason = (
-            f"the entry of tensor '{first}' has no single 8-bit INT8 scale: it is for another "
-            f"number of bits, a float type or single channels ({len(source.skipped)} of "
-            f"{len(table) + len(source.skipped)} entries). Export 8-bit ranges for each tensor, or "
-            "give images"
+            f"the entry of tensor '{first}' is not a single 8-bit scale: it is for another number "
+            f"of bits, for a float type or for each channel, as {len(source.skipped)} of "
+            f"{len(table) + len(source.skipped)} entries are. Export one 8-bit range for each "
+            "tensor, or give images"
         )
     else:
         reason = (

@@ -75,11 +75,11 @@ def insert_pairs(
 ) -> list[QuantizedTensor]:
     """Insert Q/DQ pairs into a model, in place.
 
-    Every quantized tensor gets one Q before its first consumer, and one DQ for all its quantized
-    consumers except matrix products, each of which has its own
+    Every quantized tensor gets one Q before its first consumer, and one DQ that its quantized
+    consumers share. Only a matrix product has a separate DQ
     (:func:`qdqtool.ir.operators.needs_own_dq`). Float consumers and graph outputs keep the tensor
-    itself. Activation scales have rank 0 (TensorRT-RTX takes a scale of shape [1] for a per-channel
-    one and runs the convolution in FP32); zero points are zeros of the quantized type.
+    itself. Activation scales have rank 0, because TensorRT-RTX treats a scale of shape [1] as per
+    channel and runs the convolution in FP32. Zero points are zeros of the quantized type.
 
     Args:
         model: The model to change.
@@ -260,7 +260,7 @@ def _broadcast_scale(
 def round_up_to_half(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
     """Return the smallest FP16 numbers that are at least as large as the scales.
 
-    Scales that are rounded up saturate no values and are never zero.
+    Rounding up saturates no additional values and never results in zero.
     """
     half = scale.astype(np.float16)
     is_lower = half.astype(np.float32) < scale

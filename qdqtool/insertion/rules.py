@@ -27,7 +27,7 @@ OPTIONS = ("both", "skip")
 The first rule wins a tie, as in builds of a YOLOv8 with TensorRT 8.4.
 """
 Rating = tuple[int, int, int]
-"""Counts of INT8 convolutions, of INT8 convolutions with INT8 output, and minus the conversions.
+"""Numbers of INT8 convolutions, of those with INT8 output, and the negative number of conversions.
 
 Greater is better.
 """
@@ -124,8 +124,8 @@ def choose_residual_inputs(
 
     TensorRT-RTX fuses the Add into the kernel after the convolution, which reads a quantized skip
     input as INT8: TensorRT-RTX 1.7.1 then builds 41 instead of 42 kernels of a ResNet-18, which
-    read 13 % fewer bytes of activations. A second quantized input changes no kernel. FP8 changes
-    none of them.
+    read 13 % fewer bytes of activations. A second quantized input changes no kernel. In FP8, a
+    quantized skip input changes no kernel either.
 
     Returns:
         ``both``, ``skip`` or ``none`` for `residual_after_activation` of

@@ -278,7 +278,7 @@ def choose_tensor_scales(
     statistics: Mapping[str, TensorStatistics],
     choice: MethodChoice,
 ) -> dict[str, float]:
-    """Choose the scales of groups of a single tensor each, by tensor, without warnings."""
+    """Choose the scales of groups that have one tensor each, by tensor; warnings are dropped."""
     return {g.tensors[0]: choose_scale(g, statistics, choice)[0].scale for g in groups}
 
 
@@ -387,7 +387,7 @@ def _least_error_range(
     def total(ranges: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
         total = np.zeros(len(ranges))
         for part in parts:
-            # A tiny range clips all values to almost 0, so its error is the mean magnitude.
+            # A tiny range clips all values to almost 0, so its error is the mean of |x| ** power.
             size = error(part, np.array([part.absmax * 1e-6]), power).item()
             total += (error(part, ranges, power) / max(size, _SMALLEST)) ** (1.0 / power)
         return total
@@ -408,7 +408,7 @@ def clamp_scale(scale: float) -> float:
 def weight_scale(
     weight: npt.NDArray[Any], axis: int | None, largest: float = LEVELS
 ) -> npt.NDArray[np.float32]:
-    """Return symmetric scales of weights: largest magnitude divided by the format's largest.
+    """Return symmetric scales of weights: largest magnitude divided by `largest`.
 
     Args:
         weight: The weights, finite.
@@ -417,7 +417,7 @@ def weight_scale(
 
     Returns:
         float32 scales of shape [channels], one for each index of `axis`, or of shape []. All are
-        positive: a channel of zeros gets the largest scale of the others.
+        positive: a channel of zeros gets the largest scale of the other channels, or 1.
     """
     magnitude = np.abs(weight)
     if axis is None:

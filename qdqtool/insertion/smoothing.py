@@ -40,7 +40,7 @@ from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
 
 SAMPLES = 32  # samples on which the largest value of each channel is measured
-_SMALLEST = 1e-5  # minimum for a channel's largest value, as a fraction of the largest channel's
+_SMALLEST = 1e-5  # lower limit of a channel's largest value, as a fraction of the tensor's
 _Array = npt.NDArray[Any]
 _Constants = dict[tuple[int, int], _Array]
 """New constants, by node and input."""
@@ -49,8 +49,8 @@ _Constants = dict[tuple[int, int], _Array]
 class _SkipReason(StrEnum):
     """Reason why tensors cannot be smoothed, as text after the number of tensors."""
 
-    OUTPUT = "that are outputs of the network"
-    INPUT = "that are inputs of the network or constants"
+    OUTPUT = "among the network's outputs"
+    INPUT = "among the network's inputs or constants"
     PRODUCER = "computed by {op}"
     CONSUMER = "with {op} as another consumer"
 
@@ -153,7 +153,7 @@ def smooth(
     )
     code = "smoothed"
     if reasons:
-        text += f"; not possible for {reasons}"
+        text += f"; not possible for these inputs: {reasons}"
         code = "smoothed-in-part"
     return migrations, Note(text, code=code, alpha=alpha, linears=linears, places=places)
 

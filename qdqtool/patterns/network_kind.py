@@ -328,8 +328,8 @@ def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
         model: The network, with or without Q/DQ.
         used: The preprocessing, as in the JSON of the run.
     """
-    own = warn_own_normalization(model, used) or warn_task_mismatch(model, used)
-    return own or warn_default_preprocess(model, used.get("origin", "option"))
+    warnings = warn_own_normalization(model, used) or warn_task_mismatch(model, used)
+    return warnings or warn_default_preprocess(model, used.get("origin", "option"))
 
 
 def warn_task_mismatch(model: Model, used: Mapping[str, Any]) -> list[Note]:

@@ -8,6 +8,7 @@ limited memory and time. Conversion to another operator set always uses a child 
 
 from __future__ import annotations
 
+import functools
 import math
 import subprocess
 import sys
@@ -25,6 +26,7 @@ KnownType = tuple[int, tuple[int | None, ...] | None]
 """Element type (0 if unknown) and dimensions (None if unknown) of a tensor."""
 
 _WORKER = Path(__file__).parent / "shapes_worker.py"
+_SMALL_MODEL = 1 << 20  # bytes; results for larger models are not kept in memory
 _MAX_INT32 = 1 << 31  # onnx reads attributes as 32-bit integers
 _LARGE_SIZE = 1 << 24  # models with larger constant sizes are not inferred in this process
 
@@ -110,7 +112,8 @@ def infer_shapes(
         return onnx.shape_inference.infer_shapes(
             proto, check_type=check_type, strict_mode=strict_mode, data_prop=data_prop
         )
-    return _run_in_child(proto, "infer", int(check_type), int(strict_mode), int(data_prop))
+    numbers = int(check_type), int(strict_mode), int(data_prop)
+    return _parse(_run_in_child(proto.SerializeToString(), "infer", *numbers))
 
 
 def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -119,16 +122,30 @@ def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     Raises:
         Exception: onnx rejects the model, crashes, or exceeds its limits.
     """
-    return _run_in_child(proto, "convert", opset)
+    source = proto.SerializeToString(deterministic=True)
+    convert = _convert_small if len(source) <= _SMALL_MODEL else _convert
+    return _parse(convert(source, opset))
 
 
-def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.ModelProto:
+def _convert(source: bytes, opset: int) -> bytes:
+    return _run_in_child(source, "convert", opset)
+
+
+# A command converts one network several times, for each kind of quantizers that it estimates.
+_convert_small = functools.lru_cache(16)(_convert)
+
+
+def _parse(data: bytes) -> onnx.ModelProto:
+    model: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    return model
+
+
+def _run_in_child(source: bytes, task: str, *numbers: int) -> bytes:
     """Run a task of shapes_worker.py in a child process, and return the resulting model.
 
     Raises:
         RuntimeError: onnx rejects the model, crashes, or exceeds the limits of time or memory.
     """
-    source = proto.SerializeToString()
     memory = limits.ONNX_BYTES + limits.ONNX_BYTES_BYTE * len(source)
     command = [sys.executable, "-P", str(_WORKER), str(memory), task, *map(str, numbers)]
     try:
@@ -142,8 +159,7 @@ def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.Mode
     if child.returncode:
         reason = child.stderr.decode("utf-8", "replace").strip()
         raise RuntimeError(reason.splitlines()[-1] if reason else "onnx fails on this model")
-    result: onnx.ModelProto = onnx.ModelProto.FromString(child.stdout)
-    return result
+    return child.stdout
 
 
 # Static check -----------------------------------------------------------------------------------

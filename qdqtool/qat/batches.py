@@ -73,10 +73,11 @@ def convert_batch(
     Without ``fn``, the arguments depend on the type of the batch:
 
     * A tensor or array is the only argument.
-    * Of a tuple or list, the first elements are the arguments (images, not labels), as many as the
-      sample of the preparation had.
-    * Of a dict, the entries with the names of the sample's keyword arguments or of the parameters
-      of ``forward`` are the arguments; without them, the images (``img``, ``image`` ...).
+    * The first elements of a tuple or list are the arguments, as many as the sample of the
+      preparation had. Further elements, such as labels, are ignored.
+    * Of a dict, the entries with the names of the sample's keyword arguments are used. If a name is
+      missing, or the sample had no keyword arguments, the whole dict is used if all its keys are
+      parameters of ``forward``, else only the images (``img``, ``image`` ...).
 
     uint8 images become floats from 0 to 1, with a warning.
 

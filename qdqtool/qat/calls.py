@@ -70,7 +70,7 @@ class NetworkCall:
 
 def describe_tensor(kind: str, shape: Sequence[int]) -> str:
     """Return the shape and kind of a tensor as text, such as ``1x3x8x8 floats``."""
-    return f"{'x'.join(map(str, shape))} {kind}" if shape else f"a number of {kind}"
+    return f"{'x'.join(map(str, shape))} {kind}" if shape else f"a scalar of type {kind}"
 
 
 def _kind(tensor: Tensor) -> str:

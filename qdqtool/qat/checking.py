@@ -1,6 +1,6 @@
 """Comparison of a Q/DQ model with the network that it was exported from.
 
-In a quantized network, tiny float differences (such as those of another summation order) change
+In a quantized network, tiny float differences (for example by another order of summation) change
 single rounded integers, and later layers amplify the change. The outputs of a YOLOv8n in single and
 in double precision already differ by a tenth of their standard deviation. So there are two checks:
 

@@ -416,8 +416,8 @@ def _freeze_quantizers(network: nn.Module, plan: Plan, mark_input: Any) -> None:
 def _weight_scale(q: QuantizerReference, axis: int | None, factor: Tensor | None) -> Tensor:
     """Return the scale of a module's weights after the BatchNormalization is folded.
 
-    The scale is that of the trained range, times the factors of the channels. Without a trained
-    range, the largest magnitudes of the folded weights give the scale.
+    The scale is the scale of the trained range, multiplied by the factors of the channels. Without
+    a trained range, the scale comes from the largest magnitudes of the folded weights.
     """
     weights: Tensor = q.module._parameters["weight"].detach()
     common_factor = export_norm_factor(q.module)

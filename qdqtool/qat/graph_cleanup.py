@@ -140,7 +140,7 @@ def merge_pairs(model: Model) -> Model:
 
 
 def _single_dq(model: Model, q: Node) -> Node | None:
-    """Return the DQ that is the only consumer of an activation's Q, else None.
+    """Return the DQ that is the only consumer of a QuantizeLinear.
 
     Returns:
         None if `q` is not the QuantizeLinear of an activation, has other consumers, or if the

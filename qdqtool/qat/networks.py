@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 
-# Methods of blocks that merge parallel branches into one convolution for deployment, of YOLOv7/9
-# and Ultralytics; of RepVGG and YOLOv6; of timm and MobileOne.
+# Methods with which blocks merge parallel branches into one convolution for deployment. In this
+# order, the names are those of YOLOv7, YOLOv9 and Ultralytics; RepVGG and YOLOv6; timm and
+# MobileOne.
 _MERGE_METHODS = ("fuse_convs", "switch_to_deploy", "reparameterize")
 _EXPORT_MODE = {"export": True, "format": "onnx", "shape": None}
 

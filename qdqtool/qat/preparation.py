@@ -319,9 +319,9 @@ def _check_same_quantizers(plan: Plan, saved: Plan) -> None:
     for key in ("activations", "weights"):
         if ours[key] != theirs[key]:
             raise QdqtoolError(
-                f"the checkpoint has other quantizers than the network ({key}: "
-                f"{len(theirs[key])}, but {len(ours[key])} in the network); restore the "
-                "checkpoint into the float network",
+                f"the checkpoint has other quantizers of {key} than the network "
+                f"({len(theirs[key])} in the checkpoint, {len(ours[key])} in the network); restore "
+                "the checkpoint into the float network",
                 code="different-plans",
             )
 

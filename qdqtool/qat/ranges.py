@@ -92,7 +92,7 @@ def calibrate(
         method_for: Pairs of a regular expression on ``<module>.<quantizer>`` and the method for
             the quantizers that match.
         max_batches: Maximum number of batches; None for all.
-        total: Number of images, for the progress bar, if ``data`` has no length.
+        total: Number of batches, for the progress bar, if ``data`` has no length.
         together: Whether all processes of ``torch.distributed`` call this function with different
             data, to get ranges over the data of all processes. None: True if ``model`` is wrapped
             in DistributedDataParallel. For a network that is wrapped later, DistributedDataParallel

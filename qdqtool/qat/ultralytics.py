@@ -15,7 +15,7 @@ them on training images without augmentation.
 
 This module imports ``ultralytics``, which is under the AGPL-3.0. qdqtool contains no code of
 Ultralytics and does not depend on it. The license of Ultralytics (AGPL-3.0 or commercial) applies
-to the models that you train and deploy with Ultralytics, with this trainer as with their own.
+to the models that you train and deploy with Ultralytics, also if you use this trainer.
 """
 
 import math
@@ -40,9 +40,10 @@ from qdqtool.qat.preparation import insert_quantizers, is_prepared
 from qdqtool.qat.ranges import calibrate
 from qdqtool.qat.ultralytics_guard import guard_ultralytics
 
-# Arguments for fine-tuning a trained network: a twentieth of the learning rate from scratch; no
-# warm-up, which would start the biases' learning rate at 0.1; no mosaic, so that statistics are
-# those of inference; and float32, because the steps of the quantizers are finer than bfloat16.
+# Arguments for fine-tuning a trained network. The learning rate is a twentieth of the rate for
+# training from scratch. A warm-up would start the biases' learning rate at 0.1. Without mosaic, the
+# statistics are those of inference. Training is in float32, because the steps of the quantizers are
+# finer than bfloat16.
 RECIPE: dict[str, Any] = {
     "epochs": 10,
     "optimizer": "AdamW",
@@ -79,6 +80,7 @@ class QuantizedTrainerMixin:
     data: Any
     model: Any
     device: torch.device
+    batch_size: Any
 
     @classmethod
     def with_options(cls, **changes: Any) -> type[Any]:
@@ -153,7 +155,8 @@ class QuantizedTrainerMixin:
             images = self.options.images
             LOGGER.info(f"qdqtool: calibrating on up to {images} training images")
             batches = self.calibration_batches(images)
-            calibration = calibrate(network, batches, self.options.method, total=images)
+            total = math.ceil(images / self._calibration_batch_size(images))
+            calibration = calibrate(network, batches, self.options.method, total=total)
             for warning in calibration.warnings:
                 LOGGER.warning(f"qdqtool: {warning}")
 
@@ -173,6 +176,10 @@ class QuantizedTrainerMixin:
         height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
         return -(-height // stride) * stride, -(-width // stride) * stride
 
+    def _calibration_batch_size(self, count: int) -> int:
+        size = int(self.batch_size) if self.batch_size >= 1 else 16
+        return max(1, min(size, 16, count))
+
     def calibration_batches(self, count: int) -> Iterator[Tensor]:
         """Yield batches with ``count`` training images in total, without augmentation.
 
@@ -183,8 +190,7 @@ class QuantizedTrainerMixin:
         if getattr(trainer, "stride", None) is None:
             trainer.stride = 32
         with override_attributes(trainer.args, imgsz=size, multi_scale=0.0, cache=False):
-            batch_size = int(trainer.batch_size) if trainer.batch_size >= 1 else 16
-            per_batch = max(1, min(batch_size, 16, count))
+            per_batch = self._calibration_batch_size(count)
             loader = trainer.get_dataloader(
                 trainer.data["train"], batch_size=per_batch, rank=-1, mode="val"
             )

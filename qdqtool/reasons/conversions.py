@@ -63,8 +63,8 @@ class ConcatReadElsewhere(Reason, key="output-not-only-quantized"):
 
 def sibling_quantizers(r: RemainingConversion) -> list[TensorConsumer]:
     """Return the Qs that read the tensor before a conversion, the conversion itself included."""
-    own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.path, r.scale)
-    return [*quantizer_consumers(r.siblings), own]
+    converter = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.path, r.scale)
+    return [*quantizer_consumers(r.siblings), converter]
 
 
 # UNKNOWN stands for a type that TensorRT lacks (FP8 E5M2), which another finding reports.
@@ -226,11 +226,12 @@ class ScalesAround(RemainingConversion):
                 f"scales {before} ({self.pair}) and {scale} ({self.node}): "
                 f"{self.precision} is converted to {self.precision}."
             )
-        own = sibling_quantizers(self)
+        quantizers = sibling_quantizers(self)
         if finding.code == "CONCAT-SCALE" and (
-            cause.also or len({q.scale for q in own if q.scale is not None}) > 1
+            cause.also or len({q.scale for q in quantizers if q.scale is not None}) > 1
         ):
-            return describe_different_scales(cause, self.tensor, own, f"{self.node} requantizes")
+            consequence = f"{self.node} requantizes"
+            return describe_different_scales(cause, self.tensor, quantizers, consequence)
         between = operator_between(self.path)
         where = "" if between is None else f"{between.node} ({between.op}) is between "
         return (

@@ -60,10 +60,10 @@ class ConcatAfterHead(Reason):
         text = f"{self.node} has one scale for all inputs of {self.concat} after the head{scale}"
         if not self.scores:
             return f"{text}."
-        own = "" if self.own is None else f", and have scale {format_number(self.own)} before it"
-        return (
-            f"{text}: {describe_lost_scores(self)} (the scores '{self.scores}' are at most 1{own})."
-        )
+        limit = f"the scores '{self.scores}' are at most 1"
+        if self.own is not None:
+            limit += f", and have scale {format_number(self.own)} before it"
+        return f"{text}: {describe_lost_scores(self)} ({limit})."
 
 
 class HeadQuantized(Reason):

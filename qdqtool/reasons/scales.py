@@ -46,8 +46,14 @@ def list_scale_rules(find_operator: Callable[[Any], PathStep | None]) -> tuple[F
 _MAX_LISTED_SCALES = 12
 
 
-def describe_concat_scales(r: ConcatScales, consequence: str, own: Sequence[Scale]) -> Message:
-    """Return the scales around a Concat with their consequence, and the advice."""
+def describe_concat_scales(r: ConcatScales, consequence: str, scales: Sequence[Scale]) -> Message:
+    """Return the scales around a Concat with their consequence, and the advice.
+
+    Args:
+        r: The Concat's scales.
+        consequence: What the compiler does because the scales differ.
+        scales: Further scales that the common scale in the advice replaces.
+    """
     parts = ["none" if p is None else format_scale(p) for p in r.parts]
     listed = ", ".join(parts[:_MAX_LISTED_SCALES]) + (
         ", ..." if len(parts) > _MAX_LISTED_SCALES else ""
@@ -55,7 +61,7 @@ def describe_concat_scales(r: ConcatScales, consequence: str, own: Sequence[Scal
     return (
         f"{r.node} has inputs with scales {listed}, and its output has scale "
         f"{format_scale(r.output_scale)}; {consequence}.",
-        advise_common_scale([*r.parts, r.output_scale, *own]),
+        advise_common_scale([*r.parts, r.output_scale, *scales]),
     )
 
 
@@ -64,10 +70,10 @@ def describe_different_scales(
 ) -> Message:
     """Return the different scales of the Qs that read a tensor, and the advice."""
     quantizers = quantizer_consumers(consumers)
-    own = [q.scale for q in quantizers]
+    scales = [q.scale for q in quantizers]
     if cause.also and isinstance(cause.also[0], ConcatScales):
-        return describe_concat_scales(cause.also[0], consequence, own)
-    if len({s for s in own if s is not None}) < 2:
+        return describe_concat_scales(cause.also[0], consequence, scales)
+    if len({s for s in scales if s is not None}) < 2:
         return (
             f"{consequence}: {list_names(consumer_names(quantizers))} quantize "
             f"it{describe_unread_consumers(consumers)}, and their scales "
@@ -83,7 +89,7 @@ def describe_different_scales(
         if between is None
         else (f"{between.node} ({between.op}) is between scales {listed}")
     )
-    return f"{where}; {consequence}.", advise_common_scale(own)
+    return f"{where}; {consequence}.", advise_common_scale(scales)
 
 
 class ConcatScales(Reason, key="concat-scales"):

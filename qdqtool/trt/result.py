@@ -402,9 +402,20 @@ class Prediction(SavableResult):
         TensorRT counts in this way unless the engine is built with detailed profiling verbosity
         (published for a DETR: 57 nodes in FP16, 72 with Q/DQ).
         """
-        inside = {name for region in self.regions for name in (*region.nodes, *region.kernels)}
-        outside = sum(inside.isdisjoint(layer.nodes) for layer in self.layers)
-        return outside + len(self.regions)
+        return self.layer_regions.count(None) + len(self.regions)
+
+    @property
+    def layer_regions(self) -> list[int | None]:
+        """Index in ``regions`` of each layer's region of Myelin; None outside of regions."""
+        region_of_node = {
+            name: index
+            for index, region in enumerate(self.regions)
+            for name in (*region.nodes, *region.kernels)
+        }
+        return [
+            next((region_of_node[name] for name in layer.nodes if name in region_of_node), None)
+            for layer in self.layers
+        ]
 
     def convolution(self, name: str) -> ConvOutcome:
         """Return the outcome of the convolution with a name.
@@ -443,7 +454,10 @@ class Prediction(SavableResult):
                 "engine_nodes": self.engine_nodes,
             },
             "convolutions": [c.as_json() for c in self.convolutions],
-            "layers": [layer.as_json() for layer in self.layers],
+            "layers": [
+                layer.as_json() | ({} if region is None else {"region": region})
+                for layer, region in zip(self.layers, self.layer_regions, strict=True)
+            ],
             "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace],
             "findings": [f.as_json() for f in self.findings],

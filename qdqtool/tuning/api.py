@@ -174,7 +174,7 @@ def tune(
         high_precision: Type of the layers that are not quantized, as for :func:`qdqtool.insert`.
         smooth: Strength of SmoothQuant, as for :func:`qdqtool.insert`.
         cluster: Workers that calibrate and measure, as for :func:`qdqtool.insert`.
-        mixed_cpus: Whether to allow workers whose processors compute different last bits.
+        mixed_cpus: Whether to allow workers whose results may differ in the last bits.
         state: File that stores the measurements. A later run with this file continues from there.
         time_limit: Time limit in seconds. When it ends, the best placement so far is the result.
         check_timeout: Time limit of one call of `metric` in seconds. Default: 600.
@@ -508,7 +508,7 @@ class _TuningRun:
     def _use_all_images(
         self, search: PlacementSearch, placement: PlacementResult, reached: bool, progress: bool
     ) -> Planner:
-        """Return a planner with ranges from all images; in two cases, the search's planner.
+        """Return a planner with ranges from all images, or the search's planner.
 
         The ranges of the search do not use the images on which placements are compared and
         evaluated. The search's planner is returned if no time is left to collect ranges again, or
@@ -530,14 +530,14 @@ class _TuningRun:
         metric = search.judge_recipe(recipe)
         if reached and not search.reaches_goal_with(metric):
             text = (
-                f"ranges from all {images} images were not used, because the held-out images "
-                f"then have {metric:.3f}, which misses the goal"
+                f"ranges from all {images} images were not used, because the metric on the "
+                f"held-out images is then {metric:.3f}, which misses the goal"
             )
             self.notes.append(Note(text, code="ranges-from-all-worse", metric=metric))
             return self.planner
         text = (
-            f"the written model has ranges from all {images} images; the held-out images, "
-            f"which are among all images, then have {metric:.3f}"
+            f"the written model has ranges from all {images} images, including the held-out "
+            f"images; the metric on the held-out images is then {metric:.3f}"
         )
         self.notes.append(Note(text, code="ranges-from-all", images=images, metric=metric))
         self.ranges_report = report
@@ -563,9 +563,9 @@ class _TuningRun:
             return
         before, after = errors.mean(axis=0).tolist() if len(errors) else (math.nan, math.nan)
         text = (
-            "accuracy was measured with the unquantized part in FP32; the output error is "
-            f"{before:.2%} of the standard deviation of the float model's outputs in FP32, and "
-            f"{after:.2%} in FP16 as written"
+            "accuracy was measured with the unquantized layers in FP32. The output error, relative "
+            f"to the standard deviation of the float model's outputs, is {before:.2%} with these "
+            f"layers in FP32 and {after:.2%} in FP16 as written"
         )
         self.notes.append(Note(text, code="measured-in-fp32", before=before, after=after))
 
@@ -602,9 +602,9 @@ def _run_search(
 
 
 def _prepare_search(search: PlacementSearch) -> None:
-    """Prepare a search; if earlier runs measured placements, after the deadline as well.
+    """Prepare a search, without a deadline if earlier runs measured placements.
 
-    Preparing only predicts costs. Without it, the earlier measurements could not be used.
+    The preparation only predicts costs. Without it, the earlier measurements could not be used.
     """
     evaluator = search.evaluator
     deadline = evaluator.deadline

@@ -27,8 +27,6 @@ from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util.progress import track
 
-RESAMPLES = 300
-
 
 class OutOfTime(Exception):
     """Error when the time limit is reached. The store contains the measurements so far."""
@@ -153,12 +151,12 @@ class CandidateEvaluator:
         return value
 
     def resample(self, recipe: Recipe, samples: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Return the metric over bootstrap resamples of the samples, float64 [RESAMPLES].
+        """Return the metric over bootstrap resamples of the samples, float64 [300].
 
         The resamples are equal for all recipes, so that recipes can be compared.
         """
         evidence = self._list_evidence(recipe, samples)
-        return resample(self.job.metric, evidence, RESAMPLES)
+        return resample(self.job.metric, evidence)
 
     # Running --------------------------------------------------------------------------
 

@@ -235,5 +235,5 @@ def _split_in_halves(
 
 
 def thin(numbers: Sequence[int], count: int) -> list[int]:
-    """Return `count` numbers of a sequence, evenly spread, at least one; all if it is shorter."""
+    """Return `count` evenly spread numbers (at least one) of a sequence; all of a shorter one."""
     return [numbers[i] for i in spread_indices(len(numbers), max(1, count))] if numbers else []

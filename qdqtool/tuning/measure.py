@@ -93,8 +93,8 @@ class TuningJob:
         model: The prepared float network, serialized.
         images: Samples of the search and held-out samples.
         compared: Tensors whose error is measured.
-        scores: Class outputs of a detector, which locate objects: errors are measured there. May be
-            empty.
+        scores: Class outputs of a detector, from which the positions of objects follow. Errors are
+            measured at these positions; everywhere if `scores` is empty.
         metric: Metric of the accuracy.
     """
 

@@ -112,7 +112,7 @@ class PlacementCost:
     Attributes:
         convolutions: Number of convolutions and matrix products.
         int8: Number of convolutions and matrix products that run in INT8 or FP8.
-        conversions: Number of format conversions; 0 if the target's logs do not name conversions.
+        conversions: Number of remaining conversions; 0 if the target's logs do not name them.
         ms: Predicted milliseconds; None without a GPU.
     """
 
@@ -207,7 +207,7 @@ class Planner:
         return self._placements[key]
 
     def groups(self, placement: Placement, own_scales: Iterable[str] = ()) -> list[ScaleGroup]:
-        """Return the scale groups of a placement; each tensor in `own_scales` is a single group."""
+        """Return the scale groups of a placement. A tensor in `own_scales` is a group by itself."""
         separate = set(own_scales)
         groups: list[ScaleGroup] = []
         for group in find_scale_groups(self.model, placement.inputs, self.unify):

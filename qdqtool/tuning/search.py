@@ -38,7 +38,7 @@ from qdqtool.util.text import format_count
 NamedConfigurations = Sequence[tuple[str, Configuration]]
 
 _RANGE_SITES = 8  # number of worst sites for which other ranges are tried
-_MEASURED_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # numbers of choices that are measured
+_MEASURED_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # lengths at which a chain is measured
 _REMOVED_CHOICES = 12  # maximum number of float choices that are undone one by one at the end
 _REPORTED_BENEFITS = 6  # maximum number of choices of the result whose benefit is measured
 _POINTS_OVER_BUDGET = 4  # number of placements above the budget that are reduced until they fit
@@ -141,7 +141,7 @@ class PlacementSearch:
     def _restore_placements(self) -> None:
         """Add the placements that earlier runs measured on the same samples to the pool.
 
-        So a shorter time limit cannot give a worse result than the run before.
+        A run with a shorter time limit then cannot give a worse result than the earlier run.
         """
         samples = self.evaluator.sets.chosen_on
         for name, configuration in list(self.evaluator.store.placements.values()):
@@ -753,8 +753,8 @@ class PlacementSearch:
         except OutOfTime:
             self.notes.append(
                 Note(
-                    "the time limit ended before all candidates, or the benefit of each layer in "
-                    "INT8, were measured; give more time",
+                    "the time limit ended before all candidates and the benefit of each float "
+                    "layer were measured; give more time",
                     code="no-time-to-judge",
                 )
             )

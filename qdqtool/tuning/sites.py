@@ -223,7 +223,7 @@ def _list_other_methods(planner: Planner, scale: GroupScale) -> list[str]:
 FREE = "INT8 gains nothing for this layer: float is predicted to be as fast"
 NO_GAIN = "INT8 is predicted not to be faster for this layer"
 BETWEEN = "in float it would need two conversions, because its inputs are INT8 for other consumers"
-LARGER = "costs as much as leaving {} float, which frees more"
+LARGER = "float costs at least as much as leaving {} float, which includes this layer"
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def select_candidates(
 def _join_free_floats(
     floats: Iterable[tuple[Candidate, PlacementCost]], base: PlacementCost, cost: CostFunction
 ) -> Configuration:
-    """Join all float choices that cost no time, neither alone nor after cheaper choices."""
+    """Join the float choices that cost no time, both alone and after the choices joined before."""
     free = Configuration()
     for candidate, single in sorted(floats, key=lambda choice: choice[1].value):
         if single.value <= base.value:

@@ -102,11 +102,11 @@ def _explain_choice(
     methods = dict(configuration.methods)
     for tensor in site.tensors:
         if tensor in methods:
-            reason = "a smaller output error on every kind of image of the search"
+            reason = "a smaller output error on the selection images"
             return methods[tensor], reason
     if choices and choices[0].why:
         return site.default, choices[0].why
-    return site.default, _ACCURATE if site.default == INT8 else "as --head leaves it"
+    return site.default, _ACCURATE if site.default == INT8 else "left float by --head"
 
 
 def compare_with_float_model(search: PlacementSearch, placement: PlacementResult) -> list[Note]:
@@ -136,8 +136,8 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
         return [
             Note(
                 f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float "
-                f"model ({float_ms:.4g} ms); quantization is worth the effort from {MIN_GAIN:g} "
-                "times on",
+                f"model ({float_ms:.4g} ms); quantization is worth the effort above {MIN_GAIN:g} "
+                "times",
                 code="hardly-pays",
                 ms=float_ms,
                 times=float_ms / ms,

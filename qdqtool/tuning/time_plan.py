@@ -67,8 +67,8 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
 def fit_samples(search: PlacementSearch, limit: float, seconds_per_run: float) -> None:
     """Reduce the samples of a search if measuring all of them would take too long.
 
-    A note reports the number of remaining samples. If an earlier run used as many or more, its
-    samples are used, because placements are measured on them.
+    A note reports the number of remaining samples. If an earlier run used at least as many samples,
+    they are used again, because the store has measurements on them.
 
     Args:
         search: The search.
@@ -92,14 +92,14 @@ def _fit(
     runs: int,
     earlier: Sequence[int],
 ) -> tuple[int, ...]:
-    """Return as many samples as there is time for runs, at least 4 if there are as many.
+    """Return the samples for which there is time: at least 4, or all if there are fewer.
 
     Args:
         search: The search, which receives a note.
         verb: Use of the samples: "chosen" or "judged".
         samples: All samples for this use.
-        runs: Number of runs for which there is time.
-        earlier: Samples of an earlier run; returned if they are as many or more.
+        runs: Number of samples for which there is time.
+        earlier: Samples that an earlier run measured. They are returned if they are not fewer.
     """
     known = [n for n in samples if n in set(earlier)]
     chosen = thin(samples, max(_FEWEST_SAMPLES, runs))

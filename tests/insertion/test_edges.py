@@ -120,15 +120,11 @@ OLD = """
 
 
 @pytest.mark.parametrize(("path", "label"), [("net.onnx", "net.onnx"), ("", "model")])
-@pytest.mark.parametrize(
-    ("text", "code", "reason"),
-    [
-        (OLD, "opset-too-old", "opset 11 cannot be raised to 13"),
-    ],
-)
-def test_prepare_errors_name_file(text: str, code: str, reason: str, path: str, label: str) -> None:
-    model = Model(onnx.parser.parse_model(text), path)
-    with pytest.raises(ModelError, check=has(code, path=label), match=reason) as caught:
+def test_prepare_errors_name_file(path: str, label: str) -> None:
+    model, refused = Model(onnx.parser.parse_model(OLD), path), has("opset-too-old", path=label)
+    with pytest.raises(
+        ModelError, check=refused, match="opset 11 cannot be raised to 13"
+    ) as caught:
         prepare(model, opset=13)
     assert caught.value.reason.isprintable()  # one line, although onnx writes several
 
@@ -236,9 +232,8 @@ def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
 def test_input_type_that_does_not_fit_is_refused(
     kind: str, options: dict[str, Any], error: type[QdqtoolError], code: str, node: str, value: str
 ) -> None:
-    with pytest.raises(error, check=has(code, parameter="input_type", node=node)) as caught:
+    with pytest.raises(error, check=has(code, parameter="input_type", node=node), match=value):
         insert_into(kind, **options)
-    assert value in str(caught.value)
 
 
 def sine_branch() -> onnx.ModelProto:

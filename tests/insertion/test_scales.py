@@ -203,9 +203,9 @@ def test_choice_of_methods_passes(choice: MethodChoice, tensors: list[str]) -> N
 
 def test_values_that_are_not_finite_are_refused() -> None:
     stats = statistics(a=[1.0, np.nan, 2.0])
-    with pytest.raises(DataError, check=has("not-finite", node="a")) as caught:
+    refused = has("not-finite", node="a")
+    with pytest.raises(DataError, check=refused, match=r"1 of 3 values.*`exclude`"):
         choose_scale(group("a"), stats, MethodChoice())
-    assert "1 of 3 values" in str(caught.value) and "`exclude`" in str(caught.value)
 
 
 def test_weight_scale_per_channel() -> None:
@@ -307,9 +307,8 @@ def test_entries_of_other_widths_are_named(tmp_path: Path) -> None:
     path = tmp_path / "aimet.json"
     entries = [{"name": name, **entry} for name in ("a", "b", "joined")]
     path.write_text(json.dumps({"version": "1.0.0", "activation_encodings": entries}))
-    with pytest.raises(DataError, check=has("missing-scale", path=str(path))) as caught:
+    with pytest.raises(DataError, check=has("missing-scale", path=str(path)), match="8-bit"):
         read_table_scales(path, [GROUP], MODEL)
-    assert "8-bit" in str(caught.value)
 
 
 def report_calibration(data: object, cache: Path | None = None) -> dict[str, Any]:
@@ -335,9 +334,9 @@ def test_calibration_report_of_arrays_and_files(tmp_path: Path) -> None:
 
 
 def test_calibration_without_data_is_refused() -> None:
-    with pytest.raises(DataError, check=has("missing-argument", parameter="data")) as caught:
+    missing = has("missing-argument", parameter="data")
+    with pytest.raises(DataError, check=missing, match="`calib_table`"):
         report_calibration(None)
-    assert "`calib_table`" in str(caught.value)
 
 
 def list_tensors(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:

@@ -28,6 +28,7 @@ from tests.insertion.nets import (
 from tests.insertion.test_transformers import build, needs_compiler
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit
 from tests.notes import note_codes
+from tests.patterns.test_structures import gelu
 
 OUT = 3  # the outlier channel
 
@@ -131,13 +132,6 @@ def chain(build: Callable[[Tokens, str], str], consumers: int = 1) -> onnx.Model
     net = Tokens(3, 32)
     x = build(net, net.embed(8))
     return net.output(*(net.linear(f"last{i}", x) for i in range(consumers))).model(17)
-
-
-def gelu(net: Tokens, x: str) -> str:
-    x = net.linear("first", x)
-    erf = net.op("Erf", "erf", net.op("Div", "by", x, net.const("root", 1.4142)))
-    gate = net.op("Mul", "gate", x, net.op("Add", "one", erf, net.const("1", 1.0)))
-    return str(net.op("Mul", "half", gate, net.const("0.5", 0.5)))
 
 
 def windows(net: Tokens, x: str) -> str:
@@ -255,7 +249,7 @@ def test_smoothing_copies_shared_scale_of_normalization() -> None:
 @pytest.mark.parametrize(
     ("build", "makers"),
     [
-        (gelu, {"half"}),
+        (lambda net, x: gelu(net, net.linear("first", x)), {"half"}),
         (windows, {"ln"}),
         (scaling, {"ln"}),
         (sum_of_inputs, {"one", "two"}),

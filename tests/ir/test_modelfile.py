@@ -132,9 +132,9 @@ def test_wrong_entry_of_external_weight_is_an_error(
     path.write_bytes(with_external_weight(entries).SerializeToString())
     (tmp_path / "w.bin").write_bytes(bytes(500))
     name = conv_net().graph.initializer[0].name
-    with pytest.raises(ModelError, check=has("tensor-damaged", path=str(path), node=name)) as error:
+    refused = has("tensor-damaged", path=str(path), node=name)
+    with pytest.raises(ModelError, check=refused, match=value):
         load(path)
-    assert value in str(error.value)
 
 
 def test_external_weights_of_many_tensors_do_not_share_one_file(
@@ -286,9 +286,8 @@ def test_damaged_model_is_rejected_by_every_command(
     path = tmp_path / "m.onnx"
     path.write_bytes(proto.SerializeToString())
     for source in (proto, path, path.read_bytes()):
-        with pytest.raises(ModelError, check=has(code, node=node)) as caught:
+        with pytest.raises(ModelError, check=has(code, node=node), match=value):
             load(source)
-        assert value in str(caught.value)
     for command in ("predict", "predict --target rtx1.7", "predict --gpu T4", "fix -o o.onnx"):
         assert cli.run([*command.split(), str(path)]) == 2
         assert capsys.readouterr().err.count("\n") == 1

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
 
@@ -15,6 +14,7 @@ from qdqtool.formats.verdicts import build_verdict, describe_rejection
 from qdqtool.ir.modelfile import load
 from qdqtool.patterns.fake_quantizers import QuantizerForm, find_fake_quantizers
 from tests.errors import has
+from tests.insertion import nets
 from tests.trt.builder import Graph
 
 INT8 = onnx.TensorProto.INT8
@@ -268,11 +268,8 @@ def network(
 
 
 def run(proto: onnx.ModelProto) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
     x = np.random.default_rng(9).normal(0, 1, (1, 16, 8, 8)).astype(np.float32)
-    return session.run(None, {"x": x})[0]
+    return nets.run(proto, {"x": x})[0]
 
 
 @pytest.mark.parametrize("per_channel", [True, False])

@@ -171,9 +171,13 @@ def test_raise_opset_reports_a_crash(node: onnx.NodeProto) -> None:
         raise_opset(Model(model), 13)
 
 
-def test_convert_opset_returns_the_new_opset() -> None:
+def test_convert_opset_converts_a_model_again_after_a_change() -> None:
     model = build([helper.make_node("Relu", ["x"], ["y"])], [value("x", IMAGE)], 12)
-    assert {o.domain: o.version for o in convert_opset(model, 13).opset_import}[""] == 13
+    first, again = convert_opset(model, 13), convert_opset(model, 13)
+    assert first is not again and first == again, "callers change the results"
+    model.graph.node[0].op_type = "Sigmoid"
+    assert [n.op_type for n in convert_opset(model, 13).graph.node] == ["Sigmoid"]
+    assert convert_opset(model, 14).opset_import[0].version == 14
 
 
 def test_convert_opset_limits_memory() -> None:

@@ -409,7 +409,7 @@ def ready() -> tuple[nn.Module, Tensor]:
         (lambda x: x.long(), "wrong-shape", "16x16x8x8 integers: the network was prepared with 1x"),
         (lambda x: x > 0, "wrong-shape", "booleans: the network was prepared with 1x16x8x8 floats"),
         (lambda x: x[0], "wrong-shape", "argument 1: 16x8x8 floats"),
-        (lambda x: x[0, 0, 0, 0], "wrong-shape", "argument 1: a number of floats"),
+        (lambda x: x[0, 0, 0, 0], "wrong-shape", "argument 1: a scalar of type floats"),
         (lambda x: x[:0], "empty", "0x16x8x8 floats"),
         (lambda x: x[:, :, :0], "empty", "16x16x0x8 floats"),
         (lambda x: x * torch.nan, "not-finite", "16x16x8x8 floats"),

@@ -187,7 +187,7 @@ _BAD_CONSTANTS: dict[int, str] = {
     onnx.TensorProto.FLOAT8E4M3FNUZ: "float8e4m3fnuz",
     onnx.TensorProto.FLOAT8E5M2FNUZ: "float8e5m2fnuz",
 }
-# Names of types in the compiler's error messages. It computes float64 as float32.
+# Names of types in the compiler's error messages. The compiler computes float64 as float32.
 _TYPE_NAMES: dict[int, str] = {
     onnx.TensorProto.FLOAT: "Float",
     onnx.TensorProto.FLOAT16: "Half",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qdqtool.evidence import Evidence
+from qdqtool.formats.predict_text import render
 from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
@@ -86,6 +87,23 @@ def test_engine_nodes_count_a_region_as_one_layer(g: Graph) -> None:
     outside = [layer for layer in result.layers if inside.isdisjoint(layer.nodes)]
     assert result.engine_nodes == len(outside) + 1
     assert result.as_json()["summary"]["engine_nodes"] == result.engine_nodes
+
+
+def test_layers_of_a_region_are_listed_below_it(g: Graph) -> None:
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "a", 16), "r")
+    x = g.op("Softmax", gemm(g, g.op("Flatten", [x], "flat"), "fc1", 1024, 32), "soft")
+    result = predict_graph(g, gemm(g, x, "fc2", 32, 10))
+    products = [layer.name for layer in result.layers if layer.type == "MatrixMultiply"]
+    assert products == ["fc1", "fc2"]
+    layers = result.as_json()["layers"]
+    assert [x["region"] for x in layers if x["name"] in products] == [0, 0]
+    assert all("region" not in x for x in layers if x["type"] == "Convolution")
+    text = str(render(result, 100, layers=True))
+    start = text.index("  Myelin: ")
+    outside, inside = text[:start], text[start:]
+    assert "{ForeignNode[flat...fc2]}" in inside
+    assert all(f"    MatrixMultiply: INT8 -> FP16, {name}\n" in inside for name in products)
+    assert "  Convolution: " in outside and "MatrixMultiply" not in outside
 
 
 def test_q_after_softmax_is_fused_into_region(g: Graph) -> None:
