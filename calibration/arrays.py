@@ -82,13 +82,13 @@ class StackedArray:
         weakref.finalize(self, self.file.close)
         header = read_header(self.file, size, self.label)
         if header.fortran and len(header.shape) > 1:
-            raise self._error(
+            raise self._make_error(
                 "is in Fortran order; save it with numpy.ascontiguousarray", "fortran-order"
             )
         self.shape, self.dtype, self.start = header.shape, header.dtype, header.start
         self.row_bytes = header.nbytes // max(len(self), 1)
         if len(self) and not self.row_bytes:
-            raise self._error(
+            raise self._make_error(
                 f"its samples have no values (shape {list(self.shape)}); give a sample in each row",
                 "empty",
             )
@@ -96,7 +96,7 @@ class StackedArray:
             self.row_bytes, limits.SAMPLE, f"{self.label}: one sample takes", DataError
         )
 
-    def _error(self, reason: str, code: str) -> DataError:
+    def _make_error(self, reason: str, code: str) -> DataError:
         return DataError(f"{self._prefix}{reason}", str(self.path), code=code)
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class StackedArray:
                 data = self.file.read(self.row_bytes)
             return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
         except Exception as error:  # numpy, zipfile and zlib raise many classes
-            raise self._error(
+            raise self._make_error(
                 f"cut off or damaged at sample {index}: {reason_of(error)}; save it again",
                 "file-damaged",
             ) from error

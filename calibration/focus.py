@@ -134,9 +134,11 @@ class Focus:
             maps.append(array.max(axis=1).astype(np.float32))
         if len({len(level) for level in maps}) != 1:
             return None
-        return FocusMap([self._mask([level[row] for level in maps]) for row in range(len(maps[0]))])
+        return FocusMap(
+            [self._find_mask([level[row] for level in maps]) for row in range(len(maps[0]))]
+        )
 
-    def _mask(self, levels: list[npt.NDArray[np.float32]]) -> _Mask:
+    def _find_mask(self, levels: list[npt.NDArray[np.float32]]) -> _Mask:
         """Return the mask [h, w] of one image, on the grid of the finest level.
 
         The mask is True at the positions in focus.

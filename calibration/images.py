@@ -184,9 +184,9 @@ def _letterbox(
 ) -> npt.NDArray[np.uint8]:
     """Fit an image into the input like Ultralytics' LetterBox with auto=False.
 
-    The image is scaled, up or down, by the smaller ratio of the sizes, to whole pixels. Then it is
-    padded evenly; an odd pixel of padding goes to the right or bottom. With ``corner`` (YOLOX), all
-    padding is at the right and bottom, and sizes are rounded down.
+    The image is scaled up or down by the smaller ratio of the sizes, and the new sizes are rounded.
+    Then the image is padded evenly; an odd pixel of padding goes to the right or bottom. With
+    ``corner`` (YOLOX), all padding is at the right and bottom, and sizes are rounded down.
     """
     if image.size == (width, height):
         return np.asarray(image)
@@ -347,7 +347,7 @@ class ImageSource(FilesSource):
         return f"{preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
 
     def _digest_function(self, function: ImageFunction) -> str:
-        """Identify a function by a hash of its result for a fixed image."""
+        """Return a hash of a function's result for a fixed image, which identifies the function."""
         side = np.arange(0, 255, 2, dtype=np.uint8)
         pixels = np.stack(np.broadcast_arrays(side, side[:, None], side[::-1]), -1)
         result = np.ascontiguousarray(np.asarray(function(Image.fromarray(pixels))))

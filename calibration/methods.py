@@ -181,8 +181,9 @@ def focus_power(parts: Sequence[TensorStatistics]) -> float:
 
     If objects fill much of the image (text on a page), the calibration data contains many of their
     values, and the squared error (power 2) is the right measure. If objects are rare (people in
-    photographs), the calibration data contains few of their values, and deployment brings others. A
-    higher power then clips fewer rare values. The power is 2 if no positions in focus are known.
+    photographs), the calibration data contains few of their values, and other values will occur in
+    deployment. A higher power then clips fewer rare values. The power is 2 if no positions in focus
+    are known.
 
     Args:
         parts: Statistics of the tensors that share a range.

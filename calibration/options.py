@@ -36,7 +36,7 @@ class Preprocess:
         bgr: Channel order blue, green, red instead of red, green, blue.
         scale: Factor for the 0 to 255 pixel values.
         mean: Mean of each channel, subtracted after scaling.
-        std: Standard deviation of each channel; the difference is divided by it.
+        std: Standard deviation of each channel, by which the difference is divided.
         fill: Gray level of the padding, 0 to 255.
         interpolation: ``linear`` as OpenCV's INTER_LINEAR, without antialiasing when images get
             smaller; ``bilinear`` and ``bicubic`` as Pillow, with antialiasing.

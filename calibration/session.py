@@ -363,7 +363,7 @@ def return_freed_memory() -> None:
 class TensorFetcher:
     """Computes tensors of samples with an onnxruntime session.
 
-    The arrays use onnxruntime's own memory, which onnxruntime reuses once they are released.
+    The arrays use onnxruntime's own memory, which onnxruntime reuses once the arrays are released.
     Separate output buffers would need additional memory.
     """
 

@@ -199,7 +199,7 @@ class MagnitudeCounter:
             np.add.at(counts, bins, weight)  # bincount would pass twice and allocate an array
 
     def merge(self, other: MagnitudeCounter) -> MagnitudeCounter:
-        """Return a counter with the counts of both; the order does not matter."""
+        """Return a counter with the counts of both counters, in any order."""
         result = MagnitudeCounter(self.bits)
         result.raise_top(max(self.top, other.top))
         for part in (self, other):
@@ -610,7 +610,7 @@ class TensorStatistics:
                 self.channels = _merge_channels(self.channels, ranges)
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
-        """Return the statistics over the values of both.
+        """Return the statistics over the values of both objects together.
 
         Raises:
             DataError: The statistics have different numbers of bins or channels.

@@ -163,9 +163,9 @@ def _connection_error(cluster: str, is_local: bool, error: Exception) -> Cluster
 def _start_workers(count: int) -> Iterator[Any]:
     """Start worker processes of one thread each; yield the cluster and its TLS credentials.
 
-    A process that connects to a worker can run programs on it, and other users of the machine can
-    reach its port. TLS with temporary certificates admits only this process. The workers write
-    files into a temporary folder.
+    A process that connects to a worker can run programs there, and other users of the machine can
+    reach the worker's port. TLS with temporary certificates admits only this process. The workers
+    write files into a temporary folder.
     """
     import dask
     from distributed import LocalCluster, Security

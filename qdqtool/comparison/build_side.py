@@ -36,7 +36,7 @@ from qdqtool.verification.layer_mapping import (
 
 
 def summarize_build(report: EngineReport, name: str) -> SideSummary:
-    """Return the totals of a build, counted over its own layers; ``name`` is the title."""
+    """Return the totals of a build's layers; ``name`` is the first part of the title."""
     build, ms = report.build, _execution_time(report)
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     int8 = [layer for layer in layers if compute_precision(layer) in BYTES]

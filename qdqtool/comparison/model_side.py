@@ -42,7 +42,7 @@ class ModelSide:
         return _collect_nodes(self.view, self.prediction)
 
     def find_node(self, node: Node) -> NodeSide:
-        """Return a node as the model shows it; without weights and Q/DQ, it has no scales."""
+        """Return a node of the model; a node without weights and Q/DQ has no scales."""
         is_product = self.prediction is not None and node.name in self.prediction.float_products
         precision = Precision.FLOAT if is_product else None
         return self.nodes.get(node.index) or NodeSide(node.name, node.op, precision, data=False)

@@ -498,7 +498,7 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
     change = NodeChange(a, b)
     kinds = _precision_changes(a, b)
     if ChangeKind.LOST_INT8 in kinds:
-        change.lost = _loss_reason(a, b)
+        change.lost = _find_loss_reason(a, b)
     first, second = a.residual, b.residual
     if first is not None and second is not None and not first.agrees(second):
         kinds.append(ChangeKind.RESIDUAL)
@@ -528,7 +528,7 @@ def _precision_changes(a: NodeSide, b: NodeSide) -> list[ChangeKind]:
     return kinds
 
 
-def _loss_reason(a: NodeSide, b: NodeSide) -> LossReason:
+def _find_loss_reason(a: NodeSide, b: NodeSide) -> LossReason:
     lost_data = bool(a.data) and b.data is False
     lost_weights = bool(a.weights) and b.weights is False
     if lost_data and (lost_weights or b.weights is None):

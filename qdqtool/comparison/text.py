@@ -209,7 +209,7 @@ def _count_loss_reasons(nodes: Sequence[NodeChange]) -> list[tuple[int, str]]:
     counts = Counter((n.lost, n.finding) for n in nodes).most_common()
     grouped: Counter[str] = Counter()
     for key, count in counts:
-        grouped[_loss_reason(examples[key], many=len(nodes) > 1)] += count
+        grouped[_describe_loss_reason(examples[key], many=len(nodes) > 1)] += count
     return [(count, reason) for reason, count in grouped.most_common()]
 
 
@@ -232,7 +232,7 @@ def _join_formats(sides: Sequence[NodeSide | None]) -> str:
     return " and ".join(sorted(set(map(_name_format, sides)), reverse=True))
 
 
-def _loss_reason(node: NodeChange, *, many: bool) -> str:
+def _describe_loss_reason(node: NodeChange, *, many: bool) -> str:
     if node.lost in _LOSS_REASONS:
         return _LOSS_REASONS[node.lost].format("their" if many else "its")
     return node.finding
@@ -331,7 +331,7 @@ def _describe_change(
     if kind == ChangeKind.GAINED_INT8:
         return f"gained {_name_format(b)}"
     if kind == ChangeKind.LOST_INT8:
-        reason = _loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
+        reason = _describe_loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
         return _append_reason(f"lost {_name_format(a)}", reason)
     if kind == ChangeKind.FORMAT:
         return f"{b.precision} instead of {a.precision}"

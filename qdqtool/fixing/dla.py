@@ -58,9 +58,7 @@ from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
 
 _WEIGHT_TOLERANCE = 0.01  # permitted relative difference of a weight scale from max|w| / 127
-_MAX_CLIPPING = (
-    4.0  # a trained scale clips weights up to this multiple of its range, others are wrong
-)
+_MAX_CLIPPING = 4.0  # if max|w| is a larger multiple of the range, the scale is a fault
 _INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 

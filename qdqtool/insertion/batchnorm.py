@@ -51,7 +51,8 @@ def fold_batch_normalization(model: Model) -> int:
 def fold_leading_batch_normalization(model: Model) -> int:
     """Fold BatchNormalizations into the convolutions after them, in place.
 
-    A BatchNormalization is folded if all its consumers are convolutions with constant weights.
+    A BatchNormalization is folded if all its consumers are convolutions with constant weights. If
+    the BatchNormalization maps 0 to another value, the convolutions must not pad.
 
     Returns:
         The number of BatchNormalizations that were folded.
@@ -216,7 +217,7 @@ def read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats
 
 
 def _read_weights(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:
-    """Return weights and bias (None without bias); None if either is not constant."""
+    """Return weights and bias, or None if either is not constant. A missing bias is None."""
     weight = model.constant(conv.input(1))
     bias = model.constant(conv.input(2)) if conv.input(2) else None
     return None if weight is None or (conv.input(2) and bias is None) else (weight, bias)

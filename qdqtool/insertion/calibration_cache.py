@@ -77,7 +77,10 @@ class TensorScales:
 
 
 def list_float_tensors(model: Model) -> list[str]:
-    """Return the float tensors that depend on the network's inputs, in graph order."""
+    """Return the float tensors that depend on the network's inputs, in graph order.
+
+    Tensors of unknown type are included.
+    """
     varying = View(model).varying
     tensors = [*model.inputs, *(t for node in model.ordered for t in node.outputs)]
     types = (*FLOATS, TensorProto.UNDEFINED)

@@ -153,8 +153,8 @@ class _Fp16Converter:
     def _round_scale(self, tensor: str) -> None:
         """Round the scale of a pair that remains FP32 to an FP16 number.
 
-        Pairs with the same scale that become FP16 have rounded scales, so rounding keeps all pairs
-        equal. A scale that would grow by more than 0.1 % is not rounded.
+        Pairs that become FP16 have rounded scales. If this scale was equal to theirs, it remains
+        equal after rounding. A scale that would grow by more than 0.1 % is not rounded.
         """
         value = self.model.constant(tensor)
         if value is not None and value.size == 1 and value.dtype == np.float32:

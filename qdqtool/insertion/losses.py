@@ -190,8 +190,8 @@ def measure_losses(
         activations: All quantized activations.
         images: How images become inputs.
         samples: Number of samples, spread evenly over the data, for the error and each candidate.
-            None: :data:`SAMPLES` for the error; if it is not small, :data:`TRIAL_SAMPLES` of them
-            for each candidate and the rest to confirm the best.
+            None: :data:`SAMPLES` for the error. If the error is not small, each candidate runs on
+            :data:`TRIAL_SAMPLES` of these samples, and the best candidates on the others.
 
     Returns:
         The error, and the :data:`REPORTED` candidates with the largest positive gains. None if the

@@ -613,7 +613,7 @@ class _Placer:
         return [0], None
 
     def _is_quantized_downstream(self, tensor: str) -> bool:
-        """Return whether a tensor, its activation or a copy of its values has a quantized input."""
+        """Return whether a tensor, its activation or a copy of its values gets a Q/DQ pair."""
         model = self._model
         downstream = walk_tensors(
             tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))

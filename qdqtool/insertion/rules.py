@@ -122,10 +122,10 @@ def choose_residual_inputs(
     not fused. So each placement is simulated under both assumptions, and the placement with the
     better worst case is chosen.
 
-    TensorRT-RTX fuses the Add into the kernel after the convolution, which reads a quantized skip
-    input as INT8: TensorRT-RTX 1.7.1 then builds 41 instead of 42 kernels of a ResNet-18, which
-    read 13 % fewer bytes of activations. A second quantized input changes no kernel. In FP8, a
-    quantized skip input changes no kernel either.
+    TensorRT-RTX fuses the Add into the kernel after the convolution. This kernel reads a quantized
+    skip input as INT8. For a ResNet-18, TensorRT-RTX 1.7.1 then builds 41 instead of 42 kernels,
+    and the kernels read 13 % fewer bytes of activations. A second quantized input changes no
+    kernel. In FP8, a quantized skip input changes no kernel either.
 
     Returns:
         ``both``, ``skip`` or ``none`` for `residual_after_activation` of

@@ -63,8 +63,8 @@ class ScaleMigration:
         tensors: The tensors that quantized Linears consume.
         makers: Nodes whose constants were divided by s.
         linears: Linears whose weights were multiplied by s.
-        before: Ratio of the largest to the median channel before the change, by the channels'
-            largest values.
+        before: Ratio of the largest to the median channel before the change. Channels are compared
+            by their largest values.
         after: The ratio after the change.
     """
 
@@ -110,7 +110,8 @@ def smooth(
         The changes, which may be empty, and a note about them.
 
     Raises:
-        QdqtoolError: `alpha` is out of range, or the data are empty, or can be read only once.
+        QdqtoolError: `alpha` is out of range, or the data are missing, empty, or can be read only
+            once.
         ModelError: onnxruntime cannot run the model.
     """
     _check_arguments(alpha, data)

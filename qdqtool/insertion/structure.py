@@ -90,9 +90,9 @@ def _activation_nodes(model: Model, tensor: str, outputs: Iterable[str]) -> set[
 
 
 def find_hidden_layers(model: Model) -> str:
-    """Return which operator of another framework may hide a network's layers, and a remedy.
+    """Return a text on an operator of another framework that may hide layers, with a remedy.
 
-    Empty if the network has no such operator.
+    The text is empty if the network has no such operator.
     """
     for node in model.nodes:
         if node.domain == ATEN:

@@ -34,7 +34,9 @@ class NetworkCall:
         """Position, kind and shape of each tensor among the arguments."""
         places = {f"argument {i + 1}": v for i, v in enumerate(self.args)}
         places |= {f"'{k}'": v for k, v in self.kwargs.items()}
-        return [(p, _kind(v), list(v.shape)) for p, v in places.items() if isinstance(v, Tensor)]
+        return [
+            (p, _dtype_kind(v), list(v.shape)) for p, v in places.items() if isinstance(v, Tensor)
+        ]
 
     def __str__(self) -> str:
         return ", ".join(describe_tensor(*d[1:]) for d in self.description) or "no tensor"
@@ -73,7 +75,7 @@ def describe_tensor(kind: str, shape: Sequence[int]) -> str:
     return f"{'x'.join(map(str, shape))} {kind}" if shape else f"a scalar of type {kind}"
 
 
-def _kind(tensor: Tensor) -> str:
+def _dtype_kind(tensor: Tensor) -> str:
     if tensor.is_floating_point():
         return "floats"
     return "booleans" if tensor.dtype == torch.bool else "integers"

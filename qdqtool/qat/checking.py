@@ -161,7 +161,7 @@ class NoiseInjector:
     """Adds noise to the inputs of quantizers, with a given size for each call.
 
     Attributes:
-        sizes: Standard deviation of the noise in each call, relative to that of the values.
+        sizes: Standard deviation of the noise in each call, divided by that of the values.
         random: Generator of the noise; None for no noise.
     """
 

@@ -108,9 +108,9 @@ def export(
     """Write a calibrated network as a Q/DQ model, check the model, and predict its engine.
 
     BatchNormalization after a convolution is folded into the convolution's weights before they are
-    quantized. The quantized integers equal those of training, because the weights and the scale of
-    a channel are multiplied by the same factor. Scales are constants; node names are those of
-    torch's export. A detection head is exported in its export mode. The network itself is not
+    quantized. The quantized integers are the same as in training, because the weights and the scale
+    of a channel are multiplied by the same factor. Scales are constants, and nodes have the names
+    of torch's export. A detection head is exported in its export mode. The network itself is not
     changed.
 
     Args:

@@ -82,7 +82,7 @@ def _compute_constants(model: Model) -> dict[str, npt.NDArray[Any]]:
 
 
 def transpose_weights(model: Model) -> Model:
-    """Transpose weights in place of a Transpose after their DequantizeLinear.
+    """Transpose constant weights, and remove the Transpose after their DequantizeLinear.
 
     The matrix product then reads the DequantizeLinear directly, as TensorRT requires.
     """

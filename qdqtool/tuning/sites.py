@@ -382,11 +382,11 @@ def chain_choices(
         if not added_gain:
             return
         tried = sorted(
-            added_gain, key=lambda g: _ratio(added_gain[g], added_cost[g]), reverse=True
+            added_gain, key=lambda g: _gain_per_cost(added_gain[g], added_cost[g]), reverse=True
         )[:_REPREDICTED]
         for choice in tried:
             added_cost[choice] = cost(current.merge(choice.configuration)).value - value
-        best = max(tried, key=lambda g: _ratio(added_gain[g], added_cost[g]))
+        best = max(tried, key=lambda g: _gain_per_cost(added_gain[g], added_cost[g]))
         before, current = current, current.merge(best.configuration)
         value = cost(current).value
         touched = set().union(
@@ -414,7 +414,7 @@ def _list_added_gains(
     return added
 
 
-def _ratio(gain: float, cost: float) -> float:
+def _gain_per_cost(gain: float, cost: float) -> float:
     return gain / max(cost, _LEAST_COST)
 
 

@@ -63,7 +63,7 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
 def _collect_choices(
     search: PlacementSearch,
 ) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float]]:
-    """Return the choices of each site, and the decrease of the output error if it is float."""
+    """Return the choices of each site, and the output error that disappears if it is float."""
     choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
     losses: dict[_SiteKey, float] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]

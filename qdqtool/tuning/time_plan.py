@@ -79,13 +79,13 @@ def fit_samples(search: PlacementSearch, limit: float, seconds_per_run: float) -
     runs_per_second = 1 / max(seconds_per_run or store.seconds_per_run, 1e-9)
     chosen_on, judged_on = store.samples
     runs = _SIMPLE_TIME * limit / _SIMPLE_PLACEMENTS * runs_per_second
-    sets.chosen_on = _fit(search, "chosen", sets.chosen_on, int(runs), chosen_on)
+    sets.chosen_on = _limit_samples(search, "chosen", sets.chosen_on, int(runs), chosen_on)
     sets.swept_on = tuple(thin(sets.chosen_on, len(sets.swept_on)))
     runs = _JUDGING_TIME * limit * runs_per_second
-    sets.judged_on = _fit(search, "judged", sets.judged_on, int(runs), judged_on)
+    sets.judged_on = _limit_samples(search, "judged", sets.judged_on, int(runs), judged_on)
 
 
-def _fit(
+def _limit_samples(
     search: PlacementSearch,
     verb: str,
     samples: Sequence[int],
