@@ -72,18 +72,18 @@ def _predict(
 
         way = find_build_method(way).name
     with pause_gc():
-        index = load(model)
-        target = choose_typing(index, target)
+        model = load(model)
+        target = choose_typing(model, target)
         assumed = apply_assumptions(target, assume)
         if assumed.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
 
-            prediction = predict_rtx(index, assumed)
+            prediction = predict_rtx(model, assumed)
         else:
-            prediction = simulate(index, target, assume)
+            prediction = simulate(model, target, assume)
         prediction.requested_target = requested.display_name
         if advice:
-            prediction.findings = advise(index, prediction, way, target)
+            prediction.findings = advise(model, prediction, way, target)
     return prediction
 
 
@@ -134,19 +134,19 @@ def check_activations(
     from qdqtool.patterns.view import View
     from qdqtool.reasons.scales import OutlierScales
 
-    index = load_full(model)
-    view = View(index)
+    model = load_full(model)
+    view = View(model)
     sources = {
-        q.input(0): float_tensor(index, q.input(0))
+        q.input(0): float_tensor(model, q.input(0))
         for q in activation_scales.find_int8_quantizers(view)
     }
     if not sources:
         return
-    choice = choose_preprocess(index.metadata, preprocess)
+    choice = choose_preprocess(model.metadata, preprocess)
     # Weight quantizers are removed as well: if only weights have Q/DQ, onnxruntime fuses Adds in
     # such a way that their input tensors cannot be measured.
     statistics = collect(
-        remove_quantizers(insert_clipping_relus(index.copy()), weights=True).proto,
+        remove_quantizers(insert_clipping_relus(model.copy()), weights=True).proto,
         data,
         list(dict.fromkeys(sources.values())),
         preprocess=choice.preprocess,
@@ -157,7 +157,7 @@ def check_activations(
     used = statistics.preprocessing
     if used is not None:
         used["origin"] = choice.origin
-        remarks = [describe_use(used), *warn_preprocess(index, used)]
+        remarks = [describe_use(used), *warn_preprocess(model, used)]
         prediction.notes.extend(remarks)
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
@@ -165,7 +165,7 @@ def check_activations(
     # Measurements replace the finding that is based on the scales alone.
     findings = [f for f in prediction.findings if not isinstance(f.causes[0].reason, OutlierScales)]
     prediction.findings = _sort_findings([*findings, *report.findings])
-    _number_findings(prediction.findings, prediction, index)
+    _number_findings(prediction.findings, prediction, model)
 
 
 def predict_outcome(model: Model, target: Target) -> Prediction:

@@ -113,7 +113,7 @@ def command(
             code="option-without-effect",
             parameter="verification",
         )
-    index = load(model)
+    loaded_model = load(model)
     reserve_output(output, "-o")
     reserve_output(issue, "--report")
     seen = read_verification(verification) if verification is not None else None
@@ -122,7 +122,7 @@ def command(
 
         print_license_notice()
     result = extract(
-        index,
+        loaded_model,
         target=options.choose_target(target),
         builder=builder,
         keep_interrupted=True,

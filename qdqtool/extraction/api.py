@@ -556,8 +556,8 @@ def extract(
     seconds = limits.check_seconds(check_timeout, "check_timeout")
     version = target_named(target)
     with record_inputs() as read:  # Files that shrinking reads and writes are not recorded.
-        index = load(model)
-    job = ExtractionJob(index, version.name)
+        model = load(model)
+    job = ExtractionJob(model, version.name)
     job.select(selection, options.is_checked)
     with ExitStack() as stack:
         if options.is_checked:
@@ -574,5 +574,5 @@ def extract(
                 )
             )
     extraction = job.finish(options)
-    extraction.source, extraction.read = index.path, read
+    extraction.source, extraction.read = model.path, read
     return extraction

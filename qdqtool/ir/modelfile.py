@@ -139,19 +139,19 @@ ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 MAX_PROTO_BYTES = limits.MODEL_MESSAGE  # larger models keep their weights in external files
 
 
-def load(source: ModelSource | Model) -> Model:
+def load(model: ModelSource | Model) -> Model:
     """Read an ONNX model; external weights are read when they are needed, and may be missing.
 
     Args:
-        source: Path (``.onnx``, or gzip-compressed ``.onnx.gz``), serialized bytes, ModelProto,
+        model: Path (``.onnx``, or gzip-compressed ``.onnx.gz``), serialized bytes, ModelProto,
             onnx-graphsurgeon Graph, or Model.
 
     Raises:
         ModelError: The file is missing, is not an ONNX model, or its graph is damaged.
     """
-    if isinstance(source, Model):
-        return source
-    model = _load(source)
+    if isinstance(model, Model):
+        return model
+    model = _load(model)
     _check_name_lengths(model)
     return model
 
@@ -180,15 +180,15 @@ def _check_name_lengths(model: Model) -> None:
     )
 
 
-def _load(source: ModelSource) -> Model:
-    if isinstance(source, onnx.ModelProto):
-        _check(source, "model in memory")
-        return _index(source)
-    if is_graphsurgeon(source):
-        return _load(from_graphsurgeon(source))
-    if isinstance(source, bytes):
-        return _index(_parse(source, "model in memory"), hashlib.sha256(source).hexdigest())
-    path = Path(source)
+def _load(model: ModelSource) -> Model:
+    if isinstance(model, onnx.ModelProto):
+        _check(model, "model in memory")
+        return _index(model)
+    if is_graphsurgeon(model):
+        return _load(from_graphsurgeon(model))
+    if isinstance(model, bytes):
+        return _index(_parse(model, "model in memory"), hashlib.sha256(model).hexdigest())
+    path = Path(model)
     data = _read(path)
     base_dir = str(path.resolve().parent)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -269,7 +269,7 @@ def _check(proto: onnx.ModelProto, path: str) -> None:
     check_functions(proto, path)
 
 
-def load_full(source: ModelSource | Model) -> Model:
+def load_full(model: ModelSource | Model) -> Model:
     """Read a model and all its external weights, so that the model can be saved elsewhere.
 
     A :class:`Model` is changed: the weights are filled into its message.
@@ -278,7 +278,7 @@ def load_full(source: ModelSource | Model) -> Model:
         ModelError: As for :func:`load`; also if an external weight file is missing or lies outside
             the model's folder.
     """
-    model = load(source)
+    model = load(model)
     for tensor in external.external_tensors(model.proto.graph):
         loaded = model.external_tensor(tensor)
         if loaded is None:

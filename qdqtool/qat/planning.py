@@ -230,10 +230,10 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
         merged = merge_branches(network)
     with switch_heads_to_export(network):
         traced = trace(network, sample)
-    graph = fold_constants(Model(traced.proto))
-    prepare_network(graph)
-    names = _name_modules(graph, traced)
-    placement, reasons = _choose_placement(graph, traced, network, names, target, options)
+    model = fold_constants(Model(traced.proto))
+    prepare_network(model)
+    names = _name_modules(model, traced)
+    placement, reasons = _choose_placement(model, traced, network, names, target, options)
     if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, type(network).__name__)
     call = as_call(sample)
@@ -251,8 +251,8 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
     plan.norms = {norm: conv for norm, conv in traced.norms.items() if {norm, conv} <= once}
     for module, kind in traced.calls:
         plan.counted.setdefault(kind, []).append(module)
-    groups = _number_groups(traced, graph, placement, options.unify)
-    _add_activations(plan, traced, graph, placement, groups)
+    groups = _number_groups(traced, model, placement, options.unify)
+    _add_activations(plan, traced, model, placement, groups)
     _add_weights(plan, traced, placement)
     for skipped in placement.skipped:
         left_float = SkippedNode(reasons.get(skipped.node, skipped.record))
@@ -262,21 +262,21 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
     return plan
 
 
-def _name_modules(graph: Model, traced: NetworkTrace) -> dict[str, str]:
+def _name_modules(model: Model, traced: NetworkTrace) -> dict[str, str]:
     """Return the module's name for each node that can be quantized, by node name.
 
     The module's name is empty if the node does not belong to a known module.
     """
     names = {}
-    for node in graph.nodes:
-        if can_be_quantized(graph, node):
+    for node in model.nodes:
+        if can_be_quantized(model, node):
             site = traced.sites.get((node.name, 0)) or traced.sites.get((node.name, 1))
             names[node.name] = "" if site is None else site.module
     return names
 
 
 def _choose_placement(
-    graph: Model,
+    model: Model,
     traced: NetworkTrace,
     network: nn.Module,
     names: dict[str, str],
@@ -290,7 +290,7 @@ def _choose_placement(
         quantizer can be inserted into the torch network there.
     """
     reasons = _match_nodes(names, options.exclude, "exclude")
-    weighted = {n.name: names[n.name] for n in graph.nodes if n.op in WEIGHTED and n.name in names}
+    weighted = {n.name: names[n.name] for n in model.nodes if n.op in WEIGHTED and n.name in names}
     included = _match_nodes(weighted, options.include, "include")
     modules = dict(network.named_modules())
     while True:
@@ -301,7 +301,7 @@ def _choose_placement(
             include=_exact_patterns(included),
             unify=options.unify,
         )
-        _, placement = rules.choose_placement(graph, placement_options, target)
+        _, placement = rules.choose_placement(model, placement_options, target)
         unreachable = _find_unreachable(traced, placement, modules)
         if not unreachable:
             return placement, reasons
@@ -436,10 +436,10 @@ def _find_unreachable(
 
 
 def _add_activations(
-    plan: Plan, traced: NetworkTrace, graph: Model, placement: Placement, groups: dict[str, int]
+    plan: Plan, traced: NetworkTrace, model: Model, placement: Placement, groups: dict[str, int]
 ) -> None:
     """Add the quantizers of activations, and the call counts of their modules."""
-    order = {node.index: i for i, node in enumerate(graph.ordered)}
+    order = {node.index: i for i, node in enumerate(model.ordered)}
     inputs = sorted(
         ((t, consumer) for t, consumers in placement.inputs.items() for consumer in consumers),
         key=lambda pair: (order[pair[1].node.index], pair[1].position),
@@ -473,7 +473,7 @@ def _module_axis(node: Node) -> int:
 
 
 def _number_groups(
-    traced: NetworkTrace, graph: Model, placement: Placement, unify: bool
+    traced: NetworkTrace, model: Model, placement: Placement, unify: bool
 ) -> dict[str, int]:
     """Return the number of the group that shares a quantizer, for each quantized tensor.
 
@@ -481,7 +481,7 @@ def _number_groups(
     inputs of different runs of one module.
     """
     groups: UnionFind[str] = UnionFind()
-    for group in find_scale_groups(graph, placement.inputs, unify):
+    for group in find_scale_groups(model, placement.inputs, unify):
         for tensor in group.quantized:
             groups.union(group.quantized[0], tensor)
     first_tensors: dict[QuantizerSite, str] = {}

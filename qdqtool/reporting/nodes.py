@@ -144,7 +144,7 @@ class ModelCollector:
         ]
 
     def _add_nodes(self) -> None:
-        index = self.subject.model
+        model = self.subject.model
         for node in self.drawable_nodes():
             self.positions[node.index] = len(self.model.nodes)
             self.model.nodes.append(
@@ -153,7 +153,7 @@ class ModelCollector:
                     op=display_name(node.op, 60),
                     index=node.index,
                     shape=self.format_shape(node.output),
-                    inputs=[display_name(t) for t in node.inputs if t and not index.is_constant(t)],
+                    inputs=[display_name(t) for t in node.inputs if t and not model.is_constant(t)],
                     outputs=[display_name(t) for t in node.outputs if t],
                     scales=self._collect_scales(node),
                     attributes=self._collect_attributes(node),
@@ -206,15 +206,15 @@ class ModelCollector:
         Returns:
             None for an input without Q/DQ, and for constants that are not weights.
         """
-        view, index = self.subject.view, self.subject.model
+        view, model = self.subject.view, self.subject.model
         tensor = node.inputs[position]
         if tensor in view.constants:
             is_weights = _input_role(node, position) == "weights"
             return view.weights(node).first_quantizer if is_weights else None
-        dq = index.producer(tensor)
+        dq = model.producer(tensor)
         if dq is None or not is_dq(dq):
             return None
-        q = index.producer(dq.input(0))
+        q = model.producer(dq.input(0))
         return q if q is not None and is_q(q) else dq
 
     def _describe_scale(self, where: str, quantizer: OnnxNode) -> data.NodeScale:
@@ -271,11 +271,11 @@ class ModelCollector:
 
         Without drawn consumers, return the position of the producer.
         """
-        index = self.subject.model
+        model = self.subject.model
         consumers: list[int] = []
         waiting, seen = [quantizer], {quantizer.index}
         while waiting and len(consumers) < MAX_CONSUMERS:
-            for consumer in index.consumers(waiting.pop().output)[:MAX_CONSUMERS]:
+            for consumer in model.consumers(waiting.pop().output)[:MAX_CONSUMERS]:
                 if consumer.index in self.positions:
                     consumers.append(self.positions[consumer.index])
                 elif (
@@ -287,7 +287,7 @@ class ModelCollector:
                     waiting.append(consumer)
         if consumers:
             return consumers
-        producer = index.producer(quantizer.input(0))
+        producer = model.producer(quantizer.input(0))
         if producer is None or producer.index not in self.positions:
             return []
         return [self.positions[producer.index]]

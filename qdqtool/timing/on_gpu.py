@@ -58,10 +58,10 @@ def predict_on_gpu(
     if options.gpu is not None:
         named = gpus.choose_gpu(options.gpu, options.clock, options.power)
     _check_options(options, named)
-    index, gpu = load(model), named or gpu_from_capability(options.sm or "")
+    model, gpu = load(model), named or gpu_from_capability(options.sm or "")
     gpu_target = target_named(target).with_capability(gpu.cc, named.name if named else "")
-    gpu_target, requested = choose_typing(index, gpu_target), gpu_target
-    prediction = predict(index, gpu_target, assume=assume, way=way)
+    gpu_target, requested = choose_typing(model, gpu_target), gpu_target
+    prediction = predict(model, gpu_target, assume=assume, way=way)
     prediction.requested_target = requested.display_name
     prediction.compute_capabilities = gpu_target.capability_names or [gpu.cc]
     time = None
@@ -70,7 +70,7 @@ def predict_on_gpu(
         assumed_target = apply_assumptions(gpu_target, assume)
         with pause_gc():
             time = estimate(
-                index,
+                model,
                 prediction,
                 named,
                 assumed_target,
@@ -79,10 +79,10 @@ def predict_on_gpu(
                 calibrate=options.calibrate,
             )
             if extend is not None:
-                extend(index, prediction, time, assumed_target)
+                extend(model, prediction, time, assumed_target)
         if options.save_calibration and time.calibration is not None:
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
-    findings = gpu_findings(prediction, gpu, index)
+    findings = gpu_findings(prediction, gpu, model)
     prediction.findings += findings
     for finding in prediction.findings:
         finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1

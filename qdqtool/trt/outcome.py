@@ -130,10 +130,10 @@ def _with_silu_add(target: Target, value: SiluAdd) -> Target:
 
 def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
     """Return the prediction, and the ONNX Adds whose fusion depends on the target's choice."""
-    folded = fold_constants(model)
-    network = importer.build(folded)
+    folded_model = fold_constants(model)
+    network = importer.build(folded_model)
     run = pipeline.run(network, target)
-    outcome = Outcome(folded, network, target, original=model)
+    outcome = Outcome(folded_model, network, target, original_model=model)
     cases = (case for layer in network.layers.values() for case in layer.cases)
     rules = describe_rules(cases, target)
     prediction = Prediction(
@@ -215,12 +215,15 @@ class Outcome:
         model: The model after constants were folded.
         network: The optimized network of the model.
         target: TensorRT version.
-        original: The model before constants were folded, whose node indices the convolutions have.
+        original_model: The model before constants were folded. The convolutions have its node
+            indices.
     """
 
-    def __init__(self, model: Model, network: Network, target: Target, original: Model) -> None:
+    def __init__(
+        self, model: Model, network: Network, target: Target, original_model: Model
+    ) -> None:
         self._model = model
-        self._original = original
+        self._original_model = original_model
         self._network = network
         self._target = target
         self._precisions: dict[Tensor, Precision] = {}
@@ -435,7 +438,7 @@ class Outcome:
 
     def _original_index(self, node: Node) -> int:
         """Return the index of a node in the model before constants were folded."""
-        original = self._original.producer(node.output)
+        original = self._original_model.producer(node.output)
         return node.index if original is None else original.index
 
     def _describe_in_myelin(self, node: Node, layer: Layer, weights: str) -> ConvOutcome:
