@@ -141,12 +141,16 @@ class Network:
     ) -> Iterator[tuple[Layer, Layer]]:
         """Yield each layer of some kinds whose output has a single consumer, with the consumer.
 
+        The loop may fuse the consumer into the layer: removed layers are skipped.
+
         Args:
             kinds: Kinds of the layers.
             consumer_kind: Kind that the consumer must have; None for any.
         """
         consumer_kinds = () if consumer_kind is None else (consumer_kind,)
         for layer in self.layers_of_kind(*kinds):
+            if layer.id not in self.layers:
+                continue
             consumer = layer.out.single_consumer(*consumer_kinds)
             if consumer is not None:
                 yield layer, consumer

@@ -265,6 +265,22 @@ def imported(model: onnx.ModelProto) -> Network:
     return importer.build(load(model))
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_single_consumer_pairs_skip_fused_layers(count: int) -> None:
+    g = Graph()
+    x = g.input(1, 4, 16, 16)
+    for i in range(count):
+        x = g.pool(x, f"p{i}")
+    network = imported(g.model(x))
+    kind = LayerKind.POOLING
+    pairs = []
+    for layer, consumer in network.single_consumer_pairs(kind, consumer_kind=kind):
+        pairs.append((layer.nodes[0], consumer.nodes[0]))
+        network.absorb_consumer(layer, consumer, layer.name)
+    assert pairs == [("p0", "p1")]
+    assert inconsistencies(network) == []
+
+
 def imported_weights(model: onnx.ModelProto, node: str) -> LayerWeights:
     layers = imported(model).layers.values()
     return next(layer.weights for layer in layers if node in layer.nodes and layer.kind in WEIGHTED)
