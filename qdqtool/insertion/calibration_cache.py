@@ -31,7 +31,7 @@ from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.number_formats import LEVELS
-from qdqtool.ir.bounds import find_bounds
+from qdqtool.ir.bounds import WITHIN_ONE, find_bounds
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import (
     WEIGHTED,
@@ -50,7 +50,6 @@ from qdqtool.util.text import format_count
 
 _CLIPPING = ("Relu", "Clip")
 _BOUNDED = ("Relu", "LeakyRelu", "Clip", "Abs", "Neg", "HardSwish", "ReduceMax", "ReduceMin")
-_FIXED = ("Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _MAX_ROUNDS = 16  # several passes, because a scale may move up one branch, then down another
 _MAX_NAMES = 4  # tensors without a scale that the report names
 _NO_LAYER = (LayerKind.SHAPE, LayerKind.CONSTANT)
@@ -191,7 +190,7 @@ class _Completion:
             self.result.scales[tensor], self.result.rules[tensor] = candidate
 
     def _from_inputs(self, node: Node) -> tuple[float, str] | None:
-        if node.op in _FIXED:
+        if node.op in WITHIN_ONE:
             return 1.0 / LEVELS, "fixed"
         sources = commuting_inputs(self.model, node)
         if sources:

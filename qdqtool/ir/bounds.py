@@ -65,6 +65,9 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 """Operators whose results are bounded for all inputs."""
 
+WITHIN_ONE = frozenset(op for op, (low, high) in _RANGES.items() if low >= -1 and high <= 1)
+"""Operators whose results have magnitudes of at most 1."""
+
 _BOUND_KEEPING = frozenset(
     ("Slice", "Split", "Tile", "MaxPool", "GlobalMaxPool", "GlobalAveragePool", "Gather")
     + ("GatherElements", "GatherND", "Expand", "ReduceMean", "ReduceMax", "ReduceMin", "TopK")

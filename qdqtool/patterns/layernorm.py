@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqtool.ir.bounds import WITHIN_ONE
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import is_run_time, operator_of, rearranges, reduction_axes
@@ -45,8 +46,7 @@ _SQUARES = (
 )
 # Arithmetic that may be between the mean of squares and its root
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
-# Operators whose results are at most 1, and operators whose results do not exceed the input
-_AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
+# Operators whose results do not exceed the input
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8
 _MAX_DEPTH = 4  # maximum number of arithmetic nodes before the root, and of consecutive Casts
@@ -271,7 +271,7 @@ def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
         return None
     if is_dq(node):
         return _dq_magnitudes(model, node)
-    if node.op in _AT_MOST_ONE:
+    if node.op in WITHIN_ONE:
         return 1.0, 1.0
     if node.op == "Clip":
         return _clip_magnitudes(model, node)

@@ -23,6 +23,7 @@ def read_bounds(g: Graph, tensor: str) -> tuple[float, float] | None:
         ("HardSigmoid", 0, 1),
         ("Softmax", 0, 1),
         ("Tanh", -1, 1),
+        ("Sign", -1, 1),
         ("Relu", 0, np.inf),
         ("Abs", 0, np.inf),
     ],
