@@ -31,6 +31,7 @@ from qdqtool.findings.errors import (
 )
 from qdqtool.findings.lines import HEADINGS, MEANINGS
 from qdqtool.findings.ways import BUILD_METHODS
+from qdqtool.ir.operators import OPERATORS
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, PublishedBuild
 from qdqtool.util.records import field_values
@@ -79,6 +80,8 @@ def test_known_errors_have_bounded_patterns_and_codes() -> None:
 def test_error_kinds_share_no_operator_and_are_complete() -> None:
     operators = [word for kind in NODE_KINDS.values() for word in kind.operators.lower().split()]
     assert len(operators) == len(set(operators)) > 100
+    missing = [name for name in OPERATORS if name.lower() not in operators]
+    assert not missing, "add the operators to a [[node]] of error_forms.toml"
     for kind in NODE_KINDS.values():
         assert bool(kind.cause) == bool(kind.fix) == bool(kind.source), kind.id
         assert kind.cause.format(name="", kind="", ends="") or not kind.cause
@@ -345,7 +348,8 @@ def copy_with_examples(root: Path) -> Path:
         path.write_text(new, "utf-8")
     pipeline = root / "qdqtool" / "trt" / "pipeline.py"
     mark = "from qdqtool.trt.passes._infra"
-    text = pipeline.read_text("utf-8").replace("ConcatRemoval)", "ConcatRemoval, ExamplePass)")
+    text = pipeline.read_text("utf-8")
+    text = re.sub(r"(MERGING = \([^)]*?),?\s*\)", r"\1, ExamplePass)", text, count=1)
     text = text.replace(mark, f"from qdqtool.trt.passes.example_pass import ExamplePass\n{mark}", 1)
     pipeline.write_text(text, "utf-8")
     return root
