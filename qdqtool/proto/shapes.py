@@ -244,7 +244,7 @@ def _has_usual_sizes(
         return False
     for tensor in _size_inputs(node):
         if tensor in constants:
-            values = _small_values(constants[tensor])
+            values = _small_values(constants[tensor], len(node.output))
             if values is None or max(map(abs, values), default=0) > _LARGE_SIZE:
                 return False
         elif lengths.get(tensor, 0) > limits.RANK or node.op_type == "Slice":
@@ -269,7 +269,7 @@ def _keeps_sizes_positive(
         return True
     numbers: list[float] = []
     for tensor in _size_inputs(node):
-        values = _small_values(constants.get(tensor))
+        values = _small_values(constants.get(tensor), len(node.output))
         if values is None:
             return False
         numbers += values
@@ -333,9 +333,14 @@ def _has_positive_sizes(
     return True
 
 
-def _small_values(tensor: onnx.TensorProto | None) -> list[Any] | None:
-    """Return the values of a constant with at most 64 elements; None for other constants."""
-    if tensor is None or tensor.external_data or not 0 <= math.prod(tensor.dims) <= limits.RANK:
+def _small_values(tensor: onnx.TensorProto | None, outputs: int) -> list[Any] | None:
+    """Return the values of a short constant: at most one for each dimension or output.
+
+    Returns:
+        None for other constants.
+    """
+    longest = max(limits.RANK, outputs)
+    if tensor is None or tensor.external_data or not 0 <= math.prod(tensor.dims) <= longest:
         return None
     try:
         return list(onnx.numpy_helper.to_array(tensor).flat)

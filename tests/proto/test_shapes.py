@@ -114,6 +114,9 @@ ORDINARY = {
     "resize": before_slice("Resize", "x  s", s=np.array([1, 1, 2, 2], np.float32)),
     "pad": before_slice("Pad", "x p", p=sizes(0, 0, 1, 1, 0, 0, 1, 1)),
     "split": before_slice("Split", "x p", outputs=2, axis=1, p=sizes(4, 4)),
+    "split-many": before_slice(
+        "Split", "x p", dims=(1, 99, 4, 4), outputs=99, axis=1, p=sizes(*[1] * 99)
+    ),
     "custom-operator": build(
         [helper.make_node("Own", ["x"], ["y"], domain="own")], [value("x", IMAGE)]
     ),
