@@ -510,7 +510,7 @@ class Dataset:
                         self.quality.broken += 1
                         self.skipped.append((self.source.name(index), str(error)))
                 continue
-            self._check_quality(index, sample)
+            self._record_quality(index, sample)
             parts.append(sample)
         return (self._join(parts), len(parts)) if parts else None
 
@@ -534,7 +534,7 @@ class Dataset:
             result[spec.name] = rows
         return result
 
-    def _check_quality(self, index: int, sample: Sample) -> None:
+    def _record_quality(self, index: int, sample: Sample) -> None:
         """Add the value range of a sample's float images to the quality, once for each index."""
         quality = DataQuality(total=1)
         for spec in self.inputs:

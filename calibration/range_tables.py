@@ -373,7 +373,7 @@ def _has_ranges(content: Any) -> bool:
 
 
 def _range_entries(content: Any) -> Iterator[_Entry]:
-    """Yield ``{tensor: largest value}``, or entries with min and max, a scale or an amax."""
+    """Yield entries with the largest value, with min and max, with a scale or with an amax."""
     for name, entry in _unwrap_entries(content).items():
         if not isinstance(entry, dict):
             value = _read_single_number(entry)

@@ -111,7 +111,7 @@ class ClusterJob:
         from calibration.cluster.worker import run_item
 
         key = (self.name, next(self._numbers))
-        with _connection_errors(self.client):
+        with _translate_connection_errors(self.client):
             return self.client.submit(run_item, self.name, self.function, item, key=key, pure=False)
 
     def _wait(self, finished: queue.SimpleQueue[Future]) -> Future:
@@ -122,7 +122,7 @@ class ClusterJob:
         """
         workers_seen = time.monotonic()
         while True:
-            with _connection_errors(self.client):
+            with _translate_connection_errors(self.client):
                 self.slots = self.cluster.threads()
             if self.slots:
                 workers_seen = time.monotonic()
@@ -139,7 +139,7 @@ class ClusterJob:
         from distributed import CancelledError, KilledWorker
 
         try:
-            with _connection_errors(self.client):
+            with _translate_connection_errors(self.client):
                 return future.result(timeout=WORKERLESS_SECONDS)
         except QdqtoolError:
             raise
@@ -167,7 +167,7 @@ class ClusterJob:
 
 
 @contextlib.contextmanager
-def _connection_errors(client: Client) -> Iterator[None]:
+def _translate_connection_errors(client: Client) -> Iterator[None]:
     """Raise a ClusterError in place of Dask's errors of a lost connection."""
     if client.status != "running":
         raise _lost_connection(f"the client is {client.status}")

@@ -17,6 +17,9 @@ Floats = npt.NDArray[np.float64]
 IOUS = np.linspace(0.5, 0.95, 10)  # IoU thresholds of COCO's metric
 RECALLS = np.linspace(0.0, 1.0, 101)
 SUPPRESSION_CANDIDATES = 3000  # number of best boxes that non-maximum suppression compares
+_MIN_SCORE = 0.001  # lowest score of a detection
+_MAX_OVERLAP = 0.7  # a box is dropped if its IoU with a better box of its class is larger
+_MAX_DETECTIONS = 300  # maximum number of detections of an image
 
 
 @dataclass
@@ -92,22 +95,17 @@ def compute_iou(a: Floats, b: Floats) -> Floats:
     return np.asarray(intersection / np.maximum(union, 1e-9))
 
 
-def decode_detections(
-    output: npt.NDArray[Any], score: float = 0.001, overlap: float = 0.7, limit: int = 300
-) -> Detections:
-    """Return the detections in an output, after non-maximum suppression by class.
+def decode_detections(output: npt.NDArray[Any]) -> Detections:
+    """Return at most 300 detections in an output, after non-maximum suppression by class.
 
     Args:
         output: Center, size and class scores of each anchor, [1, 4 + classes, anchors].
-        score: Lowest score of a detection.
-        overlap: IoU with a better box of the same class above which a box is dropped.
-        limit: Maximum number of detections.
     """
     rows = output[0].T.astype(np.float64)
     scores = rows[:, 4:].max(axis=1)
     classes = rows[:, 4:].argmax(axis=1)
     order = np.argsort(-scores, kind="stable")
-    order = order[scores[order] >= score][:SUPPRESSION_CANDIDATES]
+    order = order[scores[order] >= _MIN_SCORE][:SUPPRESSION_CANDIDATES]
     center, size = rows[order, :2], rows[order, 2:4]
     boxes = np.concatenate([center - size / 2, center + size / 2], axis=1)
     scores, classes = scores[order], classes[order]
@@ -117,22 +115,21 @@ def decode_detections(
         if not remaining[i]:
             continue
         selected.append(i)
-        if len(selected) == limit:
+        if len(selected) == _MAX_DETECTIONS:
             break
         later = np.flatnonzero(remaining[i + 1 :] & (classes[i + 1 :] == classes[i])) + i + 1
-        remaining[later[compute_iou(boxes[i : i + 1], boxes[later])[0] > overlap]] = False
+        remaining[later[compute_iou(boxes[i : i + 1], boxes[later])[0] > _MAX_OVERLAP]] = False
     return Detections(boxes[selected], scores[selected], classes[selected])
 
 
-def read_detections(rows: npt.NDArray[Any], score: float = 0.001) -> Detections:
+def read_detections(rows: npt.NDArray[Any]) -> Detections:
     """Return the detections that a network selected itself, without further suppression.
 
     Args:
         rows: Two corners, score and class of each detection, [detections, 6 or more].
-        score: Lowest score of a detection.
     """
     order = np.argsort(-rows[:, 4], kind="stable")
-    rows = rows[order][rows[order, 4] >= score].astype(np.float64)
+    rows = rows[order][rows[order, 4] >= _MIN_SCORE].astype(np.float64)
     return Detections(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.int64))
 
 

@@ -595,7 +595,7 @@ class _Placer:
         return side
 
     def _has_no_activation(self, tensor: str) -> bool:
-        """Return whether a convolution produces an Add's input without an activation between."""
+        """Return whether no activation is between a convolution and an Add's input."""
         return tensor in find_float_fusions(self._model).add_inputs_without_activation
 
     def _choose_pool_input(self, node: Node) -> _InputChoice:
@@ -664,7 +664,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
 
 
 def _has_no_further_computation(model: Model, node: Node) -> bool:
-    """Return whether a node's output, also after moves, is not consumed by computing nodes."""
+    """Return whether no computing node consumes a node's output, also after moves of the values."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))

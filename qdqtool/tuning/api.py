@@ -389,7 +389,6 @@ class _TuningRun:
         )
 
     def _take_fp16_samples(self) -> Dataset:
-        """Return some samples of the search's calibration data, evenly spread."""
         data = self.sets.calibration
         return Dataset(data.source, data.inputs, FP16_SAMPLES * data.batch)
 

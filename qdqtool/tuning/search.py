@@ -238,7 +238,7 @@ class PlacementSearch:
         self.report(line)
 
     def _add_float_model(self) -> None:
-        """Add the float network to the pool if it has a predicted time: it may be the fastest."""
+        """Add the float network, which may be the fastest, to the pool if its time is predicted."""
         cost = self.planner.cost(self.float_configuration)
         if self.pool and cost.ms is not None and not cost.int8:
             value = self.float_value(self.evaluator.sets.chosen_on)
@@ -521,7 +521,7 @@ class PlacementSearch:
                     current = less
 
     def _list_expensive_sites(self, configuration: Configuration) -> list[TuningSite]:
-        """Return at most 12 float sites that would save most time in INT8."""
+        """Return the (at most 12) float sites that would save the most time in INT8."""
         price = self.planner.cost(configuration).value
         sites = self.list_float_sites(configuration)
         reduced = {s: self.planner.cost(self._remove_site(configuration, s)).value for s in sites}
