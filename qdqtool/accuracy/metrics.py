@@ -153,7 +153,7 @@ class DetectionAgreementMetric(Metric):
     transposed: bool = False
     name: str = "agreement-map"
     sentence: str = (
-        "agreement mAP: average precision (IoU .50 to .95, all classes ranked "
+        "agreement mAP: average precision (IoU 0.50 to 0.95, all classes ranked "
         "together) of the quantized detections, with the float model's detections of score "
         f"{_REFERENCE_SCORE:g} and more as ground truth; 1 means equal detections"
     )

@@ -187,7 +187,7 @@ def exit_process(code: int) -> NoReturn:
     Ctrl-C is ignored from here on. During the shutdown of Python it would replace the exit code,
     although the command has ended.
     """
-    gc.freeze()  # The system frees all memory at once; a last search for garbage takes .03 s.
+    gc.freeze()  # The system frees all memory at once; a last search for garbage takes 0.03 s.
     code = flush_streams(code)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)

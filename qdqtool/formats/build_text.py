@@ -190,7 +190,7 @@ def render_comparison(
 
 _METRICS = {
     "agreement-map": (
-        "agreement mAP: average precision (IoU .50 to .95) of B's detections; A's detections of "
+        "agreement mAP: average precision (IoU 0.50 to 0.95) of B's detections; A's detections of "
         "score 0.25 and more are the truth"
     ),
     "top-1-agreement": "top-1 agreement: share of the images with the same best class",

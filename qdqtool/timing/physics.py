@@ -301,8 +301,8 @@ def kernel_seconds(
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
     # Layers with few bytes per position use neither memory nor L2 efficiently, least of all with
-    # HBM: conversions of images reach .14 to .22 of the bandwidth on an A100, .57 to .73 on an Orin
-    # Nano, an AGX Orin, an RTX 3080 Ti and an RTX 2000 Ada.
+    # HBM: conversions of images reach 0.14 to 0.22 of the bandwidth on an A100, and 0.57 to 0.73 on
+    # an Orin Nano, an AGX Orin, an RTX 3080 Ti and an RTX 2000 Ada.
     scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
     copy_share = np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])
     few_copy = np.where(f.has_hbm, c["few_copy_hbm"], c["few_copy"])
