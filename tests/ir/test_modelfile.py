@@ -169,7 +169,7 @@ def test_external_weight_may_be_followed_by_other_data(
 
 
 # Computing the product of these dimensions took half a minute, and the product exceeds a float's range.
-@pytest.mark.parametrize("rank", [17, 20_000])
+@pytest.mark.parametrize("rank", [17, 2_000])
 def test_initializer_with_impossible_dimensions_is_an_error(rank: int) -> None:
     proto = conv_net()
     proto.graph.initializer[0].dims.extend([1 << 62] * rank)
@@ -178,7 +178,7 @@ def test_initializer_with_impossible_dimensions_is_an_error(rank: int) -> None:
         load(proto)
 
 
-@pytest.mark.parametrize("rank", [17, 20_000])
+@pytest.mark.parametrize("rank", [17, 2_000])
 def test_input_with_impossible_dimensions_has_no_shape(tmp_path: Path, rank: int) -> None:
     proto = conv_net()
     for _ in range(rank):
