@@ -318,22 +318,21 @@ def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
     assert_same_outputs(before, model, feeds, rtol=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "before", "after"),
-    [
+def test_to_float_widens_type_attributes(net: Net) -> None:
+    attributes = [
         ("to", 10, 1),
         ("dtype", 10, 1),
         ("output_dtype", 10, 1),
         ("axis", 10, 10),
         ("to", 11, 11),
         ("dtype", 6, 6),
-    ],
-)
-def test_to_float_widens_type_attributes(net: Net, attribute: str, before: int, after: int) -> None:
-    net.op("Any", "n", "x", **{attribute: before})
+    ]
+    for i, (name, before, _) in enumerate(attributes):
+        net.op("Any", f"n{i}", "x", **{name: before})
     model = net.open_model()
     convert_to_fp32(Model(model))
-    assert model.graph.node[0].attribute[0].i == after
+    values = [node.attribute[0].i for node in model.graph.node]
+    assert values == [after for *_, after in attributes]
 
 
 def list_initializers(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

@@ -297,7 +297,8 @@ NETWORKS = {
 def test_prediction_does_not_warn_of_insertion_into_network_parts(
     net: Net, name: str, target: str
 ) -> None:
-    model = net.output(net.conv("end", NETWORKS[name](net), kernel=1)).model()
+    net.output(net.conv("end", NETWORKS[name](net), kernel=1))
+    model = net.model(17 if target.startswith("trt8") else 19, ir=9)
     result = qdqtool.insert(model, images(1), method="max", target=target, losses=0)
     assert find_warning_codes(result) == []
     if name == "depthwise":  # builds of 8.5 and 8.6 failed on it
@@ -422,7 +423,7 @@ def test_values_too_large_for_half_stay_float32(net: Net, largest: float, kept: 
     wide = net.op("Mul", "wide", clipped, net.const("k", largest))
     cut = net.op("Clip", "cut", wide, "", net.const("low", largest))
     small = net.op("Mul", "small", cut, net.const("i", 1e-4))
-    model = net.output(net.conv("b", small, kernel=1)).model()
+    model = net.output(net.conv("b", small, kernel=1)).model(19, ir=9)
     set_value(model, "a.weight", np.ones((16, 16, 1, 1), np.float32))
     result = qdqtool.insert(model, images(2), target="trt11", method="max", losses=1)
     assert ("wide.out" in result.float32) == kept
@@ -437,7 +438,7 @@ def test_error_of_fp16_is_a_warning(net: Net, offset: float, is_warned: bool) ->
     """FP16 has no value between 12000 and 12008, so the two constants become equal."""
     moved = net.op("Add", "away", net.conv("a", "x", kernel=1), net.const("o", offset + 3))
     back = net.op("Sub", "back", moved, net.const("p", offset - 3))
-    model = net.output(net.conv("b", back, kernel=1)).model()
+    model = net.output(net.conv("b", back, kernel=1)).model(19, ir=9)
     result = qdqtool.insert(model, images(2), target="rtx1.7", method="max", losses=1)
     assert result.losses is not None and result.losses.error < 0.1
     assert ("half-differs" in note_codes(result.warnings)) == is_warned
@@ -448,7 +449,7 @@ def test_failing_build_is_a_warning(net: Net, mode: str, fails: bool) -> None:
     scales = net.const("s", np.asarray([1, 1, 2, 2]), np.float32)
     attributes = {"coordinate_transformation_mode": mode}
     net.output(net.op("Resize", "r", net.conv("a", "x"), "", scales, **attributes))
-    result = qdqtool.insert(net.model(), images(2), target="rtx1.7", method="max")
+    result = qdqtool.insert(net.model(19, ir=9), images(2), target="rtx1.7", method="max")
     assert ("BUILD-FAILS" in require_prediction(result).findings_by_code()) is fails
     assert ("of-finding" in note_codes(result.warnings)) is fails
 
@@ -464,7 +465,7 @@ def test_large_scale_of_calibrated_activation_names_the_network(net: Net) -> Non
 
 def test_large_scale_keeps_convolution_and_pairs_float32(net: Net) -> None:
     big = net.op("Mul", "big", net.conv("a", "x"), net.const("k", 40000.0))
-    model = net.output(net.conv("b", big), net.conv("c", "x")).model()
+    model = net.output(net.conv("b", big), net.conv("c", "x")).model(19, ir=9)
     result = qdqtool.insert(model, images(2), target="trt11", method="max", head="none")
     index = Model(result.model)
     for name, kind in (("b", onnx.TensorProto.FLOAT), ("c", onnx.TensorProto.FLOAT16)):
@@ -484,7 +485,7 @@ def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_ty
     """
     scaled = net.op("Mul", "scaled", net.conv("a", "x"), net.const("k", factor))
     joined = net.op("Concat", "cat", scaled, scaled, axis=1)
-    model = net.output(net.conv("b", joined, 32), net.conv("c", "x")).model()
+    model = net.output(net.conv("b", joined, 32), net.conv("c", "x")).model(19, ir=9)
     options = {"target": "trt11", "method": "max", "head": "none", "input_type": input_type}
     result = qdqtool.insert(model, images(2), **options)
     index = Model(result.model)

@@ -168,7 +168,7 @@ def test_external_weight_may_be_followed_by_other_data(
 # Damaged models
 
 
-# Computing the product of these dimensions took half a minute, and the product exceeds a float's range.
+# The product of 20,000 such dimensions took half a minute, and that of 17 exceeds the range of a float.
 @pytest.mark.parametrize("rank", [17, 2_000])
 def test_initializer_with_impossible_dimensions_is_an_error(rank: int) -> None:
     proto = conv_net()

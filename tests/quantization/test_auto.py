@@ -22,7 +22,7 @@ def deep_net(gain: float = 1.0) -> onnx.ModelProto:
         weight[:, 0] /= gain  # the next convolution scales the channel back
         name = net.const(f"w{i}", weight)
         tensor = net.op("Relu", f"r{i}", net.conv(f"c{i}", tensor, 32, 32, weight=name))
-    return net.output(tensor).model()
+    return net.output(tensor).model(19, ir=9)
 
 
 def samples(count: int = 8) -> Array:
