@@ -18,8 +18,9 @@ from qdqtool.trt.trace import Event
 from tests.trt.builder import Graph
 
 Line = tuple[str, ...]
-Graphs = dict[str, Callable[[Graph], list[str]]]
-"""Functions by name that build a graph and return its outputs."""
+Build = Callable[[Graph], list[str]]
+"""Builds a graph and returns its outputs."""
+Graphs = dict[str, Build]
 
 
 @dataclass
@@ -77,6 +78,12 @@ def run_pass(
                     return PassResult(lines, result.reasons, network)
                 turn -= 1
     raise AssertionError(f"{pass_type.__name__} has no such turn")
+
+
+def build_model(build: Build) -> onnx.ModelProto:
+    g = Graph()
+    outputs = build(g)
+    return g.model(*outputs)
 
 
 def weakest_evidence(layer: Layer) -> Evidence:

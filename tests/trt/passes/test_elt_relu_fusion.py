@@ -2,31 +2,30 @@ import pytest
 
 from qdqtool.trt.passes.elt_relu_fusion import EltReluFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass
+from tests.trt.passes.step import Build, Line, run_pass
 
 
-def test_relu_is_fused_into_add(g: Graph) -> None:
-    out = g.relu(g.add(g.input(1, 4), g.input(1, 4, name="y"), "Add_42"), "Relu_43")
-    result = run_pass(g.model(out), EltReluFusion)
-    assert result.lines == [("Running", "Add_42"), ("Fusing", "Add_42", "Relu_43")]
-    assert result.has_layer("Add_42 + Relu_43")
+def add(g: Graph) -> str:
+    return g.add(g.input(1, 4), g.input(1, 4, name="y"), "a")
 
 
-UNCHANGED: Graphs = {
-    "other activation": lambda g: [
-        g.op("LeakyRelu", g.add(g.input(1, 4), g.input(1, 4, name="y"), "a"), "l")
+@pytest.mark.parametrize(
+    ("build", "lines", "layer"),
+    [
+        pytest.param(
+            lambda g: [g.relu(add(g), "r")],
+            [("Running", "a"), ("Fusing", "a", "r")],
+            "a + r",
+            id="Relu",
+        ),
+        pytest.param(lambda g: [g.op("LeakyRelu", add(g), "l")], [], "a", id="other activation"),
+        pytest.param(lambda g: [g.relu(add(g), "r"), "a:0"], [], "a", id="network output"),
+        pytest.param(
+            lambda g: [g.relu(add(g), "r"), g.op("Neg", "a:0", "n")], [], "a", id="second consumer"
+        ),
     ],
-    "network output": lambda g: [
-        g.relu(g.add(g.input(1, 4), g.input(1, 4, name="y"), "a"), "r"),
-        "a:0",
-    ],
-    "second consumer": lambda g: [
-        g.relu(g.add(g.input(1, 4), g.input(1, 4, name="y"), "a"), "r"),
-        g.op("Neg", "a:0", "n"),
-    ],
-}
-
-
-@pytest.mark.parametrize("form", UNCHANGED)
-def test_relu_is_not_fused(g: Graph, form: str) -> None:
-    assert run_pass(g.model(*UNCHANGED[form](g)), EltReluFusion).lines == []
+)
+def test_relu_is_fused_into_add(g: Graph, build: Build, lines: list[Line], layer: str) -> None:
+    result = run_pass(g.model(*build(g)), EltReluFusion)
+    assert result.lines == lines
+    assert result.has_layer(layer)

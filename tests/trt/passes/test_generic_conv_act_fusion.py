@@ -5,37 +5,45 @@ from qdqtool.ir.operators import LayerKind
 from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass, weakest_evidence
-
-
-def test_leaky_relu_after_batchnorm_is_fused(g: Graph) -> None:
-    out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "Conv"), "bn"), "LeakyRelu")
-    result = run_pass(g.model(out), GenericConvActFusion)
-    assert result.lines == [("Running", "Conv"), ("Fusing", "Conv", "PWN(LeakyRelu)")]
-    assert weakest_evidence(result.layer("Conv + PWN(LeakyRelu)")) == Evidence.SEEN
-
-
-def test_clip_after_depthwise_convolution_is_fused(g: Graph) -> None:
-    # mobilenetv2-titanrtx-qat-residual, 17 times.
-    out = g.op("Clip", g.conv(g.input(1, 8, 8, 8), "Conv", groups=8), "Clip_13")
-    result = run_pass(g.model(out), GenericConvActFusion)
-    assert result.lines == [("Running", "Conv"), ("Fusing", "Conv", "PWN(Clip_13)")]
-    assert weakest_evidence(result.layer("Conv + PWN(Clip_13)")) == Evidence.SEEN
+from tests.trt.passes.step import Build, Graphs, run_pass, weakest_evidence
 
 
 @pytest.mark.parametrize(
-    ("groups", "evidence"),
-    [(1, Evidence.SEEN), (8, Evidence.ASSUMED)],
-    ids=[
-        "silu",
-        "depthwise-silu",
-    ],  # a YOLOv8n on 10.14.1; TensorRT issue 3205 (NVIDIA's own depthwise kernel)
+    ("build", "fused", "evidence"),
+    [
+        pytest.param(
+            lambda g: [g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "Conv"), "bn"), "l")],
+            "PWN(l)",
+            Evidence.SEEN,
+            id="LeakyRelu after BatchNormalization",
+        ),
+        # mobilenetv2-titanrtx-qat-residual, 17 times.
+        pytest.param(
+            lambda g: [g.op("Clip", g.conv(g.input(1, 8, 8, 8), "Conv", groups=8), "Clip_13")],
+            "PWN(Clip_13)",
+            Evidence.SEEN,
+            id="Clip after a depthwise convolution",
+        ),
+        # A YOLOv8n on 10.14.1.
+        pytest.param(
+            lambda g: [g.silu(g.conv(g.input(1, 8, 8, 8), "Conv"), "act")],
+            "PWN(act.s, act.m)",
+            Evidence.SEEN,
+            id="SiLU",
+        ),
+        # TensorRT issue 3205 (NVIDIA's own depthwise kernel).
+        pytest.param(
+            lambda g: [g.silu(g.conv(g.input(1, 8, 8, 8), "Conv", groups=8), "act")],
+            "PWN(act.s, act.m)",
+            Evidence.ASSUMED,
+            id="SiLU after a depthwise convolution",
+        ),
+    ],
 )
-def test_silu_is_fused(g: Graph, groups: int, evidence: Evidence) -> None:
-    out = g.silu(g.conv(g.input(1, 8, 8, 8), "Conv", groups=groups), "act")
-    result = run_pass(g.model(out), GenericConvActFusion)
-    assert result.lines == [("Running", "Conv"), ("Fusing", "Conv", "PWN(act.s, act.m)")]
-    assert weakest_evidence(result.layer("Conv + PWN(act.s, act.m)")) == evidence
+def test_activation_is_fused(g: Graph, build: Build, fused: str, evidence: Evidence) -> None:
+    result = run_pass(g.model(*build(g)), GenericConvActFusion)
+    assert result.lines == [("Running", "Conv"), ("Fusing", "Conv", fused)]
+    assert weakest_evidence(result.layer(f"Conv + {fused}")) == evidence
 
 
 def test_silu_joined_with_residual_add_is_reported(g: Graph) -> None:

@@ -8,7 +8,7 @@ from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import build_model, run_pass
 
 
 def two_quantizers(second: float, tail: str = "Neg") -> Graph:
@@ -70,13 +70,9 @@ def test_q_of_network_output_survives(g: Graph) -> None:
     assert [t.name for t in result.network.outputs] == ["n:0", *outputs]
 
 
-def test_clone_is_merged_into_original(g: Graph) -> None:
+def test_clone_is_merged_into_original() -> None:
     # yolov8-orin-trt8412-excerpts: cv2/..._clone_1 into m.0/cv1/... Here the clone's Q comes first.
-    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    other = g.op("Sigmoid", g.input(1, 3, 4, 4, name="y"), "t")
-    joined = g.op("Neg", g.pair(g.concat([other, x], "cat"), "cv2"), "n1")
-    direct = g.op("Neg", g.pair(x, "cv1"), "n2")
-    first = run_pass(g.model(joined, direct), HorizontalMergeQNodes)
+    first = run_pass(build_model(clone_and_q), HorizontalMergeQNodes)
     assert first.lines == []
     # SplitQAcrossPrecedingFanIn clones in the same round, so the merge comes in the next.
     target = target_named("trt8.4")
@@ -96,33 +92,40 @@ def test_qs_of_different_zero_points_stay(g: Graph, zero: int, merged: bool) -> 
     assert bool(run_pass(g.model(*outputs), HorizontalMergeQNodes).lines) is merged
 
 
-def cases_of_lines(model: onnx.ModelProto) -> set[str]:
-    trace = simulate(load(model), target_named("trt8.4")).trace
-    return {e.case.partition("/")[2] for e in trace if e.case.startswith("HorizontalMergeQNodes/")}
-
-
-def test_merge_rests_on_earlier_survives() -> None:
-    assert cases_of_lines(two_quantizers(0.1).model("na:0", "nb:0")) == {"earlier-survives"}
-
-
-def test_merge_of_clone_rests_on_clone(g: Graph) -> None:
+def clone_and_q(g: Graph) -> list[str]:
+    """Return a Q that a Concat moves up to a tensor, and a Q of this tensor."""
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     other = g.op("Sigmoid", g.input(1, 3, 4, 4, name="y"), "t")
     joined = g.op("Neg", g.pair(g.concat([other, x], "cat"), "cv2"), "n1")
-    assert cases_of_lines(g.model(joined, g.op("Neg", g.pair(x, "cv1"), "n2"))) == {"clone"}
+    return [joined, g.op("Neg", g.pair(x, "cv1"), "n2")]
 
 
-def test_merge_of_two_clones_rests_on_earlier_survives(g: Graph) -> None:
+def two_clones(g: Graph) -> list[str]:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     first = g.op("Neg", g.pair(g.concat([x, g.op("Tanh", x, "t")], "cat1"), "cv1"), "n1")
-    second = g.op("Neg", g.pair(g.concat([x, g.op("Cos", x, "c")], "cat2"), "cv2"), "n2")
-    assert cases_of_lines(g.model(first, second)) == {"earlier-survives"}
+    return [first, g.op("Neg", g.pair(g.concat([x, g.op("Cos", x, "c")], "cat2"), "cv2"), "n2")]
 
 
-def test_merge_into_network_output_rests_on_network_output(g: Graph) -> None:
+def network_output(g: Graph) -> list[str]:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    model = g.model(g.q(x, "out"), g.op("Neg", g.pair(x, "a"), "na"))
-    assert cases_of_lines(model) == {"network-output"}
+    return [g.q(x, "out"), g.op("Neg", g.pair(x, "a"), "na")]
+
+
+@pytest.mark.parametrize(
+    ("model", "case"),
+    [
+        (two_quantizers(0.1).model("na:0", "nb:0"), "earlier-survives"),
+        (build_model(clone_and_q), "clone"),
+        (build_model(two_clones), "earlier-survives"),
+        (build_model(network_output), "network-output"),
+    ],
+    ids=["two Qs", "clone", "two clones", "network output"],
+)
+def test_merge_rests_on_case(model: onnx.ModelProto, case: str) -> None:
+    trace = simulate(load(model), target_named("trt8.4")).trace
+    assert {e.case for e in trace if e.case.startswith("HorizontalMergeQNodes/")} == {
+        f"HorizontalMergeQNodes/{case}"
+    }
 
 
 # TensorRT 10 --------------------------------------------------------------------------------

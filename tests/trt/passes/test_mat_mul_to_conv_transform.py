@@ -6,7 +6,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.mat_mul_to_conv_transform import MatMulToConvTransform
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Build, run_pass
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -36,34 +36,37 @@ def test_gemm_with_quantized_weights_becomes_convolution(g: Graph, bias: bool) -
     ]
 
 
-def test_gemm_with_float_weights_stays(g: Graph) -> None:
-    result = run_pass(
-        g.model(g.gemm(g.input(1, 8), "fc", 8, weights="float")), MatMulToConvTransform
-    )
-    assert result.lines == []
-    assert result.layer("fc").kind == LayerKind.MATRIX_MULTIPLY
+def shared_transpose(g: Graph) -> list[str]:
+    """Return a product and another consumer of its Transpose, which remains before the weights."""
+    weights = g.pair(g.const("w", g.random.normal(0, 1, (4, 8))), "w")
+    turned = g.op("Transpose", weights, "t", perm=[1, 0])
+    return [g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), turned], "m"), g.op("Neg", turned, "n")]
 
 
-def test_matmul_with_shared_transposed_weights_stays(g: Graph) -> None:
-    # Another layer reads the Transpose, so it remains between the DQ and the weights.
-    weights = g.op(
-        "Transpose", g.pair(g.const("w", g.random.normal(0, 1, (4, 8))), "w"), "t", perm=[1, 0]
-    )
-    out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
-    result = run_pass(g.model(out, g.op("Neg", weights, "n")), MatMulToConvTransform)
-    assert result.lines == [] and result.has_layer("t")
-
-
-def test_matmul_with_several_weight_matrices_stays(g: Graph) -> None:
+def several_matrices(g: Graph) -> list[str]:
     weights = g.pair(g.const("w", g.random.normal(0, 1, (2, 8, 4))), "w")
-    out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
-    assert run_pass(g.model(out), MatMulToConvTransform).lines == []
+    return [g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")]
 
 
-def test_gemm_with_computed_weights_stays(g: Graph) -> None:
+def computed_weights(g: Graph) -> list[str]:
     other = g.pair(g.relu(g.input(8, 4, name="y"), "r"), "w")
-    out = g.op("Gemm", [g.pair(g.input(1, 8), "x"), other], "m", alpha=float(np.float32(1)))
-    assert run_pass(g.model(out), MatMulToConvTransform).lines == []
+    return [g.op("Gemm", [g.pair(g.input(1, 8), "x"), other], "m")]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda g: [g.gemm(g.input(1, 8), "m", 8, weights="float")],
+        shared_transpose,
+        several_matrices,
+        computed_weights,
+    ],
+    ids=["float", "shared transpose", "several matrices", "computed"],
+)
+def test_product_with_other_weights_stays(g: Graph, build: Build) -> None:
+    result = run_pass(g.model(*build(g)), MatMulToConvTransform)
+    assert result.lines == []
+    assert result.layer("m").kind == LayerKind.MATRIX_MULTIPLY
 
 
 @pytest.mark.parametrize(

@@ -33,29 +33,35 @@ def convolution_layers(
     ]
 
 
-@pytest.mark.parametrize("value", [None, 0.0])
-def test_zero_pad_after_pair_is_fused_into_convolution(value: float | None) -> None:
-    assert convolution_layers("before", value=value) == [
-        ("Pad_6 + Conv_13.weight + Conv_13.w.Q + Conv_13 + PWN(act)", [Precision.INT8]),
-    ]
+INT8, FLOAT = [Precision.INT8], [Precision.FLOAT]
+CONVOLUTION = "Conv_13.weight + Conv_13.w.Q + Conv_13 + PWN(act)"
 
 
-def test_zero_pad_before_pair_runs_in_int8_as_own_layer() -> None:
-    # NVIDIA/TensorRT issue 2592. A published ResNet engine runs such a Pad in INT8.
-    assert convolution_layers("between") == [
-        ("Pad_6", [Precision.INT8]),
-        ("Conv_13.weight + Conv_13.w.Q + Conv_13 + PWN(act)", [Precision.INT8]),
-    ]
-
-
-def test_zero_pad_is_fused_into_float_convolution() -> None:
-    assert convolution_layers("") == [("Pad_6 + Conv_13 + PWN(act)", [Precision.FLOAT])]
-
-
-def test_q_does_not_move_past_pad_of_other_value() -> None:
-    pad, convolution = convolution_layers("between", "constant", 1.0)
-    assert pad == ("Pad_6", [Precision.FLOAT])
-    assert convolution[1] == [Precision.INT8]
+@pytest.mark.parametrize(
+    ("pair", "mode", "value", "layers"),
+    [
+        ("before", "constant", None, [(f"Pad_6 + {CONVOLUTION}", INT8)]),
+        ("before", "constant", 0.0, [(f"Pad_6 + {CONVOLUTION}", INT8)]),
+        # NVIDIA/TensorRT issue 2592. A published ResNet engine runs such a Pad in INT8.
+        ("between", "constant", None, [("Pad_6", INT8), (CONVOLUTION, INT8)]),
+        ("between", "constant", 1.0, [("Pad_6", FLOAT), (CONVOLUTION, INT8)]),
+        ("", "constant", None, [("Pad_6 + Conv_13 + PWN(act)", FLOAT)]),
+        *(
+            row
+            for mode in ("reflect", "edge")
+            for row in (
+                ("before", mode, None, [("Pad_6", INT8), (CONVOLUTION, INT8)]),
+                ("between", mode, None, [("Pad_6", INT8), (CONVOLUTION, INT8)]),
+                ("", mode, None, [("Pad_6", FLOAT), ("Conv_13 + PWN(act)", FLOAT)]),
+            )
+        ),
+    ],
+)
+def test_pad_is_fused_if_it_writes_zeros(
+    pair: str, mode: str, value: float | None, layers: list[tuple[str, list[Precision]]]
+) -> None:
+    """A Q moves past a Pad of zeros or copies, which then runs in INT8."""
+    assert convolution_layers(pair, mode, value) == layers
 
 
 def test_pad_of_quantized_convolution_is_fused_without_a_line(g: Graph) -> None:
@@ -63,19 +69,6 @@ def test_pad_of_quantized_convolution_is_fused_without_a_line(g: Graph) -> None:
     result = run_pass(g.model(g.conv(x, "c", scale=None)), PadConvFusion)
     assert result.lines == []
     assert weakest_evidence(result.layer("Pad_6 + c.weight + c.w.Q + c")) == Evidence.DOCUMENTED
-
-
-@pytest.mark.parametrize("mode", ["reflect", "edge"])
-@pytest.mark.parametrize("place", ["before", "between"])
-def test_copying_pad_runs_in_int8_as_own_layer(mode: str, place: str) -> None:
-    pad, convolution = convolution_layers(place, mode)
-    assert pad == ("Pad_6", [Precision.INT8])
-    assert convolution[1] == [Precision.INT8]
-
-
-@pytest.mark.parametrize("mode", ["reflect", "edge"])
-def test_copying_pad_is_not_fused_into_float_convolution(mode: str) -> None:
-    assert convolution_layers("", mode)[0][0] == "Pad_6"
 
 
 @pytest.mark.parametrize(

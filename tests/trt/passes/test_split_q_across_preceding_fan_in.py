@@ -2,12 +2,11 @@ import pytest
 
 from qdqtool.ir.modelfile import load
 from qdqtool.reasons.scales import ConcatScales
-from qdqtool.trt import pipeline
-from qdqtool.trt.importer import build
+from qdqtool.trt import importer, pipeline
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Build, run_pass
 
 
 def concat_of_two(g: Graph) -> str:
@@ -33,36 +32,45 @@ def test_nested_concat_gets_nested_clones(g: Graph) -> None:
     # NVIDIA/TensorRT issue 2131: QuantizeLinear_7751_clone_1_clone_2.
     inner = concat_of_two(g)
     outer = g.concat([g.op("Abs", g.input(1, 3, 4, 4, name="z"), "abs"), inner], "Outer")
-    network = build(load(g.model(g.op("Neg", g.pair(outer, "p"), "n"))))
+    network = importer.build(load(g.model(g.op("Neg", g.pair(outer, "p"), "n"))))
     pipeline.run(network, target_named("trt8.5"))
     names = {layer.name for layer in network.layers.values()}
     assert {"p.Q_clone_0", "p.Q_clone_1_clone_0", "p.Q_clone_1_clone_1"} <= names
 
 
-def test_concat_without_q_is_not_reported(g: Graph) -> None:
-    assert run_pass(g.model(concat_of_two(g)), SplitQAcrossPrecedingFanIn).reasons == []
-
-
-def test_q_per_channel_does_not_move(g: Graph) -> None:
-    out = g.op("Neg", g.pair(concat_of_two(g), "p", [0.1] * 6, axis=1), "n")
-    assert run_pass(g.model(out), SplitQAcrossPrecedingFanIn).lines == []
-
-
-def test_float_consumer_is_reported(g: Graph) -> None:
+def two_qs(g: Graph) -> list[str]:
     tensor = concat_of_two(g)
-    result = run_pass(
-        g.model(g.op("Neg", g.pair(tensor, "p"), "n"), g.op("Abs", tensor, "a")),
-        SplitQAcrossPrecedingFanIn,
-    )
-    assert (result.lines, result.reasons) == ([], [("Concat", "output-not-only-quantized")])
-    assert ("a", "Abs") in [(r.node, r.op) for r in result.records[0].consumers]
+    return [g.op("Neg", g.pair(tensor, n, s), f"n{n}") for n, s in (("p", 0.1), ("q", 0.2))]
 
 
-def test_second_q_is_reported(g: Graph) -> None:
-    tensor = concat_of_two(g)
-    outputs = [g.op("Neg", g.pair(tensor, n, s), f"n{n}") for n, s in (("p", 0.1), ("q", 0.2))]
-    result = run_pass(g.model(*outputs), SplitQAcrossPrecedingFanIn)
-    assert (result.lines, result.reasons) == ([], [("Concat", "output-not-only-quantized")])
+@pytest.mark.parametrize(
+    ("build", "consumers"),
+    [
+        pytest.param(lambda g: [concat_of_two(g)], None, id="no Q"),
+        pytest.param(
+            lambda g: [g.op("Neg", g.pair(concat_of_two(g), "p", [0.1] * 6, axis=1), "n")],
+            None,
+            id="scales per channel",
+        ),
+        pytest.param(
+            lambda g: [
+                g.op("Neg", g.pair(concat_of_two(g), "p"), "n"),
+                g.op("Abs", "Concat:0", "a"),
+            ],
+            {("p.Q", "QuantizeLinear"), ("a", "Abs")},
+            id="float consumer",
+        ),
+        pytest.param(two_qs, {("p.Q", "QuantizeLinear"), ("q.Q", "QuantizeLinear")}, id="second Q"),
+    ],
+)
+def test_q_does_not_move(g: Graph, build: Build, consumers: set[tuple[str, str]] | None) -> None:
+    result = run_pass(g.model(*build(g)), SplitQAcrossPrecedingFanIn)
+    assert result.lines == []
+    if consumers is None:
+        assert result.reasons == []
+    else:
+        assert result.reasons == [("Concat", "output-not-only-quantized")]
+        assert {(r.node, r.op) for r in result.records[0].consumers} == consumers
 
 
 @pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float consumer"])
@@ -80,7 +88,7 @@ def test_report_names_scales_of_concat_inputs(g: Graph, form: str) -> None:
     if form in ("second q", "same scale", "float consumer"):
         outputs.append(g.op("Abs", first, "abs"))
     out = g.op("Neg", g.pair(g.concat([first, second], "Concat"), "p", 0.1), "n")
-    network = build(load(g.model(out, *outputs)))
+    network = importer.build(load(g.model(out, *outputs)))
     network.rank_layers()
     reasons = []
     for _ in range(2):  # first the Q moves up; then its scale is compared with those of the inputs
