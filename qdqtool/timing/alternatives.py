@@ -8,6 +8,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
+from qdqtool.ir.qdq import uses_fp8
 from qdqtool.timing import model_variants
 from qdqtool.timing.engine_time import (
     WEAKLY_TYPED,
@@ -19,19 +20,31 @@ from qdqtool.timing.engine_time import (
 from qdqtool.timing.results import BestTime, FloatTime, TimeEstimate
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.result import Prediction
-from qdqtool.trt.targets import Target, strongly_typed
+from qdqtool.trt.targets import Target, strongly_typed, weakly_typed
 from qdqtool.util.notes import Note
 
 
 def add_alternatives(
     result: TimeEstimate, model: Model, resolved_model: Model, target: Target
 ) -> None:
-    """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``."""
+    """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``.
+
+    FP8 is the only reason for a strongly typed network on TensorRT 10, so the other times of an FP8
+    model are those of weakly typed networks, as for its float model.
+    """
     float_model: Model | None = model
     resolved_float = resolved_model
     if not result.is_float:
         float_model = model_variants.fill_weights(model_variants.float_variant(model))
         resolved_float = model_variants.float_variant(resolved_model)
+        if uses_fp8(model):
+            target = weakly_typed(target)
+        is_fp16 = file_float_type(resolved_float) == Precision.FP16
+        if is_fp16 and float_model is not None:
+            float_model = model_variants.fp32_variant(float_model)  # as the network was before
+            if not target.strongly_typed:  # the builder does not need the Casts of the file
+                batch = result.requested_batch or 1
+                resolved_float, _ = model_variants.resolve_inputs(float_model, batch)
     result.float_time = _float_time(result, resolved_float, float_model, target)
     if not result.gpu.has_int8:
         if not model_variants.has_qdq(model):

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.constants import ConstantEvaluator
-from qdqtool.ir.editor import placeholder
+from qdqtool.ir.editor import Editor, placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes
 from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
@@ -148,6 +148,22 @@ def fp16_variant(model: Model, target: Target) -> Model | None:
     except QdqtoolError:
         return None
     return _with_metadata(network.model, model) if is_converted else None
+
+
+def fp32_variant(model: Model) -> Model:
+    """Return a copy of an FP16 network in FP32, without Casts between float types."""
+    from qdqtool.insertion.fp16 import convert_to_fp32
+
+    variant = model.copy()
+    convert_to_fp32(variant)
+    editor = Editor(variant)
+    for node in variant.nodes:
+        types = {variant.elem_type(tensor) for tensor in (*node.inputs, node.output)}
+        if node.op == "Cast" and types == {TensorProto.FLOAT}:
+            editor.bypass(node, node.input(0))
+    editor.finish()
+    variant.reindex()
+    return _with_metadata(variant, model)
 
 
 def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:

@@ -561,6 +561,17 @@ def strongly_typed(
     return replace(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
 
+def weakly_typed(target: Target) -> Target:
+    """Return the target without the option for a strongly typed network.
+
+    TensorRT 11 and TensorRT-RTX, whose networks are always strongly typed, are returned unchanged.
+    """
+    if not target.name.endswith(STRONGLY_TYPED):
+        return target
+    name = target.name.removesuffix(STRONGLY_TYPED)
+    return replace(target, name=name, strongly_typed=False)
+
+
 class TrtexecSupport(NamedTuple):
     """Options that the trtexec of a version has.
 

@@ -31,7 +31,8 @@ from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import estimate_seconds, load_constants
 from qdqtool.trt.result import Prediction
-from qdqtool.trt.targets import TARGETS, strongly_typed
+from qdqtool.trt.targets import TARGETS, strongly_typed, target_named
+from tests.insertion.nets import detector
 from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.timing.models import TARGET, convolution_chain, estimate_model, model_workload
@@ -573,3 +574,23 @@ def test_float_cnn_is_not_recommended_in_fp8(name: str) -> None:
     assert time is not None and time.best is not None and time.best_fp8 is not None
     assert time.best.total_ms < time.best_fp8.total_ms
     assert time.fastest != Precision.FP8
+
+
+@pytest.mark.parametrize("target", ["trt10.13", "trt11"])
+def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> None:
+    """A strongly typed FP8 file has FP16 layers with Casts; its float model has none."""
+    options = TimingOptions(gpu="RTX 4090")
+    float_model = detector()
+    typed = strongly_typed(target_named(target))
+    written = model_variants.quantized_variant(load(float_model), typed, "fp8")
+    _, of_float = predict_on_gpu(float_model, target, options)
+    _, of_fp8 = predict_on_gpu(written, typed, options)
+    assert of_float is not None and of_fp8 is not None
+    assert of_fp8.quantized == Precision.FP8 and not of_fp8.is_float
+    assert of_fp8.float_time is not None and of_float.float_time is not None
+    if of_fp8.float_time.precision == of_float.float_time.precision:
+        assert of_fp8.float_time.total_ms == pytest.approx(of_float.float_time.total_ms, rel=1e-9)
+    else:  # TensorRT 11 computes in the types of the file: a network this small is faster in FP32
+        assert target == "trt11" and of_float.float_time.precision == Precision.FP32
+    assert of_fp8.best is not None and of_float.best is not None
+    assert of_fp8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
