@@ -266,8 +266,10 @@ def test_input_type_keeps_prediction(kind: str) -> None:
     assert after["conversions"] == before["conversions"] - (kind == "int8")
 
 
-def test_pair_that_includes_the_pixel_factor_is_no_finding() -> None:
-    changed = insert_into("uint8").model
+@pytest.mark.parametrize("factor", [None, 1 / 128, 1.0])
+def test_pair_that_includes_the_pixel_factor_is_no_finding(factor: float | None) -> None:
+    options = {} if factor is None else {"preprocess": Preprocess(scale=factor)}
+    changed = insert_into("uint8", **options).model
     assert "PAIR-SCALE" not in {f.code for f in qdqtool.predict(changed).findings}
     scale = next(i for i in changed.graph.initializer if i.name.endswith("_pixels"))
     wrong = onnx.numpy_helper.to_array(scale) * np.float32(1.5)

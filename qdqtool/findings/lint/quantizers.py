@@ -37,7 +37,7 @@ _INT32 = onnx.TensorProto.INT32
 # Maximum relative difference of the scales of a Q and its DQ. Rounding to float16 causes half of
 # this difference.
 _SCALE_TOLERANCE = 1e-3
-# Factor of the preprocessing that `insert --input-type uint8` includes in the scale of the first Q.
+# Default factor that `insert --input-type uint8` includes in the scale of the first Q.
 _PIXEL_FACTOR = 1 / 255
 
 
@@ -88,7 +88,7 @@ def _check_pairs(view: View, report: FindingReport) -> None:
 
 
 def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
-    """Return whether a pair after a Cast of a uint8 network input multiplies pixels by 1/255."""
+    """Return whether a pair after a Cast of a uint8 network input includes the pixel factor."""
     model = view.model
     cast = model.producer(q.input(0))
     if cast is None or cast.op != "Cast" or cast.input(0) not in model.inputs:
@@ -99,7 +99,16 @@ def _converts_pixels(view: View, q: Node, dq: Node) -> bool:
     if first is None or second is None or first.values.size != second.values.size:
         return False
     ratios = second.values / first.values
-    return bool(np.allclose(ratios, _PIXEL_FACTOR, rtol=2 * _SCALE_TOLERANCE, atol=0))
+    factor = _read_pixel_factor(model)
+    return bool(np.allclose(ratios, factor, rtol=2 * _SCALE_TOLERANCE, atol=0))
+
+
+def _read_pixel_factor(model: Model) -> float:
+    """Return the factor that `insert` recorded in a model; 1/255 without a record."""
+    try:
+        return float(model.metadata[qdq.PIXEL_FACTOR])
+    except (KeyError, ValueError):
+        return _PIXEL_FACTOR
 
 
 def _are_close(first: ParameterValues, second: ParameterValues) -> bool:
