@@ -162,9 +162,16 @@ def _make_pair_removal(view: View, q: Node) -> Callable[[Editor], None]:
 
 
 def find_pairs_before_adds(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-    """Return sites that remove the pair between a convolution and a residual Add."""
+    """Return sites that remove the pair between a convolution and a residual Add.
+
+    If both inputs of an Add come from convolutions, the pair of only one is removed: the other
+    convolution cannot fuse the Add as well, and needs its pair for an INT8 output.
+    """
     sites: list[FixSite] = []
+    first: dict[str, ResidualBothQuantized] = {}
     for r in select_reasons(ResidualBothQuantized, reasons):
+        first.setdefault(r.add, r)
+    for r in first.values():
         q = view.model.node(r.quantizer)
         description = f"{q.name} and its DequantizeLinear removed between {r.node} and {r.add}"
         sites.append(FixSite(r.add, description, _make_pair_removal(view, q)))

@@ -58,6 +58,25 @@ def quantize(x, scale, zero, low, high):
     ) * np.float32(scale)
 
 
+@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
+def test_fix_keeps_one_pair_before_a_sum_of_two_convolutions(target):
+    """The other convolution fuses the Add, as in the first block of a stage of a ResNet."""
+    g = Graph()
+    x = g.pair(g.relu(g.conv(g.input(1, 8, 16, 16), "c0", 16), "r0"), "in", 0.1)
+    g.channels[x] = 16
+    sides = [g.pair(g.conv(x, name, 16, scale=None), f"{name}.out", 0.1) for name in ("c1", "c2")]
+    total = g.relu(g.add(*sides, "sum"), "r1")
+    g.channels[total] = 16
+    proto = g.model(g.conv(total, "c3", 16))
+    marked = [f for f in qdqtool.predict(proto, target).findings if f.code == "ADD-BOTH"]
+    assert [(f.node, f.automatic) for f in marked] == [("sum", True)]
+    fixed = fix(proto, target)
+    assert [c.code for c in fixed.applied] == ["ADD-BOTH"] and not fixed.refused
+    left = {n.name for n in fixed.proto.graph.node} & {"c1.out.Q", "c2.out.Q"}
+    assert len(left) == 1 and "ADD-BOTH" not in codes(fixed.after)
+    assert fixed.after.summary()["int8_to_int8"] == fixed.before.summary()["int8_to_int8"]
+
+
 def test_fix_applies_residual_fixes():
     proto = residual("float")
     fixed = fix(proto, "trt8.5")
