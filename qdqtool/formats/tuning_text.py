@@ -108,13 +108,19 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
         time = "" if cost.ms is None else f", {format_ms(cost.ms)} predicted on {tuning.gpu}"
         return f"the float model{time}"
     counts = (
-        f"{cost.int8} of {cost.convolutions} convolutions in {_format_title(tuning)}, "
+        f"{cost.int8} of {cost.convolutions} {_name_layers(tuning)} in {_format_title(tuning)}, "
         f"{format_count(cost.conversions, 'Q/DQ layer')} left"
     )
     time = "" if cost.ms is None else f"{format_ms(cost.ms)} predicted on {tuning.gpu}, "
     if point is tuning.chosen:
         return f"{time}{counts}"
     return f"{point.name}, {time}{counts}, {_format_metric(point)}"
+
+
+def _name_layers(tuning: Tuning) -> str:
+    """Return the kinds of layers that a placement counts: matrix products only if there are any."""
+    has_products = any(c.is_product for c in tuning.prediction.convolutions)
+    return "convolutions and matrix products" if has_products else "convolutions"
 
 
 def _format_metric(point: PlacementResult) -> str:
@@ -160,7 +166,7 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     column = max(20, page.width - len(head) - 3)
     page.add_heading(
         f"Kept in {_float_type(tuning)}, and the effect of each while the others are kept "
-        f"(accuracy, convolutions in {_format_title(tuning)}, Q/DQ layers)"
+        f"(accuracy, {_name_layers(tuning)} in {_format_title(tuning)}, Q/DQ layers)"
     )
     page.add_lines(f"  {'':<{column}} {head}")
     for benefit in tuning.bought:

@@ -19,6 +19,7 @@ from qdqtool.util import limits
 from tests.errors import has
 from tests.findings.lint.test_fp8 import chain
 from tests.reporting.conftest import NetworkFiles
+from tests.trt.builder import Graph
 from tools.fuzz.grammar import network
 
 HOSTILE = (
@@ -201,3 +202,17 @@ def test_page_counts_int8_and_fp8(
     tile = (tmp_path / "page.html").read_text().split('<div class="tile">')[1]
     assert f"<h2>{title}</h2>" in tile
     assert f'<p class="big">{count}<small>' in tile
+
+
+def test_page_names_matrix_products_that_it_counts() -> None:
+    """A classifier's Gemm is one of the layers in the tile, as in the JSON of predict."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "c", 16), "r")
+    x = g.op("Flatten", g.op("GlobalAveragePool", x, "pool"), "flat")
+    weights = g.weights("fc", (4, 16), "qdq")
+    model = g.model(g.op("Gemm", [g.pair(x, "fc.in"), weights], "fc", transB=1))
+    tile = qdqtool.report(model).html.split('<div class="tile">')[1]
+    counts = qdqtool.predict(model).summary()
+    assert (counts["convolutions"], counts["matrix_products"]) == (2, 1)
+    assert "<h2>Convolutions and matrix products in INT8</h2>" in tile
+    assert f'<p class="big">{counts["int8"]}<small> of 2</small>' in tile

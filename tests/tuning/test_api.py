@@ -192,6 +192,13 @@ def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuni
     assert f"{cheapest.metric:.3f} ({cheapest.low:.3f} to {cheapest.high:.3f})" in line
 
 
+def test_matrix_products_are_named_where_they_are_counted(tuned: Tuning) -> None:
+    counted = f"{tuned.chosen.cost.int8} of {tuned.chosen.cost.convolutions} convolutions"
+    with_products = replace(tuned, prediction=qdqtool.predict(vit(1)))
+    assert f"{counted} in INT8" in str(render_tuning(tuned, 500))
+    assert f"{counted} and matrix products in INT8" in str(render_tuning(with_products, 500))
+
+
 @pytest.mark.parametrize("sites", [[], ["c6"]])
 def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[str]) -> None:
     chosen = replace(tuned.chosen, sites=sites, changed={"head": "int8"})
