@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.comparison.result import (
@@ -156,15 +156,20 @@ def name_formats(title: str, kind: ChangeKind, nodes: Sequence[NodeChange]) -> s
     """
     is_loss = kind == ChangeKind.LOST_INT8
     sides = [node.a if is_loss else node.b for node in nodes]
-    formats = " or ".join(sorted({_name_format(side) for side in sides}, reverse=True))
+    formats = _list_formats(sides)
     if kind == ChangeKind.FORMAT:
-        before = " or ".join(sorted({_name_format(node.a) for node in nodes}, reverse=True))
+        before = _list_formats([node.a for node in nodes])
         return f"{formats} instead of {before}" if formats != before else title
     return title.replace("INT8", formats)
 
 
 def _name_format(side: NodeSide | None) -> str:
     return "FP8" if side is not None and side.precision == Precision.FP8 else "INT8"
+
+
+def _list_formats(sides: Iterable[NodeSide | None]) -> str:
+    """Return the 8-bit formats of some nodes: ``FP8``, ``INT8 or FP8``; ``INT8`` without nodes."""
+    return " or ".join(sorted(set(map(_name_format, sides)), reverse=True)) or "INT8"
 
 
 def _list_requested(comparison: Comparison) -> list[NodeChange]:
@@ -184,7 +189,11 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
         return []
     requested = _list_requested(comparison)
     realized = sum(node.is_quantized for node in requested)
-    text = f"{realized} of {_count_layers(requested)} that the model quantizes run in INT8"
+    is_model_first = a.kind == "model"
+    built = [n.b if is_model_first else n.a for n in requested if n.is_quantized]
+    planned = [n.a if is_model_first else n.b for n in requested]
+    formats = _list_formats(built or planned)
+    text = f"{realized} of {_count_layers(requested)} that the model quantizes run in {formats}"
     if NO_LISTING in (*a.gaps, *b.gaps):
         text += " according to the optimizer's lines alone"
     unknown = sum(node.is_unknown for node in requested)
@@ -239,14 +248,15 @@ def _describe_loss_reason(node: NodeChange, *, many: bool) -> str:
 
 
 def _output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
-    gaining = comparison.where(ChangeKind.GAINED_INT8_OUTPUT)
-    formats = " or ".join(sorted({_name_format(n.b) for n in gaining}))
-    lost, gained = "now with float output", f"now with {formats} output"
-    if comparison.a.kind != comparison.b.kind:
-        lost = "with float output where INT8 is predicted"
-        gained = "with INT8 output where float is predicted"
-    if (comparison.a.kind, comparison.b.kind) == ("build", "model"):
-        lost, gained = gained, lost
+    before = _list_formats([n.a for n in comparison.where(ChangeKind.LOST_INT8_OUTPUT)])
+    after = _list_formats([n.b for n in comparison.where(ChangeKind.GAINED_INT8_OUTPUT)])
+    lost, gained = "now with float output", f"now with {after} output"
+    if (comparison.a.kind, comparison.b.kind) == ("model", "build"):
+        lost = f"with float output where {before} is predicted"
+        gained = f"with {after} output where float is predicted"
+    elif (comparison.a.kind, comparison.b.kind) == ("build", "model"):
+        lost = f"with {before} output where float is predicted"
+        gained = f"with float output where {after} is predicted"
     return {ChangeKind.LOST_INT8_OUTPUT: lost, ChangeKind.GAINED_INT8_OUTPUT: gained}
 
 

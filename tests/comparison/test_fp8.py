@@ -1,9 +1,12 @@
 """INT8 and FP8 models of one network."""
 
 import functools
+import json
+from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 import qdqtool
 from qdqtool.comparison.result import ChangeKind
@@ -91,3 +94,37 @@ def test_agreement_of_two_quantized_models_is_noted() -> None:
     alone = qdqtool.compare(models[0], models[2], data=data)
     assert "reference-quantized" in note_codes(both.notes)
     assert "reference-quantized" not in note_codes(alone.notes)
+
+
+def write_build(path: Path, formats: dict[str, tuple[str, str]]) -> Path:
+    """Write a layer JSON with the formats of the input and the output of each convolution."""
+    layers = [
+        {
+            "Name": name,
+            "LayerType": "CaskConvolution",
+            "ParameterType": "Convolution",
+            "Inputs": [edge(f"{name}.in", before)],
+            "Outputs": [edge(f"{name}.out", after)],
+        }
+        for name, (before, after) in formats.items()
+    ]
+    path.write_text(json.dumps({"Layers": layers, "Bindings": ["x", "b.out"]}))
+    return path
+
+
+def edge(name: str, layout: str) -> dict[str, object]:
+    layout = f"Row major linear {layout} format"
+    return {"Name": name, "Dimensions": [1, 32, 8, 8], "Format/Datatype": layout}
+
+
+@pytest.mark.parametrize("model_first", [True, False])
+def test_text_of_model_and_build_names_fp8(tmp_path: Path, model_first: bool) -> None:
+    """The model predicts FP16 output of `a` (its consumer is float) and of `b` (the output)."""
+    layers = {"a": ("FP8", "FP8"), "d": ("FP16", "FP16"), "b": ("FP8", "FP16")}
+    build = write_build(tmp_path / "build.json", layers)
+    sides = (quantized("fp8"), build) if model_first else (build, quantized("fp8"))
+    comparison = qdqtool.compare(*sides, target="trt10.13-strongly-typed")
+    text = summarize(comparison)
+    assert "2 of 2 convolutions that the model quantizes run in FP8" in text
+    assert "1 convolution with FP8 output where float is predicted" in text
+    assert "INT8" not in text
