@@ -594,3 +594,14 @@ def test_fp8_model_is_compared_with_times_of_its_float_model(target: str) -> Non
         assert target == "trt11" and of_float.float_time.precision == Precision.FP32
     assert of_fp8.best is not None and of_float.best is not None
     assert of_fp8.best.total_ms == pytest.approx(of_float.best.total_ms, rel=1e-9)
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_rtx_time_states_the_remaining_layers_of_the_engine_it_comes_from(quantized: bool) -> None:
+    proto = convolution_chain(quantized=quantized)
+    _, time = predict_on_gpu(proto, "rtx1.7", TimingOptions(gpu="RTX 4090"))
+    assert time is not None
+    (note,) = (n for n in time.notes if n.code == "no-layers-named")
+    remaining = predict(proto, "trt10-strongly-typed").summary()["conversions"]
+    assert note.values["conversions"] == remaining == (1 if quantized else 0)
+    assert ("inside its kernels" in note) == quantized
