@@ -216,3 +216,18 @@ def test_page_names_matrix_products_that_it_counts() -> None:
     assert (counts["convolutions"], counts["matrix_products"]) == (2, 1)
     assert "<h2>Convolutions and matrix products in INT8</h2>" in tile
     assert f'<p class="big">{counts["int8"]}<small> of 2</small>' in tile
+
+
+def test_page_counts_findings_by_code_as_predict_does() -> None:
+    g = Graph()
+    x = g.pair(g.input(1, 8, 8, 8), "in", 0.1, zero=3)
+    g.channels[x] = 8
+    x = g.pair(g.relu(g.conv(x, "c", 16, scale=None), "r"), "mid", 0.1, zero=5)
+    g.channels[x] = 16
+    model = g.model(g.conv(x, "d", 16, scale=None))
+    findings = qdqtool.predict(model).findings
+    errors = [f.code for f in findings if f.severity == "error"]
+    assert len(errors) > len(set(errors)) == 1
+    tile = qdqtool.report(model).html.split("<h2>Findings</h2>")[1].split("</div>")[0]
+    assert f'<p class="big">{len({f.code for f in findings})}</p>' in tile
+    assert f"1 error ({len(errors)} places)" in tile
