@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -375,11 +376,15 @@ def test_answers_for_a_detector_are_short(
     )
     short = capsys.readouterr().out
     assert "warning" in short or len(short.splitlines()) <= 25
-    lengths = []
+    texts = []
     for more in ([], ["--layers"], ["--all"]):
         assert cli.run(["predict", quantized, "--gpu", "RTX 3060", *more]) == 0
-        lengths.append(len(capsys.readouterr().out.splitlines()))
+        texts.append(capsys.readouterr().out)
+    lengths = [len(text.splitlines()) for text in texts]
     assert lengths[0] <= 25 < lengths[1] < lengths[2]
+    assert cli.run(["predict", quantized, "--gpu", "RTX 3060", "--format", "json"]) == 0
+    codes = {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert "INPUT-CONVERSION" in codes and all(code in texts[0] for code in codes)
 
 
 @pytest.mark.parametrize(

@@ -199,13 +199,19 @@ def _describe_conversions(prediction: Prediction, times: Sequence[TimeEstimate])
         return "none: this target quantizes inside its kernels"
     number, dependence = verdicts.count_conversions(prediction)
     verb = "remains" if number == 1 else "remain"
-    text = f"{number or 'none'} {verb} at run time{dependence}"
-    codes = [f.code for f in prediction.findings if f.code in _CONVERSION_CODES]
-    if codes == ["INPUT-CONVERSION"]:
-        text += ": the network's input"
+    ms = ""
     if len(times) == 1 and prediction.conversions_ms:
-        text += f" ({format_ms(prediction.conversions_ms)})"
-    return text
+        ms = format_ms(prediction.conversions_ms)
+    if _converts_input_only(prediction):
+        facts = ", ".join(filter(None, ("INPUT-CONVERSION", ms)))
+        return f"{number} {verb}{dependence}: the network's input ({facts})"
+    text = f"{number or 'none'} {verb} at run time{dependence}"
+    return f"{text} ({ms})" if ms else text
+
+
+def _converts_input_only(prediction: Prediction) -> bool:
+    codes = [f.code for f in prediction.findings if f.code in _CONVERSION_CODES]
+    return codes == ["INPUT-CONVERSION"]
 
 
 def _add_build_method(page: TextPage, way: BuildMethod, target: str) -> None:
@@ -391,7 +397,8 @@ def _add_closing(
 ) -> None:
     groups = _group_by_code(prediction.findings)
     notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
-    notes.pop("INPUT-CONVERSION", None)  # the row about Q/DQ layers reports it
+    if prediction.conversions is not None and _converts_input_only(prediction):
+        notes.pop("INPUT-CONVERSION")  # named in the row about Q/DQ layers
     counts = _count_findings(groups)
     page.add_gap()
     page.fill(

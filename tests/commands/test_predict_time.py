@@ -45,7 +45,7 @@ def test_input_conversion_is_a_note(model: str, cli: Cli) -> None:
     _, found, note = text.partition("note INPUT-CONVERSION")
     assert found
     (saving,) = re.findall(r"saves: at most ([\d.]+) ms", note.split("\n\n")[0])
-    assert re.search(rf"Q/DQ layers .*\({saving} ms\)", text)
+    assert re.search(rf"Q/DQ layers .*[( ]{saving} ms\)", text)
     time = cli.json("predict", model, "--gpu", "rtx 3060")["time"]
     assert float(saving) == pytest.approx(time["conversions_ms"], rel=1e-2)
 
