@@ -276,8 +276,21 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
 
 
 def describe_confidence(prediction: Prediction) -> str:
-    """Describe how many results are confirmed by real builds or documents."""
+    """Describe how many results are confirmed by real builds or documents.
+
+    Float products of two activations have no result of their own, although they are counted among
+    the matrix products.
+    """
     total = len(prediction.convolutions)
+    products = sum(c.is_product for c in prediction.convolutions)
+    uncounted = prediction.summary()["matrix_products"] - products
+    text = _describe_evidence(prediction, total)
+    if uncounted:
+        text += f"; without {format_count(uncounted, 'product')} of two activations (no Q/DQ)"
+    return text
+
+
+def _describe_evidence(prediction: Prediction, total: int) -> str:
     assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
     results = f"all {total} results" if total > 1 else "the result"
     if assumed == total:

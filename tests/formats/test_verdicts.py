@@ -130,3 +130,17 @@ def test_float_type_is_that_of_float_layers_and_not_of_outputs() -> None:
     first, _, last = prediction.convolutions
     assert (first.output, last.precision) == (Precision.FP32, Precision.FP16)
     assert name_float_type(prediction) == Precision.FP16
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_confidence_states_products_that_it_does_not_count(attention: bool) -> None:
+    """All results and the float products of two activations are the layers of the rows above."""
+    g = Graph()
+    x = g.pair(g.input(1, 4, 8, 16), "in")
+    y = g.op("MatMul", [x, g.weights("w", (16, 16), "qdq", axis=1)], "project")
+    if attention:
+        y = g.op("MatMul", [y, g.input(1, 4, 16, 8, name="keys")], "scores")
+    prediction = predict(g.model(y), "trt10")
+    counts = prediction.summary()
+    assert counts["matrix_products"] == len(prediction.convolutions) + attention
+    assert ("1 product of two activations" in describe_confidence(prediction)) == attention
