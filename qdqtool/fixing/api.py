@@ -17,6 +17,7 @@ from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.runner import FixOptions
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
+from qdqtool.fixing.site import FixSite
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
@@ -373,7 +374,7 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
     """Add to a time estimate, in place, the time that each kind of automatic fix saves.
 
     Fixes are left out if they save no time, cannot be applied because weights are missing, or
-    concern more than 512 places. Nothing is added for a GPU without INT8.
+    concern more than 512 places, which a note says. Nothing is added for a GPU without INT8.
     """
     if not time.gpu.has_int8:
         return
@@ -385,6 +386,8 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
             continue
         try:
             sites = step.find_possible_sites(view, target, prediction, codes)
+            if len(sites) > _MAX_SITES:
+                time.notes += _note_many_sites(sites)
             if not 0 < len(sites) <= _MAX_SITES:
                 continue
             candidate, _ = apply_sites(model, sites)
@@ -397,6 +400,18 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
             )
     _add_type_savings(model, prediction, time, target)
     time.fixes.sort(key=lambda f: -f.saves_ms)
+
+
+def _note_many_sites(sites: Sequence[FixSite]) -> list[Note]:
+    """Return a note that the saving of too many sites is unknown; none if it would be 0."""
+    names = sorted({s.code for s in sites if codes.get(s.code).saves_time})
+    if not names:
+        return []
+    text = (
+        f"the time that fixing {', '.join(names)} saves was not estimated: {len(sites)} places are "
+        f"more than {_MAX_SITES}. 'qdqtool fix' tries all of them"
+    )
+    return [Note(text, code="saving-not-estimated", codes=names, places=len(sites))]
 
 
 def _add_type_savings(

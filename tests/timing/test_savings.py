@@ -13,6 +13,7 @@ from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from tests.findings.test_each_code import stem
 from tests.insertion.nets import detector
+from tests.trt.builder import Graph
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +103,20 @@ def test_layers_without_qdq_do_not_repeat_savings_of_fixable_findings() -> None:
     aligned, separate = savings
     assert any(code == "CONCAT-SCALE" and ms for (code, _), ms in separate.items())
     assert separate[("NOT-QUANTIZED", layer)] == aligned[("NOT-QUANTIZED", layer)]
+
+
+@pytest.mark.parametrize(("pairs", "is_estimated"), [(20, True), (540, False)])
+def test_saving_of_too_many_places_is_stated_as_unknown(pairs: int, is_estimated: bool) -> None:
+    g = Graph()
+    x = g.input(1, 16, 8, 8)
+    for i in range(pairs):
+        x = g.pair(g.relu(g.pair(x, f"a{i}", 0.1), f"r{i}"), f"b{i}", 0.2)
+        g.channels[x] = 16
+        if i % 20 == 19:
+            x = g.conv(x, f"c{i}", 16, scale=None)
+    prediction = qdqtool.predict(g.model(g.relu(x, "end")), gpu="RTX 3060")
+    assert prediction.time is not None
+    saved = {code for fix in prediction.time["fixes"] for code in fix["codes"]}
+    assert ("DOUBLE-QDQ" in saved) == is_estimated
+    stated = [note for note in prediction.time["notes"] if "DOUBLE-QDQ" in note]
+    assert len(stated) == (not is_estimated)
