@@ -273,7 +273,10 @@ def _describe_conversions(comparison: Comparison) -> list[str]:
 def _describe_all_scales(comparison: Comparison) -> list[str]:
     factors = {
         "activations": [n.factor for n in comparison.where(ChangeKind.SCALE)],
-        "weights": [n.weights_factor for n in comparison.where(ChangeKind.WEIGHTS_SCALE)],
+        "weights": [
+            None if _differs_in_count(n) else n.weights_factor
+            for n in comparison.where(ChangeKind.WEIGHTS_SCALE)
+        ],
     }
     name = "ranges" if comparison.count(ChangeKind.FORMAT) else "scales"
     return [
@@ -282,6 +285,15 @@ def _describe_all_scales(comparison: Comparison) -> list[str]:
         for tensors, values in factors.items()
         if values
     ]
+
+
+def _differs_in_count(node: NodeChange) -> bool:
+    """Return whether only one side has a scale for each channel of the weights.
+
+    The factor then compares the largest scales, and other channels differ by more.
+    """
+    counts = {side.weights_scale.count for side in (node.a, node.b) if side and side.weights_scale}
+    return len(counts) > 1
 
 
 def _describe_factors(factors: list[float | None]) -> str:
