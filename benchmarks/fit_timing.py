@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,21 +105,41 @@ class Model:
         self.images = np.asarray([m.images for m in data])
         is_myelin = np.asarray([m.gpu.fuses_conversions for m in data])
         self.enqueued, self.enqueued_myelin = enqueued * ~is_myelin, enqueued * is_myelin
+        # Engines on boards with a low power limit. Their clock depends on their utilization.
+        is_limited = [m.gpu.clock_share_under_load < 1 and len(m.works) > 1 for m in data]
+        self.limited_at = np.flatnonzero(is_limited)
+        self.limited: Model | None = None
+        if not all(is_limited) and any(is_limited):
+            self.limited = Model([data[i] for i in self.limited_at])
+        self.gpus = [m.gpu for m in data]
 
     def seconds(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
-        """Seconds of each measurement, at the clock that the load allows."""
-        seconds = self.seconds_at(np.ones(len(self.images)), constants, factors)
-        if not self.images.any():
-            return seconds
-        return self.seconds_at(clock_shares(seconds * 1e3, self.images), constants, factors)
+        """Seconds of each measurement, at the clock that power limit and load allow."""
+        shares = self.sustained_shares(constants, factors)
+        if self.images.any():
+            busy = self.seconds_at(shares, constants, factors)
+            shares = shares * clock_shares(busy * 1e3, self.images)
+        return self.seconds_at(shares, constants, factors)
+
+    def sustained_shares(
+        self, constants: Mapping[str, float], factors: Mapping[str, float]
+    ) -> Array:
+        """Share of the boost clock that the power limit of each measurement's GPU allows."""
+        shares = np.ones(len(self.gpus))
+        if len(self.limited_at) == len(self.gpus):
+            return physics.sustained_shares(
+                self.features, self.starts, self.counts, self.gpus, constants, factors
+            )
+        if self.limited is not None:
+            shares[self.limited_at] = self.limited.sustained_shares(constants, factors)
+        return shares
 
     def seconds_at(
         self, shares: Array, constants: Mapping[str, float], factors: Mapping[str, float]
     ) -> Array:
         """Seconds of each measurement at a share of the clock of its GPU."""
         lengths = np.diff([*self.starts, len(self.features.cc)])
-        features = SimpleNamespace(**vars(self.features))
-        features.clocks = features.clocks * np.repeat(shares, lengths)
+        features = physics.at_clock(self.features, np.repeat(shares, lengths))
         kernels = self.counts * physics.kernel_seconds(features, constants, factors)
         waiting = self.launches * constants[HOST] + self.enqueued * constants[GAP]
         waiting += self.calls * constants[CALL]
@@ -351,6 +370,7 @@ def main() -> int:
     print(f"  {len(pairs)} pairs: {gains}")
     spreads["gain"] = gains["spread"]
     in_fit = Model(blind).errors(constants, factors)
+    shares = Model(whole).sustained_shares(constants, factors)
     profiles: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, m in enumerate(single):
         profiles[m.gpu.name, m.label].append(i)
@@ -372,8 +392,9 @@ def main() -> int:
             "fitted": m.weight > 0,
             "model_ms": float(m.seconds * 1e3 * np.exp(error)),
             "left_out_ms": float(m.seconds * 1e3 * np.exp(left)),
+            "clock_share": float(share),
         }
-        for m, error, left in zip(whole, seen, by_gpu[count:], strict=True)
+        for m, error, left, share in zip(whole, seen, by_gpu[count:], shares, strict=True)
         if not m.label.startswith("gain ")
     ]
     print("\nspreads (80 %)", {k: round(v, 3) for k, v in spreads.items()})

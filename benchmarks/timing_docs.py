@@ -326,7 +326,7 @@ def is_inside(row: dict[str, Any]) -> bool:
     The range is wider for boards of few watts.
     """
     spread = load_constants().spreads["total"]
-    slowed = 1 / find_gpu(row["gpu"]).clock_share_under_load
+    slowed = row["clock_share"] / find_gpu(row["gpu"]).clock_share_under_load
     return bool(row["model_ms"] / spread <= row["measured_ms"] <= row["model_ms"] * spread * slowed)
 
 

@@ -14,7 +14,7 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.precision import Precision
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.physics import estimate_seconds, load_constants
+from qdqtool.timing.physics import estimate_engine, estimate_seconds, load_constants
 from qdqtool.timing.time_calibration import TimeCalibration
 from qdqtool.timing.work import LayerWork
 from qdqtool.timing.workload import EngineWorkload, predict_workload
@@ -38,6 +38,7 @@ class TimedEngine:
         workload: Work of the layers and extra kernels.
         kernel_ms: Milliseconds of each work, without gaps; shape [all work].
         counts: Number of kernels of each work, 0 if it takes no time; shape [all work].
+        clock_share: Share of the GPU's boost clock that its power limit allows for this engine.
     """
 
     gpu: Gpu
@@ -45,6 +46,7 @@ class TimedEngine:
     workload: EngineWorkload
     kernel_ms: Array
     counts: Array
+    clock_share: float = 1.0
 
     def running_ms(
         self, correction: TimeCalibration | None = None, *, has_gaps: bool = True
@@ -99,9 +101,8 @@ def time_engine(
         workload = predict_workload(model, simulated, float_type, batch, gpu)
         works = workload.all_work
         counts = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in works])
-        engines.append(
-            TimedEngine(gpu, simulated, workload, estimate_seconds(works, gpu) * 1e3, counts)
-        )
+        seconds, share = estimate_engine(works, gpu)
+        engines.append(TimedEngine(gpu, simulated, workload, seconds * 1e3, counts, share))
     return min(engines, key=lambda engine: float(engine.running_ms().sum()))
 
 

@@ -127,6 +127,7 @@ def estimate(
         launch_ms=float(idle_ms.sum()),
         is_cuda_graph=cuda_graph,
         quantized=_main_precision(resolved_model, simulated),
+        clock_share=engine.clock_share,
     )
     set_range(result, float(engine.counts.sum()))
     result.kernels = _list_kernels(engine, profile_ms)

@@ -171,6 +171,7 @@ _CLOCK_OF_POWER = 0.4
 # MAXN, they would be a quarter of the published times.
 _POWER_MODES = {("Jetson AGX Orin 64GB", 30.0): (8, 612.0)}
 _FEW_WATTS = 0.5
+_POWER_WITHOUT_PRODUCTS = 0.3  # share of a board's power under load if no tensor core multiplies
 _LAPTOP_CLOCK = 0.75  # typical ratio of the clock of a laptop GPU to that of the desktop GPU
 MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; other numbers are probably in another unit
 
@@ -334,6 +335,20 @@ class Gpu:
             return 1.0
         share = self.power / self.clocks_per_second / _median_watts(self.cc)
         return float(share**_CLOCK_OF_POWER) if share < _FEW_WATTS else 1.0
+
+    def clock_share_at(self, utilization: float) -> float:
+        """Return the share of the boost clock at a utilization of the tensor cores.
+
+        Without products, the board takes a part of its power under load (assumed).
+
+        Args:
+            utilization: Share of the time in which the tensor cores multiply at their usual rate.
+        """
+        limit = self.clock_share_under_load
+        if limit == 1.0:
+            return 1.0
+        power = _POWER_WITHOUT_PRODUCTS + (1 - _POWER_WITHOUT_PRODUCTS) * min(utilization, 1.0)
+        return float(min(limit * power**-_CLOCK_OF_POWER, 1.0))
 
     @property
     def clocks_per_second(self) -> float:

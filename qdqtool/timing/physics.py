@@ -59,6 +59,7 @@ L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant `
 FP8_CONVOLUTION = 24.6 / 31.5
 _MMA_SYNC = ("8.9", "12.0", "12.1")
 
+_CLOCK_STEPS = 8  # steps of the iteration over clock and utilization
 _HBM = ("6.0", "7.0", "8.0", "9.0", "10.0", "10.3")  # compute capabilities with stacked memory
 
 # Hardware units that multiply; each has its own fitted efficiency.
@@ -323,6 +324,52 @@ def kernel_seconds(
     return np.where(f.kind == work.NOTHING, 0.0, time)
 
 
+def product_seconds(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
+    """Return the seconds that the products of each layer take at the usual rate of their unit."""
+    computing = np.isin(f.kind, work.COMPUTING)
+    rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path]
+    seconds: Array = f.rows * f.columns * f.depth * f.groups / (f.clocks * rate)
+    return np.where(computing, seconds, 0.0)
+
+
+def at_clock(f: SimpleNamespace, shares: Array) -> SimpleNamespace:
+    """Return the features of layers at a share of the GPU's clock, of shape [layers]."""
+    return SimpleNamespace(**(vars(f) | {"clocks": f.clocks * shares}))
+
+
+def sustained_shares(
+    f: SimpleNamespace,
+    starts: Sequence[int] | Array,
+    counts: Array,
+    gpus: Sequence[Gpu],
+    c: Mapping[str, float],
+    factors: Mapping[str, float],
+) -> Array:
+    """Return the share of the boost clock at which each engine runs, of shape [engines].
+
+    It is below 1 on boards with a low power limit (``Gpu.clock_share_at``). The utilization follows
+    from the times at this clock.
+
+    Args:
+        f: Features of the layers of all engines, one engine after the other.
+        starts: Position of each engine's first layer, of shape [engines].
+        counts: Number of kernels with the work of each layer, of shape [layers].
+        gpus: GPU of each engine.
+        c: Constants by name.
+        factors: Factors on computing rates by compute capability.
+    """
+    shares, lengths = np.ones(len(gpus)), np.diff([*starts, len(f.cc)])
+    if all(gpu.clock_share_under_load == 1.0 for gpu in gpus):
+        return shares
+    for _ in range(_CLOCK_STEPS):
+        slowed = at_clock(f, np.repeat(shares, lengths))
+        busy = np.add.reduceat(counts * product_seconds(slowed, c), starts)
+        total = np.add.reduceat(counts * kernel_seconds(slowed, c, factors), starts)
+        utilization = busy / np.maximum(total, 1e-12)
+        shares = np.asarray([g.clock_share_at(u) for g, u in zip(gpus, utilization, strict=True)])
+    return shares
+
+
 def missing_share(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
     """Return the share of a kernel's bytes that miss the L2 and move through memory.
 
@@ -346,6 +393,18 @@ def estimate_seconds(works: Sequence[LayerWork], gpu: Gpu) -> Array:
     cold = [has_cold_weights(works, gpu)] * len(works)
     features = kernel_features(works, [gpu] * len(works), cold)
     return kernel_seconds(features, constants.values, constants.architectures)
+
+
+def estimate_engine(works: Sequence[LayerWork], gpu: Gpu) -> tuple[Array, float]:
+    """Return the seconds of each kernel of one engine, and the share of the boost clock."""
+    if not works:
+        return np.zeros(0), 1.0
+    constants, cold = load_constants(), [has_cold_weights(works, gpu)] * len(works)
+    features = kernel_features(works, [gpu] * len(works), cold)
+    values, factors = constants.values, constants.architectures
+    shares = sustained_shares(features, [0], np.ones(len(works)), [gpu], values, factors)
+    slowed = at_clock(features, np.repeat(shares, len(works)))
+    return kernel_seconds(slowed, values, factors), float(shares[0])
 
 
 def has_cold_weights(works: Sequence[LayerWork], gpu: Gpu) -> bool:

@@ -16,7 +16,7 @@ def set_range(time: TimeEstimate, kernels: float) -> None:
     gpu, correction = time.gpu, time.calibration
     spread, slowdown = _REPEATED_SPREAD, 1.0
     if correction is None:
-        spread, slowdown = _gpu_spread(gpu, time.notes)
+        spread, slowdown = _gpu_spread(gpu, time.notes, time.clock_share)
     elif not correction.direct:
         spread = load_constants().spreads["total_calibrated"]
     if gpu.notes:
@@ -38,8 +38,8 @@ def set_range(time: TimeEstimate, kernels: float) -> None:
         time.high_ms += kernels * correction.overhead_us * 1e-3
 
 
-def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
-    """Return the factor of the uncalibrated range, and the slowdown by the power limit.
+def _gpu_spread(gpu: Gpu, notes: list[Note], clock_share: float) -> tuple[float, float]:
+    """Return the factor of the uncalibrated range, and the largest slowdown by the power limit.
 
     Adds notes about both.
     """
@@ -56,12 +56,15 @@ def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
         )
     share = gpu.clock_share_under_load
     if share < 1:
-        slowdown = 1 / share
+        slowdown = clock_share / share
+        limit = f"below {gpu.clock:.0f} MHz ({gpu.power:g} W limit)"
+        throttles = f"may throttle {limit}: the"
+        if clock_share < 1:
+            throttles = f"throttles {limit}, here to about {gpu.clock * clock_share:.0f} MHz; the"
         notes.append(
             Note(
-                f"the GPU may throttle below {gpu.clock:.0f} MHz ({gpu.power:g} W limit): the "
-                f"upper end of the range is for {gpu.clock * share:.0f} MHz. Set `clock` if you "
-                "know the GPU's clock.",
+                f"the GPU {throttles} upper end of the range is for {gpu.clock * share:.0f} MHz. "
+                "Set `clock` if you know the GPU's clock.",
                 code="slowed",
             )
         )

@@ -196,6 +196,7 @@ class TimeEstimate:
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
         obstacle: Code of the finding that no engine can be built for the GPU; None without one.
+        clock_share: Share of the GPU's boost clock at which the engine was estimated.
     """
 
     gpu: Gpu
@@ -224,6 +225,7 @@ class TimeEstimate:
     is_cuda_graph: bool = False
     quantized: Precision = Precision.INT8
     obstacle: str | None = None
+    clock_share: float = 1.0
 
     @property
     def is_supported(self) -> bool:

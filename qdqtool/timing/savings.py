@@ -13,7 +13,7 @@ from qdqtool.findings import codes
 from qdqtool.ir.precision import Precision
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.physics import estimate_seconds
+from qdqtool.timing.physics import estimate_engine
 from qdqtool.timing.time_calibration import TimeCalibration
 from qdqtool.timing.work import LayerWork, width
 from qdqtool.timing.workload import EngineWorkload
@@ -50,7 +50,8 @@ def add_savings(
     """
     if not gpu.has_int8 or not prediction.findings:
         return
-    best_ms = estimate_seconds([_as_int8(w) for w in workload.layers], gpu) * 1e3
+    best_seconds, _ = estimate_engine([_as_int8(w) for w in workload.layers], gpu)
+    best_ms = best_seconds * 1e3
     if correction:
         best_ms = correction.apply(best_ms, np.ones(len(workload.layers)))
     finder = _SavingFinder(simulated, workload, ms, best_ms)

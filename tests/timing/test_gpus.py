@@ -23,7 +23,7 @@ from qdqtool.timing.built_engine import find_device_gpu, parse_device
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.timing.physics import estimate_seconds
+from qdqtool.timing.physics import estimate_seconds, load_constants
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import RTX, TARGETS
 from tests.errors import has
@@ -325,6 +325,32 @@ def test_gpus_that_do_not_sustain_their_clock() -> None:
     # On a T4, YOLOv7 at batch 16 takes 1.54 times the estimate for the boost clock.
     assert 0.6 < gpus.find_gpu("T4").clock_share_under_load < 0.75
     assert gpus.choose_gpu("T4", clock=1590).clock_share_under_load == 1
+
+
+def test_clock_falls_with_utilization_where_the_power_limit_is_low() -> None:
+    t4 = gpus.find_gpu("T4")
+    idle, half, full = (t4.clock_share_at(u) for u in (0.0, 0.5, 1.0))
+    assert idle == 1 > half > full == pytest.approx(t4.clock_share_under_load)
+    # 0.3 of the power under load remains without products, so half the products take 0.65 of it.
+    assert half == pytest.approx(full * 0.65**-0.4)
+    assert gpus.find_gpu("RTX 3060").clock_share_at(1.0) == 1
+
+
+def test_busy_network_is_timed_at_the_clock_of_the_power_limit() -> None:
+    small, large = convolution_chain(channels=32), convolution_chain(channels=256, batch=16)
+    boost = gpus.choose_gpu("T4", clock=1590)
+    assert estimate_model(small, gpus.find_gpu("T4"), compare=False)[1].clock_share == 1
+    _, limited = estimate_model(large, gpus.find_gpu("T4"), compare=False)
+    _, fixed = estimate_model(large, boost, compare=False)
+    assert fixed.clock_share == 1 > limited.clock_share
+    assert fixed.total_ms < limited.total_ms < fixed.total_ms / limited.clock_share
+    slow = gpus.choose_gpu("T4", clock=1590 * limited.clock_share)
+    _, same = estimate_model(large, slow, compare=False)
+    assert same.total_ms == pytest.approx(limited.total_ms, rel=1e-3)
+    # The upper end of the range is that of busy tensor cores.
+    share = gpus.find_gpu("T4").clock_share_under_load
+    usual = load_constants().spreads["total"]
+    assert limited.high_ms / limited.total_ms == pytest.approx(usual * limited.clock_share / share)
 
 
 def network(act: str = "Relu", groups: int = 1) -> onnx.ModelProto:
