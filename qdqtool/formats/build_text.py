@@ -225,7 +225,9 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
     elif side.int8 is not None:
         parts.append(_describe_formats(side))
     if side.conversions is not None and side.quantized:
-        parts.append(format_count(side.conversions, "Q/DQ layer"))
+        low, high = side.conversions_range or (side.conversions, side.conversions)
+        layers = format_count(high, "Q/DQ layer")
+        parts.append(layers if low == high else f"{low} to {layers}")
     nested = describe_subgraphs(side.subgraphs)
     if nested:
         parts.append(f"not compared: {nested}")
