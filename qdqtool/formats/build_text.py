@@ -462,7 +462,10 @@ def _add_times(page: TextPage, result: Verification) -> None:
         19,
     )
     if not times["within"]:
-        page.add_row("", "If far outside, check GPU, clock (--gpu, --clock) and other load", 19)
+        advice = (
+            "If the time is far outside, check the GPU, its clock (--gpu, --clock) and its load"
+        )
+        page.add_row("", advice, 19)
     layers = times["layers"]
     if layers["compared"]:
         page.add_row(

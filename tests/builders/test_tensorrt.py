@@ -355,7 +355,7 @@ ERROR = "[01/01/2026-00:00:00] [E] [TRT] Assertion failed: scaleAllPositive"
     ("script", "timeout", "status", "message"),
     [
         (f"echo '{ERROR}'; exit 1", 60, "refused", "Assertion failed: scaleAllPositive"),
-        ("kill -SEGV $$", 60, "crashed", "trtexec died of signal 11"),
+        ("kill -SEGV $$", 60, "crashed", "trtexec was stopped by signal 11"),
         ("sleep 3600 & wait", 0.5, "timeout", "stopped after 0.5 s"),
     ],
     ids=["refused", "crashed", "timeout"],

@@ -174,7 +174,7 @@ def test_predict_has_no_times_of_an_unsupported_gpu(model: str, cli: Cli) -> Non
 
 
 def test_predict_warns_of_a_batch_that_the_file_does_not_have(model: str, cli: Cli) -> None:
-    assert "warning: the file has the fixed batch" in cli(
+    assert "warning: the times are for the model" in cli(
         "predict", model, "--gpu", "L4", "--batch", "8"
     )
     assert "fixed batch" not in cli("predict", model, "--gpu", "L4")
