@@ -27,6 +27,7 @@ from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from tests.errors import has
 from tests.insertion.nets import detector as small_detector
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 quantization = pytest.importorskip("onnxruntime.quantization")
@@ -380,13 +381,16 @@ SYMMETRIC: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        SYMMETRIC,
-        {**SYMMETRIC, "per_channel": True},
-        {"activation_type": quantization.QuantType.QUInt8, "per_channel": True},
-    ],
-    ids=["default", "symmetric", "per-channel", "uint8"],
+    slow_after(
+        2,
+        [
+            {},
+            {**SYMMETRIC, "per_channel": True},
+            SYMMETRIC,
+            {"activation_type": quantization.QuantType.QUInt8, "per_channel": True},
+        ],
+    ),
+    ids=["default", "symmetric per channel", "symmetric", "uint8 per channel"],
 )
 def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_path: Path) -> None:
     """Every recipe quantizes the last Concat, which makes all scores 0."""
@@ -410,7 +414,9 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: yolov8n(64), small_detector], ids=["demo", "small detector"]
+    "make",
+    slow_after(1, [small_detector, lambda: yolov8n(64)]),
+    ids=["small detector", "demo"],
 )
 def test_printed_recipe_and_fix_leave_no_error_and_no_warning(
     make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
