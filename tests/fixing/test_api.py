@@ -197,7 +197,6 @@ def test_fix_handles_dead_channels_and_stored_zero_points(g):
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SCALE-NONPOS"]
     assert np.all(run(fixed.proto, x=image(1, 16, 8, 8))[0][:, 3] == 0)
-    g = Graph()
     x = g.pair(g.input(1, 16, 8, 8), "in")
     stored = np.random.default_rng(0).integers(0, 256, (16, 16, 1, 1)).astype(np.uint8)
     w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=128, integer=np.uint8)
@@ -251,7 +250,6 @@ def test_fix_applies_weight_fixes(g):
     rounded = np.rint(weights / scale) * scale
     wanted = np.einsum("oi,nihw->nohw", rounded[:, :, 0, 0], quantize(x, 0.1, 0, -128, 127))
     assert np.allclose(run(fixed.proto, x=x)[0], wanted, atol=1e-4)
-    g = Graph()
     y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose", weights="qdq")
     y = g.bn(y, "bn")
     proto = g.model(g.conv(g.relu(y, "r"), "next", 16, scale=0.2))
@@ -323,7 +321,6 @@ def test_fix_handles_empty_scales_and_heads(g):
     dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
     assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
-    g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
     assert {change.code for change in fix(proto, "trt8.5").applied} <= {"W-SCALE"}

@@ -29,8 +29,7 @@ def pair_model(scale=0.1):
     return g.model(g.pair(g.input(1, 4, 8, 8), "p", scale))
 
 
-def test_runner_computes_float_outputs():
-    g = Graph()
+def test_runner_computes_float_outputs(g: Graph):
     x = g.input(1, 4, 8, 8)
     proto = remove_quantizers(Model(g.model(g.pair(x, "p", 0.1), "p.Q:0"))).proto
     assert {n.op_type for n in proto.graph.node} == {"QuantizeLinear", "Identity"}
@@ -40,8 +39,7 @@ def test_runner_computes_float_outputs():
     assert np.array_equal(found["p.Q:0"], np.clip(np.rint(values / np.float32(0.1)), -128, 127))
 
 
-def test_body_of_a_network_ends_with_its_last_convolution():
-    g = Graph()
+def test_body_of_a_network_ends_with_its_last_convolution(g: Graph):
     y = g.conv(g.input(1, 16, 8, 8), "c", 16)
     model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
     proto, cut = cut_runnable_part(model, body=True)

@@ -146,9 +146,8 @@ def test_dead_scale_gets_the_range_of_its_operator() -> None:
     assert len(np.unique(values)) > 64
 
 
-def test_dead_scale_of_a_part_is_left() -> None:
+def test_dead_scale_of_a_part_is_left(g: Graph) -> None:
     """No single scale fits both a gate and the tensor that a Concat joins with the gate."""
-    g = Graph()
     x = g.conv(g.input(1, 16, 8, 8), "c", 16)
     cat = g.concat([g.op("Sigmoid", x, "gate"), g.relu(x, "r")], "cat")
     g.channels[cat] = 32
@@ -157,9 +156,8 @@ def test_dead_scale_of_a_part_is_left() -> None:
     assert [f.code for f in fixed.after.findings if f.severity == Severity.ERROR] == ["SCALE-DEAD"]
 
 
-def test_dead_part_that_no_layer_reads_becomes_float() -> None:
+def test_dead_part_that_no_layer_reads_becomes_float(g: Graph) -> None:
     """An end-to-end head joins boxes, the best scores and their classes."""
-    g = Graph()
     w = g.weights("w", (16, 8), "qdq", axis=1)
     x = g.op("MatMul", [g.pair(g.input(1, 20, 16), "in"), w], "fc")
     scores, _ = g.ops("TopK", [g.op("Sigmoid", x, "s"), g.const("k", np.array([4]))], "top", 2)

@@ -79,9 +79,8 @@ def test_page_lists_convolutions_conversions_and_findings(case: str) -> None:
         assert all(finding.id in model.nodes[number].findings for number in finding.nodes)
 
 
-def test_page_links_findings_to_nodes_after_computed_constants() -> None:
+def test_page_links_findings_to_nodes_after_computed_constants(g: Graph) -> None:
     """A constant that TensorRT computes while building is a node of the file."""
-    g = Graph()
     root = g.op(
         "Sqrt", g.op("Cast", g.const("size", np.array([4], np.int64)), "cast", to=1), "root"
     )

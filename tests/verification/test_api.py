@@ -521,8 +521,7 @@ def test_verification_from_pairs() -> None:
 @pytest.mark.parametrize(
     ("gpu", "int8", "capability"), [(None, 2, "8.6"), ("T4", 0, "7.5"), ("RTX 3060", 2, "8.6")]
 )
-def test_verify_rtx_build_for_a_gpu(gpu: str | None, int8: int, capability: str) -> None:
-    g = Graph()
+def test_verify_rtx_build_for_a_gpu(g: Graph, gpu: str | None, int8: int, capability: str) -> None:
     model = g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
     build = Build(tensorrt="1.7.1", layers=[BuiltLayer("a")])
     result = verify(model, build, target="rtx1.7", gpu=gpu)
@@ -530,9 +529,8 @@ def test_verify_rtx_build_for_a_gpu(gpu: str | None, int8: int, capability: str)
     assert result.as_json()["compute_capabilities"] == [capability]
 
 
-def test_verify_rtx_build_with_a_layer_of_unknown_type() -> None:
+def test_verify_rtx_build_with_a_layer_of_unknown_type(g: Graph) -> None:
     """A kernel whose abbreviated name hides the product does not contradict the prediction."""
-    g = Graph()
     model = g.model(g.conv(g.input(1, 16, 16, 16), "a", 16))
     kernel = BuiltLayer(
         "__myl_CastEtc_myl0_1", "kgen", [BuiltTensor("x", Precision.INT8)], onnx_names=["a"]
