@@ -83,9 +83,8 @@ def test_recorded_explicit_and_float_builds_are_not_implicit(case: str, name: st
 
 
 @pytest.mark.parametrize(("files", "path"), [(["a.log", "b.json"], "a.log, b.json"), ([], "build")])
-def test_check_explicit_finds_quantizers_by_names_in_the_model(
-    net: Net, files: list[str], path: str
-) -> None:
+def test_check_explicit_finds_quantizers_by_names_in_the_model(files: list[str], path: str) -> None:
+    net = Net()
     proto = net.model(net.conv(net.qdq(net.input((1, 8, 8, 8))), 8, 3, name="c"))
     for i, node in enumerate(n for n in proto.graph.node if n.op_type == "QuantizeLinear"):
         node.name = f"int8_{i}"

@@ -134,9 +134,7 @@ def test_overflowing_float_network_is_not_compared(where):
 
 
 @pytest.mark.parametrize("shape", [["n", 64, "h", "w"], [1, 64, 1, 1], [1, 64, 1024, 1024]])
-def test_run_cost_depends_on_inputs_only(
-    monkeypatch: pytest.MonkeyPatch, shape: list[object]
-) -> None:
+def test_run_cost_depends_on_inputs_only(shape: list[object]) -> None:
     """The four outputs take 256 MB each, whatever shapes the file states."""
     weight = onnx.numpy_helper.from_array(np.ones((64, 1, 1, 1), np.float32), "w")
     graph = onnx.helper.make_graph(
