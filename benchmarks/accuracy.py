@@ -79,8 +79,8 @@ class Split:
 class Result:
     """Result of one method on one split.
 
-    Average precisions are from 0 to 1. The difference is that of the first method minus this
-    method.
+    Average precisions are from 0 to 1. The difference is the average precision of the first method
+    minus that of this method.
     """
 
     split: str
@@ -147,7 +147,7 @@ def main() -> int:
 
 
 def measure(split: Split, methods: Sequence[str], options: argparse.Namespace) -> list[Result]:
-    """All methods on one split."""
+    """Return the results of all methods on one split."""
     images = common.load_samples(split.model, split.evaluation)
     samples = common.evenly(images, options.limit or split.limit or len(images))
     calibration = common.load_samples(split.model, split.calibration)
@@ -222,7 +222,7 @@ def key(split: Split, method: str = "") -> str:
 
 
 def ours(split: Split, method: str, calibration: Images, options: argparse.Namespace) -> bytes:
-    """Return the model of `insert` for ``method[+option=value...]``: ``focus+residual=none``."""
+    """Return the model of `insert` for ``method[+option=value...]``, as ``focus+residual=none``."""
     name, *rest = method.split("+")
     extra: dict[str, Any] = {
         k: v not in ("False", "no") if v in ("True", "False") else v
@@ -241,7 +241,7 @@ def ours(split: Split, method: str, calibration: Images, options: argparse.Names
     )
     if made.losses is not None:
         print(
-            f"{split.name}, {method}: output error {made.losses.error:.3f}, as insert states it",
+            f"{split.name}, {method}: output error {made.losses.error:.3f} according to insert",
             file=sys.stderr,
         )
     return bytes(made.model.SerializeToString())

@@ -211,13 +211,16 @@ def with_stream(
 
 
 def outputs(model: onnx.ModelProto, images: Images) -> list[list[Images]]:
-    """The results for each picture."""
+    """Return the outputs of a model for each image."""
     session = open_session(model.SerializeToString(), 1, optimize="none", fold_qdq=False)
     return [session.run(None, {"x": image[None]}) for image in images]
 
 
 def judged(model: onnx.ModelProto) -> tuple[float, float]:
-    """Share of right directions, and the mean overlap (IoU) of the boxes (NaN without), on pictures of another seed."""
+    """Return the fraction of correct directions and the mean overlap (IoU) of the boxes.
+
+    The images have another seed than the training images. The overlap is NaN without boxes.
+    """
     images, boxes, kinds = pictures(JUDGED, 2)
     found = outputs(model, images)
     right = float(np.mean([f[0][0].argmax() == k for f, k in zip(found, kinds, strict=True)]))
@@ -247,10 +250,9 @@ def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Call
 def by_outliers(
     steps: int, one_sign: bool = False
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return head and rows of a table of the loss by INT8 for several numbers of outlier channels.
+    """Return head and rows of a table: the loss by INT8, by the number of outlier channels.
 
-    Each cell is the mean over the seeds, with the least and the most. With training, the value is
-    the
+    Each cell is the mean over the seeds, with minimum and maximum. With training, the value is the
     fraction of correct directions. Without training, the value is the root mean square error of the
     outputs over their standard deviation.
 

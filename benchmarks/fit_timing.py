@@ -74,7 +74,8 @@ START = {
 # priors of the other constants, constants of few layers (few_fp16: 130 to 490) changed when a network
 # was left out.
 LOOSE_PRIOR, SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 0.1, 1.0, 0.2
-# Weight of a measured pair; one network on one GPU has .3. Users decide by the gain.
+# Weight of the gain of a measured pair. It is larger than the weight of the times (0.3 for one
+# network on one GPU), because users decide by the gain.
 GAIN_WEIGHT = 1.0
 FIRM = ("dram", "overlap", "floor_us")
 # Constants whose start values have no source.
@@ -114,7 +115,7 @@ class Model:
         self.gpus = [m.gpu for m in data]
 
     def seconds(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
-        """Seconds of each measurement, at the clock that power limit and load allow."""
+        """Return the seconds of each measurement, at the clock that power limit and load allow."""
         shares = self.sustained_shares(constants, factors)
         if self.images.any():
             busy = self.seconds_at(shares, constants, factors)
@@ -124,7 +125,7 @@ class Model:
     def sustained_shares(
         self, constants: Mapping[str, float], factors: Mapping[str, float]
     ) -> Array:
-        """Share of the boost clock that the power limit of each measurement's GPU allows."""
+        """Return the share of the boost clock that the power limit of each measurement's GPU allows."""
         shares = np.ones(len(self.gpus))
         if len(self.limited_at) == len(self.gpus):
             return physics.sustained_shares(
@@ -137,7 +138,7 @@ class Model:
     def seconds_at(
         self, shares: Array, constants: Mapping[str, float], factors: Mapping[str, float]
     ) -> Array:
-        """Seconds of each measurement at a share of the clock of its GPU."""
+        """Return the seconds of each measurement at a fraction of the clock of its GPU."""
         lengths = np.diff([*self.starts, len(self.features.cc)])
         features = physics.at_clock(self.features, np.repeat(shares, lengths))
         kernels = self.counts * physics.kernel_seconds(features, constants, factors)
@@ -164,8 +165,8 @@ def unpack(x: Array, architectures: Sequence[str]) -> Fitted:
 def fit(data: Data, rounds: int = 25, first: Fitted | None = None) -> Fitted:
     """Return constants, and factors of architectures, by damped and robust least squares.
 
-    The search begins at ``first``, by default at the priors. The fit of all measurements saves
-    rounds.
+    The search begins at ``first``, by default at the priors. If ``first`` is the fit of all
+    measurements, the search needs fewer rounds.
     """
     model = Model(data)
     architectures = sorted({m.gpu.cc for m in data})
@@ -173,7 +174,7 @@ def fit(data: Data, rounds: int = 25, first: Fitted | None = None) -> Fitted:
     priors = dict.fromkeys(START, SHARED_PRIOR)
     priors |= dict.fromkeys(FIRM, FIRM_PRIOR) | dict.fromkeys(LOOSE, LOOSE_PRIOR)
     prior = np.sqrt([*priors.values(), *[ARCHITECTURE_PRIOR] * len(architectures)])
-    # The gain of a pair counts in addition to both times. Only pairs of trtexec count, because calls
+    # The gain of a pair counts in addition to both times. Only gains of trtexec count, because times
     # from Python contain more than the engine.
     pairs = [
         (p.half, p.integer)
@@ -294,8 +295,7 @@ def wide_enough(errors: Array, data: Data) -> float:
     """Return the factor within which 80 % of whole networks lie, by weight and by number.
 
     By number, an engine that was measured several times (the same GPU, network, types and batch)
-    counts
-    once, with its median error.
+    counts once, with its median error.
     """
     weights = np.asarray([m.weight for m in data])
     used = weights > 0
@@ -310,7 +310,11 @@ def wide_enough(errors: Array, data: Data) -> float:
 def fit_governor(
     data: Data, constants: Mapping[str, float], factors: Mapping[str, float]
 ) -> tuple[float, float, float]:
-    """The host time and the exponent of timing_data.py, by the FP32 times of calls that follow the load."""
+    """Return the best host times and exponent for the clock that follows the load.
+
+    These are HOST_MS, HOST_MS_PER_IMAGE and LOAD_EXPONENT of timing_data.py. The best values have
+    the least scatter for the FP32 times of calls that follow the load.
+    """
     model = Model([m for m in data if m.images and " float FP32" in m.label])
     busy = model.seconds_at(np.ones(len(model.images)), constants, factors) * 1e3
 
@@ -344,7 +348,7 @@ def main() -> int:
     print("constants", {k: float(f"{v:.3g}") for k, v in constants.items()})
     print("factors  ", {k: float(f"{v:.3g}") for k, v in factors.items()})
     seen = Model(whole).errors(constants, factors)
-    print(f"host and exponent of the governor: {fit_governor(whole, constants, factors)}")
+    print(f"host times and exponent of the load: {fit_governor(whole, constants, factors)}")
     print(f"layers of profiles, in the fit:  {summary(Model(single).errors(constants, factors))}")
     print(f"whole networks, in the fit:      {summary(seen[[m.weight > 0 for m in whole]])}")
     print(f"whole networks, judged only:     {summary(seen[[m.weight == 0 for m in whole]])}")
@@ -512,9 +516,9 @@ def judge_pairs(everything: Data, whole: Data, first: int) -> list[dict[str, Any
 
 
 def gain_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the errors of the gains, and the number of pairs whose faster type is right.
+    """Return the errors of the gains, and the number of pairs whose faster type is correct.
 
-    Only pairs count whose times differ by more than 5 %.
+    This number is of the pairs whose times differ by more than 5 %.
     """
     errors = np.asarray([np.log(r["left_out"] / r["measured"]) for r in rows])
     clear = [r for r in rows if abs(np.log(r["measured"])) > np.log(1.05)]

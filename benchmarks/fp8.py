@@ -23,7 +23,7 @@ import qdqtool
 from calibration import Preprocess
 
 SEEDS, STEPS = 3, 350
-# Outlier channels, where their tokens begin, and the gain of normalizations there
+# Number of outlier channels, offset of their tokens, and gain of their normalizations
 CASES = {"none": (0, 8.0, 20.0), "7 of 48": (7, 8.0, 20.0), "1 of 48, larger": (1, 20.0, 20.0)}
 PREPROCESS = {
     "yolo": Preprocess(),
@@ -51,7 +51,7 @@ def output_error(floats: onnx.ModelProto, model: onnx.ModelProto) -> float:
 
 
 def transformers() -> str:
-    """Return a table of correct directions and output errors: mean, least and most."""
+    """Return a table of correct directions (mean, minimum and maximum) and mean output errors."""
     lines = []
     for case, (count, offset, gain) in CASES.items():
         attention.OFFSET, attention.GAIN = offset, gain

@@ -9,8 +9,8 @@ pixels between the corners of boxes of the float network and of the quantized ne
 onnxruntime. It counts the cells of the 50 most confident boxes of the float network in each image.
 The first images are for calibration, and the last ``--judge`` images are for evaluation.
 Conversions and INT8 convolutions are predicted for trt8.5. Lines of code are the statements of a
-row's function below, from the float network to the file; the float export that two functions need
-counts as one.
+row's function below, from the float network to the file. The float export that two functions need
+counts as one statement.
 """
 
 import argparse

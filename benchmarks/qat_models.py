@@ -212,8 +212,8 @@ def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[st
     """Return how many layers with weights are float, by reason.
 
     Reasons come from the plan. Layers that only the prediction reports as float are counted
-    together.
-    Layers whose inputs are constant are left out, because TensorRT computes them during the build.
+    together. Layers whose inputs are constant are left out, because TensorRT computes them during
+    the build.
     """
     modules = dict(network.named_modules())
     reasons = Counter(
@@ -276,9 +276,8 @@ def runs(network: nn.Module, names: Iterable[str], forward: Callable[[], Any]) -
 def losses_of(name: str, network: nn.Module, sample: Any) -> list[Tensor]:
     """Return the losses of a network, whose sum is trained.
 
-    The losses of torchvision's detectors are their own. Other networks have the mean squares of
-    their
-    outputs.
+    torchvision's detectors compute their losses. For other networks, the losses are the mean squares
+    of the outputs.
     """
     if not name.startswith(DETECTION):
         return [

@@ -21,12 +21,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from benchmarks.speed import CASES, HEAD, USUAL, compare  # noqa: E402
 
-DATA = {  # benchmarks that need data of the user, and run by name only
-    "accuracy": "models and images of your own",
+DATA = {  # data that benchmarks need from the user; these benchmarks run by name only
+    "accuracy": "your models and images",
     "coco": "a YOLO model, and COCO's images and annotations",
     "pairs": "a folder of published measurements",
     "qat": "a trained checkpoint and photographs",
-    "tune": "models and images of your own",
+    "tune": "your models and images",
 }
 
 
@@ -107,7 +107,7 @@ def main() -> int:
     for name in options.names or known:
         why = "" if options.names else missing(name)
         if why:
-            print(f"== {name}: skipped, because {why} is missing", flush=True)
+            print(f"== {name}: skipped; needs {why}", flush=True)
             continue
         print(f"== {name}: {known[name]}", flush=True)
         if subprocess.run(
@@ -115,7 +115,7 @@ def main() -> int:
         ).returncode:
             failed.append(name)
     if failed:
-        print(f"missed or failed: {', '.join(failed)}", file=sys.stderr)
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
 
 

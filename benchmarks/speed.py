@@ -3,9 +3,10 @@
 Both versions get the same files, made by the present sources: the demo model (YOLOv8n, random
 weights) and generated PNG images of its size, or the files of `--model` and `--photos`. The modules
 of both versions are compiled before the first turn, as pip does. A ratio is the median over the
-turns, between order statistics of the turns. For any distribution, the median lies between them
-with the printed probability (5 turns: 94 %, 6: 97 %, 3: only 75 %). Seconds and megabytes are the
-minimum over the turns. Processor time is user and system time of all threads and child processes.
+turns. Its interval is between two order statistics of the turns. For any distribution, the interval
+contains the median with the printed probability (3 turns: only 75 %, 5: 94 %, 6: 97 %). Seconds and
+megabytes are the minimum over the turns. Processor time is user and system time of all threads and
+child processes.
 """
 
 import math
@@ -84,7 +85,7 @@ class Ratio:
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     """Return the median ratio of pairs, with the narrowest interval of at least 95 %.
 
-    With few pairs, the interval is the widest possible.
+    With too few pairs for 95 %, the interval contains all ratios.
     """
     each = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     n = len(each)

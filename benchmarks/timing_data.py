@@ -88,8 +88,8 @@ OVERHEAD = 2.4
 # file named after the 30 W mode. The clock was not fixed: the calls wait for the images of a data
 # loader, and the governor lowers the clock of a GPU that waits. These rows are never fitted.
 MODES = {("Jetson AGX Orin 64GB", "Juanx65/ArtTRT"): "30W"}
-# Share of the mode's clock (306 to 612 MHz) at which such a GPU runs: (busy / (busy + host)) ^ exponent.
-# These have the least scatter for the FP32 times of the source, which are in no pair (fit_governor).
+# Fraction of the mode's clock (306 to 612 MHz) at which such a GPU runs: (busy / (busy + host)) ^ exponent.
+# These values have the least scatter for the FP32 times of the source, which are in no pair (fit_governor).
 LOWEST_CLOCK = 0.5
 HOST_MS, HOST_MS_PER_IMAGE, LOAD_EXPONENT = 10.0, 0.4, 1.0
 # INT8 builds from calibration tables without the FP16 flag: float layers are FP32 or TF32.
@@ -289,7 +289,7 @@ def clock_shares(
     images: Array,
     host: tuple[float, float, float] = (HOST_MS, HOST_MS_PER_IMAGE, LOAD_EXPONENT),
 ) -> Array:
-    """The share of the mode's clock at which each call ran; 1 for calls whose clock is fixed.
+    """Return the fraction of the mode's clock at which each call ran; 1 if the clock is fixed.
 
     Args:
         busy_ms: Milliseconds of a call at the clock of the mode.
@@ -343,7 +343,7 @@ def work_of(
 
 
 def add_networks(folder: Path) -> None:
-    """Add the networks of a folder to the table."""
+    """Add the networks of a folder to networks.tsv.gz."""
     models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
     rows: Rows = []
     for name, path in models.items():

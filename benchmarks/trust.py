@@ -2,9 +2,9 @@
 
     python -m benchmarks.trust
 
-A convolution is right if the types of inputs, residual and output, and the absorbed Add and MaxPool
-agree. Lines are compared as a multiset of pass, event, subject and object. If a log only counts the
-lines of ConstQDQInitializersFusion, these lines are left out.
+A convolution counts as right if the types of inputs, residual and output, and the absorbed Add and
+MaxPool agree. Lines are compared as a multiset of pass, event, subject and object. If a log states
+only the number of the lines of ConstQDQInitializersFusion, these lines are left out.
 """
 
 from collections import Counter

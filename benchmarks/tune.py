@@ -15,7 +15,8 @@ nothing is downloaded.
     judge = "video"               # images for the table, which tune does not use
     others = { "ModelOpt entropy" = "modelopt.onnx" }   # optional Q/DQ models of other tools
 
-Every placement is compared with the most accurate point of the front that does not cost more.
+Every simple placement is compared with the most accurate point of the front that does not cost
+more than the placement.
 Points are chosen by their accuracy on the images of the search. The interval is that of a paired
 bootstrap over the images of `judge`. Measurements are kept in the work folder.
 """
@@ -43,8 +44,8 @@ OBVIOUS = re.compile("everything INT8|worst|head|last|float")  # names of simple
 class Row:
     """Result of one placement on the images of `judge`.
 
-    The difference is that of the best point of the front at the same cost or less, minus this
-    placement.
+    The difference is the metric of the best point of the front at the same cost or less, minus the
+    metric of this placement.
     """
 
     split: str

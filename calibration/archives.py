@@ -75,14 +75,14 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
             f"{name}: holds {dtype}; save booleans, integers or floats", code="wrong-type"
         )
     if min(shape, default=0) < 0:
-        reason = f"declares the shape {list(shape)}; save it again"
+        reason = f"declares the shape {list(shape)}; save the array again"
         raise DataError(f"{name}: {reason}", code="wrong-shape")
     available = max(0, size - header.start)
     if header.nbytes > available:
         needed, present = limits.format_bytes(header.nbytes), limits.format_bytes(available)
         reason = (
             f"the file is cut off: {list(shape)} of {dtype} needs {needed}, but only {present} "
-            "follow the header; save it again"
+            "follow the header; save the array again"
         )
         raise DataError(f"{name}: {reason}", code="file-damaged")
     return header
@@ -104,7 +104,7 @@ def read_values(file: IO[bytes], header: ArrayHeader, name: str) -> Array:
         return values.reshape(header.shape, order="F" if header.fortran else "C")
     except Exception as error:  # numpy, zipfile and zlib raise many classes
         raise DataError(
-            f"{name}: damaged: {reason_of(error)}; save it again", code="file-damaged"
+            f"{name}: damaged: {reason_of(error)}; save the array again", code="file-damaged"
         ) from error
 
 

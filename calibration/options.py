@@ -58,7 +58,8 @@ class Preprocess:
             object.__setattr__(self, name, tuple(map(_to_python_number, getattr(self, name))))
         if not len(self.mean) == len(self.std) == 3:
             raise DataError(
-                "mean and std need three numbers each, one for each channel", code="wrong-length"
+                "`mean` and `std` each need three numbers, one for each channel",
+                code="wrong-length",
             )
         object.__setattr__(self, "scale", _to_python_number(self.scale))
         object.__setattr__(self, "crop", _to_python_number(self.crop))

@@ -136,7 +136,7 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
     for name in tensors:
         if model.is_constant(name):
             raise ModelError(
-                f"tensor '{name}' is a constant, which needs no calibration; leave it out",
+                f"tensor '{name}' is a constant, which needs no calibration; do not list it",
                 _display_path(model),
                 code="constant-tensor",
                 node=name,

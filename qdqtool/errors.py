@@ -29,13 +29,14 @@ def _cut_middle(text: str, length: int) -> str:
 class QdqtoolError(Exception):
     """Bad input or an impossible request.
 
-    The message is one line that names the file, node or tensor and says what to do about it. The
-    middle of a long message is left out.
+    The message is one line. It names the file, node or tensor, and says what to do. The middle of
+    a long message is left out.
 
     Attributes:
         code: Identifier of the cause, such as ``"unknown-gpu"``. It does not change when the
             message is reworded.
-        path: File that the error is about. The message begins with it. Empty if there is none.
+        path: File that the error is about. The message begins with this path. Empty if there is
+            none.
         parameter: Parameter of the Python API that the error is about. Empty if there is none.
         node: ONNX node or tensor that the error is about. Empty if there is none.
         reason: Message without the path.

@@ -14,7 +14,7 @@ class Evidence(StrEnum):
     ASSUMED = "assumed"
 
     def weaker(self, other: Evidence) -> Evidence:
-        """Return the weaker of two kinds of evidence, which a conclusion from both has."""
+        """Return the weaker of two kinds of evidence: that of a conclusion from both."""
         return max(self, other, key=_EVIDENCE.index)
 
 
@@ -29,8 +29,8 @@ class Case:
         name: Short name, unique within its pass or operator, such as ``stem-pool``.
         evidence: Seen in a build, documented by NVIDIA, or assumed.
         says: The behavior in one sentence.
-        builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an
-            engine listing. The builds are described in ``qdqtool/trt/builds.tsv``.
+        builds: Builds that show the behavior: ``<build>:<line>`` of the build's log, or ``<build>``
+            for an engine listing. ``qdqtool/trt/builds.tsv`` describes the builds.
         source: Document that states the behavior; for an assumed case, the reason for the
             assumption and the log that would refute it.
         about: Words that select the case for a line of the log: ONNX operators, or kinds of
@@ -55,7 +55,7 @@ def seen(name: str, says: str, *builds: str, source: str = "", about: tuple[str,
     Args:
         name: Short name, unique within its pass or operator.
         says: The behavior of TensorRT in one sentence.
-        builds: Builds that show it, ``<build>:<line>`` or ``<build>``.
+        builds: Builds that show the behavior, ``<build>:<line>`` or ``<build>``.
         source: Document that states the behavior too; empty if there is none.
         about: Words that select the case for a line of the log.
 

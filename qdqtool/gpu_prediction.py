@@ -55,17 +55,18 @@ def predict(
         gpu: GPU to estimate the time for; see ``qdqtool gpus``.
         clock: SM clock in MHz under load. Default: the boost clock.
         power: Power mode of a Jetson, such as ``15W``, from which the clock is estimated.
-        sm: Compute capability such as ``7.5``. Adds findings about its limits, without times.
-        batch: Batch to estimate the time for. Default: the model's own, or 1.
+        sm: Compute capability such as ``7.5``. Adds findings about limits of GPUs with this
+            capability, without times.
+        batch: Batch size to estimate the time for. Default: the model's batch size, or 1.
         no_fp16: Whether the builder may not use FP16, so that float layers are FP32.
-        calibrate: A measured time (``5.3ms``), a trtexec profile of this model, or a file of
-            `save_calibration`, by which the estimate is corrected.
-        save_calibration: File for the correction, for later calls.
+        calibrate: Measurement by which the estimate is corrected: a time (``5.3ms``), a trtexec
+            profile of this model, or a file that `save_calibration` wrote.
+        save_calibration: File to which the correction is written, for later calls.
 
     Returns:
         The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers,
         the optimizer's trace, remaining conversions, and findings with their fixes. With `gpu`,
-        ``time`` has the fields of the command's JSON, each layer has ``ms``, and each finding
+        ``time`` has the fields of the command's JSON, each layer has ``ms``, and each finding has
         ``saves_ms``.
 
     Raises:
@@ -113,7 +114,7 @@ def predict_with_time(
         settings: Further arguments of :func:`qdqtool.timing.on_gpu.predict_on_gpu`.
 
     Returns:
-        The prediction, and the estimate; None without a GPU.
+        The prediction, and the time estimate (None if no GPU is named).
     """
     from qdqtool.timing.on_gpu import predict_on_gpu
 

@@ -114,10 +114,10 @@ def check_activations(
         data: Images, as for :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
         preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
-            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
-            (letterbox, RGB, divided by 255).
-        size: Height and width in pixels if they are dynamic in the model. Default: its ``imgsz``
-            metadata.
+            of Pillow to the input. Default: the preprocessing in the model's metadata, else
+            ``yolo`` (letterbox, RGB, divided by 255).
+        size: Height and width in pixels if they are dynamic in the model. Default: ``imgsz`` in
+            the model's metadata.
         max_images: Maximum number of samples, spread evenly over the data.
         progress: Whether to draw progress on stderr if that is a terminal.
 
@@ -143,8 +143,8 @@ def check_activations(
     if not sources:
         return
     choice = choose_preprocess(model.metadata, preprocess)
-    # Weight quantizers are removed as well: if only weights have Q/DQ, onnxruntime fuses Adds in
-    # such a way that their input tensors cannot be measured.
+    # Weight quantizers are removed as well: if only weights have Q/DQ, onnxruntime fuses Adds, and
+    # the input tensors of the Adds cannot be measured.
     statistics = collect(
         remove_quantizers(insert_clipping_relus(model.copy()), weights=True).proto,
         data,
@@ -198,7 +198,7 @@ def advise(
 
 
 def predict_part(model: Model, target: Target) -> Prediction:
-    """Predict a model that is a part of another one, with unsorted, unnumbered findings."""
+    """Predict a model that is a part of another model, with unsorted, unnumbered findings."""
     with pause_gc():
         prediction = predict_outcome(model, target)
         prediction.findings = _find_findings(model, prediction, None, target)
@@ -254,7 +254,7 @@ def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> No
 
 
 def _sort_findings(findings: list[Finding]) -> list[Finding]:
-    """Sort by severity, then by total tensor size per code, then by own tensor size."""
+    """Sort by severity, then by the code's total tensor size, then by the finding's tensor size."""
     values: dict[str, list[int]] = defaultdict(list)
     for finding in findings:
         values[finding.code].append(finding.values or 0)

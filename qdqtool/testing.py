@@ -30,17 +30,17 @@ def assert_int8(
     allow_float: str | Sequence[str] = (),
     max_conversions: int | None = None,
 ) -> Prediction:
-    """Assert that TensorRT runs convolutions in INT8, with few remaining conversions.
+    """Assert that TensorRT runs convolutions in INT8 or FP8, with few remaining conversions.
 
     Convolutions are Conv, ConvTranspose, Gemm and MatMul. Patterns are regular expressions that are
-    searched in the names of convolutions. A pattern without a match is an error: it is misspelled,
-    or the model has changed.
+    searched in the names of convolutions. A pattern without a match is an error, because the
+    pattern is misspelled, or the model has changed.
 
     Args:
         model: Path, bytes or ModelProto of any exporter.
         target: As for :func:`qdqtool.predict`.
-        require: Patterns of convolutions that have to be INT8, even if ``allow_float`` matches them
-            too. Default: all convolutions that ``allow_float`` does not match.
+        require: Patterns of convolutions that have to be INT8 or FP8, even if ``allow_float``
+            matches them too. Default: all convolutions that ``allow_float`` does not match.
         allow_float: Patterns of convolutions that may be float.
         max_conversions: Maximum number of Q and DQ that remain in the engine as separate layers,
             including the Q of the network input; None for no limit.
@@ -112,7 +112,7 @@ def _float_message(prediction: Prediction, conv: ConvOutcome) -> str:
     text = f"* {conv.name} ({conv.op}) is {conv.precision}, not INT8"
     if not causes:
         cause = "its data input or its weights have no Q/DQ pair"
-        return f"{text}\n    cause: {cause}\n    fix: quantize both"
+        return f"{text}\n    cause: {cause}\n    fix: add Q/DQ pairs to both"
     return text + "".join(_finding_message(f) for f in causes[:2])
 
 
@@ -130,8 +130,8 @@ def _count_conversions(prediction: Prediction) -> int:
 def _find_conversion_causes(prediction: Prediction) -> list[Finding]:
     """Return findings that may explain the conversions.
 
-    The first of these lists that is not empty: errors and warnings at the conversions, all
-    warnings, all findings except those about the conversions themselves.
+    These are the errors and warnings at the conversions. If there are none, these are all warnings,
+    and if there are no warnings either, all findings that are not about a conversion itself.
     """
     findings, names = prediction.findings, set(prediction.conversion_nodes)
     return (

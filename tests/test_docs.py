@@ -62,6 +62,18 @@ def test_page_names_existing_commands_options_and_files(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_terms_page_names_existing_classes() -> None:
+    section = (ROOT / "docs" / "terms.md").read_text("utf-8").partition("## Names in the code")[2]
+    names = set(re.findall(r"`([A-Z]\w+)`", section))
+    sources = [
+        path.read_text("utf-8")
+        for top in ("qdqtool", "tests")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    classes = {name for text in sources for name in re.findall(r"^class (\w+)", text, re.M)}
+    assert names <= classes and len(names) > 12
+
+
 def test_every_page_is_in_the_navigation() -> None:
     listed = {name for _, names in build_site.PARTS for name in names}
     assert {page.name for page in PAGES[1:]} <= listed

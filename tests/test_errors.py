@@ -46,8 +46,7 @@ def test_error_text_is_one_printable_line() -> None:
     assert error.path == "a\n\udcff é.onnx"
 
 
-def test_unknown_gain_note_has_a_reason_without_path() -> None:
-    g = Graph()
+def test_unknown_gain_note_has_a_reason_without_path(g: Graph) -> None:
     _, time = predict_on_gpu(
         g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", TimingOptions(gpu="RTX 3060")
     )

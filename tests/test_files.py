@@ -63,7 +63,7 @@ def test_descriptor_is_written_at_its_position(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "before whole whole "
 
 
-def test_descriptor_of_a_pipe_is_written_to(tmp_path: Path) -> None:
+def test_descriptor_of_a_pipe_is_written_to() -> None:
     read, write = os.pipe()
     write_text(f"/dev/fd/{write}", "whole")
     assert os.read(read, 100) == b"whole"

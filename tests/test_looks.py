@@ -232,12 +232,12 @@ def test_color_depends_on_the_environment(
 
 def test_each_line_of_a_wrapped_paragraph_has_its_style() -> None:
     page = TextPage(20)
-    page.fill("too close to call, said the table", 4, "  ", Style.UNCLEAR)
+    page.fill("about 1.2x faster, but not certain", 4, "  ", Style.UNCLEAR)
     page.add_heading("A heading of two lines")
     page.add_lines("plain \x1b[1m")
     assert page.colored().splitlines() == [
-        "  \x1b[1;33mtoo close to call,\x1b[0m",
-        "    \x1b[1;33msaid the table\x1b[0m",
+        "  \x1b[1;33mabout 1.2x faster,\x1b[0m",
+        "    \x1b[1;33mbut not certain\x1b[0m",
         "",
         "\x1b[1mA heading of two\x1b[0m",
         "  \x1b[1mlines\x1b[0m",

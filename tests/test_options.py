@@ -296,8 +296,8 @@ def test_methods_are_those_of_the_calibration() -> None:
     ("command", "name", "text"),
     [
         ("insert", "target", f"[default: {DEFAULT_TARGET}]"),
-        ("verify", "target", f"[default: the build's own, else {DEFAULT_TARGET}]"),
-        ("insert", "losses", f"[default: {SAMPLES}, and"),
+        ("verify", "target", f"[default: the version of the build, else {DEFAULT_TARGET}]"),
+        ("insert", "losses", f"[default: {SAMPLES};"),
         ("insert", "losses", f"by {SMALL_ERROR:.0%} or more]"),
         ("insert", "smooth", f"ALPHA is {command_options('insert')['smooth'].flag_value} if"),
         ("tune", "keep", f"[default: {KEEP}]"),
@@ -316,7 +316,7 @@ def test_help_states_default(command: str, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (qdqtool.compare, f"build: ``{DEFAULT_TARGET}``"),
+        (qdqtool.compare, f"build, or ``{DEFAULT_TARGET}``"),
         (qdqtool.report, f"build: ``{DEFAULT_TARGET}``"),
         (builders.build, f"Default: {DEFAULT_SM[0]}, with"),
         (qdqtool.tune, f"Default: {KEEP} without a"),

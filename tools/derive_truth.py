@@ -169,8 +169,8 @@ LINES = (
 def derive_trace(path: Path, excerpts: bool = False) -> list[list[str]]:
     """Return [pass, event, subject, object] of the optimizer's lines.
 
-    Only lines between the first and the last heading count. In excerpts, headings and the line that
-    names the running pass may be missing.
+    Only lines between the first and the last heading count. In excerpts, headings may be missing,
+    and also the line that names the running pass.
     """
     rows: list[list[str]] = []
     inside, running = excerpts, ""

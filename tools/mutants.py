@@ -50,13 +50,13 @@ def main() -> int:
         "packages", nargs="*", default=PACKAGES, help=f"default: {', '.join(PACKAGES)}"
     )
     parser.add_argument(
-        "-n", "--mutants", type=int, default=200, help="in all, the same share for each package"
+        "-n", "--mutants", type=int, default=200, help="total number, equal for each package"
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=random.SystemRandom().randrange(10**6),
-        help="draws the same mutants again",
+        help="equal seeds select equal mutants",
     )
     parser.add_argument("--test", action="store_true", help="run the tests of the changed file")
     options = parser.parse_args()
@@ -65,7 +65,7 @@ def main() -> int:
     packages = [p.rstrip("/") for p in options.packages]
     for package in packages:
         if not (ROOT / package).is_dir() or not test_folder(ROOT, package).is_dir():
-            print(f"{package}: no such package, or no tests of its own", file=sys.stderr)
+            print(f"{package}: the package or its tests do not exist", file=sys.stderr)
             return 2
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="qdqtool-mutants-") as folder:
@@ -81,7 +81,7 @@ def test_folder(root: Path, package: str) -> Path:
 
 
 def copy_repository(root: Path, to: Path) -> Path:
-    """Copy the files of a git repository into a new one."""
+    """Copy the files of a git repository into a new repository."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in (
         subprocess.run(command, cwd=root, check=True, capture_output=True)
@@ -125,7 +125,7 @@ def run_mutants(tree: Path, package: str, count: int, seed: str) -> None:
         "no:cacheprovider",
         str(test_folder(tree, package)),
     ]
-    subprocess.run(script, **options, stdout=subprocess.DEVNULL)  # they pass without a mutant
+    subprocess.run(script, **options, stdout=subprocess.DEVNULL)  # tests must pass without a mutant
     with use_db(session) as db:
         os.chdir(tree)
         init(sorted(Path(package).rglob("*.py")), db, {})

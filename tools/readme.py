@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 SAMPLE = 'qdqtool predict yolov8n_naive.onnx --gpu "RTX 3060"'
 IMAGES, SIZE = 100, 320  # of the demo's network
-_SIGN = 0.05  # a pair that differs by less has no faster one
+_SIGN = 0.05  # no type counts as faster if the times of a pair differ by less than this fraction
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def run(arguments: list[str], folder: Path, seconds: float = 600.0) -> tuple[str
 
 
 def with_figures(text: str) -> str:
-    """Return the README with the table of evidence that the tables of docs/ contain."""
+    """Return the README with a table of evidence, whose figures come from the tables of docs/."""
     pattern = r"(<!-- figures: [^\n]*-->\n).*?(\n<!-- end of figures -->)"
     return re.sub(pattern, lambda m: f"{m[1]}{write_table()}{m[2]}", text, flags=re.S)
 

@@ -20,7 +20,7 @@ NODE = "/model.22/cv3.1/cv3.1.1/conv/Conv"  # where INT8 and float meet
 
 
 def main() -> None:
-    """Write a screenshot of the verdict above a node of the network, with few colors."""
+    """Write a screenshot with few colors: the verdict, and below it a node of the network."""
     if reason := missing():
         raise SystemExit(reason)
     with tempfile.TemporaryDirectory() as name, browser() as page:

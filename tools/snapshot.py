@@ -26,7 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     record.add_argument(
         "--repo", type=Path, default=ROOT, help="checkout to run (default: this one)"
     )
-    record.add_argument("--keep", type=Path, metavar="DIR", help="write the hashed JSON there")
+    record.add_argument(
+        "--keep", type=Path, metavar="DIR", help="folder for the JSON that is hashed"
+    )
     compare = commands.add_parser("compare", help="list the entries of two records that differ")
     compare.add_argument("records", type=Path, nargs=2, metavar="RECORD.json")
     compare.add_argument(
@@ -34,14 +36,16 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         nargs=2,
         metavar="DIR",
-        help="the folders that --keep wrote: show what differs",
+        help="the folders that --keep wrote, to show what differs",
     )
-    diff = commands.add_parser("diff", help="record a commit and another one, and compare them")
+    diff = commands.add_parser("diff", help="record two commits, and compare the records")
     diff.add_argument("revision", metavar="REV", help="the older commit")
     diff.add_argument("other", nargs="?", metavar="REV", help="default: the files as they are")
-    diff.add_argument("--keep", type=Path, metavar="DIR", help="write what differs there")
+    diff.add_argument("--keep", type=Path, metavar="DIR", help="folder for the JSON that differs")
     for command in (record, diff):
-        command.add_argument("--quick", action="store_true", help="the quick set: about a minute")
+        command.add_argument(
+            "--quick", action="store_true", help="run the quick set, which takes about a minute"
+        )
         command.add_argument(
             "--only", action="append", default=[], metavar="GROUP", help="a group, or group/name"
         )
@@ -69,7 +73,7 @@ def _compare(before: Path, after: Path, kept: list[Path] | None) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    """Record both sides; record differing scenarios again to show the differences."""
+    """Record both versions; record differing scenarios again to show the differences."""
     with tempfile.TemporaryDirectory(prefix="qdqtool-snapshot-") as temporary:
         folder = Path(temporary)
         repositories = [_checkout(options.revision, folder / "before")]

@@ -55,7 +55,7 @@ def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus
     """
     for name, version in ours.items():
         if name != _PROBE and theirs.get(name) != version:
-            versions = f"has {name} {theirs.get(name)}, here it is {version}"
+            versions = f"has {name} {theirs.get(name)}, and this machine has {name} {version}"
             return f"{versions}; install the same version"
     if theirs.get(_PROBE) != ours[_PROBE] and not mixed_cpus:
         return (

@@ -288,9 +288,9 @@ class _SampleFeeder:
                 return
         names = ", ".join(f"'{b.name}' ({b.dtype})" for _, b in self._pairs)
         raise ModelError(
-            f"input {names} is neither the float input of the other network nor a uint8 input for "
-            "images of a folder. Insert Q/DQ again with `input_type='float'`, and compare the "
-            "new model.",
+            f"input {names} cannot take these data: it is neither float, as in the other network, "
+            "nor uint8 with images of a folder as data. Insert Q/DQ again with "
+            "`input_type='float'`, and compare the new model.",
             model.path or "model",
             code="wrong-type",
             node=self._pairs[0][1].name,

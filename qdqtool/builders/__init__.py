@@ -34,8 +34,8 @@ def build(
         model: Path of an ONNX model, which is not changed.
         builder: ``tensorrt-rtx`` (needs no GPU), ``trtexec`` or ``tensorrt`` (for the GPU of this
             machine).
-        output: Folder for ``build.log`` and the engine, which is created if missing. None keeps
-            no files.
+        output: Folder for ``build.log`` and the engine. A missing folder is created. None keeps no
+            files.
         sm: Compute capabilities to build for, such as ``[86]`` (TensorRT-RTX only). Default: 86,
             with FP8 89.
         timeout: Time limit of the build in seconds.
@@ -44,8 +44,8 @@ def build(
             of the input.
 
     Returns:
-        Result of the build. Its `status` shows whether the compiler rejected the model or crashed;
-        neither raises an error.
+        Result of the build. If the compiler rejects the model or crashes, `status` of the result
+        states this, and no error is raised.
 
     Raises:
         BuilderError: The builder is unknown, not installed, or cannot run on this machine.

@@ -1,4 +1,4 @@
-"""Run a compiler in a child process, which survives crashes and limits the time of builds."""
+"""Run a compiler in a child process: a crash ends only the child, and builds have a time limit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from qdqtool.util.outputs import write_text
 
 WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {
-    "tensorrt_rtx": "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it "
-    "accepts NVIDIA's license)",
+    "tensorrt_rtx": "TensorRT-RTX is not installed: run pip install 'qdqtool[rtx]' (this accepts "
+    "NVIDIA's license)",
     "tensorrt": (
         "the tensorrt Python package is not installed; install NVIDIA's package, or build with "
         "tensorrt-rtx"
@@ -156,15 +156,18 @@ class CompilerProcess:
                 "message": f"the process of the compiler ended with code {code}",
             }
         name = signal.strsignal(-code)
-        return {"status": "crashed", "message": f"the compiler died of signal {-code} ({name})"}
+        return {
+            "status": "crashed",
+            "message": f"the compiler was stopped by signal {-code} ({name})",
+        }
 
 
 # License of TensorRT-RTX
 
 NOTICE = (
-    "TensorRT-RTX is NVIDIA's software, under NVIDIA's license, which was accepted by\n"
-    "installing it: it may not be passed on, and NVIDIA may collect system information.\n"
-    "qdqtool neither contains nor ships it. (Shown only once.)"
+    "TensorRT-RTX is software of NVIDIA. Installing it accepted NVIDIA's license:\n"
+    "you may not pass TensorRT-RTX on, and NVIDIA may collect system information.\n"
+    "qdqtool does not contain TensorRT-RTX. (Shown only once.)"
 )
 
 

@@ -39,7 +39,7 @@ class BuildOptions:
         if self.sm and self.builder != "tensorrt-rtx":
             raise BuilderError(
                 f"compute capabilities are for tensorrt-rtx only: {self.builder} builds for the "
-                "GPU of this machine; leave them out",
+                "GPU of this machine; leave the compute capabilities out",
                 code="option-conflict",
                 parameter="sm",
             )

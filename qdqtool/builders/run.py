@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_./:@#$%&*=|~^-]{1,200}")
-# Error lines that give no reason. Without a GPU, TensorRT-RTX prints the first with each error. The
-# other lines precede or follow the parser's error.
+# Error lines that give no reason. Without a GPU, TensorRT-RTX prints the line about the CUDA driver
+# with each error. The other lines precede or follow the parser's error.
 _FRAME = re.compile(
     r".*CUDA driver version is insufficient|Invalid Node|false$|Node name:|"
     r"ModelImporter\.cpp(?!.*ERROR)"
@@ -50,7 +50,7 @@ class BuildResult:
         message: Reason for the status in one line; empty for ``built``.
         errors: All error lines, in order.
         seconds: Wall-clock time of the build in seconds.
-        model: The model that was built; None before it was read.
+        model: The model that was built; None until `read_log` sets it.
         names: Name of each node in the log, by index of the node.
         build: Contents of the log and the list of layers; None if the compiler wrote no log, or a
             log of a failed build that cannot be read.
@@ -75,7 +75,7 @@ class BuildResult:
 def log_names(model: Model) -> dict[int, str]:
     """Return a unique name for each node, by index of the node.
 
-    A name that is unique and can be printed in a log stays. All other nodes get new names.
+    A name that is unique and can be printed in a log is kept. All other nodes get new names.
     """
     names = {
         node.index: node.name
@@ -97,7 +97,8 @@ def log_names(model: Model) -> dict[int, str]:
 def prepare_model_file(model: Model, names: dict[int, str], folder: Path) -> Path:
     """Return the path of a model file whose nodes have the given names.
 
-    This is the model's own file if its nodes have these names, else a copy.
+    If the nodes in the model's own file have these names, this file is returned. Otherwise, a copy
+    is written.
 
     Args:
         model: The model.

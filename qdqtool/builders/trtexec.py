@@ -50,7 +50,7 @@ def build_with_trtexec(options: BuildOptions, path: Path, work: Path) -> BuildRe
     if code is None:
         result.status, result.message = "timeout", f"stopped after {options.timeout:g} s"
     elif code < 0:
-        result.status, result.message = "crashed", f"trtexec died of signal {-code}"
+        result.status, result.message = "crashed", f"trtexec was stopped by signal {-code}"
     elif code > 0:
         for line in log.decode("utf-8", "replace").splitlines():
             _, is_error, message = line.partition("[E] ")

@@ -59,8 +59,8 @@ def _configure(trt: Any, config: Any, request: dict[str, Any], is_rtx: bool) -> 
 def _add_profile(builder: Any, network: Any, config: Any, profiles: dict[str, Any]) -> None:
     """Add an optimization profile if the network has inputs with dynamic dimensions.
 
-    For inputs without shapes in the request, the batch is 1, and other dynamic dimensions range
-    from 32 to 640 with 640 preferred. These sizes fit the strides of detection networks.
+    For inputs without shapes in the request, the batch is 1. Other dynamic dimensions are 32 to
+    640, preferably 640. These sizes fit the strides of detection networks.
     """
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     dynamic = [tensor for tensor in inputs if any(size < 0 for size in tensor.shape)]

@@ -206,7 +206,7 @@ class Mismatch:
         name: Name of the convolution, layer, line or tensor.
         predicted: Facts of the prediction; empty if the prediction lacks the subject.
         built: Facts of the build.
-        differs: Difference between both.
+        differs: Difference between prediction and build, as the template of the message.
         values: Values of the template of `differs`.
         line: Line number in the log, None if there is none.
         rule: Rule of the prediction: a pass, with the reason why it did not fire, or a layer.

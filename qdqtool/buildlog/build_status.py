@@ -192,7 +192,8 @@ def is_implicit_int8(build: Build) -> bool:
 
     True if the build shows no Q or DQ, and has INT8 convolutions or warns of missing ranges. With
     Q/DQ, each INT8 convolution's name contains the Q of its weights (``weights + Q + Conv``), and
-    the parse section lists it. In a listing alone, a Q with a custom name is not recognized.
+    the parse section lists it. If only a listing is given, a Q with a custom name is not
+    recognized, and the result can be wrong.
     """
     if build.is_rtx or _shows_quantizers(build):
         return False

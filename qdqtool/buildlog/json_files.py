@@ -106,7 +106,8 @@ def _load(text: str, path: str) -> tuple[Any, bool]:
 def _salvage(text: str) -> Any:
     """Return the readable part of a truncated or damaged file; None if nothing is readable.
 
-    This is a profile with the rows before the damage, or a listing with the layers before it.
+    This is a profile with the rows before the damage, or a listing with the layers before the
+    damage.
     """
     start = _find_layer_list(text)
     if start < 0:

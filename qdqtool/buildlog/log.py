@@ -1,7 +1,7 @@
 """Streaming reader of build logs.
 
-Most lines of a verbose log are timing lines of the autotuner, which one regular expression on the
-raw bytes recognizes. Only the other lines are decoded, and read by ``sections``.
+Most lines of a verbose log are timing lines of the autotuner. One regular expression recognizes
+these lines in the raw bytes. Only the other lines are decoded, and read by ``sections``.
 
 Prefixes of loggers and containers are removed first.
 """
@@ -31,7 +31,7 @@ _TORCH = (
 )
 # Separators between the fields of a logging format.
 _JOINT = rb"(?::[\w.<>]{1,60}:\d{1,6} {1,4}(?:- )?| [-|] |: | :|:|[-|] |\] ?\[| \(|\] [-|] |\)? )"
-# Letters of levels: TensorRT's, D of TensorRT-LLM, and X, S and U of polygraphy, which are verbose.
+# Letters of levels: TensorRT's, D of TensorRT-LLM, and the verbose levels X, S and U of polygraphy.
 _LETTER = rb"[VIWEFDXSU]"
 # TensorRT-LLM writes its rank after its name.
 _TRT = rb"\[TRT(?:-LLM)?\](?: \[RANK \d{1,5}\])?"
@@ -155,7 +155,7 @@ class LogPrefixStripper:
 
 
 def _add_level(prefix: bytes, text: bytes) -> bytes:
-    """Return a text with the severity level of the prefix, unless it has a level itself."""
+    """Return a text with the severity level of the prefix, unless the text already has a level."""
     level, head = _LEVEL_WORD.search(prefix), _PREFIX.match(text)
     if level is None or not text or (head is not None and head.lastgroup is not None):
         return text
@@ -257,7 +257,7 @@ class LogReader:
             match = _TIMING.match(line)
             if match is not None:
                 counts.timing += 1
-                if match.lastgroup == "tactic":  # most lines, so nothing else is read from them
+                if match.lastgroup == "tactic":  # most lines of a log; they are only counted
                     self.build.tactics.timed += 1
                     self._tuned.tactics += 1
                 else:

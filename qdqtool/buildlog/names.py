@@ -5,7 +5,8 @@ A fused name joins the absorbed nodes with `` + ``. Layers merged side by side a
 signs, so joints count only outside brackets. A node name that contains a joint outside brackets is
 split, and its parts match no node.
 
-Seen in builds of TensorRT 8.0 to 10 and TensorRT-RTX 1.7; ``_quantize_scale_node`` is 8.0 to 8.2.
+Seen in builds of TensorRT 8.0 to 10 and TensorRT-RTX 1.7. Only 8.0 to 8.2 write
+``_quantize_scale_node``.
 """
 
 from __future__ import annotations

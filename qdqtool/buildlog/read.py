@@ -205,7 +205,7 @@ def merge(build: Build, other: Build) -> None:
 def _merge_listings(build: Build, other: Build) -> None:
     """Make the more detailed listing the main listing, and keep the other as second listing.
 
-    Layers without a line number get the number of the layer of equal name in the other listing.
+    A layer without a line number gets that of the layer with the same name in the other listing.
     """
     best, second = build, other
     if _rate_listing(other.layers) > _rate_listing(build.layers):

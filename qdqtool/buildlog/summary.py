@@ -200,9 +200,10 @@ def find_pass_lines(build: Build, name: str) -> list[tuple[int, str]]:
     names = list(dict.fromkeys(event.pass_name for event in build.trace))
     matches = _match_names(names, name)
     if not matches:
-        listed = ", ".join(sorted(filter(None, names))) or "none: the log has no optimizer lines"
+        listed = ", ".join(sorted(filter(None, names)))
+        advice = f"choose from {listed}" if listed else "the log has no optimizer lines"
         raise BuildLogError(
-            f"{name}: no such pass in this log; choose from {listed}",
+            f"{name}: no such pass in this log; {advice}",
             code="unknown-choice",
             parameter="name",
         )

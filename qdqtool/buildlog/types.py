@@ -167,7 +167,7 @@ class TunedLayer:
 
     Attributes:
         name: The layer, or ``<in> -> tensor`` of an optional reformat.
-        best_ms: Fastest time over all formats. None if none was printed.
+        best_ms: Fastest time over all formats. None if no time was printed.
         seconds: Wall-clock time spent, from the log's timestamps (whole seconds).
         runner: The runner chosen last.
     """
@@ -265,7 +265,7 @@ class MemoryUse:
 
 @dataclass(slots=True)
 class LineCounts:
-    """Numbers of lines by how the reader understood them.
+    """Numbers of lines by kind.
 
     Attributes:
         timing: Lines that the autotuner and the timer repeat.
@@ -448,8 +448,8 @@ class Build:
         source: ``trtexec-log``, ``log`` (Python API, polygraphy), ``layer-info`` (only
             ``--dumpLayerInfo`` text), ``layer-json`` or ``profile-json``.
         tensorrt: Version (``8.5.2``), None if no line states it.
-        version_hint: Earliest version with this spelling of lines (``8.5``), if no line states the
-            version.
+        version_hint: Version; if no line states it, the earliest version with this spelling of
+            lines (``8.5``), None if unknown.
         is_rtx: Whether TensorRT for RTX built the engine.
         targets: Compute capabilities that the engine was built for (86 for 8.6), if a table of
             ``qdqtool build`` lists them.

@@ -144,7 +144,7 @@ def _run(args: list[str] | None) -> int:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except SystemExit:  # click raises this if stdout was closed; 1 would mean a failed check
+    except SystemExit:  # click exits with 1 if stdout was closed, but 1 means a failed check
         return 0
     except (_WrappedInterrupt, click.exceptions.Abort, KeyboardInterrupt) as error:
         stop = error.__cause__ if isinstance(error, _WrappedInterrupt) else error

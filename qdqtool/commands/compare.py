@@ -14,7 +14,7 @@ from qdqtool.commands.usage import UsageError
 if TYPE_CHECKING:
     from qdqtool.comparison.result import Comparison
 
-_SLOWER = 1.02  # --fail-on slower ignores smaller ratios of the times of B and A
+_SLOWER = 1.02  # B is slower than A if it takes more than this multiple of A's time
 
 
 def _has_any(result: Comparison, *names: str) -> bool:
@@ -27,11 +27,11 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     "lost-int8": (lambda result: _has_any(result, "lost_int8"), "convolutions lost INT8"),
     "lost-int8-output": (
         lambda result: _has_any(result, "lost_int8_output"),
-        "INT8 convolutions write float now",
+        "INT8 convolutions write float in B",
     ),
     "conversions": (
         lambda result: (result.more_conversions or 0) > 0,
-        "there are more conversions",
+        "B has more conversions",
     ),
     "scales": (lambda result: _has_any(result, "scales", "weights_scales"), "scales differ"),
     "unmatched": (

@@ -1,4 +1,4 @@
-"""``qdqtool engine``: cost of each layer of a built engine, also compared and drawn."""
+"""``qdqtool engine``: costs of the layers of a built engine; comparison and drawing of engines."""
 
 from __future__ import annotations
 

@@ -105,8 +105,8 @@ def _find_error(text: str) -> KnownError:
     error = lookup(text)
     if error is None:
         raise QdqtoolError(
-            f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its "
-            f"optimizer; {suggest_code(text)}",
+            f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of "
+            f"TensorRT's optimizer; {suggest_code(text)}",
             code="unknown-choice",
             parameter="what",
         )

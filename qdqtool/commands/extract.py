@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 @options.target_option
 @click.option("--minimize", is_flag=True, help="Shrink further: nodes, channels, pixels, weights.")
 @options.builder_option(
-    "Build each part on this machine; the build has to fail or differ as that of MODEL does."
+    "Build each part on this machine, and keep only parts whose build fails, or differs from the "
+    "prediction, like that of MODEL."
 )
 @click.option(
     "--check",
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
 @click.option(
     "--verification",
     type=click.Path(),
-    help="JSON of 'qdqtool verify', whose predicted and built types the report shows.",
+    help="JSON of 'qdqtool verify'. The report then shows the predicted and the built types.",
 )
 @options.output_format_option
 def command(
@@ -94,9 +95,9 @@ def command(
     """Write the part of a Q/DQ MODEL on which a finding, a node or a failing build depends.
 
     The part has the finding with the same message and fix, and the convolutions of the finding have
-    the same types as in MODEL. COMMAND of --check runs without a shell, but is split into words as
-    in a shell; {} stands for the path of the part, which is otherwise the last argument. Ctrl-C
-    stops --minimize, and the smallest part so far is written.
+    the same types as in MODEL. COMMAND of --check is split into words as in a shell, but runs
+    without a shell. {} stands for the path of the part; without {}, the path is the last argument.
+    Ctrl-C stops --minimize, and the smallest part so far is written.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """

@@ -77,7 +77,7 @@ def command(
         if only or inputs is not None:
             raise UsageError(
                 "--only and --inputs have no effect with --dla-cache, which applies no fixes; "
-                "leave them out",
+                "leave --only and --inputs out",
                 code="option-without-effect",
                 parameter="dla_cache",
             )

@@ -56,7 +56,7 @@ _CALIBRATION_PARAMETERS = (
     type=click.IntRange(0),
     metavar="SAMPLES",
     help="Number of samples on which the accuracy loss of activations is measured; 0 for none. "
-    "[default: 8, and single activations only if the outputs change by 10% or more]",
+    "[default: 8; single activations are measured only if the outputs change by 10% or more]",
 )
 @click.option(
     "--write-table",
@@ -244,26 +244,26 @@ def _estimate_times(
 def _use_compared_times(
     time: TimeEstimate, result: Insertion, formats: TimeEstimate | None
 ) -> None:
-    """Use the same float time and INT8 and FP8 times in all outputs of the command, in place.
+    """Make the times of float, INT8 and FP8 equal in all outputs of the command, in place.
 
-    If ``--precision auto`` estimated times, its float time counts, and its text shows the other
-    times. Otherwise the lower of the two estimates of the float time counts.
+    The lower of two estimates of the float time counts. If ``--precision auto`` estimated times,
+    the text about its choice shows INT8 and FP8, and `time` loses both.
     """
     from qdqtool.insertion.format_choice import FLOAT
 
-    base = time.float_time
+    float_time = time.float_time
     compared = result.choice is not None and bool(result.choice.ms)
-    if base is None:
+    if float_time is None:
         return
     if result.choice is not None and compared:
-        base.total_ms = min(base.total_ms, result.choice.ms[FLOAT])
+        float_time.total_ms = min(float_time.total_ms, result.choice.ms[FLOAT])
         time.best = time.best_fp8 = None
     elif formats is not None and formats.float_time is not None:
-        base.total_ms = formats.float_time.total_ms = min(
-            base.total_ms, formats.float_time.total_ms
+        float_time.total_ms = formats.float_time.total_ms = min(
+            float_time.total_ms, formats.float_time.total_ms
         )
         for part in filter(None, (formats.best, formats.best_fp8)):
-            part.gain = base.total_ms / part.total_ms
+            part.gain = float_time.total_ms / part.total_ms
         time.best, time.best_fp8 = formats.best, formats.best_fp8
 
 

@@ -388,7 +388,7 @@ target_options = group(
         "--strongly-typed",
         is_flag=True,
         help="TensorRT computes in the types of the file (trtexec --stronglyTyped, TensorRT 10). "
-        "From 11 on this is always so.",
+        "TensorRT 11 and later always do.",
     ),
 )
 
@@ -396,7 +396,7 @@ build_target_option = click.option(
     "--target",
     metavar="VERSION",
     shell_complete=completion.complete_targets,
-    help=f"TensorRT to predict for. [default: the build's own, else {DEFAULT_TARGET}]",
+    help=f"TensorRT to predict for. [default: the version of the build, else {DEFAULT_TARGET}]",
 )
 
 
@@ -418,7 +418,7 @@ def gpu_option(
     multiple: bool = False,
     **more: Any,
 ) -> Decorator:
-    """Return ``--gpu`` with a help text. A second one is an error unless `multiple` is set."""
+    """Return ``--gpu`` with a help text; a second ``--gpu`` is an error unless `multiple`."""
     if not multiple:
         more["callback"] = _require_single_gpu
     complete = completion.complete_gpus
@@ -432,7 +432,7 @@ def _require_single_gpu(
 ) -> str | None:
     if len(names) > 1:
         raise UsageError(
-            f"--gpu: {context.info_name} takes a single GPU; run it once for each GPU",
+            f"--gpu: {context.info_name} takes a single GPU; run the command once for each GPU",
             code="option-conflict",
             parameter="gpu",
         )
@@ -695,7 +695,7 @@ def precision_option(*choices: str) -> Decorator:
         help="Format of quantized tensors. fp8 (E4M3) needs compute capability 8.9 or newer and "
         "a strongly typed network (TensorRT 10.3 or newer)."
         + (
-            " auto chooses by the output errors of both on 8 images, and by their times with --gpu."
+            " auto compares the output errors of both on 8 images, and their times with --gpu."
             if "auto" in choices
             else ""
         ),
@@ -731,7 +731,7 @@ placement_options = group(
         "unify",
         is_flag=True,
         callback=invert_flag,
-        help="Give tensors that Concat and similar operators connect scales of their own.",
+        help="Use separate scales for tensors that Concat and similar operators connect.",
     ),
     click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these nodes float."),
     click.option(

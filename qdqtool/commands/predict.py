@@ -186,7 +186,7 @@ def _review_models(
 ) -> list[ModelReview]:
     """Return a result for each model.
 
-    If there are several models, an error becomes the result of its model; otherwise it is raised.
+    With several models, an error becomes the result of its model. With one model, it is raised.
     """
     if len(paths) == 1:
         return [review(paths[0])]

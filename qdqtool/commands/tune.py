@@ -138,7 +138,9 @@ def command(
     started = perf_counter()
     if state is not None and no_state:
         raise UsageError(
-            "--state and --no-state exclude each other", code="option-conflict", parameter="state"
+            "--state and --no-state exclude each other; give one of them",
+            code="option-conflict",
+            parameter="state",
         )
     options.check_cluster(cluster, mixed_cpus)
     if gpu is None and (clock is not None or power is not None or budget_ms is not None):

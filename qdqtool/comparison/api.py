@@ -493,6 +493,7 @@ def _compare_with_build(
     file.count_layers(prediction)
     engine.count_layers(prediction)
     file.conversions = _predicted_conversions(prediction, engine.conversions)
+    file.conversions_range = None
     file.obstacle = describe_obstacles(prediction.findings)
     sides = _order_sides(file, engine, build_first)
     comparison = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)

@@ -267,6 +267,8 @@ class SideSummary:
         fp8: Number of ``convolutions`` in FP8; None if unknown.
         fp8_to_fp8: Number of FP8 convolutions that write FP8.
         conversions: Number of Q and DQ that remain in the engine; None if unknown.
+        conversions_range: Lowest and highest predicted number of ``conversions``; None for a build
+            and for a model that is compared with its build.
         ms: Milliseconds of one inference; None without times.
         measured: Whether the time was measured.
         float_type: Type in which a float model was timed, if the file has another type; else None.
@@ -288,6 +290,7 @@ class SideSummary:
     int8: int | None = None
     int8_to_int8: int | None = None
     conversions: int | None = None
+    conversions_range: tuple[int, int] | None = None
     ms: float | None = None
     measured: bool = False
     target: str = ""
@@ -336,6 +339,7 @@ class SideSummary:
             "fp8",
             "fp8_to_fp8",
             "conversions",
+            "conversions_range",
             "ms",
             "measured",
             "rejected",

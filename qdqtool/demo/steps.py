@@ -72,16 +72,16 @@ def run_demo(
     yield (
         f"   on {_COMPARED_IMAGES} other images boxes move by {pixels:.1f} px on average;\n"
         f"   the correlation of the scores is {correlation:.3f}\n\n"
-        "3. qdqtool verify: a real compiler's answer"
+        "3. qdqtool verify: comparing the prediction with a real build"
     )
     yield from _verify(quantized)
-    yield "\n4. qdqtool report: one page to look at"
+    yield "\n4. qdqtool report: writing an HTML page"
     yield from _report(model, quantized, cache, target)
     yield (
         f"\ndone in {time.perf_counter() - started:.1f} s. "
-        "With a model of your own and a few hundred of its images:\n"
+        "For your own model, with a few hundred images:\n"
         f"  qdqtool insert yolov8n.onnx --calib images/ --target {result.target}\n"
-        "Look closer at this one:\n"
+        "For all details of the demo model:\n"
         f"  {_program_name()} predict {shlex.quote(str(quantized))} --target {result.target} --all"
     )
 
@@ -146,18 +146,18 @@ def _verify(quantized: Path) -> Iterator[str]:
     recorded = verify_recorded(quantized)
     if recorded is None:
         yield from wrap(
-            "no TensorRT-RTX here, and the recorded build is of the default demo model, not of "
-            "this one",
+            "nothing was compared: TensorRT-RTX is not installed, and the recorded build is of the "
+            "default demo model, not of this model",
             3,
             width,
         )
     else:
-        yield "   no TensorRT-RTX here: compared with the record of an earlier build of this model"
+        yield "   TensorRT-RTX is not installed: a recorded build of this model is used"
         yield _indent(render_verification(recorded, width - 3))
     yield from wrap(
-        "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's license) the demo builds the "
-        "model with TensorRT-RTX, which needs no GPU; with any other TensorRT, verify takes "
-        "trtexec's log:",
+        "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's license), the demo builds the "
+        "model with TensorRT-RTX, which needs no GPU. For another TensorRT, give the log of "
+        "trtexec to verify:",
         3,
         width,
     )

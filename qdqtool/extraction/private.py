@@ -83,7 +83,7 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     scales = _draw_scales(model, {n.input(1) for n in quantizers}, random)
     structure = {n.input(2) for n in quantizers}
     structure.update(t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:])
-    # Unset inputs have the empty name, and so do tensors in attributes, which are not structure.
+    # Unset inputs have an empty name. So have tensors in attributes, but these are not structure.
     structure.discard("")
     for name, tensor in _iterate_constants(proto):
         if name in scales:
@@ -129,7 +129,7 @@ def _iterate_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto
 def _iterate_constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Yield the name and data of every stored tensor.
 
-    The name is empty for tensors in attributes, except of Constant nodes.
+    Tensors in attributes have an empty name, except those of Constant nodes.
     """
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix + t.name, t) for t in graph.initializer)
@@ -182,7 +182,7 @@ def _draw_numbers(
         values: Old numbers.
         random: Random generator.
         shift: Shift of the range of new numbers, as a natural logarithm.
-        ordered: Whether the magnitudes of new numbers have the order of the old ones.
+        ordered: Whether the magnitudes of the new numbers have the order of the old magnitudes.
     """
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
@@ -517,7 +517,7 @@ def _spell_names(prefix: str) -> Iterator[str]:
 def make_private(
     whole: Model, proto: onnx.ModelProto, prediction: Prediction
 ) -> tuple[onnx.ModelProto, PrivateNames]:
-    """Return a private copy of a part, which only has the part's structure, and the new names.
+    """Return a copy of a part that keeps only the part's structure, and the new names.
 
     Args:
         whole: The user's model, none of whose texts may remain.

@@ -328,9 +328,9 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup
 ) -> Iterator[onnx.ModelProto]:
-    """Yield models with equal values in all weights, then in single weights.
+    """Yield models whose weights have equal values: first all weights, then single weights.
 
-    The common value is the weight's value with the largest magnitude.
+    All values of a weight become the value with the largest magnitude.
     """
     graph = proto.graph
     large = [i for i, t in enumerate(graph.initializer) if _can_be_flattened(t, find_constant)]

@@ -37,7 +37,7 @@ MODEL_FAULTS: dict[type[Reason], tuple[FindingCode, ...]] = {
     ),
     WeightsNotConstant: ("WEIGHT-INDIRECT",),
 }
-"""Reasons that are faults of the model, with further finding codes under which checks report them.
+"""Reasons that are faults of the model, each with the other finding codes that checks use for it.
 
 The checks of the model report these faults at the quantizer. Therefore, the convolutions that read
 the quantizer get no additional finding.

@@ -14,7 +14,7 @@ from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS, target_before
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 ALL_TARGETS = tuple(TARGETS)
-# Name of the first TensorRT that is always strongly typed. Its codes also apply to strongly typed
+# First target that is always strongly typed. The codes of this target also apply to strongly typed
 # networks of earlier versions.
 _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
@@ -63,12 +63,12 @@ class FindingCodeEntry:
         fix_by_rate: Advice for a GPU that computes INT8 faster than FP16, and for the other GPUs.
             Empty if the rates do not matter.
         holds: Targets to which the code applies, with evidence.
-        builds: Whether the engine builds in spite of an error, with wrong results.
+        builds: Whether the build succeeds in spite of the error. The results are then wrong.
         passes: Whether the finding comes from the simulated passes. The evidence of the target's
             rules then limits the evidence of the code.
         saves_time: Whether the fix can save time: convolutions run in INT8, or conversions vanish.
         error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most
-            specific first. In ``log``, a prefix in braces stands for its text.
+            specific first. In ``log``, prefixes in braces are placeholders for these texts.
     """
 
     code: str

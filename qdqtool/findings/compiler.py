@@ -91,7 +91,7 @@ def _locate_fault(reason: Reason, quantizer: Node | None) -> str:
 
 
 def _find_quantizer(view: View, name: str) -> Node | None:
-    """Return the quantizer with a node name, or the first one that reads a tensor.
+    """Return the quantizer with a node name, or the first quantizer that reads a tensor.
 
     For a DQ with a Q before it, the Q is returned. None if no quantizer has the name or reads a
     tensor of this name.

@@ -100,7 +100,7 @@ def diagnose_scales(
 # Float outputs --------------------------------------------------------------------------------
 
 # In order of precedence. Reasons that keep a layer from fusing its BatchNormalization, Add or
-# activation come before reasons that lie in the consumers of its result.
+# activation come before reasons that lie in the consumers of the layer's output.
 OUTPUT_REASONS: tuple[type[Reason], ...] = (
     BatchNormNotConstant,
     ConvTransposeBatchNorm,
@@ -164,7 +164,7 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Dia
 
 
 def _has_scale(recorded: RecordedReasons, add: str, default: bool = False) -> bool:
-    """Return whether a Q on the float residual of an Add has a scale that Q/DQ can share.
+    """Return whether a Q on the float residual of an Add has a scale that a new pair can use.
 
     ``default`` is returned if the Add has no float residual.
     """

@@ -79,7 +79,7 @@ _MAX_TEXT = 20_000
 
 @dataclass(frozen=True)
 class _TensorrtPart:
-    """A part of TensorRT.
+    """A part of TensorRT's source code, recognized by the names of its files.
 
     Attributes:
         files: Prefixes of its source files, separated by spaces.
@@ -133,7 +133,7 @@ _KINDS_BY_WORD = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorLine:
-    """Parts of an error text; a part that the text lacks is empty or None.
+    """Fields that an error text contains. A missing field is empty or None.
 
     Attributes:
         file: Source file of TensorRT.
@@ -143,7 +143,7 @@ class ErrorLine:
         condition: Assertion that failed.
         part: Part of TensorRT that the file belongs to.
         about: Topic of errors of that part.
-        status: Status of the parser, with its code before the text.
+        status: Status code of the ONNX parser, and the text after the code.
         quoted: Text in parentheses after ``Error Code N``.
     """
 
@@ -285,8 +285,8 @@ def _explain_marked_line(text: str) -> KnownError | None:
         else:
             severity, name = WARNING, "A warning"
             fix = (
-                "Compare the engine's layers with the prediction ('qdqtool verify'): a warning "
-                "that changes nothing there needs no action."
+                "Compare the engine's layers with the prediction ('qdqtool verify'). If the layers "
+                "agree, the warning needs no action."
             )
         return KnownError(
             f"unknown-{severity}",
@@ -321,10 +321,10 @@ def _advise(error: ErrorLine) -> str:
             "build the engine again on this machine."
         )
     return (
-        "Find out whether Q/DQ is the cause: build the model without Q/DQ (or without "
-        "--int8). If this build succeeds, run 'qdqtool predict' to find causes in the model, then "
-        "remove the Q/DQ of one block after another. Try a newer TensorRT first: most errors of "
-        "this form are bugs of one version."
+        "First try a newer TensorRT: most errors of this form are bugs of one version. Then find "
+        "out whether Q/DQ is the cause: build the model without Q/DQ (or without --int8). If this "
+        "build succeeds, run 'qdqtool predict' to find causes in the model, then remove Q/DQ block "
+        "by block."
     )
 
 
@@ -369,7 +369,7 @@ def parse_missing_kernel(text: str) -> NamedNode | None:
 
 
 def parse_node_name(name: str) -> NamedNode:
-    """Return the node, with its kind, that the name of a layer describes."""
+    """Return the node that the name of a layer describes."""
     fused = parse_layer_name(name)
     if fused.kind == "foreign":
         return NamedNode(name, NODE_KINDS["region"], ends=tuple(fused.components))
@@ -385,7 +385,7 @@ def parse_node_name(name: str) -> NamedNode:
 
 
 def _main_kind(kinds: Set[str], words: Iterable[str]) -> NodeKind:
-    """Return the first of the kinds in the order of the table, else plug-in or other."""
+    """Return the kind that comes first in the table; without kinds, plug-in or other."""
     for kind in NODE_KINDS.values():
         if kind.id in kinds:
             return kind
@@ -403,7 +403,7 @@ def parse_operator(component: str) -> str:
 
 
 def find_node_kind(word: str) -> NodeKind | None:
-    """Return the kind of an operator, or of a usual layer name such as ``conv1``; else None."""
+    """Return the kind of an operator or a usual layer name such as ``conv1``; None if unknown."""
     lower = word.lower()
     kind = _KINDS_BY_WORD.get(lower)
     if kind is not None:
@@ -466,8 +466,8 @@ def _read_entries() -> Iterator[KnownError]:
     by_id = {fields.get("id"): fields for fields in entries}
     for name, fields in by_id.items():
         defaults = by_id[fields["like"]] if "like" in fields else {}
-        own = {key: value for key, value in fields.items() if key != "like"}
-        yield make_entry(KnownError, {**defaults, **own}, name or "error")
+        stated = {key: value for key, value in fields.items() if key != "like"}
+        yield make_entry(KnownError, {**defaults, **stated}, name or "error")
 
 
 KNOWN_ERRORS = tuple(_read_entries())

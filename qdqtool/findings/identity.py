@@ -89,7 +89,7 @@ def _reason_key(reason: Reason) -> IdentityKey:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value in a form that can be compared.
+    """Return a value in a form that can be compared between models.
 
     A tensor's origin and consumers are replaced by their keys, and NaN by text, because NaN is not
     equal to itself.
@@ -119,7 +119,7 @@ def _consumers_key(consumers: Sequence[TensorConsumer]) -> IdentityKey:
 
 
 def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
-    """Return the key of a Q that another consumer can share; empty for None."""
+    """Return the key of a Q whose scale another consumer can share; empty for None."""
     return () if quantizer is None else (quantizer.node, quantizer.scale)
 
 
@@ -245,11 +245,11 @@ def _conversion_key(finding: Finding, cause: Cause, r: RemainingConversion) -> I
 def _scales_around_key(finding: Finding, cause: Cause, r: ScalesAround) -> IdentityKey:
     if not r.requantizes:
         return r.origin.tensor, *_scales_key(cause, "", r.siblings)
-    own = sibling_quantizers(r)
+    siblings = sibling_quantizers(r)
     if finding.code == "CONCAT-SCALE" and (
-        cause.also or len({q.scale for q in own if q.scale is not None}) > 1
+        cause.also or len({q.scale for q in siblings if q.scale is not None}) > 1
     ):
-        return r.node, *_scales_key(cause, r.tensor, own)
+        return r.node, *_scales_key(cause, r.tensor, siblings)
     return (
         r.node,
         r.pair,

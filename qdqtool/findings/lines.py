@@ -120,8 +120,8 @@ def explain_line(text: str) -> LineAnswer | None:
 def _describe_owners(event: Event, rules: Sequence[object]) -> str:
     if not rules:
         return Note(
-            f"{event.pass_name} is a pass that no available build shows; qdqtool does not simulate "
-            "it. Please report a log that contains it.",
+            f"No available build shows the pass {event.pass_name}, so qdqtool does not simulate "
+            "it. Please report a log with this pass.",
             code="pass-unknown",
             name=event.pass_name,
         )
@@ -145,7 +145,7 @@ def _possible_passes(event: Event) -> list[type[Pass]]:
 
 
 def _sort_cases(rule: Rule, event: Event) -> Rule:
-    """Return the rule with cases about the kind and operators of the line first."""
+    """Return the rule, sorted so that cases about the kind and operators of the line are first."""
     operators = re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")
     topics = {event.kind, *operators}
     ordered = sorted(rule.cases.items(), key=lambda item: -len(topics.intersection(item[1].about)))
@@ -156,8 +156,8 @@ def _explain_name(name: str, by_name: Mapping[str, type[Pass]]) -> LineAnswer:
     owner = name.partition("/")[0]
     if owner in by_name:
         rule = _make_rule(by_name[owner])
-        own = {i: c for i, c in rule.cases.items() if i == name}
-        return LineAnswer(name, None, (replace(rule, cases=own or rule.cases),))
+        named = {i: c for i, c in rule.cases.items() if i == name}
+        return LineAnswer(name, None, (replace(rule, cases=named or rule.cases),))
     rule = Rule(
         owner,
         f"TensorRT's treatment of {owner}.",
@@ -184,13 +184,13 @@ def _make_rule(kind: type[Pass]) -> Rule:
     name = kind.__name__
     module = kind.__module__.rpartition(".")[2]
     prefix = f"{name}/"
-    own = {i: case for i, case in cases().items() if i.startswith(prefix) or case in kind.cases}
+    of_pass = {i: c for i, c in cases().items() if i.startswith(prefix) or c in kind.cases}
     does = (kind.__doc__ or "").partition("\n\n")[0].strip()
     return Rule(
         name,
         " ".join(does.split()),
         MEANINGS.get(name, ""),
-        own,
+        of_pass,
         f"qdqtool/trt/passes/{module}.py",
         f"tests/trt/passes/test_{module}.py",
     )

@@ -70,7 +70,7 @@ class FindingReport:
         self.findings: list[Finding] = []
         self._scopes: dict[FindingCode, tuple[CodeScope | None, Severity]] = {}
         self._by_place: dict[tuple[FindingCode, str], Finding] = {}
-        # For each code, nodes of its findings by the convolution that they affect.
+        # Nodes of the findings, by code and by affected convolution.
         self._nodes: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)
 
     def add(
@@ -159,7 +159,7 @@ class FindingReport:
         """
         scope = self._scopes.get(code)
         if scope is None:
-            from qdqtool.findings import codes  # models without findings skip it
+            from qdqtool.findings import codes  # not imported for models without findings
 
             entry = codes.get(code)
             scope = entry.scope_on(self.target), entry.severity_on(self.target)
@@ -215,9 +215,9 @@ class RecordedReasons:
     Attributes:
         report: The report that findings are added to.
         outcomes: Convolutions by name.
-        sums: First convolution that could fuse an Add without a Q after it, by the DQ of the Add's
-            residual.
-        residuals: First reason why the residual of an Add is float, by the Add.
+        sums: First convolution that could fuse an Add, by the DQ of the Add's residual. Only Adds
+            that no Q follows.
+        residuals: First reason why the residual of an Add is float, by the name of the Add.
     """
 
     def __init__(self, prediction: Prediction, report: FindingReport) -> None:

@@ -119,7 +119,7 @@ def trtexec_command(
         half: Whether the unquantized part may run in FP16.
         bfloat16: Whether the model has tensors of bfloat16, which a weakly typed network allows
             with ``--bf16`` only (trtexec 9.0 and later).
-        open_inputs: Shapes to build for, by the input's name; -1 is batch 1.
+        open_inputs: Shapes to build for, by the input's name; -1 becomes 1.
     """
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:

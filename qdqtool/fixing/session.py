@@ -302,7 +302,7 @@ def _count_errors(prediction: Prediction) -> int:
 def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     return Note(
-        f"{format_count_were(len(constants), 'constant')} stored as INT8 although not weights, so "
+        f"{format_count_were(len(constants), 'constant')} stored as INT8 without being weights, so "
         f"exact values are lost ('{tensor}' has steps of {step:.4g}). Anchors and strides of a "
         "detector are then off by up to half a step, which moves boxes",
         code="constants-rounded",

@@ -40,7 +40,7 @@ class ModelReview:
         path: Path as the user gave it; code hosts expect a path relative to the repository.
         target: The target's name.
         prediction: The prediction; None if the model cannot be predicted.
-        unmet: Requirements that are not met; without a prediction, the reasons for that.
+        unmet: Requirements that are not met. Without a prediction, the errors that prevent it.
         times: Estimated time on each GPU.
     """
 

@@ -225,7 +225,9 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
     elif side.int8 is not None:
         parts.append(_describe_formats(side))
     if side.conversions is not None and side.quantized:
-        parts.append(format_count(side.conversions, "Q/DQ layer"))
+        low, high = side.conversions_range or (side.conversions, side.conversions)
+        layers = format_count(high, "Q/DQ layer")
+        parts.append(layers if low == high else f"{low} to {layers}")
     nested = describe_subgraphs(side.subgraphs)
     if nested:
         parts.append(f"not compared: {nested}")
@@ -460,7 +462,10 @@ def _add_times(page: TextPage, result: Verification) -> None:
         19,
     )
     if not times["within"]:
-        page.add_row("", "If far outside, check GPU, clock (--gpu, --clock) and other load", 19)
+        advice = (
+            "If the time is far outside, check the GPU, its clock (--gpu, --clock) and its load"
+        )
+        page.add_row("", advice, 19)
     layers = times["layers"]
     if layers["compared"]:
         page.add_row(

@@ -153,7 +153,7 @@ class TextPage:
         self.add_lines(*wrap(text, indent, self.width, first), style=style)
 
     def add_gap(self) -> None:
-        """Add an empty line, unless the page is empty or ends with one."""
+        """Add an empty line, unless the page is empty or ends with an empty line."""
         if self.lines and self.lines[-1]:
             self.add_lines("")
 

@@ -40,7 +40,7 @@ class NextOptions(NamedTuple):
     Attributes:
         target: ``--target`` and ``--strongly-typed``.
         gpu: ``--gpu``, if there is one.
-        images: ``--calib`` and how images are prepared.
+        images: ``--calib`` and the options about images.
         precision: ``--precision`` of ``insert``, if INT8 is not the fastest type of a float model.
     """
 
@@ -187,8 +187,8 @@ def _add_facts(
     if target.borrows_rules:
         page.add_row(
             "Rules",
-            f"those of {target.name}, because TensorRT {target.requested_version} has none of its "
-            "own: its builds may differ",
+            f"those of {target.name}: TensorRT {target.requested_version} has no rules of its own, "
+            "so its builds may differ",
         )
     if page.everything and prediction.target_evidence:
         page.add_row("Evidence", prediction.target_evidence)

@@ -61,13 +61,13 @@ def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:
 
 def list_times(time: TimeEstimate) -> dict[str, float]:
     """Return milliseconds of the model, the float network and ``insert`` results, by label."""
-    base, times = time.float_time, {}
+    float_time, times = time.float_time, {}
     if not time.is_float:
         times[str(time.quantized)] = time.total_ms
-    if base is not None:
-        times[str(base.precision)] = base.total_ms
-        if base.fp32_ms is not None:
-            times["FP32"] = base.fp32_ms
+    if float_time is not None:
+        times[str(float_time.precision)] = float_time.total_ms
+        if float_time.fp32_ms is not None:
+            times["FP32"] = float_time.fp32_ms
     elif time.is_float:
         times[str(time.float_type)] = time.total_ms
     for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
@@ -96,7 +96,7 @@ def describe_times(time: TimeEstimate) -> str:
 
 
 def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
-    """Describe the fastest type: that of a written model, its float type, or another format.
+    """Describe the fastest type: the type of a written model, its float type, or another format.
 
     Args:
         formats: Times of the float model, with the Q/DQ that ``insert`` writes by default.
@@ -105,33 +105,33 @@ def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
     gain, rival = time.gain_range, formats.faster_range
     if gain is None or rival is None:
         return "The fastest type is unknown."
-    own, base = gain.quantized, gain.precision
-    unsure = f"Whether {own} or {base} is faster is too close to call (estimated)."
+    written, float_type = gain.quantized, gain.precision
+    unsure = f"Whether {written} or {float_type} is faster is not certain (estimated)."
     lead = rival.value / max(gain.value, 1)
     if is_worthwhile(lead):
-        text = _describe_rival(rival, own)
+        text = _describe_rival(rival, written)
         return text if gain.is_sure else f"{unsure} {text}"
     if not gain.is_sure:
         return unsure
-    if gain.value > 1 and lead > 1 and rival.quantized != own:
-        return f"{own} and {rival.quantized} are about equally fast (estimated)."
-    return f"{own if gain.value > 1 else base} is the fastest type (estimated)."
+    if gain.value > 1 and lead > 1 and rival.quantized != written:
+        return f"{written} and {rival.quantized} are about equally fast (estimated)."
+    return f"{written if gain.value > 1 else float_type} is the fastest type (estimated)."
 
 
-def _describe_rival(rival: SpeedGain, own: Precision) -> str:
-    default = " by qdqtool insert with its defaults" if rival.quantized == own else ""
+def _describe_rival(rival: SpeedGain, written: Precision) -> str:
+    default = " by qdqtool insert with its defaults" if rival.quantized == written else ""
     fastest = "the fastest type (estimated), " if rival.is_sure else ""
     return f"{rival.quantized}{default} would be {fastest}{describe_ratio(rival)}."
 
 
 def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
     times = list_times(time)
-    own = next(iter(times), "")
+    first = next(iter(times), "")  # the model itself
     column = max(12, *(len(label) + 2 for label in times))
     page.add_lines(f"  {'':<{column}}{'time':>11}{'80 % range':>21}")
     for label, ms in times.items():
         bounds = ""
-        if time.calibration is None or label == own:
+        if time.calibration is None or label == first:
             low, high = (ms * end / time.total_ms for end in (time.low_ms, time.high_ms))
             bounds = f"{format_ms(low, unit=False)} - {format_ms(high)}"
         page.add_lines(f"  {label:<{column}}{format_ms(ms):>11}{bounds:>21}".rstrip())
@@ -176,7 +176,7 @@ def _format_ratio(gain: SpeedGain) -> str:
     """Return ``1.7x faster (1.3x to 2.2x)``, the speed with its range."""
     word = "faster" if gain.value >= 1 else "slower"
     ratio = max(gain.value, 1 / gain.value)
-    unsure = "" if gain.is_sure else ", too close to call"
+    unsure = "" if gain.is_sure else ", not certain"
     return f"{ratio:.1f}x {word}{unsure} ({describe_range(gain)})"
 
 
@@ -188,8 +188,8 @@ def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:
     gain = time.gain_range
     if gain is not None and not gain.is_sure and 2 * time.launch_ms > time.total_ms:
         texts.append(
-            f"{format_ms(time.launch_ms)} is the least that its {len(time.kernels)} kernels take, "
-            "whatever their type: a larger batch or image gains more."
+            f"The {len(time.kernels)} kernels take at least {format_ms(time.launch_ms)} in any "
+            "type: a larger batch or image gains more."
         )
     calibration = time.calibration
     if calibration:

@@ -190,7 +190,7 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
     unit = "ms" if tuning.gpu is not None else "cost"
     page.add_heading(
         "Trade-off (Pareto front): the most accurate candidates at their cost, by the selection "
-        f"images ({as_options(tuning.cost['sentence'])}); * is the chosen one"
+        f"images ({as_options(tuning.cost['sentence'])}); * marks the chosen candidate"
     )
     heads = f"{_format_title(tuning):>5} {'Q/DQ':>6} {'select.':>7}  {'held-out (95 %)':<23} "
     heads += f"kept in {_float_type(tuning)}, or choice"
@@ -212,7 +212,7 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:
         title = _format_title(tuning)
-        reason = f"All-{title} is accurate enough, so no single layer was measured (--front does)"
+        reason = f"All-{title} is accurate enough: no single layer was measured (--front does so)"
         if tuning.effort["stopped"]:
             reason = f"No single layer was measured before the {tuning.effort['stopped']}"
         page.add_heading(reason)
@@ -240,7 +240,7 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
                 page.fill(text, 4, "  - ")
     elif tuning.effort["never_measured"]:
         skipped = format_count(tuning.effort["never_measured"], "choice")
-        page.fill(f"{skipped} skipped: they cannot save time (--all gives the reasons)", 4, "    ")
+        page.fill(f"{skipped} skipped: no time to save (--all gives the reasons)", 4, "    ")
 
 
 def _format_kind(site: SiteResult) -> str:

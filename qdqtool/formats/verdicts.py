@@ -101,9 +101,9 @@ def describe_subgraphs(counts: Mapping[str, int]) -> str:
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
-    The types in which float convolutions compute decide. Without float convolutions, the types of
-    the float outputs of quantized convolutions decide.
-    If the builder chooses the type, the result is FP16, or FP32 without `half`.
+    This is the most frequent type of float convolutions, else the most frequent type of the float
+    outputs of quantized convolutions. If the builder chooses these types, the result is BF16 for a
+    model with bfloat16, else FP16, or FP32 without `half`.
     """
     convolutions = prediction.convolutions
     for types in ([c.precision for c in convolutions], [c.output for c in convolutions]):
@@ -260,7 +260,7 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
     numbers |= {name: (c.as_json()[field], c.conversions) for name, c in a.alternatives.items()}
     first = f" ({a.places[0]}{' first' if a.places[1:] else ''})" if a.places else ""
     results = [
-        f"{value}{' (assumed here)' if value == a.value else ''} {inside} convolutions write "
+        f"{value}{' (assumed here)' if value == a.value else ''}, {inside} convolutions write "
         f"{kind} and {format_count(layers, 'Q/DQ layer')} remain"
         for value, (inside, layers) in sorted(numbers.items())
     ]
@@ -322,8 +322,8 @@ def build_verdict(prediction: Prediction) -> Verdict | None:
 def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) -> str:
     """Return a sentence with the first error and the codes of further errors.
 
-    `builds` selects errors with which TensorRT builds the model, or those with which it does not.
-    Empty without such errors.
+    ``builds`` is whether the errors to describe let TensorRT build the model. Empty without such
+    errors.
     """
     from qdqtool.findings import codes
     from qdqtool.findings.obstacles import is_built
@@ -373,7 +373,7 @@ def overall_verdict(
 ) -> Verdict:
     """Return the verdict on the build if it fails, else on speed, else on types and findings.
 
-    ``half`` says whether the builder may use FP16.
+    ``half`` is whether the builder may use FP16.
     """
     problem = build_verdict(prediction)
     if problem is not None:
@@ -425,14 +425,14 @@ def describe_ratio(gain: SpeedGain) -> str:
         return f"{ratio:.1f}x {word} than {gain.precision} ({bounds})"
     if f"{ratio:.1f}" == "1.0":
         return f"about as fast as {gain.precision} ({bounds})"
-    return f"about {ratio:.1f}x {word} than {gain.precision}, too close to call ({bounds})"
+    return f"about {ratio:.1f}x {word} than {gain.precision}, but not certainly ({bounds})"
 
 
 def describe_range(gain: SpeedGain) -> str:
     """Return the range of a gain, such as ``1.3x to 2.2x``.
 
-    If the whole range is a loss, the factors say how many times slower. If the range includes both,
-    the factors are ratios of speeds; they end with "its speed" for a likely loss.
+    If the whole range is a loss, the factors are how many times slower. If the range includes gain
+    and loss, the factors are ratios of speeds, and "its speed" is added for a likely loss.
     """
     is_slower = gain.value < 1
     low, high = gain.low, gain.high

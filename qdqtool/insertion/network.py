@@ -89,7 +89,8 @@ def prepare_network(
         _prepare(network, target, weights, number_format)
         network.warnings.append(
             Note(
-                f"the layers without Q/DQ are FP32, and run in FP32 on {target.name}: {error}",
+                f"the layers without Q/DQ stay FP32 and run in FP32 on {target.name}, because the "
+                f"model cannot become FP16: {error}",
                 code="half-impossible",
                 target=target.name,
                 error=str(error),

@@ -161,7 +161,7 @@ def _raise_missing_scale(
     if table and tensors.isdisjoint(table):
         code = "other-model"
         reason = (
-            f"none of its {format_count(len(table), 'tensor')} (such as "
+            f"none of the {format_count(len(table), 'tensor')} of the table (such as "
             f"'{brief(next(iter(table)))}') is in the model, so the table belongs to another model "
             "or export. Give the table of this export, or images"
         )

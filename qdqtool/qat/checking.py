@@ -69,9 +69,9 @@ class Check:
     def text(self) -> str:
         """Return the result in one line."""
         line = (
-            f"{self.pieces} pieces agree to {self.worst:.1e}; the outputs differ by "
-            f"{self.difference:.1e} of their standard deviation; rounding errors alone change them "
-            f"by {self.noise:.1e}"
+            f"{self.pieces} pieces agree within {self.worst:.1e}; the outputs differ by "
+            f"{self.difference:.1e} of their standard deviation, and rounding errors alone change "
+            f"the outputs by {self.noise:.1e}"
         )
         if self.end_to_end_shows:
             return line

@@ -68,13 +68,14 @@ def check_not_wrapped(model: Any) -> None:
     for kind in (nn.parallel.DataParallel, nn.parallel.DistributedDataParallel):
         if isinstance(model, kind):
             raise QdqtoolError(
-                f"prepare the network inside {kind.__name__} (its .module) and wrap it afterwards",
+                f"the network is wrapped in {kind.__name__}: prepare its `.module`, and wrap the "
+                "prepared network",
                 code="wrapped-network",
                 parameter="model",
             )
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise QdqtoolError(
-            "the network is compiled; prepare the original network, and compile it afterwards",
+            "the network is compiled; prepare the original network, and compile the prepared one",
             code="wrapped-network",
             parameter="model",
         )

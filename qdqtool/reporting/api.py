@@ -193,7 +193,7 @@ def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
     matching = match(before.view, after.view)
     if not is_same_network(before.view, after.view, matching):
         raise DataError(
-            f"is another network: only {matching.likeness:.0%} of its layers match those of "
+            f"is another network: only {matching.likeness:.0%} of its layers match layers of "
             f"{after.model.path or 'the model'}. Give a version of the same network, such as the "
             "model without Q/DQ",
             before.model.path or "the model before",
@@ -211,7 +211,7 @@ def _add_outcomes_before(model: data.ModelContents, before: data.ModelContents) 
     for conv in model.convs:
         earlier = convs.get(conv.name)
         if earlier is None:
-            conv.before = "not there"
+            conv.before = "missing"
             continue
         conv.before = f"{earlier.precision} → {earlier.output}"
         if conv.layer >= 0 and earlier.layer >= 0:

@@ -43,7 +43,7 @@ class NodeScale:
 
 @dataclass(slots=True)
 class NodeEntry:
-    """A drawn ONNX node. Q, DQ and nodes with only constant inputs are not drawn.
+    """A drawn ONNX node. Q, DQ and nodes that compute constants are not drawn.
 
     ``attributes`` are pairs of name and value as text, convolution attributes first.
     """
@@ -144,7 +144,7 @@ class CaseEntry:
 
 @dataclass(slots=True)
 class TraceLine:
-    """A line of the simulated optimizer's log, with the case that proves its rule."""
+    """A line of the simulated optimizer's log, and the position of its case."""
 
     text: str
     case: int

@@ -88,22 +88,22 @@ class ModelCollector:
     Attributes:
         model: Contents collected so far.
         positions: Position in ``model.nodes`` of each drawn node, by the node's index in the graph.
-        conversion_names: Names of the Q and DQ in the model that are conversions at run time,
-            including those of which TensorRT moved a copy (``..._clone_1``).
+        conversion_names: Names of the Q and DQ in the model that are conversions at run time. If
+            TensorRT's copy (``..._clone_1``) is the conversion, the name of the original Q or DQ.
     """
 
     def __init__(self, subject: ReportSubject, label: str) -> None:
         self.subject = subject
         prediction = subject.prediction
-        info = prediction.model
+        model_info = prediction.model
         half = subject.build is None or float_precision(subject.build) != Precision.FP32
         headline = overall_verdict(prediction, subject.time, half=half)
         self.model = data.ModelContents(
             label=label,
-            path=display_name(info.path),
-            sha256=info.sha256,
-            opset=info.opset,
-            node_count=info.nodes,
+            path=display_name(model_info.path),
+            sha256=model_info.sha256,
+            opset=model_info.opset,
+            node_count=model_info.nodes,
             target=subject.target.display_name,
             rules=prediction.target,
             proof=prediction.target_evidence,
@@ -249,7 +249,7 @@ class ModelCollector:
     def find_nodes(self, names: Iterable[str]) -> list[int]:
         """Return the positions of drawn nodes with some names.
 
-        The name of a Q or DQ, which is not drawn, gives the positions of its consumers.
+        A Q or DQ is not drawn. Its name gives the positions of its consumers.
         """
         positions: dict[int, None] = {}
         for name in names:
@@ -576,7 +576,7 @@ class ReportSubject:
         target: TensorRT version, restricted to the GPU's compute capability if a GPU is given.
         time: Estimate of the engine's time; None without a GPU.
         verification: Comparison of the prediction with the build; None without a build.
-        build: Files of the build; None without a build.
+        build: Contents of the build's files; None without a build.
         work: Operations and memory traffic of each predicted layer; empty if the target names no
             layers.
         view: View of the model for matching patterns.

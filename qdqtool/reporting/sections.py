@@ -220,7 +220,7 @@ def _list_tuning_notes(result: dict[str, Any], unmeasured: int) -> list[str]:
     texts = [display_message(as_options(str(note))) for note in notes]
     if unmeasured:
         count = format_count(unmeasured, "choice")
-        return [f"{count} not drawn, because not measured on held-out images.", *texts]
+        return [f"{count} not drawn: no measurement on held-out images.", *texts]
     return texts
 
 
@@ -323,7 +323,7 @@ def _stated_range(view: View, q: Node) -> float | None:
 
 
 def _add_counts(histogram: data.ValueHistogram, statistics: TensorStatistics) -> None:
-    """Add the values of a tensor, and the range that each method chooses."""
+    """Add the counts and extremes of a tensor, and the range that each method chooses."""
     from calibration.methods import METHODS, amax_of, clipped_fraction
 
     histogram.minimum = round_digits(statistics.minimum, 5)
@@ -672,7 +672,7 @@ def _group_equal_scales(view: View, quantizers: dict[str, list[Node]]) -> list[l
 
 
 def _group_tied_scales(float_model: Model, tensors: Iterable[str]) -> list[list[str]]:
-    """Group tensors as ``insert`` does, each tensor missing in the float model alone."""
+    """Group tensors as ``insert`` does. A tensor that the float model lacks is its own group."""
     present, missing = [], []
     for tensor in tensors:
         if tensor in float_model.producers or tensor in float_model.inputs:

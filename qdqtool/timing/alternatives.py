@@ -48,7 +48,8 @@ def add_alternatives(
     result.float_time = _float_time(result, resolved_float, float_model, target)
     if not result.gpu.has_int8:
         if not model_variants.has_qdq(model):
-            result.notes.append(Note("no INT8 on this GPU: nothing to gain", code="no-int8"))
+            text = "the GPU has no INT8, so Q/DQ would not make the network faster"
+            result.notes.append(Note(text, code="no-int8"))
     elif float_model is not None:
         result.best = _best_time(result, float_model, target)
         if result.is_float and result.gpu.has_fp8 and target.has_fp8:
@@ -66,17 +67,18 @@ def _float_time(
     Args:
         result: Estimate of the network with Q/DQ, or of the float network itself.
         resolved_model: The float network with fixed input shapes.
-        model: The same network with weights, to write the FP16 file of a strongly typed network. If
-            it is None or cannot be converted, the builder is assumed to choose the float types.
+        model: The float network with weights, from which the FP16 file of a strongly typed network
+            is made. If `model` is None or cannot be converted, the builder is assumed to choose the
+            float types.
         target: TensorRT version.
     """
     typed = target.strongly_typed
     stored = file_float_type(resolved_model) if typed else result.float_type
-    own_ms = result.total_ms
+    stored_ms = result.total_ms
     if not result.is_float:
-        _, own_ms = _simulate_like(result, resolved_model, target)
+        _, stored_ms = _simulate_like(result, resolved_model, target)
     if stored == result.gpu.float_type or result.gpu.float_type == Precision.FP32:
-        return FloatTime(stored, own_ms)
+        return FloatTime(stored, stored_ms)
     if typed:
         fp16 = None if model is None else model_variants.fp16_variant(model, target)
         if fp16 is None:
@@ -85,9 +87,9 @@ def _float_time(
             resolved_model, _ = model_variants.resolve_inputs(fp16, result.requested_batch or 1)
     with_fp16 = replace(result, float_type=Precision.FP16)
     _, fp16_ms = _simulate_like(with_fp16, resolved_model, target)
-    if fp16_ms <= own_ms:
-        return FloatTime(Precision.FP16, fp16_ms, own_ms)
-    return FloatTime(stored, own_ms)
+    if fp16_ms <= stored_ms:
+        return FloatTime(Precision.FP16, fp16_ms, stored_ms)
+    return FloatTime(stored, stored_ms)
 
 
 def _best_time(
@@ -95,7 +97,8 @@ def _best_time(
 ) -> BestTime | None:
     """Return the time of the network with the Q/DQ that ``insert`` would write.
 
-    None if quantizing or simulating fails. If `result` is of a float network, a note says why.
+    None if quantizing or simulating fails. For a float network, a note is then added with the
+    reason.
     """
     assert result.float_time is not None
     try:

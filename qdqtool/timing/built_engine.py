@@ -1,4 +1,4 @@
-"""Finds the GPU of a build, and estimates the times of the layers of a built engine."""
+"""Find the GPU of a build, and estimate the times of the layers of a built engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
 _MEMORY = re.compile(r"\b(\d{1,4})GB\b")
 # Memory sizes of boards in GB. Devices report slightly less.
 _MEMORY_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
-# If the bandwidths of log and table differ by more than this factor, that of the table is used.
+# If the bandwidths of log and table differ by more than this factor, the bandwidth of the table is
+# used.
 _MAX_BANDWIDTH_FACTOR = 2.0
 _TRANSFERS_PER_CLOCK = 2  # the memory transfers twice per printed clock
 _CLOCK_TOLERANCE = 0.97
@@ -128,8 +129,8 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
     if sms != board.sms:
         notes.append(
             Note(
-                f"the log states {sms} SMs, but the {board.name} has {board.sms}: {sms} SMs were "
-                "used",
+                f"the times are for the {sms} SMs that the log states, although the {board.name} "
+                f"has {board.sms}",
                 code="sms-of-log",
                 sms=sms,
                 board=board.name,
@@ -142,9 +143,10 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
         if device.memory_clock < _CLOCK_TOLERANCE * log_clock:
             notes.append(
                 Note(
-                    f"the log prints the clocks {log_clock:.0f} MHz and {device.memory_clock:.0f} "
-                    "MHz; the second is a clock of the GPU on a Jetson, so the lower clock was "
-                    "used. Set `clock` if you know the GPU's clock",
+                    f"the log prints {log_clock:.0f} MHz as clock of the GPU and "
+                    f"{device.memory_clock:.0f} MHz as clock of the memory; on a Jetson both are "
+                    "clocks of the GPU, so the lower clock was used. Set `clock` if you know the "
+                    "GPU's clock",
                     code="clock-of-log",
                     memory_clock=device.memory_clock,
                 )
@@ -353,12 +355,12 @@ _MIN_KERNEL_MS = 1e-3  # about a microsecond, the time of the shortest kernels
 
 
 def find_build_gpu(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
-    """Return the GPU that a build ran on, as its log describes it; None if unknown.
+    """Return the GPU of a build, as the log describes the GPU; None if unknown.
 
     Args:
         build: The build.
-        name: GPU that the user names. Figures come from the log if they fit this GPU, otherwise
-            from the table.
+        name: GPU that the user names. If the figures in the log fit this GPU, they are used;
+            otherwise, the figures in the table are used.
         clock: SM clock in MHz, instead of the log's.
 
     Raises:
@@ -440,8 +442,8 @@ def add_expected_times(report: EngineReport, gpu: Gpu) -> None:
 def _profile_overhead_ms(report: EngineReport) -> float:
     """Return the milliseconds that a profile added to each layer.
 
-    The overhead follows from the total time without profiling, if the log has this time. Otherwise
-    the usual overhead is assumed.
+    If the log has the total time without profiling, the overhead is computed from this time.
+    Otherwise the usual overhead is assumed.
     """
     usual = load_constants().overhead_us * 1e-3
     total = report.build.gpu_ms

@@ -109,8 +109,9 @@ def time_engine(
 def float_choices(model: Model, target: Target, float_type: Precision) -> tuple[Precision, ...]:
     """Return the float types to try for an engine.
 
-    A strongly typed network has the float type of the file. A builder that may use FP16 can still
-    choose FP32, because INT8 convolutions that write FP32 need no layout change.
+    A strongly typed network has the float type of the file. Without strong typing, a builder that
+    may use FP16 can choose FP32 instead, because INT8 convolutions that write FP32 need no layout
+    change.
     """
     if target.strongly_typed:
         return (file_float_type(model),)

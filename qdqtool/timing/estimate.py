@@ -76,7 +76,8 @@ def estimate(
         float_type: Type of floats: FP16 (``--fp16`` given to the builder) or FP32.
         batch: Batch size to estimate for. None for the batch size of the model.
         calibrate: A measured time (``5.3ms``), a profile of this engine, or a calibration file.
-        compare: Whether to simulate the network without Q/DQ (or, for a float model, with it).
+        compare: Whether to simulate the network without Q/DQ; a float model is simulated with the
+            Q/DQ that ``insert`` would write.
         cuda_graph: Whether the engine runs as a CUDA graph, which has no gaps between kernels.
 
     Raises:
@@ -147,14 +148,14 @@ def _simulate(
 ) -> tuple[Model, Prediction]:
     """Return the model whose time is estimated, and a prediction with engine layers.
 
-    On a GPU without INT8 this is the model without Q/DQ. TensorRT-RTX does not name layers: its
-    time is estimated as for an engine of classic TensorRT. Notes say so.
+    On a GPU without INT8, the returned model has no Q/DQ. TensorRT-RTX does not name layers, so
+    the time of an engine of classic TensorRT is estimated. A note is added in both cases.
     """
     if not gpu.has_int8 and model_variants.has_qdq(model):
         notes.append(
             Note(
-                f"{target.display_name} has no INT8 on {gpu.name}: the times are those of the "
-                "model without Q/DQ",
+                f"{target.display_name} has no INT8 on {gpu.name}: the times are for the model "
+                "without Q/DQ",
                 code="without-qdq",
             )
         )
@@ -181,7 +182,7 @@ def _simulate(
 
 
 def _main_precision(model: Model, simulated: Prediction) -> Precision:
-    """Return the type of most quantized layers; of the quantizers if all layers are float."""
+    """Return the type of most quantized layers, or of the Q/DQ if all layers are float."""
     counts = simulated.summary()
     if counts["fp8"] == counts["int8"] == 0:
         return Precision.FP8 if uses_fp8(model) else Precision.INT8
@@ -201,7 +202,7 @@ def _slow_int8_note(gpu: Gpu) -> Note:
         f"TOPS): {effect}"
     )
     if gpu.has_fp8 and fp8 > half:
-        text += f". Its faster 8-bit type is FP8 ({fp8:.0f} TOPS): qdqtool insert --precision fp8"
+        text += f". FP8 is faster on this GPU ({fp8:.0f} TOPS): use qdqtool insert --precision fp8"
     return Note(text, code="int8-not-faster", int8_tops=int8, float_tops=half, fp8_tops=fp8)
 
 
@@ -214,23 +215,23 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
     if batch is None:
         return 1.0
     first_dimensions = {shape[0] for shape in map(model.shape, model.inputs) if shape}
-    own = first_dimensions.pop() if len(first_dimensions) == 1 else None
-    if not own:
+    file_batch = first_dimensions.pop() if len(first_dimensions) == 1 else None
+    if not file_batch:
         raise QdqtoolError(
             f"`batch` {batch}: the model's inputs have no common batch size, so times cannot be "
             "scaled; leave `batch` out",
             code="no-common-batch",
             parameter="batch",
         )
-    if own != batch:
+    if file_batch != batch:
         notes.append(
             Note(
-                f"the file has the fixed batch {own}, and TensorRT builds that batch: the times "
-                f"are for the same model exported with batch {batch}",
+                f"the times are for the model exported with batch {batch}; this file has the fixed "
+                f"batch {file_batch}, and TensorRT builds an engine for batch {file_batch}",
                 code="batch-scaled",
             )
         )
-    return batch / own
+    return batch / file_batch
 
 
 def _write_layer_times(prediction: Prediction, workload: EngineWorkload, profile_ms: Array) -> None:

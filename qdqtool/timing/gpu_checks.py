@@ -63,7 +63,8 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     Args:
         prediction: The prediction.
         gpu: The GPU.
-        model: The model, to find depthwise convolutions. None: no findings about these.
+        model: The model, to find depthwise convolutions. None: no findings about depthwise
+            convolutions.
     """
     if target_named(prediction.target).is_rtx:
         return []

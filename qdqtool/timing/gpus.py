@@ -99,7 +99,7 @@ def expand_name(normalized: str) -> list[str]:
 
 def describe_ambiguity(name: str, boards: list[str]) -> str:
     """Return the message for a name that several GPUs share."""
-    return f"'{name}' is the name of {len(boards)} GPUs: {', '.join(boards)}; give one of these"
+    return f"'{name}' can be one of {len(boards)} GPUs; give a full name: {', '.join(boards)}"
 
 
 def find_variants(name: str, gpu: str, names: list[str]) -> list[str]:
@@ -109,7 +109,7 @@ def find_variants(name: str, gpu: str, names: list[str]) -> list[str]:
 
     Args:
         name: The name as the user wrote it.
-        gpu: Name of the GPU that was chosen for it.
+        gpu: Name of the GPU that was chosen for `name`.
         names: Names of all GPUs.
     """
     words = set(normalize_name(name).split())
@@ -124,10 +124,10 @@ def find_variants(name: str, gpu: str, names: list[str]) -> list[str]:
 
 
 def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
-    """Return the names most similar to an unknown one, the best first.
+    """Return the known names that are most similar to an unknown name, the most similar first.
 
-    Names with the same number come first, then near numbers of the same series, then similar
-    spellings.
+    Names with the same number come first, then names of the same series with near numbers, then
+    names with a similar spelling.
 
     Args:
         normalized: The unknown name, normalized.
@@ -172,7 +172,7 @@ _CLOCK_OF_POWER = 0.4
 _POWER_MODES = {("Jetson AGX Orin 64GB", 30.0): (8, 612.0)}
 _FEW_WATTS = 0.5
 _POWER_WITHOUT_PRODUCTS = 0.3  # share of a board's power under load if no tensor core multiplies
-_LAPTOP_CLOCK = 0.75  # typical ratio of the clock of a laptop GPU to that of the desktop GPU
+_LAPTOP_CLOCK = 0.75  # typical clock of a laptop GPU divided by the clock of the desktop GPU
 MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; other numbers are probably in another unit
 
 
@@ -213,12 +213,12 @@ class Gpu:
         name: Name as NVIDIA writes it, without ``NVIDIA GeForce``.
         aliases: Other names, in lower case.
         sms: Number of streaming multiprocessors.
-        clock: SM clock in MHz: boost, unless the user gave another.
+        clock: SM clock in MHz: the boost clock, unless the user gave another clock.
         bandwidth: Memory bandwidth in GB/s.
         l2: L2 cache in MB.
-        power: Limit of the board or module in W; 0 if unknown or irrelevant (a clock was given).
+        power: Limit of the board or module in W; 0 if unknown, or if the user gave a clock.
         rates: Operations of an SM per clock.
-        evidence: ``seen`` if a device listing of trtexec confirms the line.
+        evidence: ``seen`` if a device listing of trtexec confirms the figures.
         source: Where the figures come from.
         notes: Assumptions about a GPU that is not in the table.
     """
@@ -284,7 +284,7 @@ class Gpu:
     def int8_rate_over_fp16(self) -> float:
         """Rate of INT8 divided by the rate of FP16, or of FP32 if FP16 is not faster.
 
-        At most 1 if INT8 computes no faster.
+        The ratio is at most 1 if INT8 is not faster.
         """
         return self.mac_rate(Precision.INT8) / self.mac_rate(self.float_type)
 
@@ -295,15 +295,15 @@ class Gpu:
 
     @property
     def is_geforce(self) -> bool:
-        """Whether the GPU has the cores of a GeForce of Ada or Blackwell, as the GB10 has."""
+        """Whether the GPU is a GeForce of Ada or Blackwell, or has the same cores (GB10)."""
         return _GEFORCE.match(self.name) is not None
 
     @property
     def fp8_rate(self) -> float:
         """FP8 MACs of one SM per clock.
 
-        GeForce halves the rate if it accumulates in FP32, as TensorRT's FP8 does (measured: 209
-        TFLOPS on an RTX 4080, 370 on an RTX 5090).
+        TensorRT accumulates FP8 products in FP32. GeForce GPUs do this at half the rate (measured:
+        209 TFLOPS on an RTX 4080, 370 on an RTX 5090).
         """
         return self.rates.fp8 / 2 if self.is_geforce else self.rates.fp8
 
@@ -553,13 +553,13 @@ _LIMITS = {
 def parse_description(text: str) -> Gpu:
     """Return a GPU that is not in the table, described by the user.
 
-    An unknown compute capability has the rates of the nearest known one.
+    An unknown compute capability has the rates of the next lower known capability, with a note.
 
     Args:
         text: Description such as ``sm=8.6,sms=28,clock=1777,bandwidth=360[,l2=3]``.
 
     Raises:
-        QdqtoolError: A part is missing, or is not a sensible number.
+        QdqtoolError: A part of the description is missing or unknown, or a number is out of range.
     """
     parts: dict[str, str] = {}
     for part in text.split(","):
@@ -567,8 +567,8 @@ def parse_description(text: str) -> Gpu:
         key = key.strip().lower()
         if not equals or key not in ("sm", "cc", *_LIMITS, "name"):
             raise QdqtoolError(
-                f"`gpu`: '{part}' is not one of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= "
-                "(MB)",
+                f"`gpu`: unknown part '{part}'; give sm=, sms=, clock= (MHz), bandwidth= (GB/s) "
+                "and l2= (MB)",
                 code="wrong-format",
                 parameter="gpu",
             )
@@ -611,7 +611,7 @@ def _parse_number(key: str, text: str) -> float:
 def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
     """Return the rates of a compute capability (``8.6`` or ``86``).
 
-    An unknown compute capability has the rates of the next lower known one, with a note.
+    An unknown compute capability has the rates of the next lower known capability, with a note.
 
     Raises:
         QdqtoolError: The text is not a compute capability, or is below 5.3.
@@ -621,7 +621,7 @@ def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
         text = f"{text[:-1]}.{text[-1]}"
     if not re.fullmatch(r"\d{1,2}\.\d", text):
         raise QdqtoolError(
-            f"'{cc[:40]}' is not a compute capability; give one like 8.6",
+            f"'{cc[:40]}' is not a compute capability; give a number such as 8.6",
             code="wrong-format",
             parameter="sm",
         )
@@ -630,14 +630,15 @@ def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
     below = [rates for rates in load_rates().values() if float(rates.cc) <= float(text)]
     if not below:
         raise QdqtoolError(
-            f"compute capability {text} is too low; give 5.3 or newer, which TensorRT 8 needs",
+            f"compute capability {text} is too low, because TensorRT 8 needs 5.3; give 5.3 or "
+            "higher",
             code="out-of-range",
             parameter="sm",
         )
     nearest = max(below, key=lambda rates: float(rates.cc))
     note = Note(
-        f"compute capability {text} is unknown; times are estimated with the peak rates of "
-        f"{nearest.cc} ({nearest.architecture}), and are less certain",
+        f"compute capability {text} is unknown; times are estimated with the peak rates of compute "
+        f"capability {nearest.cc} ({nearest.architecture}), and are less certain",
         code="rates-of-nearest",
         nearest=nearest.cc,
     )
@@ -650,8 +651,8 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
     Args:
         name: Name of the GPU, or a description (see :func:`parse_description`).
         clock: SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load.
-        power: ``MAXN``, or a limit in W. Without ``clock`` the clock is scaled to the limit, which
-            is a rough guess; a note says so.
+        power: ``MAXN``, or a limit in W. Without ``clock``, the clock is estimated from the limit.
+            This estimate is rough, and a note is added to the GPU.
 
     Raises:
         QdqtoolError: The GPU is unknown, a number is out of range, or the power has no effect.
@@ -672,7 +673,8 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
     if others:
         notes.append(
             Note(
-                f"'{name.strip()}' read as {gpu.name}; it could also be {', '.join(others)}",
+                f"'{name.strip()}' was read as {gpu.name}; the name could also mean "
+                f"{', '.join(others)}",
                 code="taken-as",
             )
         )
@@ -699,7 +701,7 @@ def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
         sms, clock = mode
         note = Note(
             f"the {limit:g} W mode has {sms} of {gpu.sms} SMs at up to {clock:.0f} MHz. Fix the "
-            "clock with jetson_clocks: otherwise it falls when the GPU waits",
+            "clock with jetson_clocks; otherwise the clock falls when the GPU waits",
             code="power-mode",
         )
         return replace(gpu, sms=sms, clock=clock), note
@@ -741,8 +743,8 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
         if limit is not None and not _MIN_WATTS <= limit <= gpu.power:
             raise QdqtoolError(
                 f"`power` {power[:40]}: {gpu.name} has modes from {_MIN_WATTS:g}W to "
-                f"{gpu.power:g}W, and MAXN; choose one of them (nvpmodel -q prints the current "
-                "mode)",
+                f"{gpu.power:g}W, and MAXN; choose one of these modes (nvpmodel -q prints the "
+                "current mode)",
                 code="out-of-range",
                 parameter="power",
             )

@@ -51,7 +51,8 @@ def float_variant(model: Model) -> Model:
 def _dequantize_small(view: View) -> dict[str, TensorProto]:
     """Return small integer constants as floats, by the name of their DQ's output.
 
-    Only constants with one scale are converted. Code that recognizes detection heads needs them.
+    Only constants with one scale are converted. The code that recognizes detection heads reads
+    these constants.
     """
     constants = {}
     for dq in filter(is_dq, view.quantizers):
@@ -68,7 +69,7 @@ def _dequantize_small(view: View) -> dict[str, TensorProto]:
 
 
 def strip_large_constants(model: Model, only: Container[str] | None = None) -> onnx.ModelProto:
-    """Return a ModelProto with placeholders, which have no data, for large constants.
+    """Return a ModelProto whose large constants are placeholders without data.
 
     Args:
         model: The model; it is not changed.
@@ -128,7 +129,7 @@ def quantized_variant(model: Model, target: Target, precision: str = "int8") -> 
 
 
 def _with_metadata(variant: Model, model: Model) -> Model:
-    """Give a variant the metadata of its model, which may name the image size."""
+    """Copy the model's metadata, which may name the image size, to a variant without metadata."""
     if not variant.metadata:
         variant.proto.metadata_props.extend(model.proto.metadata_props)
     return variant

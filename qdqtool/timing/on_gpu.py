@@ -24,7 +24,7 @@ from qdqtool.util.json_text import json_text
 from qdqtool.util.outputs import write_text
 from qdqtool.util.process import pause_gc
 
-# Codes of the findings that no engine can be built for a GPU.
+# Codes of findings about a GPU for which no engine can be built.
 UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-VERSION")
 
 

@@ -3,23 +3,25 @@
 The model gives the seconds of a kernel on a GPU, without the overhead that a profile adds:
 
     t        = minimum + latency + (compute^p + memory^p)^(1/p)   compute and memory overlap
-    latency  = clocks for a step x steps of one tile                 no number of SMs shortens it
+    latency  = clocks for a step x steps of one tile                 equal for any number of SMs
     compute  = padded MACs / (rate x efficiency)
     memory   = max(bytes that miss the L2 / DRAM, bytes / L2)
 
 The share of bytes that miss the L2 follows from the number of elements, not from their type.
 
-``rate`` is the dense peak of the GPU at its clock. Output channels are padded to the tile (64 on
-tensor cores), products per output to 32. A convolution of fewer than 16 input channels cannot feed
-the tensor cores: in INT8 it runs by dp4a (int8x4 tactics on an A100, an RTX 3080 Ti and an AGX
-Orin; they write INT8 or FP32), unless a pooling is fused with it; else at a rate per SM that is the
-same on all GPUs measured. Depthwise convolutions run on the CUDA cores. On Blackwell, where Myelin
-compiles the whole engine, kernels start sooner and INT8 reaches less of its rate. The constants
-come from ``constants.json``, which ``benchmarks/fit_timing.py`` writes.
+``rate`` is the dense peak of the GPU at its clock. Output channels are padded to a multiple of the
+tile (64 on tensor cores), and products per output to a multiple of 32.
 
-No FP8 engine was measured. FP8 has the efficiency of INT8, at FP8's own rate (``Gpu.fp8_rate``).
-Its convolutions are slower than that and than INT8's on Ada and GeForce Blackwell
-(:data:`FP8_CONVOLUTION`).
+A convolution of fewer than 16 input channels cannot use the tensor cores fully. In INT8, such a
+convolution runs by dp4a, unless a pooling is fused with it (int8x4 tactics on an A100, an RTX 3080
+Ti and an AGX Orin; these tactics write INT8 or FP32). Other such convolutions have a rate per SM
+that is equal on all measured GPUs. Depthwise convolutions run on the CUDA cores. On Blackwell,
+where Myelin compiles the whole engine, kernels start sooner, and INT8 reaches a smaller part of its
+peak rate. The constants come from ``constants.json``, which ``benchmarks/fit_timing.py`` writes.
+
+No FP8 engine was measured. FP8 is assumed to have the efficiency of INT8, with the peak rate of FP8
+(``Gpu.fp8_rate``). On Ada and GeForce Blackwell, FP8 convolutions are slower than this assumption,
+and slower than INT8 convolutions (:data:`FP8_CONVOLUTION`).
 """
 
 from __future__ import annotations
@@ -50,12 +52,12 @@ DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
 INT8_BLOCK = 32.0  # channels of the layout NC/32HW32 that INT8 convolutions read and write
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
 
-# Ratio of the speed of FP8 convolutions to that of INT8 convolutions, on GPUs whose tensor cores
+# Speed of FP8 convolutions divided by the speed of INT8 convolutions, on GPUs whose tensor cores
 # run ``mma.sync``. A FAR3D with a quantized CNN on an RTX 6000 Ada takes 24.6 ms in INT8 and
 # 31.5 ms in FP8, although the peak rates are equal (TensorRT 10.11; NVIDIA/Model-Optimizer,
 # examples/onnx_ptq/far3d/README.md). A ResNet-18 on an RTX 4090D was slower in FP8 than in FP16
-# (Model-Optimizer issue 512). The ratio is assumed for compute capability 12.x, whose SM is that of
-# Ada. Hopper, B200 and Thor have other instructions and no published times.
+# (Model-Optimizer issue 512). The ratio is assumed for compute capability 12.x, whose SM is like
+# the SM of Ada. Hopper, B200 and Thor have other instructions and no published times.
 FP8_CONVOLUTION = 24.6 / 31.5
 _MMA_SYNC = ("8.9", "12.0", "12.1")
 
@@ -98,15 +100,15 @@ class TimeConstants:
         architectures: Factor on computing rates, by compute capability of the measured GPUs.
         overhead_us: Microseconds that a profile adds to each layer (the median over GPUs; 0 to
             7.5 were seen).
-        spreads: Factors within which 80 % of measured times lie: ``layer``, ``total`` (the GPU
-            left out of the fit, its architecture measured) and ``total_unknown`` (the
-            architecture left out). ``gain`` is the same for the time in FP16 divided by the
-            time with Q/DQ, with GPU and network left out.
+        spreads: Factors within which 80 % of measured times lie. ``layer`` and ``total`` are for
+            fits without the GPU but with its architecture, and ``total_unknown`` for fits without
+            the architecture. ``gain`` is the factor within which 80 % of gains lie (time in FP16
+            divided by time with Q/DQ), for fits without the GPU and the network.
         gap_us: Microseconds between two kernels of an engine that runs without a CUDA graph.
         gap_myelin_us: The same gap on GPUs whose whole engine Myelin compiles.
         signs: Number of correct guesses and number of pairs. Each pair has measured times of INT8
-            and FP16 that differ by more than 5 %. A guess is correct if a model fitted without
-            this network and GPU names the faster type.
+            and FP16 that differ by more than 5 %. A guess is correct if the time model, fitted
+            without this network and GPU, predicts which type is faster.
     """
 
     values: Mapping[str, float]
@@ -127,12 +129,13 @@ class TimeConstants:
 
 
 def architecture_factor(cc: str, factors: Mapping[str, float]) -> float:
-    """Return the factor on computing rates of an architecture, or of the nearest measured one.
+    """Return the factor on computing rates of an architecture.
 
-    From 7.2 on, the nearest architecture has the closest number. GPUs without tensor cores (before
-    7.0) have the factor of 7.0, or 1. Evidence for Hopper: compared with the ResNet-50 throughput
-    that NVIDIA's MLPerf v3.0 configurations expect, the model's error on an H100 (0.69 of the
-    speed) is similar to that on an A100 (0.77).
+    An architecture that was not measured has the factor of the measured architecture (from 7.2 on)
+    with the closest number. GPUs without tensor cores (before 7.0) have the factor of 7.0, or 1.
+    Evidence for Hopper: compared with the ResNet-50 throughput that NVIDIA's MLPerf v3.0
+    configurations expect, the model's error on an H100 (0.69 of the speed) is similar to its error
+    on an A100 (0.77).
     """
     number = float(cc)
     nearest = "7.0"
@@ -225,7 +228,7 @@ def _padding_factor(channels: float, w: LayerWork) -> float:
     """Return the ratio of padded to actual channels of an INT8 convolution.
 
     The layout has blocks of 32 channels. The factor is 1 for few channels, which have a layout of
-    groups of four, and for other layers. It applies to both bytes and products.
+    groups of four, and for other layers. Both bytes and products are multiplied by the factor.
     """
     if not _is_padded(w) or channels < work.FEW_CHANNELS:
         return 1.0
@@ -251,7 +254,7 @@ _INTEGERS = (*BYTES, Precision.FP8, Precision.INT4)
 
 
 def _compute_path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
-    """Return the unit that multiplies (of :data:`PATHS`), and its MACs per clock and SM."""
+    """Return the hardware unit that multiplies (one of `PATHS`), and its MACs per clock and SM."""
     r = gpu.rates
     if precision == Precision.FP8 and gpu.has_fp8:
         return "int8", gpu.fp8_rate
@@ -301,9 +304,9 @@ def kernel_seconds(
     compute = np.where(depthwise, by_cores, f.rows * columns * depth * f.groups / (f.clocks * rate))
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
-    # Layers with few bytes per position use neither memory nor L2 efficiently, least of all with
-    # HBM: conversions of images reach 0.14 to 0.22 of the bandwidth on an A100, and 0.57 to 0.73 on
-    # an Orin Nano, an AGX Orin, an RTX 3080 Ti and an RTX 2000 Ada.
+    # Layers with few bytes per position use neither memory nor L2 efficiently. HBM is the worst:
+    # conversions of images reach 0.14 to 0.22 of the bandwidth on an A100, but 0.57 to 0.73 on an
+    # Orin Nano, an AGX Orin, an RTX 3080 Ti and an RTX 2000 Ada.
     scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
     copy_share = np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])
     few_copy = np.where(f.has_hbm, c["few_copy_hbm"], c["few_copy"])
@@ -373,8 +376,9 @@ def sustained_shares(
 def missing_share(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
     """Return the share of a kernel's bytes that miss the L2 and move through memory.
 
-    The share depends on the number of elements, not on their type: no gain of INT8 above the ratio
-    of the rates was measured, also not where only the INT8 tensors fit into the L2.
+    The share depends on the number of elements, not on their type. If the type mattered, INT8
+    would gain more than the ratio of the rates where only INT8 tensors fit into the L2. No such
+    gain was measured.
     """
     share: Array = np.clip(1.0 - f.l2 * c["l2_share"] / np.maximum(f.in_fp16, 1.0), 0.0, 1.0)
     return share

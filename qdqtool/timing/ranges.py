@@ -41,7 +41,7 @@ def set_range(time: TimeEstimate, kernels: float) -> None:
 def _gpu_spread(gpu: Gpu, notes: list[Note], clock_share: float) -> tuple[float, float]:
     """Return the factor of the uncalibrated range, and the largest slowdown by the power limit.
 
-    Adds notes about both.
+    Notes about both are added to `notes`.
     """
     constants, slowdown = load_constants(), 1.0
     spread = constants.spreads["total"]

@@ -134,9 +134,9 @@ class RegionNodes:
     def _product_work(self, node: Node) -> LayerWork | None:
         """Return the work of a product of two computed tensors; None if a shape is unknown.
 
-        In a fused attention, one kernel computes both products and does not write the scores; it is
-        counted at the first product. Otherwise each product is a kernel, and the scores are written
-        and read.
+        In a fused attention, one kernel computes both products and does not write the scores. The
+        kernel is counted at the first product. Otherwise each product is a kernel, and the scores
+        are written and read.
         """
         shape, target = self.lookup_shape(node.input(0)), self.lookup_shape(node.output)
         sizes = self._input_sizes(node)
@@ -172,8 +172,8 @@ class RegionNodes:
     def _is_fused_product(self, node: Node) -> bool:
         """Return whether a product shares one kernel with the other product of the attention.
 
-        No such kernel computes in FP32. In INT8 there is one for some head sizes. In FP8, the
-        prediction fuses both products into one layer (:meth:`attention_work`).
+        Such kernels do not exist for FP32. For INT8, they exist for some head sizes. For FP8, the
+        prediction already has one layer with both products (:meth:`attention_work`).
         """
         quantized = self._quantized_type(node)
         if self.float_type == Precision.FP32 or quantized == Precision.FP8:
@@ -187,7 +187,7 @@ class RegionNodes:
     def _is_fused_softmax(self, node: Node) -> bool:
         """Return whether a softmax has no kernel of its own.
 
-        True if it is part of a fused attention, or if no product reads its result.
+        True if the softmax is part of a fused attention, or if no product reads its result.
         """
         product = self._product_after(node)
         return product is None or self._is_fused_product(product)
@@ -195,7 +195,7 @@ class RegionNodes:
     def _product_after(self, node: Node) -> Node | None:
         """Return the product of two computed tensors downstream of a node, after any Q and DQ.
 
-        None if the result has several consumers or another one.
+        None if the result has several consumers, or if its consumer is not such a product.
         """
         for _ in range(3):
             consumers = self.model.consumers(node.output)

@@ -32,7 +32,7 @@ class FloatTime:
     Attributes:
         precision: Float type of the network.
         total_ms: Milliseconds.
-        fp32_ms: Milliseconds in FP32, if the file or the options ask for FP32 but FP16 is faster.
+        fp32_ms: Milliseconds in FP32, if the file or the options specify FP32, but FP16 is faster.
             None otherwise.
     """
 
@@ -56,10 +56,10 @@ class SpeedGain:
     Attributes:
         low: Lower end of the range that contains 80 % of measured gains.
         value: The gain.
-        high: Upper end of that range.
+        high: Upper end of the range.
         precision: Type of the float network.
-        right: Number of measured pairs whose faster type the time model predicted correctly,
-            without a fit to the network and GPU of the pair.
+        right: Number of measured pairs whose faster type the time model predicted correctly. The
+            model was fitted without the network and the GPU of the pair.
         pairs: Number of measured pairs of INT8 and FP16 times that differ by more than 5 %.
         quantized: Type of the network with Q/DQ: INT8 or FP8.
     """
@@ -170,7 +170,7 @@ class TimeEstimate:
         gpu: The GPU, as the user runs it.
         total_ms: Milliseconds of one run, end to end on the GPU (trtexec's GPU Compute Time).
         low_ms: Lower end of the range that contains 80 % of measured times.
-        high_ms: Upper end of that range.
+        high_ms: Upper end of the range.
         conversions_ms: Milliseconds of the remaining Q and DQ, as a profile shows them.
         layers: Milliseconds of each predicted layer as a profile would show them, in the
             prediction's order.
@@ -180,7 +180,7 @@ class TimeEstimate:
         best_fp8: Time with the FP8 Q/DQ that ``insert`` would write. None unless the network is
             float and the GPU has FP8.
         batch: Requested batch size divided by the batch size of the model.
-        calibration: Measurement by which the times are corrected. None if they are not.
+        calibration: Measurement by which the times are corrected. None for uncorrected times.
         unknown: Names of layers whose shapes are unknown.
         notes: Notes about the figures.
         float_type: Type of floats: FP16 or FP32.
@@ -195,7 +195,8 @@ class TimeEstimate:
         launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
-        obstacle: Code of the finding that no engine can be built for the GPU; None without one.
+        obstacle: Code of the finding because of which no engine can be built for the GPU. None if
+            an engine can be built.
         clock_share: Share of the GPU's boost clock at which the engine was estimated.
     """
 

@@ -34,17 +34,18 @@ def add_savings(
 ) -> None:
     """Set ``saves_ms`` of each finding: the milliseconds that its fix saves at most.
 
-    A fix for accuracy, or a fix that keeps a layer in float, saves no time. After other fixes, the
-    convolutions read and write INT8 and absorb the poolings after them, and conversions and
-    reformats after them disappear.
+    A fix for accuracy, or a fix that keeps a layer in float, saves no time. For other fixes, the
+    convolutions are assumed to read and write INT8 and to absorb the poolings after them, so that
+    conversions and reformats after the convolutions disappear.
 
     Args:
         prediction: Prediction with the findings.
-        simulated: Prediction with engine layers: the same object, or one of a similar target.
-        workload: Work of these layers.
+        simulated: Prediction with engine layers: `prediction` itself, or a prediction for a similar
+            target if the target does not name layers.
+        workload: Work of the layers of `simulated`.
         ms: Milliseconds of each kernel in a running engine, of shape [all work].
-        profile_ms: Milliseconds of each kernel with the overhead of a profile, of shape [all work].
-            Used for findings about a conversion.
+        profile_ms: Milliseconds of each kernel with the overhead of a profile, of shape [all work],
+            for findings about a conversion.
         gpu: The GPU.
         correction: Correction of the times.
     """
@@ -59,9 +60,9 @@ def add_savings(
     for finding in prediction.findings:
         if not finding.gains or not codes.get(finding.code).saves_time:
             continue
-        own = finder.positions.get(finding.node)
-        if own is not None and simulated.layers[own].type == "Conversion":
-            finding.saves_ms = round(float(profile_ms[own]), 5)
+        position = finder.positions.get(finding.node)
+        if position is not None and simulated.layers[position].type == "Conversion":
+            finding.saves_ms = round(float(profile_ms[position]), 5)
             continue
         saving = finder.find(dict.fromkeys(map(layer_of.get, finding.convolutions)))
         finding.saves_ms = round(saving, 5) if saving > _MIN_SAVING else None
@@ -70,10 +71,11 @@ def add_savings(
 def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
     """Raise ``saves_ms`` of findings about layers without Q/DQ by what ``insert`` would save.
 
-    One layer without Q/DQ can cost more than its own kernels: its neighbors then also compute or
-    copy float. NO-QDQ gets the saving of the whole network. The rest of this saving, after what
-    ``fix`` and the layers themselves save, is shared among the NOT-QUANTIZED findings in proportion
-    to their own savings. In a network without Q/DQ, their sum is the saving of the network.
+    One layer without Q/DQ can cost more than its own kernels, because its neighbors then also
+    compute or copy float. NO-QDQ gets the saving of the whole network. From this saving, the
+    savings of ``fix`` and of the layers themselves are subtracted. The rest is distributed to the
+    NOT-QUANTIZED findings, in proportion to the savings of their layers. In a network without Q/DQ,
+    the sum over these findings is the saving of the network.
 
     Args:
         prediction: Prediction with the findings.
@@ -87,12 +89,12 @@ def add_insert_saving(prediction: Prediction, saved_ms: float) -> None:
         finding.saves_ms = round(max(finding.saves_ms or 0.0, saved_ms), 5)
     layers = [f for f in gaining if f.code == "NOT-QUANTIZED"]
     fixable = [f for f in gaining if f.automatic and f.code != "NOT-QUANTIZED"]
-    own = [f.saves_ms or 0.0 for f in layers]
-    rest = saved_ms - sum(own) - sum(f.saves_ms or 0.0 for f in fixable)
+    layer_savings = [f.saves_ms or 0.0 for f in layers]
+    rest = saved_ms - sum(layer_savings) - sum(f.saves_ms or 0.0 for f in fixable)
     if rest <= _MIN_SAVING and not networks:
         return
-    for finding, ms in zip(layers, own, strict=True):
-        share = ms / sum(own) if sum(own) else 1 / len(own)
+    for finding, ms in zip(layers, layer_savings, strict=True):
+        share = ms / sum(layer_savings) if sum(layer_savings) else 1 / len(layer_savings)
         finding.saves_ms = round(max(0.0, ms + share * rest), 5)
 
 
@@ -145,10 +147,10 @@ class _SavingFinder:
         return {self.extras[name] for name in names if name in self.extras}
 
     def _find_vanishing(self, convolutions: Iterable[int]) -> set[int]:
-        """Return the positions of kernels that are superfluous if adjacent convolutions are INT8.
+        """Return the positions of kernels that disappear if the convolutions are INT8.
 
-        These are changes of types and layouts, and activations, residual additions and poolings
-        after the convolutions.
+        These kernels change types or layouts, or compute activations, residual additions and
+        poolings after the convolutions.
         """
         kernels: set[int] = set()
         pending = []

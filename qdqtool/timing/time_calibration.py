@@ -114,9 +114,9 @@ def calibrate_by_layers(
 ) -> TimeCalibration:
     """Return the correction from the layers that both a profile and an estimate contain.
 
-    A constant time per layer beyond the estimate counts as overhead of profiling, up to the largest
-    overhead of known profiles. With this rule, the estimates of four engines are 0 to 34 % above
-    their time without a profiler (docs/timing.md).
+    The correction is a factor and a constant time per layer. The constant time counts as overhead
+    of profiling, up to the largest overhead of known profiles. With this rule, the estimates of
+    four engines are 0 to 34 % above their time without a profiler (docs/timing.md).
 
     Args:
         gpu: GPU of the profile.

@@ -23,7 +23,7 @@ MYELIN, NOTHING, UNKNOWN = "myelin", "nothing", "unknown"
 COMPUTING = (CONV, DEPTHWISE, DECONV)
 ShapeLookup = Callable[[str], tuple[int, ...] | None]
 """Shape of a tensor by its name; None if unknown."""
-FEW_CHANNELS = 16  # a convolution with fewer input channels cannot use the tensor cores well
+FEW_CHANNELS = 16  # a convolution with fewer input channels cannot use the tensor cores fully
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,11 @@ class _LayoutTracker:
         return next((c for c in current if c is not None and c in accepted), accepted[0])
 
     def _conversion_layout(self, layer: EngineLayer, work: LayerWork) -> Layout:
-        """Return the layout that a Q or DQ writes: the one its first selective consumer prefers."""
+        """Return the layout that a Q or DQ writes.
+
+        This is the layout that is preferred by the first consumer that does not accept every
+        layout.
+        """
         for edge in layer.outputs:
             for consumer in self.consumers.get(edge.tensor, ()):
                 if self.accepted[consumer]:

@@ -151,7 +151,7 @@ class _WorkloadBuilder:
         return self.result
 
     def _write_outputs_in_fp32(self) -> None:
-        """Record network outputs that INT8 convolutions write in FP32: these need no reformat.
+        """Record the network outputs that INT8 convolutions write in FP32, and need no reformat.
 
         Seen for a U-Net on 10.16.2 and in all recorded logs of classifiers.
         """
@@ -193,9 +193,9 @@ class _WorkloadBuilder:
     def _merge_product(self, tensor: str, name: str, product: LayerWork) -> LayerWork:
         """Return the work of a product, without kernel and input if an earlier kernel computes it.
 
-        In a region, one kernel of Myelin computes all products that read the same input: query, key
-        and value, or the experts of a mixture (seen on 11.3: 324 to 348 layers of a ViTPose with 24
-        blocks).
+        In a region, one kernel of Myelin computes all products that read one tensor, such as query,
+        key and value, or the experts of a mixture. Evidence: a ViTPose with 24 blocks has 324 to
+        348 layers on 11.3.
         """
         if name not in self.regions or product.kind != work.CONV:
             return product
@@ -209,10 +209,11 @@ class _WorkloadBuilder:
         """Add kernels for activations that their convolution's kernel does not fuse.
 
         An INT8 convolution that writes float does not fuse SiLU. Evidence: YOLOv8n has 93 computing
-        layers on 8.6.1 and on 10.14.1. 44 and 49 of them write float, but only 25 convolutions do.
-        Users saw the same on 8.4 and 8.5 (NVIDIA/TensorRT#2204, #3861).
+        layers on 8.6.1 and on 10.14.1. Of these layers, 44 (8.6.1) and 49 (10.14.1) write float,
+        although only 25 convolutions write float. Users reported separate activations also on 8.4
+        and 8.5 (NVIDIA/TensorRT#2204, #3861).
         If the builder chooses between FP16 and FP32, the convolution writes FP32. FP32 has the
-        linear layout, so that no layout change is needed. This is inferred from counts on 8.6.1: 12
+        linear layout, so that no layout change is needed. Evidence: counts on 8.6.1, where 12
         layers write FP32, and 25 reformats do not change the type.
 
         Returns:
@@ -297,7 +298,7 @@ class _WorkloadBuilder:
     def _add_copies_for_quantizers(self) -> None:
         """Add a copy of each convolution's float output that at least three Qs read.
 
-        In the U-Net on 10.16.2, the first Q reads such a tensor in the convolution's layout. The
+        In a U-Net on 10.16.2, the first Q reads such a tensor in the convolution's layout, and the
         other Qs read a copy.
         """
         if self.has_myelin:
@@ -325,7 +326,10 @@ class _WorkloadBuilder:
         )
 
     def _is_summed(self, layer: EngineLayer) -> bool:
-        """Return whether the only consumer is an Add, which shares a kernel with the activation."""
+        """Return whether a layer's only consumer is an Add.
+
+        The Add and the activation are then one kernel.
+        """
         consumers = [c for edge in layer.outputs for c in self.consumers[edge.tensor]]
         return len(consumers) == 1 and any(
             node.op in ("Add", "Sum") for node in self._layer_nodes(consumers[0])
@@ -368,11 +372,11 @@ class _WorkloadBuilder:
 
         None if the work is unknown.
 
-        Kernels for INT8 in groups of four channels, which compute a convolution of few channels,
-        write INT8 or FP32 and never FP16 (every combination that is autotuned in the logs of
+        Convolutions of few channels read INT8 in groups of four channels. Kernels for this layout
+        write INT8 or FP32, never FP16. Evidence: every autotuned combination in the logs of
         yolo-resnet18-orin-trt8502, resnet18-qat-rtx2000-trt8510 and
-        bevfusion-camera-rtx3080ti-trt8600). Layers that only map or pool values continue in FP32;
-        other consumers of a float get a reformat to FP16 (as in the engine of resnet18-a100-qat).
+        bevfusion-camera-rtx3080ti-trt8600. Layers that only map or pool values then compute in
+        FP32. Other consumers get a reformat to FP16, as in the engine of resnet18-a100-qat.
         """
         if layer_work is None or not self._writes_only_fp32(layer, layer_work):
             return layer_work
@@ -394,7 +398,7 @@ class _WorkloadBuilder:
         return reads_fp32 and _computes_in_any_float(layer)
 
     def _resolve_type(self, precision: Precision, tensor: str = "") -> Precision:
-        """Return the type of a tensor, with the builder's choice for a float of open width."""
+        """Return the type of a tensor; the builder chooses the width of a float of open width."""
         is_edge = tensor and (tensor in self.model.inputs or self.model.is_output(tensor))
         if precision.is_float and is_edge:
             stored = precision_of(self.model.elem_type(tensor))
@@ -539,9 +543,9 @@ class _WorkloadBuilder:
         return self._merge_product(layer.inputs[0].tensor, weighted[0].name, layer_work)
 
     def _compute_type(self, node: Node, input_type: Precision) -> Precision:
-        """Return the type that a convolution computes in.
+        """Return the type in which a convolution computes.
 
-        It is float for a float input with INT8 weights.
+        The type is float if the input is float and only the weights are INT8.
         """
         precision = self.precisions.get(node.name)
         return input_type if precision is None else self._resolve_type(precision)
@@ -559,7 +563,8 @@ class _WorkloadBuilder:
     def _add_unlisted_nodes(self, covered: set[str]) -> None:
         """Add kernels for the nodes that no predicted layer contains.
 
-        These nodes are in Myelin's regions. If the target does not name layers, they are all nodes.
+        These nodes are in Myelin's regions. If the target does not name layers, no node is in a
+        predicted layer.
         """
         chain: list[Node] = []  # nodes that share a pointwise kernel
         outputs: set[str] = set()  # outputs of the nodes in `chain`

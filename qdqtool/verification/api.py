@@ -64,7 +64,8 @@ from qdqtool.verification.log_comparison import (
 from qdqtool.verification.result import Verification, verification_from_pairs, verify_rtx_build
 
 BuildFile: TypeAlias = str | os.PathLike[str]
-# Share of named convolutions that may conflict before the build counts as another export's.
+# Maximum share of the named convolutions whose names conflict. With more conflicts, the build is of
+# another export.
 _MAX_CONFLICTS = 0.1
 # Minimum share of a model's convolutions that a build must name to count as its build.
 MIN_NAMED = 0.2
@@ -164,7 +165,7 @@ def choose_target_for_gpu(
 ) -> tuple[Target, list[Note]]:
     """Return the target of :func:`choose_target` with the GPU's compute capability, and notes.
 
-    The GPU is that of the options, or else that of the build.
+    The GPU is the GPU in the options; if the options name none, the GPU of the build.
 
     Raises:
         QdqtoolError: The GPU is unknown, or the target or the build does not support the GPU.
@@ -217,7 +218,7 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     spelling = f", and its format is that of {version} or later" if version else ""
     note = Note(
         f"the build does not state its TensorRT version{spelling}: the prediction is for "
-        f"{resolved.name}. Give `target` if the version is another one",
+        f"{resolved.name}. Give `target` for a build of another version",
         code="no-version",
         version=version,
         target=resolved.name,
@@ -358,7 +359,7 @@ def compare_under_assumptions(
 def count_errors(verification: Verification) -> tuple[int, int]:
     """Return the number of mismatched convolutions, and the total of all disagreements.
 
-    The total is the number of disagreeing pass lines, layers that do not agree, and mismatches.
+    The total is the number of pass lines and layers that do not agree, plus all mismatches.
     """
     trace = verification.trace
     lines = max(trace.predicted or 0, trace.built or 0) - (trace.agree or 0) if trace.built else 0
@@ -410,7 +411,7 @@ def compare_with_build(
         notes.append(
             Note(
                 "the float layers run in FP32, because the build had no --fp16. Build with --fp16 "
-                "if they may run in FP16",
+                "if these layers may run in FP16",
                 code="no-fp16-flag",
             )
         )

@@ -95,7 +95,7 @@ class NodeMapper:
     def find_node(self, name: str) -> Node | None:
         """Return the node that a part of a layer name stands for; None if no node matches.
 
-        Also matches without TensorRT's copy suffixes, and in Myelin's spelling.
+        The name may have TensorRT's copy suffixes or Myelin's spelling.
         """
         return (
             self._by_name.get(name)

@@ -310,7 +310,8 @@ def _find_int8_bindings(
 ) -> list[Mismatch]:
     """Return the float inputs and outputs of the network that are INT8 in the engine.
 
-    Their names are those of the model. If all of them are float, the names in the build count too.
+    Inputs and outputs are found by their names in the model. If all of them are float, they are
+    also found by their names in the build.
     """
     names = (*model.inputs, *model.outputs)
     types = {name: precision_of(model.elem_type(name)) for name in names}

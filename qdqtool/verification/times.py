@@ -92,9 +92,9 @@ def find_measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, s
 
 
 def explain_missing_estimate(build: Build) -> list[Note]:
-    """Return a note on why measured times have no estimate; empty if the reason is unknown.
+    """Return a note on why measured times have no estimate.
 
-    Empty also if the build has no times.
+    Empty if the reason is unknown, or if the build has no times.
     """
     if not is_timed(build):
         return []

@@ -183,7 +183,7 @@ SIMILAR_NAMES = [
     ("events", "name", "code", "listed"),
     [
         (SIMILAR_NAMES, "qdq", "ambiguous", "QDQOther, QDQToCopy"),
-        ([], "any", "unknown-choice", "none:"),
+        ([], "any", "unknown-choice", "no optimizer lines"),
         (SIMILAR_NAMES, "none", "unknown-choice", "EltReluFusion, QDQOther, QDQToCopy"),
     ],
     ids=["ambiguous", "no passes", "unknown"],

@@ -161,9 +161,8 @@ def test_fix_without_images_judges_no_accuracy(folder: Path, cli: Cli) -> None:
     assert "% ->" in cli("fix", "m.onnx", "-o", "f.onnx", "--inputs", "in.npz")
 
 
-def test_fix_lists_rounded_constants_as_left(folder: Path, cli: Cli) -> None:
+def test_fix_lists_rounded_constants_as_left(g: Graph, folder: Path, cli: Cli) -> None:
     """Anchors of 0.5, 1.5, ... lose their exact values with the steps 1.004."""
-    g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 1, 128), "c", 1), "r")
     stored = np.arange(128).astype(np.uint8).reshape(1, 1, 1, 128)
     grid = g.dq(g.const("grid", stored), "gdq", 1.004, zero=3, integer=np.uint8)

@@ -156,11 +156,9 @@ def test_log_of_names_shows_the_command_that_builds_again(
     assert not [part for part in unexpected if part in text[start:]]
 
 
-def test_log_shows_every_number_of_a_recorded_build(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("current_folder")
+def test_log_shows_every_number_of_a_recorded_build(cli: Cli) -> None:
     """Expected numbers were read from the log with grep and from its printed tables."""
-    monkeypatch.setenv("COLUMNS", "80")
     words = set(cli("log", build_file("centerpoint-a100-trt823-fp16")).replace(",", "").split())
     for (part,) in rows("logs/centerpoint-page.txt"):
         numbers = [w for w in part.replace(",", "").split() if re.search(r"\d", w)]

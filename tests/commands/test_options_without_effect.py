@@ -1,5 +1,6 @@
 """Options that have no effect are refused, in each command."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,9 +34,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def inside(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(files)
-    yield
+def inside(files: Path) -> Iterator[None]:
+    with contextlib.chdir(files):
+        yield
     assert sorted(p.name for p in files.iterdir()) == ["float.onnx", "images", "q.onnx"]
 
 

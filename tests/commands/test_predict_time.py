@@ -17,9 +17,8 @@ from tests.timing.models import convolution_chain, save_model
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("COLUMNS", "80")
-    return save_model(tmp_path, convolution_chain())
+def model(current_folder: Path) -> str:
+    return save_model(current_folder, convolution_chain())
 
 
 def test_predict_gpu_text(model: str, cli: Cli) -> None:
@@ -77,9 +76,7 @@ def test_predict_gpu_markdown_has_the_times(model: str, cli: Cli) -> None:
     assert len(times) >= 2 and all(time in markdown for time in times)
 
 
-def test_predict_gpu_of_float_model_says_what_int8_would_gain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
+def test_predict_gpu_of_float_model_says_what_int8_would_gain(tmp_path: Path, cli: Cli) -> None:
     path = save_model(tmp_path, convolution_chain(quantized=False, batch=16))
     time = cli.json("predict", path, "--gpu", "A100")["time"]
     assert time["gain"] is None and time["best"]["gain"] > 1
@@ -174,7 +171,7 @@ def test_predict_has_no_times_of_an_unsupported_gpu(model: str, cli: Cli) -> Non
 
 
 def test_predict_warns_of_a_batch_that_the_file_does_not_have(model: str, cli: Cli) -> None:
-    assert "warning: the file has the fixed batch" in cli(
+    assert "warning: the times are for the model" in cli(
         "predict", model, "--gpu", "L4", "--batch", "8"
     )
     assert "fixed batch" not in cli("predict", model, "--gpu", "L4")

@@ -23,6 +23,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from tests.comparison.networks import float_network, network, quantize
 from tests.errors import has
+from tests.insertion.transformers import samples, vit
 from tests.trt.builder import Graph
 
 TARGET = "trt8.5"
@@ -413,3 +414,14 @@ def test_largest_scales_are_no_claim_about_all_channels_of_weights() -> None:
     assert comparison.count(ChangeKind.WEIGHTS_SCALE) == 1
     text = summarize(comparison)
     assert "scales of weights differ at 1 node" in text and "less than" not in text
+
+
+def test_range_of_conversions_of_a_transformer_is_shown() -> None:
+    """How much of a transformer Myelin absorbs is unknown, as in the output of predict."""
+    model = vit(1)
+    quantized = qdqtool.insert(model, samples(model, 2), method="max", losses=0).model
+    expected = qdqtool.predict(quantized).conversions_range
+    assert expected is not None and expected[0] < expected[1]
+    comparison = qdqtool.compare(model, quantized)
+    assert comparison.b.as_json()["conversions_range"] == list(expected)
+    assert f"{expected[0]} to {expected[1]} Q/DQ layers" in str(render_comparison(comparison))

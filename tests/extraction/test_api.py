@@ -367,24 +367,13 @@ def sketches(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 
 def test_trimming_ends_within_its_budget(
-    sketches: list[set[str]], monkeypatch: pytest.MonkeyPatch
+    g: Graph, sketches: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message contains the number of consumers of a tensor, so no consumer can be removed."""
-    constants = {"s": np.float32(0.02), "z": np.int8(0), "w": np.full((4, 3, 1, 1), 0.1, "f")}
-    nodes = []
-    for x in ("x", "w"):
-        nodes.append(helper.make_node(Q, [x, "s", "z"], [f"{x}_q"], f"{x}_Q"))
-        nodes.append(helper.make_node(DQ, [f"{x}_q", "s", "z"], [f"{x}_d"], f"{x}_DQ"))
-    nodes += [helper.make_node("Conv", ["x_d", "w_d"], [f"y{i}"], f"conv{i}") for i in range(60)]
-    start, *ends = (
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, channels, 8, 8])
-        for name, channels in (("x", 3), *((f"y{i}", 4) for i in range(60)))
-    )
-    tensors = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
-    graph = helper.make_graph(nodes, "g", [start], ends, tensors)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    inputs = [g.pair(g.input(1, 3, 8, 8), "in"), g.weights("w", (4, 3, 1, 1), "tensor")]
+    ends = [g.op("Conv", inputs, f"conv{i}") for i in range(60)]
     monkeypatch.setattr(limits, "TRIMMED_NODES", 500)
-    result = extract(proto, node="conv7")
+    result = extract(g.model(*ends), node="conv7")
     assert sum(map(len, sketches)) < 500 + 3 * 64
     assert "trimming-ended" in note_codes(result.notes)
     assert "conv7" in {c.name for c in result.shown.convolutions}

@@ -27,9 +27,8 @@ def operators(model: onnx.ModelProto) -> list[str]:
 
 
 @needs_compiler
-def test_builder_refusal_is_extracted() -> None:
+def test_builder_refusal_is_extracted(g: Graph) -> None:
     """The compiler refuses the zero point of the last quantizer."""
-    g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=0.05), "r0")
     x = g.relu(g.conv(x, "c1", scale=0.05), "r1")
     model = g.model(g.dq(g.q(x, "q", 0.1, zero=5), "dq", 0.1, zero=5))

@@ -3,14 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 import qdqtool
 from qdqtool.errors import BuilderError
@@ -24,6 +21,7 @@ from qdqtool.util import limits
 from tests.extraction.networks import residual
 from tests.findings.graphs import GRAPHS as REFUSAL_GRAPHS
 from tests.findings.test_producers import models, prediction
+from tests.trt.builder import Graph
 
 
 def test_part_grows_from_nodes_that_the_finding_names() -> None:
@@ -58,36 +56,14 @@ def test_choose_counts_findings_of_a_code() -> None:
             assert choose_finding(whole, f"{finding.code}:{count[finding.code]}", None) is finding
 
 
-def one_output_model(
-    nodes: list[onnx.NodeProto],
-    shapes: dict[str, list[Any] | None],
-    constants: dict[str, npt.NDArray[Any]],
-) -> onnx.ModelProto:
-    """Return a model whose input and output are the two tensors of `shapes`."""
-    start, end = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in shapes.items()
-    )
-    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, "g", [start], [end], tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def test_minimize_keeps_values_of_a_long_vector_of_sizes() -> None:
+def test_minimize_keeps_values_of_a_long_vector_of_sizes(g: Graph) -> None:
     """The sizes of a Split into 600 parts take more bytes than a constant that is detached."""
     parts = 600
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], "wide"),
-        helper.make_node("Split", ["a", "sizes"], [f"s{i}" for i in range(parts)], "split", axis=1),
-        helper.make_node("Conv", ["s0", "k"], ["z"], "narrow"),
-    ]
-    constants = {
-        "w": np.ones((2 * parts, 4, 1, 1), np.float32),
-        "k": np.ones((4, 2, 1, 1), np.float32),
-        "sizes": np.full(parts, 2, np.int64),
-    }
-    model = one_output_model(nodes, {"x": [1, 4, 8, 8], "z": [1, 4, 8, 8]}, constants)
-    proto = qdqtool.extract(model, outputs=["z"], minimize=True, target="trt8.6").proto
+    inputs = [g.input(1, 4, 8, 8), g.const("w", np.ones((2 * parts, 4, 1, 1)))]
+    sizes = g.const("sizes", np.full(parts, 2, np.int64))
+    first, *_ = g.ops("Split", [g.op("Conv", inputs, "wide"), sizes], "split", parts, axis=1)
+    model = g.model(g.op("Conv", [first, g.const("k", np.ones((4, 2, 1, 1)))], "narrow"))
+    proto = qdqtool.extract(model, outputs=["narrow:0"], minimize=True, target="trt8.6").proto
     onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
     assert proto.graph.initializer[0].dims[0] < 2 * parts
 
@@ -104,38 +80,27 @@ def break_relu(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     ("reduction", "exhausted"), [(reductions.reduce_channels, True), (break_relu, False)]
 )
 def test_refused_candidates_count_the_bytes_that_they_copy(
-    reduction: reductions.Reduction, exhausted: bool, monkeypatch: pytest.MonkeyPatch
+    g: Graph, reduction: reductions.Reduction, exhausted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No candidate is tried, because the MatMul accepts no other number of channels."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
-        helper.make_node("Reshape", ["a", "shape"], ["b"], "reshape"),
-        helper.make_node("MatMul", ["b", "v"], ["y"], "product"),
-    ]
-    constants = {
-        "w": np.ones((400, 1, 3, 3), np.float32),
-        "shape": np.array([1, 1, 1, -1]),
-        "v": np.ones((1, 1, 1600, 7), np.float32),
-    }
-    model = one_output_model(nodes, {"x": [1, 1, 4, 4], "y": [1, 1, 1, 7]}, constants)
-    monkeypatch.setattr(limits, "MINIMIZED_BYTES", constants["w"].nbytes)
+    weights = np.ones((400, 1, 3, 3), np.float32)
+    x = g.op("Conv", [g.input(1, 1, 4, 4), g.const("w", weights)], "conv")
+    x = g.reshape(x, "reshape", 1, 1, 1, -1)
+    model = g.model(g.op("MatMul", [x, g.const("v", np.ones((1, 1, 1600, 7)))], "product"))
+    monkeypatch.setattr(limits, "MINIMIZED_BYTES", weights.nbytes)
     shrinker = ModelShrinker(model, lambda proto: False, (reduction,), bounded=True)
     shrinker.run()
     assert shrinker.tried == 0 and shrinker.exhausted is exhausted
 
 
 @pytest.mark.parametrize("reduction", [reductions.flatten_weights, reductions.reduce_channels])
-def test_reductions_copy_only_weights_that_change(reduction: reductions.Reduction) -> None:
-    width = (8, 24, 20, 12)
-    arrays = {
-        f"w{i}": np.arange(out * channels * 49, dtype=np.float32).reshape(out, channels, 7, 7)
-        for i, (channels, out) in enumerate(pairwise(width))
-    }
-    nodes = [
-        helper.make_node("Conv", [f"x{i}", f"w{i}"], [f"x{i + 1}"], f"c{i}", pads=[3] * 4)
-        for i in range(3)
-    ]
-    model = one_output_model(nodes, {"x0": [1, 8, 8, 8], "x3": [1, 12, 8, 8]}, arrays)
+def test_reductions_copy_only_weights_that_change(
+    g: Graph, reduction: reductions.Reduction
+) -> None:
+    x = g.input(1, 8, 8, 8)
+    for i, channels in enumerate((24, 20, 12)):
+        x = g.conv(x, f"c{i}", channels, k=7, scale=None, weights="float")
+    model = g.model(x)
     apart: dict[str, TensorProto] = {}
     light = detach_constants(model, apart)
     candidates = list(reduction(light, lambda tensor: apart.get(tensor.doc_string, tensor)))

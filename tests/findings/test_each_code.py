@@ -6,19 +6,17 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.findings.codes import CODES
 from qdqtool.prediction import check_activations, predict
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from tests.findings.graphs import GRAPHS, attention, ones, split, weighted
 from tests.findings.lint.test_bfloat16 import quantized
-from tests.findings.test_producers import on_a_wrong_axis, predictions
+from tests.findings.test_producers import on_a_wrong_axis
 from tests.insertion.test_transformers import add_pairs
 from tests.insertion.transformers import vit
 from tests.timing.test_gpus import network as of_two
 from tests.trt.builder import Graph
-from tests.wording import findings
 
 
 def after_pair(make: Callable[[Graph, str], str], opset: int = 17) -> onnx.ModelProto:
@@ -172,13 +170,6 @@ def test_network_has_finding(code: str, make: Callable[[], onnx.ModelProto]) -> 
 @pytest.mark.parametrize(("code", "make"), PREDICTIONS.items())
 def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction]) -> None:
     assert code in make().findings_by_code()
-
-
-def test_each_code_comes_out_of_a_network() -> None:
-    """Networks: those above, the graphs of reasons and cases, and those of `tests/wording.py`."""
-    found = {f.code for _, listed in findings() for f in listed}
-    found |= {f.code for prediction in predictions("trt8.5") for f in prediction.findings}
-    assert found | NETWORKS.keys() | PREDICTIONS.keys() == CODES.keys()
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,13 @@ def test_fix_applies_residual_fixes():
         two["int8_to_int8"] == one["int8_to_int8"] + 2
         and two["conversions"] == one["conversions"] - 2
     )
-    add = next(n for n in fixed.proto.graph.node if n.name == "sum")
-    dq = next(n for n in fixed.proto.graph.node if add.input[1] in n.output)
-    assert dq.op_type == "DequantizeLinear" and dq.input[0] == "c1.in.Q:0"
+    model = Model(fixed.proto)
+    dq = model.producers[model.node("sum").input(1)]
+    assert (dq.op, dq.input(0)) == ("DequantizeLinear", "c1.in.Q:0")
     onnx.checker.check_model(fixed.proto, full_check=True)
+
+
+def test_fix_removes_the_second_pair_of_an_add():
     fixed = fix(residual("own", conv_side=True), "trt8.5")
     assert [c.code for c in fixed.applied] == ["ADD-BOTH"]
     names = {n.name for n in fixed.proto.graph.node}
@@ -187,28 +190,24 @@ def pair_only(zero, integer, scale=0.05):
     return g.model(y, "p.DQ:0")
 
 
-def test_fix_handles_dead_channels_and_stored_zero_points(g):
+def test_fix_keeps_dead_channels_zero(g):
     weights = np.random.default_rng(0).normal(0, 0.3, (16, 16, 1, 1)).astype(np.float32)
     weights[3] = 0
     scale = np.abs(weights).max(axis=(1, 2, 3)) / 127
-    w = g.pair(g.const("w", weights), "wq", scale, axis=0)
-    proto = g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
+    proto = convolution_of(g, g.pair(g.const("w", weights), "wq", scale, axis=0))
     assert "SCALE-NONPOS" in codes(predict(proto, "trt8.5"))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SCALE-NONPOS"]
     assert np.all(run(fixed.proto, x=image(1, 16, 8, 8))[0][:, 3] == 0)
-    g = Graph()
-    x = g.pair(g.input(1, 16, 8, 8), "in")
+
+
+def test_fix_stores_integers_without_zero_point(g):
     stored = np.random.default_rng(0).integers(0, 256, (16, 16, 1, 1)).astype(np.uint8)
     w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=128, integer=np.uint8)
-    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    proto = convolution_of(g, w)
     fixed = fix(proto, "trt10")
-    dq = next(n for n in fixed.proto.graph.node if n.name == "wdq")
-    value = next(
-        onnx.numpy_helper.to_array(t)
-        for t in fixed.proto.graph.initializer
-        if t.name == dq.input[0]
-    )
+    model = Model(fixed.proto)
+    value = model.constant(model.node("wdq").input(0))
     assert value.dtype == np.int8 and np.array_equal(value.astype(int), stored.astype(int) - 128)
     x = image(1, 16, 8, 8)
     assert np.allclose(run(proto, x=x)[0], run(fixed.proto, x=x)[0], atol=1e-5)
@@ -238,23 +237,22 @@ def test_added_relu_takes_no_time_in_the_float_network():
     assert before["float"]["total_ms"] == after["float"]["total_ms"]
 
 
-def test_fix_applies_weight_fixes(g):
+def test_fix_quantizes_weights_for_each_channel(g):
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", k=1))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["W-NO-DQ"]
     assert fixed.before.summary()["int8"] == 0 and fixed.after.summary()["int8"] == 1
-    weights = next(
-        onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name == "c.weight"
-    )
+    weights = Model(proto).constant("c.weight")
     x = image(1, 16, 8, 8)
     scale = (np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127).astype(np.float32)
     rounded = np.rint(weights / scale) * scale
     wanted = np.einsum("oi,nihw->nohw", rounded[:, :, 0, 0], quantize(x, 0.1, 0, -128, 127))
     assert np.allclose(run(fixed.proto, x=x)[0], wanted, atol=1e-4)
-    g = Graph()
+
+
+def test_fix_folds_batch_norm_after_conv_transpose(g):
     y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose", weights="qdq")
-    y = g.bn(y, "bn")
-    proto = g.model(g.conv(g.relu(y, "r"), "next", 16, scale=0.2))
+    proto = g.model(g.conv(g.relu(g.bn(y, "bn"), "r"), "next", 16, scale=0.2))
     fixed = fix(proto, "trt8.5", only=["CT-BN"])  # CT-AXIS would give up a bit of the weights
     assert "CT-BN" in {c.code for c in fixed.applied}
     assert "bn" not in {n.name for n in fixed.proto.graph.node}
@@ -268,13 +266,11 @@ def test_pair_inside_silu_is_moved_or_removed(g, behind):
     y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.3)
     m = g.op("Mul", [y, g.pair(g.op("Sigmoid", y, "sig"), "gate", 0.008)], "mul")
     out = g.conv(m, "c1", 16, scale=0.3 if behind else None)
-    proto = g.model(out)
-    fixed = fix(proto, "trt8.5")
+    fixed = fix(g.model(out), "trt8.5")
     assert {c.code for c in fixed.applied} == {"SILU-INNER-Q"}
     assert "SILU-INNER-Q" not in codes(fixed.after)
-    conv0 = next(n for n in fixed.proto.graph.node if n.name == "c0")
-    readers = {n.op_type for n in fixed.proto.graph.node if conv0.output[0] in n.input}
-    assert readers == {"Sigmoid", "Mul"}
+    model = Model(fixed.proto)
+    assert {n.op for n in model.consumers(model.node("c0").output)} == {"Sigmoid", "Mul"}
     assert fixed.after.convolution("c0").int8_in_int8_out
     onnx.checker.check_model(fixed.proto, full_check=True)
 
@@ -287,15 +283,10 @@ def test_pair_moves_before_pad(g):
     (site,) = find_sites(pairs.find_pairs_after_pads, model)
     editor = Editor(model.copy())
     site.apply(editor)
-    changed = editor.finish().proto
-    assert [n.name for n in changed.graph.node if n.op_type == "Pad"] == ["pad"]
-    pad = next(n for n in changed.graph.node if n.name == "pad")
-    assert (
-        next(n for n in changed.graph.node if pad.input[0] in n.output).op_type
-        == "DequantizeLinear"
-    )
-    x = image(1, 16, 8, 8)
-    assert np.array_equal(run(proto, x=x)[0], run(changed, x=x)[0])
+    changed = editor.finish()
+    assert [n.name for n in changed.nodes if n.op == "Pad"] == ["pad"]
+    assert changed.producers[changed.node("pad").input(0)].op == "DequantizeLinear"
+    assert_equal_outputs(proto, changed.proto)
 
 
 @pytest.mark.parametrize(("float_layers", "applied"), [(0, []), (1, ["FLOAT-FP32"])])
@@ -317,13 +308,15 @@ def test_float_layers_become_fp16_for_strongly_typed_targets():
     assert types == {onnx.TensorProto.FLOAT16}
 
 
-def test_fix_handles_empty_scales_and_heads(g):
+def test_fix_leaves_empty_scales(g):
     stored = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
     none = [g.const("w.s", np.zeros(0, np.float32)), g.const("w.z", np.ones(1, np.int8))]
     dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
     assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
-    g = Graph()
+
+
+def test_fix_of_a_head_only_on_request(g):
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
     assert {change.code for change in fix(proto, "trt8.5").applied} <= {"W-SCALE"}
@@ -478,7 +471,7 @@ def test_fix_refuses_a_float_model(g):
         fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
 
 
-def test_fix_reports_models_that_cannot_run():
+def test_fix_compares_in_front_of_a_plugin():
     proto = residual("float")
     proto.graph.node.append(
         onnx.helper.make_node("EfficientNMS_TRT", [proto.graph.output[0].name], ["boxes"], "nms")
@@ -489,6 +482,9 @@ def test_fix_reports_models_that_cannot_run():
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
     cuts = [n.values["nodes"] for n in fixed.notes if n.code == "compared-in-front"]
     assert cuts == [["nms"]]
+
+
+def test_fix_refuses_changes_of_a_model_that_does_not_run():
     proto = residual("float")
     node = next(n for n in proto.graph.node if n.name == "c0")
     node.attribute.append(onnx.helper.make_attribute("unheard_of", 1))

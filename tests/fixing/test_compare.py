@@ -29,8 +29,7 @@ def pair_model(scale=0.1):
     return g.model(g.pair(g.input(1, 4, 8, 8), "p", scale))
 
 
-def test_runner_computes_float_outputs():
-    g = Graph()
+def test_runner_computes_float_outputs(g: Graph):
     x = g.input(1, 4, 8, 8)
     proto = remove_quantizers(Model(g.model(g.pair(x, "p", 0.1), "p.Q:0"))).proto
     assert {n.op_type for n in proto.graph.node} == {"QuantizeLinear", "Identity"}
@@ -40,8 +39,7 @@ def test_runner_computes_float_outputs():
     assert np.array_equal(found["p.Q:0"], np.clip(np.rint(values / np.float32(0.1)), -128, 127))
 
 
-def test_body_of_a_network_ends_with_its_last_convolution():
-    g = Graph()
+def test_body_of_a_network_ends_with_its_last_convolution(g: Graph):
     y = g.conv(g.input(1, 16, 8, 8), "c", 16)
     model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
     proto, cut = cut_runnable_part(model, body=True)
@@ -84,17 +82,15 @@ def too_many_dimensions() -> onnx.ModelProto:
     [(unknown_type(), "unknown-input-type"), (too_many_dimensions(), "unknown-input-shape")],
 )
 def test_random_inputs_need_type_and_shape(proto: onnx.ModelProto, code: str) -> None:
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, check=lambda error: (error.code, error.node) == (code, "x")):
         random_inputs(Model(proto))
-    assert (caught.value.code, caught.value.node) == (code, "x")
 
 
 def test_runner_reports_unknown_operator() -> None:
     proto = pair_model()
     proto.graph.node[0].op_type = "Unheard"
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, check=lambda error: error.code == "onnxruntime-error"):
         ModelRunner().run(proto, {"x": np.zeros((1, 4, 8, 8), np.float32)})
-    assert caught.value.code == "onnxruntime-error"
 
 
 def test_random_inputs_fill_the_first_quantizer(g):
@@ -138,9 +134,7 @@ def test_overflowing_float_network_is_not_compared(where):
 
 
 @pytest.mark.parametrize("shape", [["n", 64, "h", "w"], [1, 64, 1, 1], [1, 64, 1024, 1024]])
-def test_run_cost_depends_on_inputs_only(
-    monkeypatch: pytest.MonkeyPatch, shape: list[object]
-) -> None:
+def test_run_cost_depends_on_inputs_only(shape: list[object]) -> None:
     """The four outputs take 256 MB each, whatever shapes the file states."""
     weight = onnx.numpy_helper.from_array(np.ones((64, 1, 1, 1), np.float32), "w")
     graph = onnx.helper.make_graph(
@@ -151,9 +145,8 @@ def test_run_cost_depends_on_inputs_only(
         [weight],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    with pytest.raises(RunLimitError) as caught:
+    with pytest.raises(RunLimitError, check=lambda error: error.code == "memory-limit"):
         ModelRunner().run(model, {"x": np.zeros((1, 1, 1024, 1024), np.float32)})
-    assert caught.value.code == "memory-limit"
 
 
 @pytest.mark.parametrize("ir", [8, 10, 11, 14, 99])
@@ -163,21 +156,6 @@ def test_runner_accepts_newer_ir_versions(ir: int) -> None:
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
     np.testing.assert_allclose(ModelRunner().run(model, {"x": x})["p.DQ:0"], x, atol=0.05)
     assert model.ir_version == ir
-
-
-def convolution(side: int) -> onnx.ModelProto:
-    weight = onnx.numpy_helper.from_array(np.ones((16, 8, 3, 3), np.float32), "w")
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
-            onnx.helper.make_node("Relu", ["c"], ["y"]),
-        ],
-        "g",
-        [onnx.helper.make_tensor_value_info("x", 1, [1, 8, side, side])],
-        [onnx.helper.make_tensor_value_info("y", 1, None)],
-        [weight],
-    )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
 
 
 @pytest.mark.parametrize(
@@ -211,8 +189,9 @@ def test_fix_accepts_input_types_that_onnxruntime_lacks(kind: str) -> None:
 
 
 @pytest.fixture
-def convolution_run() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    return convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
+def convolution_run(g: Graph) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    y = g.conv(g.input(1, 8, 20, 20), "c", 16, scale=None, weights="float")
+    return g.model(g.relu(y, "y")), {"x": np.zeros((1, 8, 20, 20), np.float32)}
 
 
 @pytest.mark.parametrize(
@@ -224,10 +203,9 @@ def test_runner_refuses_run_above_limit(
 ) -> None:
     model, x = convolution_run
     monkeypatch.setattr(limits, limit, getattr(estimate_run_cost(model, {}), attribute) - 1)
-    with pytest.raises(RunLimitError) as caught:
+    with pytest.raises(RunLimitError, check=lambda error: error.code == code):
         ModelRunner().run(model, x)
-    assert caught.value.code == code
-    assert ModelRunner(2.0).run(model, x)["y"].shape == (1, 16, 20, 20)
+    assert ModelRunner(2.0).run(model, x)["y:0"].shape == (1, 16, 20, 20)
 
 
 @pytest.mark.parametrize(("effort", "runs"), [(1.0, 2), (2.5, 5)])
@@ -240,9 +218,8 @@ def test_runner_stops_when_work_is_used_up(
     runner = ModelRunner(effort)
     for _ in range(runs):
         runner.run(model, x)
-    with pytest.raises(RunLimitError) as caught:
+    with pytest.raises(RunLimitError, check=lambda error: error.code == "work-used-up"):
         runner.run(model, x)
-    assert caught.value.code == "work-used-up"
 
 
 @pytest.mark.parametrize(("zero", "integer"), [(0, np.uint8), (-128, np.int8)])

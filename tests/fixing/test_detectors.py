@@ -27,6 +27,7 @@ from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from tests.errors import has
 from tests.insertion.nets import detector as small_detector
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 quantization = pytest.importorskip("onnxruntime.quantization")
@@ -145,9 +146,8 @@ def test_dead_scale_gets_the_range_of_its_operator() -> None:
     assert len(np.unique(values)) > 64
 
 
-def test_dead_scale_of_a_part_is_left() -> None:
+def test_dead_scale_of_a_part_is_left(g: Graph) -> None:
     """No single scale fits both a gate and the tensor that a Concat joins with the gate."""
-    g = Graph()
     x = g.conv(g.input(1, 16, 8, 8), "c", 16)
     cat = g.concat([g.op("Sigmoid", x, "gate"), g.relu(x, "r")], "cat")
     g.channels[cat] = 32
@@ -156,9 +156,8 @@ def test_dead_scale_of_a_part_is_left() -> None:
     assert [f.code for f in fixed.after.findings if f.severity == Severity.ERROR] == ["SCALE-DEAD"]
 
 
-def test_dead_part_that_no_layer_reads_becomes_float() -> None:
+def test_dead_part_that_no_layer_reads_becomes_float(g: Graph) -> None:
     """An end-to-end head joins boxes, the best scores and their classes."""
-    g = Graph()
     w = g.weights("w", (16, 8), "qdq", axis=1)
     x = g.op("MatMul", [g.pair(g.input(1, 20, 16), "in"), w], "fc")
     scores, _ = g.ops("TopK", [g.op("Sigmoid", x, "s"), g.const("k", np.array([4]))], "top", 2)
@@ -380,13 +379,16 @@ SYMMETRIC: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        SYMMETRIC,
-        {**SYMMETRIC, "per_channel": True},
-        {"activation_type": quantization.QuantType.QUInt8, "per_channel": True},
-    ],
-    ids=["default", "symmetric", "per-channel", "uint8"],
+    slow_after(
+        2,
+        [
+            {},
+            {**SYMMETRIC, "per_channel": True},
+            SYMMETRIC,
+            {"activation_type": quantization.QuantType.QUInt8, "per_channel": True},
+        ],
+    ),
+    ids=["default", "symmetric per channel", "symmetric", "uint8 per channel"],
 )
 def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_path: Path) -> None:
     """Every recipe quantizes the last Concat, which makes all scores 0."""
@@ -410,7 +412,9 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: yolov8n(64), small_detector], ids=["demo", "small detector"]
+    "make",
+    slow_after(1, [small_detector, lambda: yolov8n(64)]),
+    ids=["small detector", "demo"],
 )
 def test_printed_recipe_and_fix_leave_no_error_and_no_warning(
     make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -116,7 +116,7 @@ def test_images_give_ranges_of_all_other_tensors() -> None:
     assert scale != translation.scales.scales["m.out"]
 
 
-def test_unnamed_nodes_get_names_for_the_layer_precisions(tmp_path: Path) -> None:
+def test_unnamed_nodes_get_names_for_the_layer_precisions() -> None:
     model = quantize(silu_network())
     for node in model.graph.node:
         node.name = "" if node.op_type != "Conv" else "same"

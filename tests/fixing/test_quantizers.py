@@ -131,8 +131,7 @@ def test_zero_point_behind_a_node(
     assert {(r.node, r.quantizer) for r in reasons} == expected
 
 
-def test_scale_of_the_data_is_still_dynamic() -> None:
-    g = Graph()
+def test_scale_of_the_data_is_still_dynamic(g: Graph) -> None:
     x = g.input(1, 16, 8, 8)
     scale = g.op("ReduceMax", x, "largest", keepdims=0)
     q = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "q")

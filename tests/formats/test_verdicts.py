@@ -32,12 +32,12 @@ def gain_of(low: float, value: float, high: float) -> SpeedGain:
         (gain_of(0.29, 0.37, 0.49), "2.7x slower than FP16 (80 % range 2.0x to 3.4x)", Style.BAD),
         (
             gain_of(0.9, 1.2, 1.6),
-            "about 1.2x faster than FP16, too close to call (80 % range 0.9x to 1.6x)",
+            "about 1.2x faster than FP16, but not certainly (80 % range 0.9x to 1.6x)",
             Style.UNCLEAR,
         ),
         (
             gain_of(0.6, 0.8, 1.1),
-            "about 1.2x slower than FP16, too close to call (80 % range 0.6x to 1.1x its speed)",
+            "about 1.2x slower than FP16, but not certainly (80 % range 0.6x to 1.1x its speed)",
             Style.UNCLEAR,
         ),
         (

@@ -57,7 +57,15 @@ def test_click_shows_node_details(chromium: Page, full: Path) -> None:
     chromium.run("""document.querySelector('.stage[data-side=after] .row.conv')
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
     text = details(chromium)
-    for words in ("first", "INT8", "Scales", "weights", "What decided it", "Estimated", "Evidence"):
+    for words in (
+        "first",
+        "INT8",
+        "Scales",
+        "weights",
+        "Rules and passes",
+        "Estimated",
+        "Evidence",
+    ):
         assert words in text, words
     assert chromium.run("return location.hash") == "#node-0"
     assert (

@@ -79,9 +79,8 @@ def test_page_lists_convolutions_conversions_and_findings(case: str) -> None:
         assert all(finding.id in model.nodes[number].findings for number in finding.nodes)
 
 
-def test_page_links_findings_to_nodes_after_computed_constants() -> None:
+def test_page_links_findings_to_nodes_after_computed_constants(g: Graph) -> None:
     """A constant that TensorRT computes while building is a node of the file."""
-    g = Graph()
     root = g.op(
         "Sqrt", g.op("Cast", g.const("size", np.array([4], np.int64)), "cast", to=1), "root"
     )
@@ -347,14 +346,10 @@ def test_before_is_refused_if_compare_refuses_it(
     files: NetworkFiles, tmp_path: Path, width: int, names: str
 ) -> None:
     """Networks are compared by their layers, not by names."""
-    net = Net(width, 16)
-    tensor = "x"
-    for i in range(4):
-        tensor = net.conv(f"{names}{i}", tensor, cin=width, cout=width)
-    net.output(net.op("Relu", "end", tensor))
-    other = tmp_path / "other.onnx"
-    onnx.save(net.model(), other)
-    model = chain(tmp_path)
+    other, model = tmp_path / "other.onnx", tmp_path / "chain_qdq.onnx"
+    onnx.save(chain(width, names), other)
+    data = np.random.default_rng(0).normal(0, 1, (2, 16, 16, 16)).astype(np.float32)
+    qdqtool.insert(chain(16, "c"), data, predict=False).save(model)
     if width == 16:
         assert qdqtool.compare(other, model) and collect(model, before=other).before is not None
         return
@@ -365,16 +360,12 @@ def test_before_is_refused_if_compare_refuses_it(
         collect(model, before=other)
 
 
-def chain(folder: Path) -> Path:
-    """Write four convolutions of 16 channels with Q/DQ."""
-    net, tensor = Net(16, 16), "x"
+def chain(width: int, names: str) -> onnx.ModelProto:
+    """Return four convolutions with a number of channels."""
+    net, tensor = Net(width, 16), "x"
     for i in range(4):
-        tensor = net.conv(f"c{i}", tensor, cin=16, cout=16)
-    net.output(net.op("Relu", "end", tensor))
-    data = np.random.default_rng(0).normal(0, 1, (2, 16, 16, 16)).astype(np.float32)
-    path = folder / "chain_qdq.onnx"
-    qdqtool.insert(net.model(), data, predict=False).save(path)
-    return path
+        tensor = net.conv(f"{names}{i}", tensor, cin=width, cout=width)
+    return net.output(net.op("Relu", "end", tensor)).model()
 
 
 def relus(names: list[str]) -> onnx.ModelProto:
@@ -483,9 +474,9 @@ def test_tuning_of_the_network_is_read(tmp_path: Path, nodes: list[str]) -> None
 
 @pytest.mark.parametrize("nodes", [["/c"], ["/a", "/c", "/d"]])
 def test_tuning_of_another_network_is_refused(tmp_path: Path, nodes: list[str]) -> None:
-    with pytest.raises(DataError, check=has("different-models", parameter="tuning")) as caught:
+    expected = has("different-models", path=str(tmp_path / "tuning.json"), parameter="tuning")
+    with pytest.raises(DataError, check=expected):
         read(tmp_path, result(sites=[{**SITE, "nodes": nodes}]))
-    assert caught.value.path == str(tmp_path / "tuning.json")
 
 
 def test_tuning_points_goal_and_sites_are_shown(tmp_path: Path) -> None:
@@ -504,6 +495,7 @@ def test_tuning_points_goal_and_sites_are_shown(tmp_path: Path) -> None:
 def test_report_of_a_gpu_that_the_target_does_not_support_has_no_times() -> None:
     page = qdqtool.report(two_convolutions(), gpu="GTX 1080").page
     assert page.model.rejected and page.model.time is None and not page.parts
+    assert page.model.findings and all(f.saves_ms is None for f in page.model.findings)
     assert qdqtool.report(two_convolutions(), gpu="GTX 1080", target="8.6").page.parts
 
 
@@ -538,11 +530,6 @@ def test_tuning_that_chose_the_float_model_is_marked(tmp_path: Path) -> None:
     assert not read(tmp_path, result()).is_float
     chosen = {**front[1], "index": 1, "int8": 0}
     assert read(tmp_path, result(front=front, chosen=chosen)).is_float
-
-
-def test_rejected_model_has_no_savings() -> None:
-    page = qdqtool.report(two_convolutions(), gpu="GTX 1080").page
-    assert page.model.findings and all(f.saves_ms is None for f in page.model.findings)
 
 
 def test_missing_tuning_file_is_reported(tmp_path: Path) -> None:

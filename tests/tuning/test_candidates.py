@@ -205,13 +205,12 @@ def test_partition_parts_compute_what_the_whole_computes(
     }
 
 
-def test_tune_without_int8_candidates_is_an_error() -> None:
+def test_tune_without_int8_candidates_is_an_error(net: Net) -> None:
     """No convolution gains by INT8.
 
     The first convolution has no neighbor, so its pair is a conversion. The second has computed
     weights.
     """
-    net = Net()
     first = net.conv("c1", "x")
     net.output(net.op("Conv", "c2", first, net.op("Relu", "r", first)))
     lines: list[str] = []

@@ -16,13 +16,13 @@ from tools.fuzz.driver import Lab, run_seeds
 from tools.fuzz.grammar import network
 from tools.fuzz.shrink import shrink_answer
 
-GOAL = 0.999  # share of convolutions on which both must agree
+GOAL = 0.999  # fraction of convolutions on which prediction and build must agree
 TOLERATED = 2  # disagreements in a short run; one in 4,700 convolutions is known
 MAX_SHRUNK = 5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the fuzzer; return 0 if it reached its goal, 1 if not, 2 without a compiler."""
+    """Compare networks; return 0 if enough convolutions agree, 1 if not, 2 without a compiler."""
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
     parser.add_argument("--networks", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument(
@@ -42,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not is_installed("tensorrt_rtx"):
         print(
-            "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (this accepts NVIDIA's license)"
+            "TensorRT-RTX is not installed: run pip install 'qdqtool[rtx]' (this accepts NVIDIA's "
+            "license)"
         )
         return 2
     first = options.seed if options.seed is not None else int(time.time()) * 10_000

@@ -41,7 +41,7 @@ class Answer:
 
 
 class Lab:
-    """Compiles models in a child process, which is started again when it dies.
+    """Compiler of models in a child process, which is started again after a crash.
 
     Args:
         capability: Compute capability to build for, 86 for SM86.

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 FP8 = TensorProto.FLOAT8E4M3FN
 LARGEST = 448.0  # of E4M3FN
-OPSET = 19  # the first with Q and DQ of FP8; without zero point they need 21
+OPSET = 19  # the first opset with Q and DQ of FP8; those without a zero point need opset 21
 _RATIO = 127 / LARGEST  # scale in FP8 divided by the scale in INT8, for the same range
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8)
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
@@ -21,15 +21,13 @@ def convert_to_fp8(
     """Return a copy of a model with FP8 in place of its 8-bit quantizers.
 
     Places and ranges remain. Stored integers are rounded to FP8. The opset becomes at least 19, or
-    21
-    if a quantizer without a zero point needs ``output_dtype``. Of the other operators, only Reduce
-    has
-    another form in these opsets.
+    21 if a quantizer without a zero point needs ``output_dtype``. Of the other operators, only
+    Reduce operators have another form in these opsets.
 
     Args:
         model: Model with INT8 Q/DQ.
-        chosen: Function from the index of a node to whether a Q, or a DQ of stored weights, is
-            converted. A DQ is converted together with its Q.
+        chosen: Function that returns whether to convert a Q, or a DQ of stored weights, by the
+            index of the node. Other DQs are converted together with their Q.
     """
     model = onnx.ModelProto.FromString(model.SerializeToString())
     return _Conversion(model).convert(chosen)
@@ -67,7 +65,7 @@ class _Conversion:
         return self.model
 
     def _visit_operator(self, node: onnx.NodeProto) -> None:
-        if not self.quantized.isdisjoint(node.input[:1]):  # it only moves values
+        if not self.quantized.isdisjoint(node.input[:1]):  # the operator only moves FP8 values
             self.quantized.update(node.output)
         if node.op_type.startswith("Reduce") and len(node.input) == 1:
             for axes in [a for a in node.attribute if a.name == "axes"]:

@@ -59,7 +59,7 @@ class Grammar:
             q = net.q(x, self.scale(), zero=zero, integer=np.uint8)
             return net.dq(q, self.scale(), zero=zero, integer=np.uint8)
         if roll < 0.14:
-            return net.dq(net.q(x, self.scale()), self.scale())  # may differ
+            return net.dq(net.q(x, self.scale()), self.scale())  # two scales, which may differ
         if roll < 0.18:
             return net.qdq(net.qdq(x, self.scale()), self.scale())
         if roll < 0.22:
@@ -388,8 +388,7 @@ def network(seed: int, types: str = "int8") -> onnx.ModelProto:
     Args:
         seed: The seed.
         types: Types of the quantizers: ``int8``, ``fp8``, or ``mixed`` (one type before a random
-        node,
-            the other type after it).
+            node, the other type after this node).
     """
     grammar = Grammar(seed, types)
     model = grammar.network()

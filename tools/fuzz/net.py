@@ -129,7 +129,7 @@ class Net:
         return names
 
     def qdq(self, x: str, scale: npt.ArrayLike = 0.05, axis: int | None = None) -> str:
-        """Add a Q/DQ pair: a scalar scale per tensor, or a vector and its axis per channel."""
+        """Add a Q/DQ pair, with a scalar scale, or with a vector of scales along an axis."""
         return self.dq(self.q(x, scale, axis), scale, axis)
 
     def weight(self, shape: Sequence[int], quantized: str = "axis0", name: str = "") -> str:
@@ -138,10 +138,8 @@ class Net:
         Args:
             shape: Shape of the weights.
             quantized: ``none``; ``tensor``, ``axis0`` or ``axis1`` for float weights with Q and
-            DQ; the
-                same names with ``-dq`` for stored int8 weights with DQ only; ``shape1`` for a
-                scale of
-                shape [1] for all channels.
+                DQ; one of these three with ``-dq`` for stored int8 weights with DQ only; ``shape1``
+                for one scale of shape [1].
             name: Name of the constant.
         """
         form = quantized.removesuffix("-dq")

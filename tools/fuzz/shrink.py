@@ -1,4 +1,4 @@
-"""Shrink a network as long as prediction and build disagree."""
+"""Shrink a network on which prediction and build disagree."""
 
 from collections.abc import Callable
 
@@ -17,11 +17,11 @@ Disagrees = Callable[[onnx.ModelProto], bool]
 
 
 def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> onnx.ModelProto:
-    """Return the smallest network for which prediction and build still disagree.
+    """Return the smallest network found on which prediction and build still disagree.
 
     Args:
-        proto: A network for which both disagree.
-        disagrees: Function that predicts and builds a network, and returns whether both disagree.
+        proto: A network on which prediction and build disagree.
+        disagrees: Function that returns whether prediction and build of a network disagree.
         limit: Maximum number of builds.
     """
     reductions = (reduce_outputs, remove_nodes, store_constants, bypass_nodes)
@@ -31,9 +31,9 @@ def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> on
 def shrink_answer(
     proto: onnx.ModelProto, answer: Callable[[onnx.ModelProto], Answer]
 ) -> onnx.ModelProto:
-    """Shrink a network as long as a disagreement of one kind remains.
+    """Shrink a network as long as one of its kinds of disagreement remains.
 
-    The kind is the status, or the predicted and the built precision.
+    Kinds differ in status, or in predicted and built precision.
     """
     kinds = _mismatch_kinds(answer(proto).wrong)
 

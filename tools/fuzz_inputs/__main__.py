@@ -27,7 +27,7 @@ def main() -> int:
         "--processes",
         type=int,
         default=0,
-        help="run this many of the first cases as processes of their own",
+        help="number of first cases that run in separate processes",
     )
     parser.add_argument("--seed", type=int, default=None, help="default: from the clock")
     parser.add_argument(
@@ -44,7 +44,7 @@ def main() -> int:
     failures = 0
     with tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-") as temporary:
         bench = Bench(Path(temporary))
-        gc.freeze()  # 100,000 collections need not search these objects
+        gc.freeze()  # so that 100,000 garbage collections do not visit these objects
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
         for number in range(options.first, options.first + max_cases):
             if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 """Check the rules that hold for any input of any command.
 
-A command prints an answer or one line, ends in time, and does not change its inputs.
+A command prints an answer or an error of one line, ends in time, and does not change its inputs.
 """
 
 import contextlib

@@ -65,9 +65,8 @@ def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, s
 def right(code: int, stderr: str) -> bool:
     """Return whether a run ended correctly.
 
-    The run was interrupted with at most one line, or ended before the signal. Any end is correct
-    during
-    the import of a library, because extension modules crash on Ctrl-C.
+    The run was interrupted and printed at most one line, or it ended before the signal. During the
+    import of a library, any end is correct, because extension modules crash on Ctrl-C.
     """
     if code == -signal.SIGINT and stderr.count("File ") == 1:
         return True  # on a busy machine the signal may come before the first line of `main`

@@ -168,7 +168,7 @@ def _types(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
 
 
 def _inputs(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Declare an input twice with other ranks, without a name, or also as an output."""
+    """Declare an input without a name, or an existing input again, or as an output."""
     name = rng.choice(("", *(v.name for v in model.graph.input)))
     rank = rng.choice((0, 1, 3, 65))
     rng.choice((model.graph.input, model.graph.output)).append(
@@ -177,7 +177,7 @@ def _inputs(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) ->
 
 
 def _bomb(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Add a few bytes for long vectors where shapes are computed from values."""
+    """Add nodes of a few bytes that compute shapes from very long vectors."""
     length = rng.choice((1 << 16, 1 << 25, 1 << 40))
     kind = rng.choice((TensorProto.INT64, TensorProto.FLOAT))
     model.graph.input.append(helper.make_tensor_value_info("long", kind, [length]))
@@ -229,7 +229,7 @@ def _quantizer(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random)
 
 
 def _attribute(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Turn an attribute into a reference outside of a function, copy it, or change its type."""
+    """Copy an attribute, change its type, or turn the attribute into a reference."""
     if not node.attribute:
         node.attribute.append(helper.make_attribute("axis", rng.choice((-1, 1, 99, 1 << 40))))
     attribute = rng.choice(node.attribute)
@@ -254,7 +254,7 @@ def _calls(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
     model.functions.append(helper.make_function("own", "F", ["a"], ["c"], body, opsets))
     model.opset_import.append(opsets[1])
     last = next((t for t in node.output), "x")
-    name = last[:100]  # thousands of a million letters would be this process's memory
+    name = last[:100]  # thousands of names of a million letters would fill the memory
     model.graph.node.extend(
         helper.make_node("F", [f"{name}.f{i}" if i else last], [f"{name}.f{i + 1}"], domain="own")
         for i in range(times)
@@ -314,7 +314,8 @@ _DAMAGE = (
     _operator,
     _stated,
 )
-# `pipe` and `loop` are next to the list; devices and files of the kernel are not images either.
+# Paths that are not images: `pipe` and `loop` are next to the list; the others are folders, devices
+# and files of the kernel.
 _SPECIAL = (
     b"pipe",
     b"loop",
@@ -398,7 +399,7 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
     text = io.StringIO()
     for piece in json.JSONEncoder().iterencode(
         whole
-    ):  # stop early: 3000 copies of 3000 copies of 3000 copies
+    ):  # stop early, because lists may be copied 3000 times on several levels
         if text.write(piece) and text.tell() > MAX_BYTES:
             break
     return text.getvalue().encode()

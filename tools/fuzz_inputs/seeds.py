@@ -27,16 +27,16 @@ from tools.fuzz.grammar import network
 from tools.fuzz_logs.mutate import JSON, PROFILE, TRTEXEC_LOG
 from tools.growth.families import FAMILIES
 
-#: Commands that read a kind of file. FILE is the damaged file, TEXT its content, OUT and MORE are
-#: outputs, other words stay as they are.
+#: Commands that read a kind of file. FILE is the damaged file, TEXT is its content, OUT and MORE are
+#: outputs. Other words are not replaced.
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {}
 for _line in (Path(__file__).parent / "commands.tsv").read_text("utf-8").splitlines():
     _kind, _words = _line.split("\t")
     COMMANDS[_kind] = (*COMMANDS.get(_kind, ()), tuple(shlex.split(_words)))
 
 
-#: Each kind as often as it is chosen: quick commands more often than those that run a network or
-#: write a page.
+#: Kinds to choose from. Kinds with quick commands are listed three times, so that they are chosen
+#: more often than kinds whose commands run a network or write a page.
 _SLOW = (
     "samples.npz",
     "samples.npy",

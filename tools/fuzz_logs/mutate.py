@@ -343,7 +343,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutated(number: int, base: int = 0) -> bytes:
-    """Return the damaged file with a number: one to three mutations of a seed."""
+    """Return the damaged file of a number: a seed file with one to three mutations."""
     rng = random.Random(base * 1_000_003 + number)
     data = rng.choice(seeds())
     for _ in range(rng.choice((1, 1, 2, 3))):

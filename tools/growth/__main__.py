@@ -20,7 +20,9 @@ from tools.growth.measure import (
 def main(arguments: list[str] | None = None) -> int:
     """Measure cases; return 1 if a cost grows too fast."""
     parser = argparse.ArgumentParser(prog="python -m tools.growth", description=__doc__)
-    parser.add_argument("--sample", action="store_true", help="one case in 23: ten minutes")
+    parser.add_argument(
+        "--sample", action="store_true", help="measure one case in 23, which takes ten minutes"
+    )
     parser.add_argument("--only", choices=FAMILIES, metavar="FAMILY", help="one family")
     parser.add_argument("--command", choices=WORK, metavar="COMMAND", help="one command")
     options = parser.parse_args(arguments)

@@ -39,12 +39,13 @@ EXPONENT = 1.3  # of work, by the size of the file
 SMALLEST = 16  # nodes; with one node, some families have no Q/DQ
 SIZES = (500, 1000, 2000, 4000)
 NOISE_SECONDS = 0.1
-NOISE_BYTES = 16e6  # memory that the process had left free is not counted
-CACHE_SHARE = 0.1  # of the time: the same work per node takes longer once its data leaves the processor's caches
-ATTEMPTS = 5  # on a busy machine; the best counts
+NOISE_BYTES = 16e6  # free memory of the process, which the work may use without being counted
+# Fraction of the time that is noise: work per node takes longer if its data exceed the caches.
+CACHE_SHARE = 0.1
+ATTEMPTS = 5  # the best attempt counts, because the machine may be busy
 
-# Families of which predict and the other commands are counted on 150 and 300 nodes in place of 100
-# and 200: smaller ones spend most of their time on a start that costs little.
+# Families whose calls are counted on 150 and 300 nodes instead of 100 and 200. On smaller graphs,
+# most calls belong to the start, not to the nodes.
 SLOW_START = (
     "C2f",
     "If",
@@ -65,7 +66,8 @@ SLOW_START = (
     "ReduceMean",
     "Loops",
 )
-# Families that fill the lists below (consumers of a tensor, ways to it) only from 500 nodes on.
+# Families that fill the lists of LIMITS (consumers of a tensor, paths to a tensor) only from 500
+# nodes on.
 BOUNDED = (
     "rolling Concat",
     "Concat of pairs",
@@ -76,10 +78,10 @@ BOUNDED = (
     "one pair of weights",
     "MaxPool, read along",
 )
-# Merges of scales, and whole C2f blocks among the nodes, begin later.
+# Families that need more nodes, until scales are merged or C2f blocks are complete.
 COUNTED_SIZES = {"crossed Concats with pairs": (300, 450), "C2f": (300, 600)}
-# Limits of these lists, by module. With an eighth of them the lists are full from 150 to 300 nodes
-# on; with less, a list without a limit would stay unnoticed.
+# Limits of lists, by module. Counting uses an eighth of these limits, so that the lists are full
+# from 150 to 300 nodes on. Lower limits would hide a list without a limit.
 LIMITS = {
     "qdqtool.ir.bounds": ("_MAX_TENSORS",),
     "qdqtool.trt.neighbors": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
@@ -88,13 +90,13 @@ LIMITS = {
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),
     "qdqtool.fixing.weights": ("STEPS",),
 }
-# Savings of fixes are estimated as well; that of residual Adds is a fix of its own from some 600
-# nodes on.
+# From about 600 nodes on, the saving of residual Adds is estimated as a separate fix.
 BEGINS_LATE = ("predict on a GPU", "residual")
-# onnx's shape inference and version converter, and onnxruntime, copy the table of all tensors for
-# each subgraph. The rest of their cost is counted in calls.
+# Families with subgraphs. For each subgraph, onnxruntime and onnx (shape inference and version
+# converter) copy the table of all tensors. The other cost of these families is counted in calls.
 SQUARE = ("If", "nested Ifs", "Loops")
-# They cost seconds, or share their code with "crossed Concats with pairs" and other families.
+# Families that are not counted, because they take seconds, or because other families (such as
+# "crossed Concats with pairs") run the same code.
 NOT_COUNTED = (
     "wide Split with own scales",
     "Concat of pairs",
@@ -147,9 +149,9 @@ WORK: dict[str, Work] = {
 }
 
 CASES = [(command, family) for command in WORK for family in FAMILIES]
-# Some of each command that end in minutes.
+# Cases of each command that together end in minutes.
 SAMPLE = CASES[9::23]
-# Counted in every test run, and with the sample.
+# Cases that are counted in every test run.
 COUNTED_ALWAYS = (
     *(
         ("predict", family)
@@ -159,6 +161,7 @@ COUNTED_ALWAYS = (
     ("extract", "C2f"),
     ("predict on a GPU", "mesh"),
 )
+# Cases that only ``python -m tools.growth`` counts.
 COUNTED_IN_SAMPLE = (
     *itertools.product(("fix", "fix to half"), SQUARE),
     ("fix", "residual"),
@@ -202,9 +205,8 @@ def find_excess(
 ) -> list[tuple[int, int]]:
     """Return the pairs of sizes between which a count grows too fast.
 
-    The size is the size of the file, not the number of nodes, because a DenseNet with n nodes has
-    n^2
-    numbers in its file.
+    Growth is measured by the size of the file, not by the number of nodes, because the file of a
+    DenseNet with n nodes has n^2 numbers.
     """
     make, work = FAMILIES[family], WORK[command]
     smallest = make(SMALLEST)
@@ -220,7 +222,10 @@ def find_excess(
 
 
 def find_excess_calls(command: str, family: str) -> list[tuple[int, int]]:
-    """Return the pairs of sizes, chosen by family, between which calls grow too fast."""
+    """Return the pairs of sizes between which the number of calls grows too fast.
+
+    The sizes depend on the family.
+    """
     sizes = COUNTED_SIZES.get(
         family, (150, 300) if family in (*SLOW_START, *BOUNDED) else (100, 200)
     )
@@ -305,7 +310,8 @@ def measure_growth(command: str, family: str) -> list[str]:
         for size, model in models.items():
             seconds, peak = measure_process(WORK[command], model)
             spent[size] = (min(spent[size][0], seconds), min(spent[size][1], peak))
-        # Extracting from the smallest network may run a part that is large beside it.
+        # The peak of the smallest network must not exceed the peaks of larger networks, as it can
+        # in extract.
         spent[SMALLEST] = (spent[SMALLEST][0], min(peak for _, peak in spent.values()))
         excess = [
             line

@@ -71,11 +71,11 @@ class Comparison:
 def compare(before: Record, after: Record) -> Comparison:
     """Compare the entries of two records.
 
-    If the records have different scopes, only the entries of both are compared.
+    If the records have different scopes, only the entries that both records have are compared.
     """
     notes = []
     if before.versions != after.versions:
-        notes.append(f"other versions: {before.versions} and {after.versions}")
+        notes.append(f"the versions differ: {before.versions} and {after.versions}")
     common = [entry for entry in before.entries if entry in after.entries]
     inputs = sorted(n for n, h in before.inputs.items() if after.inputs.get(n, h) != h)
     compared = [entry for entry in common if entry.partition("|")[0] not in inputs]
@@ -86,7 +86,10 @@ def compare(before: Record, after: Record) -> Comparison:
             for one, other in ((before, after), (after, before))
         ]
     else:
-        notes.append(f"other scopes ({before.scope}; {after.scope}): {len(common)} common entries")
+        notes.append(
+            f"the scopes differ ({before.scope}; {after.scope}): only the {len(common)} common "
+            "entries are compared"
+        )
     return Comparison(
         data=[e for e in compared if before.entries[e][0] != after.entries[e][0]],
         texts=[

@@ -130,7 +130,7 @@ def random_float_network(seed: int) -> onnx.ModelProto | None:
 
 
 def float_family(name: str, size: int) -> onnx.ModelProto | None:
-    """Return a family of growth without Q/DQ and with weights that differ from each other."""
+    """Return a network of a family of growth, without Q/DQ, and with random weights."""
     model = without_pairs(FAMILIES[name](size))
     if model is None:
         return None

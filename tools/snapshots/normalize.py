@@ -1,9 +1,9 @@
 """Normal forms of the outputs of qdqtool, and hashes of the normal forms.
 
-A normal form has everything that a program can rely on, and nothing that depends on the machine
-(absolute paths, the version of qdqtool). Each is hashed twice, as *data* and as *full*. The data
-does not have texts for people, checksums, and in models the names that qdqtool gives to tensors and
-nodes.
+A normal form contains everything that a program can rely on, and nothing that depends on the
+machine or the version (absolute paths, the version of qdqtool). Each output is hashed in two forms:
+*full*, and *data*. The data form has no texts for people, no checksums, and no names that qdqtool
+gives to tensors and nodes of models.
 """
 
 import base64
@@ -39,7 +39,7 @@ DATA_KEYS = frozenset(
     subject tensor type
     """.split()
 )
-CHECKSUM_KEYS = frozenset(["sha256"])  # changes with the names that qdqtool chooses
+CHECKSUM_KEYS = frozenset(["sha256"])  # checksums depend on the names that qdqtool chooses
 VERSION_KEYS = frozenset(["producer_version", "tool", "tool_version"])  # of qdqtool
 TIME_KEYS = frozenset(["cpu_seconds", "seconds"])  # below "effort": the time that `tune` took
 _SOURCE_LINE = re.compile(r"(\.py):\d+\b")  # in warnings of Python
@@ -233,7 +233,7 @@ def _describe_tensor(tensor: TensorProto) -> Json:
 
 
 def page_data(html: str) -> Json:
-    """Return the JSON of an HTML report, which is packed in a script element."""
+    """Return the JSON that is packed in a script element of an HTML report."""
     found = re.search(r'id="page-data"[^>]*>\s*([A-Za-z0-9+/=\s]+)<', html)
     if found is None:
         raise ValueError("the report has no element 'page-data'")

@@ -41,7 +41,7 @@ def insertion(model: str, data: str, **options: Any) -> Json:
 
 
 def results(quantized: str, other: str) -> Json:
-    """Return the attributes of the functions' results that are not in their JSON."""
+    """Return attributes and JSON of the results of ``predict``, ``compare`` and ``fix``."""
     import qdqtool
     from qdqtool.testing import assert_int8
 

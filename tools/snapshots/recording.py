@@ -21,11 +21,11 @@ from tools.snapshots import normalize
 from tools.snapshots.scenarios import HERE, ROOT, Scenario, Step, all_scenarios
 
 SCHEMA = "qdqtool/snapshot/1"
-_FAILURES = (70, -14)  # the worker's own failure, and its alarm: nothing that a command answers
+_FAILURES = (70, -14)  # exit codes of a failure and of the alarm of the worker, not of a command
 
 
 class RecordingError(Exception):
-    """A scenario could not be run to the end."""
+    """A scenario cannot be recorded, or a file is not a record."""
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Record:
 
     Attributes:
         commit: Commit of the checkout, with ``+`` if files were changed.
-        scope: Scenarios that were run: ``full``, ``quick``, or the groups.
-        versions: Versions of Python and of the packages that compute.
+        scope: Scenarios that were run: ``all`` or the groups, with ``, quick`` for the quick set.
+        versions: Versions of Python, onnx, numpy and onnxruntime.
         inputs: Hash of a scenario's files, by scenario.
         entries: Hash of the data and hash of all content, by ``scenario|step`` or
             ``scenario|step|file``.
@@ -105,7 +105,7 @@ def record(
 
 
 def select(scenarios: Sequence[Scenario], only: Sequence[str], quick: bool) -> dict[str, Scenario]:
-    """Return scenarios by name; in the quick set, with only their first steps."""
+    """Return scenarios by name. Those of the quick set have only their first steps."""
     chosen = {}
     for scenario in scenarios:
         if only and scenario.group not in only and scenario.name not in only:
@@ -216,7 +216,7 @@ def _names_in(folder: Path, scenario: Scenario) -> set[str]:
         if file.endswith(".onnx"):
             try:
                 model = onnx.load(folder / file, load_external_data=False)
-            except Exception:  # a damaged model has no names that could stay
+            except Exception:  # a damaged model has no names to keep
                 continue
             names |= normalize.collect_names(model)
     return names

@@ -267,7 +267,7 @@ def whole_small_logs() -> Iterator[Scenario]:
 
 
 def public_questions() -> Iterator[Scenario]:
-    """Yield small inputs behind public questions, if ``../shared`` has them."""
+    """Yield small inputs that reproduce public questions, if ``../shared`` has them."""
     for path in sorted((SHARED / "replay3").glob("*.onnx")):
         steps = [
             *(cli(words.format("model.onnx")) for words in PREDICTIONS[:3]),

@@ -1,4 +1,4 @@
-"""Exports of trained networks, which worker.py runs inside of the recorded checkout.
+"""Exports of networks with QAT, which worker.py runs in the recorded checkout.
 
 The module needs torch.
 """

@@ -1,13 +1,13 @@
 """Run steps of scenarios with the qdqtool of one checkout.
 
-``python worker.py FOLDER...``, controlled by pipes.
+``python worker.py CHECKOUT``, controlled by pipes.
 
 A line of JSON on stdin names a folder and its steps. The answer is a line of JSON on stdout with
 exit codes and processor times. Each step runs in a process that is forked after the import of
 qdqtool, with its streams in files of the folder.
 
-This file imports only modules that the checkout's ``PYTHONPATH`` provides, so that old and new
-commits are run by the same code.
+This file imports only the standard library and modules of the checkout, so that the same file runs
+old and new commits.
 """
 
 import json

@@ -32,7 +32,7 @@ _INT8_MAX = 127.0
 # Entropy calibration clips on purpose: up to a twelfth of the values, half of the power.
 _MAX_CLIPPED_SHARE = 0.1  # maximum share of the values that exceed the range of the scale
 _MAX_LOST_POWER = 0.6  # maximum share of the power beyond the range of the scale
-_MIN_USED_STEPS = 0.25  # minimum share of the integer steps in use; less loses two bits
+_MIN_USED_STEPS = 0.25  # minimum share of the integer steps in use; below it, two bits are unused
 # Maximum factor between largest value and range, in either direction, for the median quantizer.
 # Entropy calibration has a median range of about half the largest value.
 _MAX_MEDIAN_FACTOR = 3.0
@@ -140,10 +140,10 @@ def check_gains(view: View, report: FindingReport, checked: Collection[str] = ()
     """Report scales that cover outliers after normalizations, without calibration data.
 
     Gains (scale factors) of the normalization show the outliers. Before the gains, the mean square
-    over the channels is 1, so that a typical value of a channel is at most its gain. The scale is
-    compared with the largest gain that as many channels have by chance if all gains are distributed
-    (lognormal) like those below the median. The gains of smoothed tensors do not count, because the
-    weights compensate them.
+    over the channels is 1, so that a typical value of a channel is at most its gain. The range of
+    the scale is compared with the largest gain to expect: the maximum for this number of channels
+    if all gains follow the lognormal distribution of the gains below the median. The gains of
+    smoothed tensors do not count, because the weights compensate them.
 
     Args:
         view: The Q/DQ model.
@@ -203,8 +203,9 @@ def check_outliers(
     Args:
         report: Receives the finding.
         model: The Q/DQ model.
-        candidates: For each Q: name, input, scale, and the statistics of the input, or of all
-            tensors that a Concat joins in the input. The smallest outlier ratio of these counts.
+        candidates: Name, input tensor and scale of each Q, and the statistics of the input. If the
+            input is a Concat, the statistics are those of the concatenated tensors; the smallest
+            outlier ratio counts.
         samples: Number of samples that the statistics cover.
     """
     gains, smoothed = last_axis_gains(model), read_smoothed_tensors(model)
@@ -338,7 +339,7 @@ def find_common_factor(fits: list[ActivationFit]) -> float:
 def _measure_fit(name: str, tensor_statistics: TensorStatistics, scale: float) -> ActivationFit:
     """Measure the shares of clipped values, lost power and used steps.
 
-    The centers of the histogram's bins stand for their values, because bins are finer than a step.
+    Each value counts as the center of its histogram bin. The bins are finer than a step.
     """
     histogram = tensor_statistics.histogram
     held = (_INT8_MAX + 0.5) * scale

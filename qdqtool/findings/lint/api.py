@@ -1,4 +1,4 @@
-"""Runs all checks of a Q/DQ model that do not need the simulated passes."""
+"""Run all checks of a Q/DQ model that do not need the simulated passes."""
 
 from collections.abc import Iterable
 
@@ -26,8 +26,8 @@ def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) 
 
     Args:
         view: The model.
-        report: Receives the findings. For TensorRT-RTX, codes are skipped that the prediction for
-            TensorRT-RTX reports.
+        report: Receives the findings. For TensorRT-RTX, the checks skip the codes that the
+            prediction reports.
         convolutions: Predicted outcomes, with the nodes fused into each convolution.
     """
     outcomes = {c.name: c for c in convolutions}

@@ -31,7 +31,7 @@ from qdqtool.trt.targets import target_named
 _FP16_MAX = 65504.0
 _FP16_MIN = 6e-8  # the smallest denormal number
 _FP16_MIN_NORMAL = 2.0**-14
-_MAX_CONSTANT_VALUES = 1 << 20  # larger constants are not checked; masks are smaller
+_MAX_CONSTANT_VALUES = 1 << 20  # larger constants are not checked; attention masks are smaller
 _MAX_LISTED = 3
 
 
@@ -142,7 +142,7 @@ def _check_remaining_float(view: View, report: FindingReport) -> None:
     weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     types = {n.index: _compute_type(view, n) for n in weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
-        return  # a file with both types chooses the type of each node
+        return  # in a file with both types, the FP32 layers are intended
     fp16_nodes = find_fp16_nodes(view.model)
     float32 = [
         n for n in weighted if n.index in fp16_nodes and types[n.index] == onnx.TensorProto.FLOAT

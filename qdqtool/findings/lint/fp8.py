@@ -9,13 +9,14 @@ from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK, fp8
 
-# Fewer channels are slower in FP8 than in FP16 on some GPUs (ModelOpt pull request 1083).
+# Up to this number of channels, convolutions are slower in FP8 than in FP16 on some GPUs (ModelOpt
+# pull request 1083).
 _SMALL = 16
 _MULTIPLE = 16  # FP8 kernels read and write channels in multiples of this number
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add findings about a target without FP8, and about weakly typed networks."""
+    """Add findings about FP8 on targets and GPUs without FP8, and in weakly typed networks."""
     nodes = [node for node in view.quantizers if view.params(node).precision == Precision.FP8]
     if not nodes:
         return

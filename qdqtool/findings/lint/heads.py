@@ -20,10 +20,10 @@ from qdqtool.reasons.heads import ConcatAfterHead, HeadQuantized
 
 
 def find_last_convolutions(view: View) -> list[Node]:
-    """Return the last convolutions of a head: those without another convolution downstream.
+    """Return the last convolutions of a head, which have no convolution downstream.
 
-    The DFL of YOLO does not count as a convolution. Empty for fewer than two convolutions, because
-    a detector has at least two. Insertion treats the same convolutions as a head.
+    The convolution of a DFL does not count. Empty for fewer than two convolutions, because a
+    detector has at least two. Insertion uses the same definition of a head.
     """
     if (
         sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.nodes_with_weights)
@@ -120,15 +120,15 @@ def _check_concats(view: View, report: FindingReport) -> None:
 
 
 def _build_concat_fault(view: View, q: Node, concat: Node) -> ConcatAfterHead:
-    """Return the fault of a Q after a Concat, which gives all inputs of the Concat one scale."""
+    """Return the fault of a Q that gives all inputs of a Concat one scale."""
     scale, bounds = _single_scale(view, q), find_bounds(view.model)
     parts = find_concat_parts(view.model, q.input(0))
     scores = [t for t in parts if t in bounds and 0.0 <= bounds[t].low < bounds[t].high <= 1.0]
     if not scores or len(scores) == len(parts):
         raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
         return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, raw=raw)
-    own = (_single_scale(view, c) for c in view.model.consumers(scores[0]) if qdq.is_q(c))
-    first = next((value for value in own if value is not None), None)
+    of_scores = (_single_scale(view, c) for c in view.model.consumers(scores[0]) if qdq.is_q(c))
+    first = next((value for value in of_scores if value is not None), None)
     return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, scores[0], own=first)
 
 
@@ -165,7 +165,7 @@ def _find_head_concat(view: View, q: Node) -> Node | None:
 
 
 def check_residual_streams(view: View, report: FindingReport) -> None:
-    """Add findings about quantized residual sums whose result a layer normalization consumes."""
+    """Add findings about quantized residual sums that a layer normalization reads."""
     norms = {n.input(0): n.name for n in view.model.nodes if n.op in NORMALIZATIONS}
     norms |= {p.input: p.nodes[0].name for p in find_decomposed_layer_norms(view.model)}
     for tensor, norm in norms.items():
@@ -182,7 +182,10 @@ def check_residual_streams(view: View, report: FindingReport) -> None:
 
 
 def _find_stream_add(view: View, tensor: str) -> Node | None:
-    """Return the Add of two computed tensors before a normalization, past Q, DQ and moves."""
+    """Return the Add of two computed tensors whose sum a normalization reads, else None.
+
+    Q, DQ and operators that only move values may be in between.
+    """
     add = view.model.producer(tensor)
     while add is not None and (qdq.is_qdq(add) or rearranges(add)) and add.input(0):
         add = view.model.producer(add.input(0))

@@ -53,7 +53,7 @@ _RUNTIME = ("com.microsoft", "com.ms.")  # domains of onnxruntime
 _FLOAT_ONLY = ("LSTM", "GRU", "RNN", "DeformConv", "GridSample")  # no INT8 in the support matrix
 # Operators with importers in TensorRT-RTX 1.7.1, which requires FP16 data for MatMulNBits.
 _IMPORTED_BY_RTX = ("GroupQueryAttention", "MatMulNBits", "RotaryEmbedding")
-_REPORTED = (ATEN, *_RUNTIME)  # domains that have a special finding
+_REPORTED = (ATEN, *_RUNTIME)  # domains whose operators have findings of their own
 _WEIGHT_ONLY = ("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE")
 # Types in the names of special quantizer operators (ModelOpt, domain trt).
 _TYPES_IN_NAMES = ("FP4", "INT4")
@@ -121,7 +121,7 @@ def report_fake_quantizers(model: Model, report: FindingReport) -> None:
     """Report simulated quantizers, one finding for each form.
 
     Args:
-        model: The model before its constants are folded, because they may be quantized as well.
+        model: The model before constants are folded, because constants may have fake quantizers.
         report: Receives the findings.
     """
     groups: dict[QuantizerForm, list[FakeQuantizer]] = defaultdict(list)
@@ -194,7 +194,8 @@ def _has_quantized_input(view: View, node: Node) -> bool:
 def check_attention(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
     """Add a finding for each attention with Q/DQ that TensorRT does not fuse into one kernel.
 
-    In INT8, the head size decides. In FP8, the simulation shows the Softmax in the kernel.
+    In INT8, the head size decides. In FP8, the attention is fused if the simulation fuses the
+    Softmax.
     """
     for node in view.model.nodes:
         size = _head_size(view.model, node) if node.op == "MatMul" else None
@@ -227,7 +228,7 @@ def _is_unknown(node: Node) -> bool:
 
 
 def _needs_no_check(node: Node) -> bool:
-    """Return whether a node needs no check, except that of the form of a convolution."""
+    """Return whether a node needs no check other than that of a convolution's form."""
     return (
         operator_of(node).name != ""
         and node.op not in (qdq.Q, qdq.DQ, "Einsum")
@@ -361,7 +362,7 @@ def _check_shape(
 def _check_channels(
     view: View, report: FindingReport, conv: Node, inputs: int, outputs: int
 ) -> None:
-    """Report channel numbers that are small or no multiple of 16, except of network inputs."""
+    """Report numbers of channels that are not multiples of 16; network inputs do not count."""
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)

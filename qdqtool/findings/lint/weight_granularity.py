@@ -23,7 +23,7 @@ from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.targets import target_named
 
 MAX_VALUES = 64_000_000  # maximum weights that are read in a network
-MAX_LAYER_VALUES = 8_000_000  # maximum weights of a layer that is read
+MAX_LAYER_VALUES = 8_000_000  # layers with more weights are not read
 MAX_LOSSY_RANGE = 0.25  # a channel with at most this share of the tensor's range loses two bits
 MIN_LOSSY_SHARE = 0.25  # minimum share of channels that lose two bits in a lossy layer
 MIN_SPREAD = 1.05  # minimum `spread` at which a scale for each channel has an effect
@@ -37,7 +37,7 @@ class ChannelRanges(NamedTuple):
     Attributes:
         node: The layer.
         ratios: Range of each channel divided by the range of the tensor, without channels of zeros.
-        rounded: Whether the file has only rounded weights.
+        rounded: Whether the file has the weights only in rounded form.
     """
 
     node: Node
@@ -151,6 +151,6 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
 
 
 def _are_multiples(values: npt.NDArray[Any], scale: float) -> bool:
-    """Return whether weights are multiples of their scale, because they were rounded before."""
+    """Return whether all weights are multiples of their scale; rounded weights are."""
     steps = values.reshape(-1)[:MAX_COMPARED].astype(np.float64) / scale
     return bool(np.all(np.abs(steps - np.rint(steps)) < _MAX_STEP_ERROR))

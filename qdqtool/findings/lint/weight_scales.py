@@ -34,7 +34,7 @@ from qdqtool.trt.fault_checks import (
 
 _INT8_MAX = 127.0
 _MAX_VALUES = 64_000_000  # maximum weights that are read; layers of larger networks are sampled
-_MAX_LAYER_VALUES = 8_000_000  # maximum weights of a layer that is read
+_MAX_LAYER_VALUES = 8_000_000  # layers with more weights are not read
 # Maximum ratio of the largest weight to the largest representable weight. A channel above it is
 # clipped if more than _MAX_CLIPPED_SHARE of its weights exceed the range. Intended clipping affects
 # at most a hundredth of the weights.
@@ -45,7 +45,9 @@ _MAX_BAD_SHARE = 0.1  # maximum share of the channels that are clipped, or that 
 _MAX_SATURATED_WEIGHTS = 0.5  # maximum share of the weights of a channel that exceed its range
 _MAX_SATURATED_SHARE = 0.5  # maximum share of channels whose weights are mostly clipped
 _FACTOR_TOLERANCE = 0.01  # maximum relative difference of factors that count as equal
-_ROUNDING_TOLERANCE = 0.006  # logarithmic; exporters divide by 127 or by 127.5 (0.004 more)
+# Logarithm of the maximum ratio of scales that count as equal. Exporters divide the range by 127 or
+# 127.5; the logarithm of this ratio is 0.004.
+_ROUNDING_TOLERANCE = 0.006
 _MAX_LEARNED_RATIO = 1.5  # maximum ratio of a learned scale to the initial scale of LSQ
 _MIN_LEARNED_SHARE = 0.9  # minimum share of channels with a learned scale
 _MIN_LAYERS = 3  # with fewer layers, a share of the layers means little
@@ -59,8 +61,7 @@ _MAX_EXACT_RATIO = 1.25
 _MAX_DEAD_RANGE = 0.02
 _MIN_LAYERS_FOR_MEDIAN = 8  # with fewer layers, the usual median is unknown
 _MAX_LAYER_RATIO = 1.5  # maximum ratio of the median of a layer to that of all layers
-# Distance of a layer from the median, as a multiple of the distance that three quarters of the
-# layers stay within.
+# Maximum distance of a layer from the median, divided by the third quartile of all distances.
 _MAX_LAYER_SPREAD = 8.0
 
 
@@ -208,7 +209,7 @@ def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_equal_factor(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of a common factor of all channels of a layer, for a few layers."""
+    """Return the fault of layers whose channels all have one factor, for networks of few layers."""
     for fit in fits:
         fault = _check_common_factor([fit]) if fit.ratios.size >= _MIN_CHANNELS else None
         if fault is not None and not _MIN_RATIO <= fault.factor <= _MAX_RATIO:
@@ -265,7 +266,7 @@ def _are_learned(view: View, fits: list[_LayerFit]) -> bool:
 
 
 def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of equal scales for all channels that are too small for the largest."""
+    """Return the fault of scales that are equal in all channels and too small for the largest."""
     bad = [
         f
         for f in fits
@@ -283,7 +284,7 @@ _GENERAL_CHECKS = (_check_axis, _check_common_factor, _check_uniform_scales, _ch
 
 
 def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of a few channels, or one layer, if all others have exact scales."""
+    """Return the fault of single channels that do not fit, if nearly all other scales are exact."""
     if not fits:
         return None
     usual = _median(np.concatenate([f.channels.logs for f in fits]))
@@ -305,7 +306,7 @@ def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_layers(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers that differ much as a whole, if all other layers agree."""
+    """Return the fault of layers whose median ratio is far from that of the other layers."""
     if len(fits) < _MIN_LAYERS_FOR_MEDIAN:
         return None
     medians = np.array([math.log(_median(f.channels.ratios)) for f in fits])
@@ -325,7 +326,7 @@ def _check_layers(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_saturated(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers most of whose weights are clipped, for any number of layers."""
+    """Return the fault of layers in which most weights are clipped, even for a single layer."""
     bad = [f for f in fits if _is_saturated(f)]
     return _build_fault(WeightScalesCause.SATURATED, bad, fits) if bad else None
 
@@ -391,7 +392,7 @@ def _measure_layer(
     shape: tuple[int, ...],
     measurements: dict[tuple[str, int, int], _ChannelRatios],
 ) -> _LayerFit | None:
-    """Measure the fit of a layer's scales; None if they cannot be compared with the weights.
+    """Measure the fit of a layer's scales; None if the weights cannot be compared with them.
 
     ``measurements`` caches the ratios by weights, scales and axis for layers that share weights.
     """
@@ -421,16 +422,18 @@ def _measure_layer(
     axis %= len(shape)
     if shape[axis] != scale.size:
         return None
-    own = measure_along(axis)
+    measurement = measure_along(axis)
     other_axis_ratios = np.empty(0)
     is_float = weights.q is not None
     if (
         is_float
-        and _deviation(own.ratios) > _FACTOR_TOLERANCE
+        and _deviation(measurement.ratios) > _FACTOR_TOLERANCE
         and _fits_other_axis(node, shape, axis)
     ):
         other_axis_ratios = measure_along(1 - axis).ratios
-    return _LayerFit(node, first, is_float, own, other_axis_ratios, is_uniform=scales.is_uniform)
+    return _LayerFit(
+        node, first, is_float, measurement, other_axis_ratios, is_uniform=scales.is_uniform
+    )
 
 
 def _fits_other_axis(node: Node, shape: tuple[int, ...], axis: int) -> bool:
@@ -443,14 +446,14 @@ def _fits_other_axis(node: Node, shape: tuple[int, ...], axis: int) -> bool:
 def _measure_channels(
     values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
 ) -> _ChannelRatios:
-    """Measure the channels with a finite weight other than 0.
+    """Measure the channels whose largest weight is finite and not 0.
 
     ``stored`` means that the weights are stored as integers.
     """
     # Reduce in the type of the weights. Only the results become float64, which can hold 128.
     values = values.reshape(len(values), -1) if axis == 0 else values
     other_axes = tuple(i for i in range(values.ndim) if i != axis)
-    if values.dtype == np.float16:  # slow to compare; magnitudes have the order of their bits
+    if values.dtype == np.float16:  # comparing bits is faster, and orders magnitudes the same way
         bits = np.bitwise_and(values.view(np.uint16), 0x7FFF).max(axis=other_axes)
         largest = bits.view(np.float16).astype(np.float64)
     else:

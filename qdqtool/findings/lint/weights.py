@@ -174,7 +174,7 @@ def _check_bias(view: View, report: FindingReport, conv: Node) -> None:
         pair = qdq.find_pair(view.model, tensor)
         if pair is None or not view.is_weight(pair[0]):
             continue
-        precision = view.params(pair[0]).precision  # the operand of an Add may be a residual
+        precision = view.params(pair[0]).precision
         fault = fault_checks.bias_quantized(
             MODEL_CHECK, pair[0].name, conv.name, precision, conv.op != "MatMul"
         )

@@ -1,4 +1,4 @@
-// The panel about one node: types, scales, findings with their fixes, the passes that decided, evidence and time.
+// The panel about one node: types, scales, findings with fixes, the rules and passes that decided its types, and time.
 
 function badge(precision) {
   return el('span', { class: `precision ${kindOf(precision)}` }, precision);
@@ -51,7 +51,7 @@ class Details {
       this.scales(node.scales),
       this.lines(model, node, conv),
       layer && this.engine(side, model, layer, node),
-      !layer && model.layers.length ? el('p', { class: 'muted' }, 'No layer of its own in the predicted engine: it became a view, a constant, or a part of its neighbours.') : null,
+      !layer && model.layers.length ? el('p', { class: 'muted' }, 'No separate layer in the predicted engine: the node became a view, a constant, or a part of neighboring layers.') : null,
     ].filter(Boolean);
   }
 
@@ -101,7 +101,7 @@ class Details {
 
   time(model, layer) {
     if (!layer || !(known(layer.ms) || known(layer.measured) || known(layer.bytes))) return null;
-    return el('section', {}, el('h4', {}, 'Cost of its layer'), facts([
+    return el('section', {}, el('h4', {}, 'Cost of the engine layer'), facts([
       ['Measured', known(layer.measured) ? formatMs(layer.measured) : null],
       ['Estimated', known(layer.ms) ? formatMs(layer.ms) : null],
       ['Before, estimated', known(layer.before_ms) ? formatMs(layer.before_ms) : null],
@@ -127,7 +127,7 @@ class Details {
   lines(model, node, conv) {
     const cases = conv ? conv.cases : [];
     if (!node.lines.length && !cases.length) return null;
-    return el('section', {}, el('h4', {}, 'What decided it'),
+    return el('section', {}, el('h4', {}, 'Rules and passes'),
       cases.length ? el('ul', { class: 'cases' }, cases.map((at) => this.rule(model.cases[at]))) : null,
       node.lines.length ? el('details', { open: node.lines.length <= 12 },
         el('summary', {}, `${node.lines.length} lines of the simulated optimizer's log`),
@@ -149,7 +149,7 @@ class Details {
       facts([
         ['Type', layer.type], ['Reads', layer.inputs.length ? ends(layer.inputs) : null],
         ['Writes', layer.outputs.length ? ends(layer.outputs) : null],
-        ['Together with', others.length ? others.map(([number, node]) => el('div', {},
+        ['Other nodes', others.length ? others.map(([number, node]) => el('div', {},
           el('button', { class: 'link mono breakable', type: 'button', onclick: () => this.go(side, number) }, node.name))) : null],
       ]));
   }

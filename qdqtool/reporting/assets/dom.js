@@ -1,4 +1,4 @@
-// Elements are made with text nodes and attributes only: no name of a model ever becomes markup.
+// Elements are made only with text nodes and attributes, so that no name of a model becomes markup.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
@@ -39,7 +39,7 @@ function formatAmount(value) {
   return formatNumber(value, 3);
 }
 
-function timeText(layer) {  // measured first, the estimate beside it
+function timeText(layer) {  // the measured time, then the estimated time
   if (!known(layer?.measured)) return known(layer?.ms) ? `est. ${formatMs(layer.ms)}` : '';
   return formatMs(layer.measured) + (known(layer.ms) ? ` (est. ${formatMs(layer.ms).replace(' ms', '')})` : '');
 }
@@ -50,7 +50,7 @@ function save(name, content, type) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
-// The data is JSON, deflated and in base64: a tenth of what it would take as text.
+// The data is JSON, deflated and in base64. This takes a tenth of the bytes of the text.
 async function unpacked(text) {
   const bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
   return JSON.parse(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate'))).text());
@@ -58,7 +58,7 @@ async function unpacked(text) {
 
 const page = await unpacked(byId('page-data').textContent);
 
-// Node numbers are places in the lists of the model on show; `after` is the model that the report is about.
+// Node numbers are positions in the lists of a model; `after` is the model that the report is about.
 const models = { after: page.model, before: page.before };
 const isMeasured = page.model.layers.some((layer) => known(layer.measured));
 const fileName = (page.model.path || 'model').split(/[\\/]/).pop().replace(/(\.onnx)?(\.gz)?$/, '');

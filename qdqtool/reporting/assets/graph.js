@@ -1,8 +1,8 @@
-// A drawing of boxes and edges that pans, zooms and is walked through by keyboard. Its layout comes with the page.
+// A drawing of boxes and edges, with the layout that the page contains. It can be moved, zoomed, and used by keyboard.
 
 const NEAREST = 2.5;
-const READABLE = 0.7;  // below, names cannot be read
-const FAR = 0.34;  // below, text is left out
+const READABLE = 0.7;  // names cannot be read at smaller scales
+const FAR = 0.34;  // texts are left out at smaller scales
 
 class GraphView {
   constructor(host, side, { onSelect, onOpen }) {
@@ -19,7 +19,7 @@ class GraphView {
     this.selected = null;
     this.canvas = el('div', {
       class: 'graph', role: 'group', tabindex: '0', 'data-side': side,
-      'aria-label': `Graph of ${this.model.path || 'the model'}; arrow keys walk from box to box, Shift and arrow keys`
+      'aria-label': `Graph of ${this.model.path || 'the model'}; arrow keys go from box to box, Shift and arrow keys`
         + ' move the picture, plus and minus zoom, 0 shows all',
     });
     this.map = el('div', { class: 'minimap', 'aria-hidden': 'true' });
@@ -39,7 +39,7 @@ class GraphView {
     this.host.classList.toggle('none', Boolean(this.drawing.why));
     if (name === 'modules') this.fit();
     else this.home();
-    this.colour();
+    this.color();
     this.paint();
   }
 
@@ -123,7 +123,7 @@ class GraphView {
     if (findings.size) this.flag(group, box, [...findings]);
   }
 
-  // Milliseconds of the layers in a box; null where none is known.
+  // Milliseconds of the layers in a box; null if no time is known.
   timeOf(box) {
     const numbers = box.role === 'layer' ? [box.layer] : [...new Set(box.rows.map((number) => this.model.nodes[number].layer))];
     const times = numbers.filter((number) => number >= 0)
@@ -131,7 +131,7 @@ class GraphView {
     return times.length ? times.reduce((a, b) => a + b, 0) : null;
   }
 
-  // Shapes are where an edge leaves its box, once for each tensor, below each other where there are many.
+  // The shape of each tensor is written once, where an edge leaves the box. Several shapes are below each other.
   shapeRows(drawing) {
     const leaving = new Map();
     drawing.edges.forEach((edge, at) => {
@@ -150,7 +150,7 @@ class GraphView {
     return rows;
   }
 
-  // Pixels that the name of an operator takes.
+  // Width of the name of an operator in pixels.
   lengthOf(text) {
     if (!this.lengths.has(text)) {
       this.pen ??= Object.assign(document.createElement('canvas').getContext('2d'), { font: '650 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif' });
@@ -216,7 +216,7 @@ class GraphView {
 
   describe(box) {
     if (box.role === 'input' || box.role === 'output') return `${box.role} ${box.title}, ${box.note}`;
-    if (box.role === 'module') return `Module ${box.title}, ${box.note}; a click opens it`;
+    if (box.role === 'module') return `Module ${box.title}, ${box.note}; click to open`;
     if (box.role === 'layer') {
       const layer = this.model.layers[box.layer];
       return `${layer.type} layer ${box.title}, ${layer.precision}`;
@@ -258,8 +258,8 @@ class GraphView {
   }
 
   // Moving ----------------------------------------------------------------------------------------------------
-  // The picture is moved by a CSS transform, which the compositor does alone. Zooming scales what is painted and paints
-  // it anew once the wheel rests: laying out a thousand texts takes longer than a frame.
+  // A CSS transform moves the picture, so that only the compositor works. Zooming scales the painted picture, and
+  // paints again when the wheel rests, because the layout of a thousand texts takes longer than a frame.
 
   measure() {
     const box = this.canvas.getBoundingClientRect();
@@ -302,7 +302,7 @@ class GraphView {
     }
   }
 
-  paint() {  // at the scale that is on show
+  paint() {  // at the current scale
     const { world } = this.view;
     this.painted = this.scale;
     world.setAttribute('width', this.drawing.width * this.scale);
@@ -311,7 +311,7 @@ class GraphView {
     this.place(world);
   }
 
-  keepInSight() {  // some of the drawing is always there
+  keepInSight() {  // a part of the drawing is always visible
     const [w, h] = this.extent;
     const d = this.drawing;
     this.x = clamp(this.x, 80 - d.width * this.scale, w - 80);
@@ -323,7 +323,7 @@ class GraphView {
     return Math.min(1, w / Math.max(1, this.drawing.width), h / Math.max(1, this.drawing.height)) * 0.95;
   }
 
-  home() {  // the network's beginning, readable
+  home() {  // shows the beginning of the network at a readable scale
     const [w] = this.extent;
     const first = this.drawing.boxes[0];
     this.scale = w < 420 ? 0.8 : 0.95;
@@ -340,7 +340,7 @@ class GraphView {
     this.apply();
   }
 
-  frameBoxes(boxes) {  // as large as can be read with all of them in sight, else their beginning
+  frameBoxes(boxes) {  // shows all boxes; if they are too many to be readable, the first boxes
     const found = boxes.map((at) => this.drawing.boxes[at]).filter(Boolean);
     if (!found.length) return;
     const [w, h] = this.extent;
@@ -407,8 +407,8 @@ class GraphView {
     this.view.boxes.forEach((group, at) => group.classList.toggle('match', Boolean(wanted && wanted.has(at))));
   }
 
-  colour() {  // by time where that was chosen: ten steps from nothing to the slowest box
-    const byTime = GraphView.colouring === 'time';
+  color() {  // if coloring by time is chosen, with ten steps from zero to the slowest box
+    const byTime = GraphView.coloring === 'time';
     this.canvas.classList.toggle('heat', byTime);
     this.map.classList.toggle('heat', byTime);
     this.slowest = 0;
@@ -432,7 +432,7 @@ class GraphView {
     this.onSelect(this.side, node ?? box.rows.find((n) => this.model.nodes[n].conv >= 0) ?? box.rows[box.rows.length - 1] ?? -1, box.layer, at);
   }
 
-  stepTo(at) {  // a module is opened by Enter alone
+  stepTo(at) {  // does not open a module; only Enter opens a module
     if (this.drawing.boxes[at]?.role === 'module') this.mark(at, -1);
     else this.choose(at);
   }
@@ -450,7 +450,7 @@ class GraphView {
     let near;
     if (dy) {
       near = (dy > 0 ? outOf : into)[from];
-    } else {  // beside: what overlaps in height
+    } else {  // left or right: boxes that overlap in height
       near = drawing.boxes.map((_, at) => at).filter((at) => {
         const box = drawing.boxes[at];
         return (box.x - here.x) * dx > 0 && box.y < here.y + here.h && box.y + box.h > here.y;

@@ -1,4 +1,4 @@
-// Puts the parts together: what is chosen in one of them shows in all.
+// Connects the parts of the page: a node that is chosen in one part is shown in all parts.
 
 const panel = byId('details');
 const views = [];
@@ -14,7 +14,7 @@ function select(side, number, layer, { move = true, from = null } = {}) {
   details.show(side, number, layer);
   for (const view of views) {
     let [node, ofLayer] = [number, layer];
-    if (view.side !== side) {  // the same node in the other model, by its name
+    if (view.side !== side) {  // the node with the same name in the other model
       const name = model.nodes[number]?.name;
       node = name === undefined ? -1 : view.model.nodes.findIndex((other) => other.name === name);
       ofLayer = node >= 0 ? view.model.nodes[node].layer : -1;
@@ -30,7 +30,7 @@ function select(side, number, layer, { move = true, from = null } = {}) {
   if (number >= 0) history.replaceState(null, '', hash);
 }
 
-// Chosen elsewhere: the network comes into sight.
+// Shows a node that was chosen outside of the network, and scrolls to the network.
 function go(side, number, layer = -1) {
   if (number < 0 && layer < 0) return;
   if (viewName === 'modules') show('onnx');
@@ -38,7 +38,7 @@ function go(side, number, layer = -1) {
   if (!isInSight(byId('stages'))) byId('network').scrollIntoView({ block: 'start' });
 }
 
-// A module's nodes come into sight, those of the same names in the other model as well.
+// Shows the nodes of a module, and the nodes with the same names in the other model.
 function open(view, box) {
   const names = new Set(box.rows.map((number) => view.model.nodes[number].name));
   chosen = null;
@@ -90,10 +90,10 @@ function show(name) {
   document.querySelectorAll('input[name=view]').forEach((radio) => { radio.checked = radio.value === name; });
   views.forEach((view) => view.show(name));
   search?.light();
-  colourLegend();
+  colorLegend();
 }
 
-function colourLegend() {
+function colorLegend() {
   const legend = byId('heat-legend');
   const slowest = Math.max(0, ...views.map((view) => view.slowest || 0));
   legend.hidden = !slowest;
@@ -127,9 +127,9 @@ function setUpGraph() {
     views.forEach((view) => view.home());
   });
   byId('paint')?.addEventListener('change', (event) => {
-    GraphView.colouring = event.target.value;
-    views.forEach((view) => view.colour());
-    colourLegend();
+    GraphView.coloring = event.target.value;
+    views.forEach((view) => view.color());
+    colorLegend();
   });
   byId('export-svg').addEventListener('click', () => exportGraph('svg'));
   byId('export-png').addEventListener('click', () => exportGraph('png'));
@@ -138,7 +138,7 @@ function setUpGraph() {
   new ResizeObserver(() => requestAnimationFrame(() => views.forEach((view) => view.measure()))).observe(byId('stages'));
 }
 
-// The whole drawing, as it is colored, for the model that the report is about.
+// Saves the whole drawing with its current colors, for the model that the report is about.
 function exportGraph(kind) {
   const view = views.find((one) => one.side === 'after');
   const name = `${fileName}-${viewName}.${kind}`;
@@ -166,13 +166,13 @@ function setUpKeys() {
     byId('network').scrollIntoView({ block: 'start' });
   });
   window.addEventListener('hashchange', follow);
-  document.addEventListener('click', (event) => {  // a second click on the same link moves as well
+  document.addEventListener('click', (event) => {  // so that a second click on a link also moves
     const link = event.target.closest('a[href^="#"]');
     if (link && link.getAttribute('href') === location.hash) follow();
   });
 }
 
-function setUpPrint() {  // the style sheet shows the whole network on paper; what cannot be read at that size is left out
+function setUpPrint() {  // paper shows the whole network; texts that are too small to read are left out
   window.addEventListener('beforeprint', () => {
     views.forEach((view) => view.canvas.classList.toggle('far', view.lowest < FAR));
     document.querySelectorAll('details.group').forEach((group) => { group.open = true; });

@@ -1,4 +1,4 @@
-// Small plots in SVG: axes, and what is in them. Drawn for the width that there is, again when it changes.
+// Small plots in SVG: axes and contents. Plots are drawn again when the available width changes.
 
 
 function axis(values, { log = false, zero = false, low, high } = {}) {
@@ -102,7 +102,7 @@ class Plot {
     return this.add('path', { class: `curve ${name}`, d: points.map(([x, y], i) => `${i ? 'L' : 'M'}${this.px(x).toFixed(1)} ${this.py(y).toFixed(1)}`).join('') });
   }
 
-  upright(value, name, text, row = -1) {  // its label is above the plot in a row of its own, or at the top inside
+  upright(value, name, text, row = -1) {  // a vertical line; its label is in a row above the plot, or at the top inside
     const x = this.px(value);
     const y = row < 0 ? this.top + 11 : 28 + 13 * row;
     this.add('line', { class: `rule ${name}`, x1: x, x2: x, y1: row < 0 ? this.top : y + 3, y2: this.height - this.bottom }, text);
@@ -117,19 +117,19 @@ class Plot {
   }
 }
 
-// Redraws with the width of its place.
+// Draws a plot, and draws it again when the width of its element changes.
 function drawn(host, draw) {
   let width = 0;
   const observer = new ResizeObserver(() => {
     if (host.clientWidth && host.clientWidth !== width) {
       width = host.clientWidth;
-      requestAnimationFrame(draw);  // not while the browser still lays out
+      requestAnimationFrame(draw);  // after the browser's layout
     }
   });
   observer.observe(host);
 }
 
-// Values that are at one place in a plot, with the names of all of them; the smallest first.
+// Joins values that are at one place in a plot. Returns pairs of a value and its names, in ascending order.
 function together(values, near) {
   const found = [];
   for (const [value, name] of [...values].sort((a, b) => a[0] - b[0])) {
@@ -140,7 +140,7 @@ function together(values, near) {
   return found;
 }
 
-// What the calibration saw ------------------------------------------------------------------------------------
+// Histograms and weights --------------------------------------------------------------------------------------
 
 function setUpHistograms(go) {
   const host = byId('histogram');
@@ -174,9 +174,9 @@ function setUpHistograms(go) {
     });
     const rows = [...found.methods.map((m) => [found.nearest.includes(m.name) ? `${m.name} ✓` : m.name, m.amax, m.clipped]), ...(known(found.chosen) ? [['in the model', found.chosen, found.clipped]] : [])];
     byId('histogram-facts').replaceChildren(
-      el('table', { class: 'small' }, el('thead', {}, el('tr', {}, ['range by', 'range ±', 'scale', 'beyond'].map((h, i) => el('th', { scope: 'col', class: i ? 'number' : null }, h)))),
+      el('table', { class: 'small' }, el('thead', {}, el('tr', {}, ['method', 'range ±', 'scale', 'clipped'].map((h, i) => el('th', { scope: 'col', class: i ? 'number' : null }, h)))),
         el('tbody', {}, rows.map(([name, amax, clipped]) => el('tr', {}, el('th', { scope: 'row' }, name), el('td', { class: 'number' }, formatNumber(amax)), el('td', { class: 'number' }, formatNumber(amax / 127)), el('td', { class: 'number' }, clipped ? `${formatNumber(100 * clipped, 3)} %` : '0 %'))))),
-      el('p', { class: 'muted' }, `${found.nearest.length ? '✓ chooses the range in the model. ' : ''}${formatAmount(found.values)} values from ${formatNumber(found.minimum)} to ${formatNumber(found.maximum)}. `,
+      el('p', { class: 'muted' }, `${found.nearest.length ? '✓ marks methods with the range in the model. ' : ''}${formatAmount(found.values)} values from ${formatNumber(found.minimum)} to ${formatNumber(found.maximum)}. `,
         found.node >= 0 ? el('button', { type: 'button', class: 'link', onclick: () => go('after', found.node) }, 'Show in the network') : ''),
     );
   };
@@ -204,15 +204,15 @@ function setUpWeights(go) {
       const y = plot.py(value);
       plot.add('rect', { class: 'bin', x: x0, y, width: Math.max(0.4, x1 - x0), height: plot.height - plot.bottom - y }, `channel ${i}: ${formatNumber(value)}`);
     });
-    if (one) plot.level(found.holds[0], 'chosen', 'one scale for all');
+    if (one) plot.level(found.holds[0], 'chosen', 'one scale for all channels');
     else plot.line(found.holds.flatMap((value, i) => [[i, value], [i + 1, value]]), 'chosen');
     const sorted = [...shown].filter((v) => v > 0).sort((a, b) => a - b);
     const spread = sorted.length ? sorted[sorted.length - 1] / sorted[0] : 1;
     byId('weights-facts').replaceChildren(
       `${found.shape}, ${shown.length} channels; `,
-      sorted.length ? `the widest channel is ${formatNumber(spread, 3)} times the narrowest. ` : 'all weights are zero. ',
-      one ? 'One scale serves all channels: narrow ones keep fewer levels. ' : 'The line is what each channel\'s own scale can hold. ',
-      found.largest.length ? '' : 'The weights are not available; the ranges are those of their scales. ',
+      sorted.length ? `the largest range of a channel is ${formatNumber(spread, 3)} times the smallest. ` : 'all weights are zero. ',
+      one ? 'All channels have one scale, so channels with a small range have few levels. ' : 'The line is the largest value that the scale of each channel can represent. ',
+      found.largest.length ? '' : 'The weights are not available, so the ranges follow from the scales. ',
       el('button', { type: 'button', class: 'link', onclick: () => go('after', found.node) }, 'Show in the network'),
     );
   };

@@ -1,4 +1,4 @@
-// Where the time goes, the roofline, the front of `tune`, and what was measured against what was estimated.
+// Plots of the time by kind of layer, the roofline, the front of `tune`, and measured over estimated times.
 
 const SHAPES = { int8: 'circle', float: 'diamond', conversion: 'square', copy: 'triangle', edge: 'triangle' };
 
@@ -12,7 +12,7 @@ function setUpParts() {
       .filter(([, field]) => has(field)).map(([name, field]) => [name, page.parts.map((p) => p[field] || 0)]);
     const most = Math.max(...bars.map(([, values]) => values.reduce((a, b) => a + b, 0))) || 1;
     const label = bars.length > 1 ? 72 : 0;
-    const root = svg('svg', { class: 'plot', width, height: bars.length * 52 + 4, role: 'img', 'aria-label': 'Time by kind of layer; the table beside it has the numbers' });
+    const root = svg('svg', { class: 'plot', width, height: bars.length * 52 + 4, role: 'img', 'aria-label': 'Time by kind of layer; the table below has the numbers' });
     bars.forEach(([name, values], row) => {
       let x = label;
       if (label) root.append(svg('text', { class: 'label', x: 0, y: row * 52 + 26 }, name));

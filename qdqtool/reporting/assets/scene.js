@@ -1,8 +1,9 @@
-// What a drawing needs beside its view: where modules stand, the drawing as a file, names and signs.
+// Functions for a drawing: positions of modules, the drawing as a file, names and signs.
 
-// Modules below each other in their order, in as many columns as make them largest in a window; where all cannot be read
-// at once, as many as fit side by side. An edge to the next module goes straight down; any other one runs left of its
-// column, and over the columns' heads into a later one.
+// Arranges modules in columns, from top to bottom in their order. The number of columns is chosen so that the modules
+// are as large as possible in the window. If not all modules are readable then, there are as many columns as fit side by
+// side. An edge to the next module goes straight down. Other edges run left of their column, and above the columns to a
+// later column.
 function arranged(drawing, [w, h]) {
   const [width, height, gap, gutter, head] = [196, 46, 44, 48, 64];
   const total = drawing.boxes.length;
@@ -37,8 +38,8 @@ function arranged(drawing, [w, h]) {
   return { ...drawing, boxes, edges, width: best.size[0], height: best.size[1], scale: best.scale };
 }
 
-// Mixed colours come as color(srgb 0.9 0.4 0.3), which few programs read.
-function plainColour(value) {
+// Browsers return mixed colors as color(srgb 0.9 0.4 0.3), which few programs can read.
+function plainColor(value) {
   const found = /^color\(srgb ([\d.]+) ([\d.]+) ([\d.]+)/.exec(value);
   return found ? `rgb(${found.slice(1).map((part) => Math.round(255 * part)).join(', ')})` : value;
 }
@@ -59,7 +60,7 @@ function plainName(node) {
 
 const ending = (name, width) => (name.length <= width ? name : `…${name.slice(1 - width)}`);
 
-// The drawing as a file that is complete by itself: what the style sheet says is written into each element.
+// Returns the drawing as a file that needs no style sheet: the styles are written into each element.
 function svgOf(view) {
   const properties = ['fill', 'fill-opacity', 'stroke', 'stroke-width', 'stroke-dasharray', 'font-family', 'font-size', 'font-weight', 'text-anchor', 'opacity', 'paint-order'];
   const usual = { 'fill-opacity': '1', stroke: 'none', 'stroke-width': '1px', 'stroke-dasharray': 'none', 'text-anchor': 'start', opacity: '1', 'paint-order': 'normal' };
@@ -74,7 +75,7 @@ function svgOf(view) {
     for (const name of properties) {
       const value = style.getPropertyValue(name);
       if (value === usual[name] || (name.startsWith('font') && node.tagName !== 'text')) continue;
-      node.setAttribute(name, plainColour(value));
+      node.setAttribute(name, plainColor(value));
     }
   });
   view.canvas.classList.toggle('far', far);

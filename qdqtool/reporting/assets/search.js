@@ -1,4 +1,4 @@
-// Finding nodes by name, operator or precision; the matches stay lit in the graph.
+// Search of nodes by name, operator, precision or finding; the graph highlights the matches.
 
 class Search {
   constructor(input, list, count, { views, go }) {
@@ -36,7 +36,7 @@ class Search {
     this.open(this.found.length > 0);
   }
 
-  light() {  // without a match nothing is dimmed
+  light() {  // without a match, nothing is dimmed
     const view = this.views.find((one) => one.side === 'after');
     view.highlight(this.found.length ? this.found.map((number) => view.boxOf(number, models.after.nodes[number].layer)) : null);
   }

@@ -1,4 +1,4 @@
-// Tables that sort by a click on a head and filter by what is typed above them.
+// Tables: a click on a column head sorts the rows, and the text in the field above a table filters them.
 
 const collator = new Intl.Collator(undefined, { numeric: true });
 
@@ -17,7 +17,7 @@ function compareKeys(a, b) {
 function sortTable(table, column, direction) {
   const body = table.tBodies[0];
   const rows = [...body.rows].map((row) => ({ row, key: cellKey(row, column) }));
-  const unknown = rows.filter(({ key }) => key.number === null);  // stay at the end, whichever way
+  const unknown = rows.filter(({ key }) => key.number === null);  // at the end in both directions
   const listed = rows.filter(({ key }) => key.number !== null);
   listed.sort((a, b) => direction * compareKeys(a.key, b.key));
   body.append(...listed.map(({ row }) => row), ...unknown.map(({ row }) => row));
@@ -39,7 +39,7 @@ function filterTable(table, words) {
   return shown;
 }
 
-// What is on show, as RFC 4180 has it; text that a spreadsheet would take for a formula is marked as text.
+// Returns the visible rows as CSV (RFC 4180). Text that a spreadsheet would read as a formula gets an apostrophe.
 function tableAsCsv(table) {
   const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text);
   const safe = (text) => quoted(/^[=+\-@\t]/.test(text) ? `'${text}` : text);

@@ -74,9 +74,10 @@ def test_scale_of_activation_is_an_error_without_automatic_fix(
 @pytest.mark.parametrize(
     ("step", "reported"), [(5.0, 0), (25.0, 0), (1000.0, 4)], ids=["untrained", "steep", "far"]
 )
-def test_scales_that_shrink_gradually_are_not_reported(step: float, reported: int) -> None:
+def test_scales_that_shrink_gradually_are_not_reported(
+    g: Graph, step: float, reported: int
+) -> None:
     """The values of a network without training shrink from layer to layer."""
-    g = Graph()
     x, scales = g.input(1, 4, 8, 8), [0.05 / step**i for i in range(6)]
     for number, scale in enumerate(scales):
         x = g.conv(x, f"c{number}", 4, scale=scale)

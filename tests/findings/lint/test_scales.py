@@ -500,8 +500,9 @@ def test_learned_scales_are_not_reported(placed: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_one_scale_for_the_tensor_is_compared_with_learned_scales(shape: tuple[int, ...]) -> None:
-    g = Graph()
+def test_one_scale_for_the_tensor_is_compared_with_learned_scales(
+    g: Graph, shape: tuple[int, ...]
+) -> None:
     x = g.input(1, 16, 8, 8)
     for number in range(4):
         weights = np.random.default_rng(number).normal(0, 0.1, (16, 16, 1, 1)).astype(np.float32)
@@ -577,8 +578,9 @@ def test_scales_that_contradict_the_weights_are_left_to_other_checks(
 
 @pytest.mark.parametrize("factor", [1 / 20, 1 / 4, 20.0])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_one_layer_shows_that_all_its_scales_are_wrong(factor: float, layers: int) -> None:
-    g = Graph()
+def test_one_layer_shows_that_all_its_scales_are_wrong(
+    g: Graph, factor: float, layers: int
+) -> None:
     x = g.input(1, 8, 16, 16)
     for i in range(layers):
         x = g.relu(g.conv(x, f"c{i}", scale=None, weights="float"), f"r{i}")
