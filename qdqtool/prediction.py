@@ -74,11 +74,11 @@ def _predict(
     with pause_gc():
         model = load(model)
         target = choose_typing(model, target)
-        assumed = apply_assumptions(target, assume)
-        if assumed.is_rtx:
+        assumed_target = apply_assumptions(target, assume)
+        if assumed_target.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
 
-            prediction = predict_rtx(model, assumed)
+            prediction = predict_rtx(model, assumed_target)
         else:
             prediction = simulate(model, target, assume)
         prediction.requested_target = requested.display_name

@@ -43,9 +43,9 @@ def command(output: str, size: int, images: int, activation: str, target: str | 
     trained model.
     """
     forbid_dash(output, "-o")
-    release = options.choose_target(target)
+    chosen_target = options.choose_target(target)
     from qdqtool.demo.steps import run_demo
 
-    for line in run_demo(Path(output), size, images, activation, release):
+    for line in run_demo(Path(output), size, images, activation, chosen_target):
         click.echo(line)
     return 0

@@ -73,7 +73,7 @@ def command(
     """
     started = perf_counter()
     if dla_cache is not None:
-        release = options.choose_target(target, strongly_typed)
+        chosen_target = options.choose_target(target, strongly_typed)
         if only or inputs is not None:
             raise UsageError(
                 "--only and --inputs have no effect with --dla-cache, which applies no fixes; "
@@ -81,7 +81,7 @@ def command(
                 code="option-without-effect",
                 parameter="dla_cache",
             )
-        _translate_for_dla(model, output, dla_cache, release, calib, images, answer)
+        _translate_for_dla(model, output, dla_cache, chosen_target, calib, images, answer)
         return 0
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix

@@ -113,14 +113,14 @@ def command(
     if calib is None:
         options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
     path = options.quantized_path(model, output)
-    release = options.choose_target(target, strongly_typed)
+    chosen_target = options.choose_target(target, strongly_typed)
     if gpu is not None:  # reject an unknown GPU before the work
         from qdqtool.timing import gpus
         from qdqtool.trt.gpu_support import require_gpu_support
 
         known_gpu = gpus.choose_gpu(gpu)
-        release = release.with_capability(known_gpu.cc, known_gpu.name)
-        require_gpu_support(release, known_gpu.cc, known_gpu.name)
+        chosen_target = chosen_target.with_capability(known_gpu.cc, known_gpu.name)
+        require_gpu_support(chosen_target, known_gpu.cc, known_gpu.name)
     from qdqtool.util.files import reserve_output
 
     for output_path, option in (
@@ -139,7 +139,7 @@ def command(
     result = insert(
         model,
         calib,
-        target=release,
+        target=chosen_target,
         **images.as_keywords(),
         calib_cache=calib_cache,
         calib_table=calib_table,
@@ -151,8 +151,8 @@ def command(
     )
     result.save(path)
     cache = _write_table(result, write_table)
-    built = choose_fp8_target(release) if result.precision == "fp8" else release
-    time, formats = _estimate_times(model, result, gpu, release, built)
+    built = choose_fp8_target(chosen_target) if result.precision == "fp8" else chosen_target
+    time, formats = _estimate_times(model, result, gpu, chosen_target, built)
     seconds = perf_counter() - started
 
     def render_text(width: int) -> TextPage:

@@ -130,16 +130,16 @@ def command(
     from qdqtool.formats.output import emit, to_json
     from qdqtool.timing.options import TimingOptions
 
-    release = options.choose_target(target, strongly_typed)
+    chosen_target = options.choose_target(target, strongly_typed)
     requests = [TimingOptions(gpu=name, **timing) for name in dict.fromkeys(gpu or (None,))]
     request = requests[0]
     _check_options(requests, require_gain, answer.form, len(paths))
     build_method = find_build_method(way) if way is not None else None
-    _check_request(request, release)
+    _check_request(request, chosen_target)
     from qdqtool.formats import annotations
 
     def review(path: str) -> ModelReview:
-        prediction, times = _predict(path, release, requests, assume=assume, way=way)
+        prediction, times = _predict(path, chosen_target, requests, assume=assume, way=way)
         if calib is not None:
             _check_activations(path, prediction, calib, images)
         unmet = _unmet_patterns(prediction, patterns) + _unmet_findings(prediction, codes)
@@ -147,9 +147,9 @@ def command(
             unmet.append(f"--require-gain {require_gain:g}: TensorRT rejects the model")
         else:
             unmet += [line for time in times for line in _unmet_gain(time, require_gain)]
-        return annotations.ModelReview(path, release.name, prediction, unmet, times)
+        return annotations.ModelReview(path, chosen_target.name, prediction, unmet, times)
 
-    results = _review_models(paths, review, release)
+    results = _review_models(paths, review, chosen_target)
     predictions = _list_predictions(results)
     if len(predictions) == len(results):
         _require_matches(patterns, predictions)
@@ -162,12 +162,12 @@ def command(
         times = results[0].times if len(requests) > 1 else None
         if times and predictions[0].time is None:  # TensorRT rejects the model
             times = []
-        extra = _make_extra_fields(build_method, release, times)
+        extra = _make_extra_fields(build_method, chosen_target, times)
         answer.write(
             lambda: predictions[0].as_json() | extra,
             lambda width: _render_text(
                 results,
-                release,
+                chosen_target,
                 width,
                 half=not request.no_fp16,
                 batch=request.batch,
@@ -182,7 +182,7 @@ def command(
 
 
 def _review_models(
-    paths: list[str], review: Callable[[str], ModelReview], release: Target
+    paths: list[str], review: Callable[[str], ModelReview], target: Target
 ) -> list[ModelReview]:
     """Return a result for each model.
 
@@ -198,11 +198,11 @@ def _review_models(
         try:
             results.append(review(path))
         except QdqtoolError as error:
-            results.append(ModelReview(path, release.name, None, [as_options(str(error))]))
+            results.append(ModelReview(path, target.name, None, [as_options(str(error))]))
     return results
 
 
-def _check_request(request: TimingOptions, release: Target) -> None:
+def _check_request(request: TimingOptions, target: Target) -> None:
     """Reserve the output file and record the input file of a calibration; check `sm`."""
     from qdqtool.util.files import record_input, reserve_output
 
@@ -210,7 +210,7 @@ def _check_request(request: TimingOptions, release: Target) -> None:
     if request.calibrate is not None:
         record_input(request.calibrate)
     if request.sm is not None:
-        _check_capability(request.sm, release)
+        _check_capability(request.sm, target)
 
 
 def _check_activations(
@@ -448,16 +448,16 @@ def _list_predictions(results: Iterable[ModelReview]) -> list[Prediction]:
 
 
 def _make_extra_fields(
-    build_method: BuildMethod | None, release: Target, times: Sequence[TimeEstimate] | None
+    build_method: BuildMethod | None, target: Target, times: Sequence[TimeEstimate] | None
 ) -> Json:
     """Return further JSON fields of the output.
 
     Args:
         build_method: Build method that the user named, or None.
-        release: Requested TensorRT version.
+        target: Requested TensorRT version.
         times: Times on several GPUs; None for a single GPU, whose time is in the prediction.
     """
-    extra: Json = {} if build_method is None else {"for": build_method.as_json(release.name)}
+    extra: Json = {} if build_method is None else {"for": build_method.as_json(target.name)}
     if times is not None:
         extra["times"] = [time.as_json() for time in times]
     return extra

@@ -48,7 +48,7 @@ class SkipCause(StrEnum):
     RESULT_NOT_QUANTIZED = "its result has no quantized consumer"
     RESIDUAL_NOT_REQUESTED = "residual is not quantized (`residual='none'`)"
     RESIDUAL_WITHOUT_GAIN = (
-        "residual is not quantized: this target gains nothing from quantizing it "
+        "residual is not quantized: this target gains little or nothing from quantizing it "
         "(`residual='skip'` or `residual='both'` quantizes it)"
     )
     NO_QUANTIZED_PRODUCER = "its input does not come from a quantized node"

@@ -172,10 +172,10 @@ def _simulate(
     )
     if conversions:
         # Q/DQ on residuals changes no kernel of TensorRT-RTX 1.7.1 in FP8, and one of a ResNet-18
-        # in INT8, so other places of Q/DQ are not faster there.
+        # in INT8.
         text += (
             f", with {format_count(conversions, 'Q/DQ layer')}. {target.display_name} quantizes "
-            "inside its kernels: other places of Q/DQ that save such layers are not faster there"
+            "inside its kernels: other places of Q/DQ that save such layers are hardly faster there"
         )
     notes.append(Note(text, code="no-layers-named", conversions=conversions))
     return model, simulated

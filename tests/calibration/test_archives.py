@@ -1,5 +1,6 @@
 """Hostile and damaged archives of arrays: one-line errors, no pickle, limited memory."""
 
+import contextlib
 import io
 import os
 import pickle
@@ -86,19 +87,14 @@ class Payload:
 )
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_damaged_arrays_are_errors(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    content: bytes,
-    code: str | None,
-    compression: int,
+    tmp_path: Path, content: bytes, code: str | None, compression: int
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     path = write_npz(tmp_path / "x.npz", {"a.npy": content}, compression)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as caught, contextlib.chdir(tmp_path):
         read_arrays(path)
     assert caught.value.code == code or code is None
     assert str(path) in str(caught.value) and "'a'" in str(caught.value)
-    assert not Path("pickle-ran").exists()
+    assert not (tmp_path / "pickle-ran").exists()
 
 
 def test_archive_unpacks_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
 from tests.calibration.checks import check_limit, contents, reports
 from tests.calibration.nets import conv_net, write_pictures
-from tests.calibration.watchers import stop_after, watch_progress
+from tests.calibration.watchers import WatchProgress, stop_after
 from tests.errors import has
 from tests.notes import note
 
@@ -80,17 +80,17 @@ def test_arrays_of_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 7])
 def test_interrupted_pass_goes_on(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+    pictures: Path, tmp_path: Path, watch_progress: WatchProgress, count: int
 ) -> None:
     path = tmp_path / "c.npz"
     (pictures / "a-broken.png").write_text("no picture")
     whole = collect(conv_net(), pictures, NAMES, progress=False)
-    watch_progress(monkeypatch, stop_after(count))
+    watch_progress(stop_after(count))
     with pytest.raises(KeyboardInterrupt):
         collect(conv_net(), pictures, NAMES, cache=path)
     begun, numbers = load_progress(path), list[int]()
     assert not begun.complete and len(begun.done) >= count
-    watch_progress(monkeypatch, numbers.append)
+    watch_progress(numbers.append)
     resumed = collect(conv_net(), pictures, NAMES, cache=path)
     assert resumed.notes == [note("resumed", cache=path, images=begun.statistics.images)]
     assert len(numbers) + len(begun.done) == 9

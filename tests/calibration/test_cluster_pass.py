@@ -31,7 +31,7 @@ from tests.calibration.cluster.clusters import (
     worker_pids,
 )
 from tests.calibration.nets import conv_net, write_pictures
-from tests.calibration.watchers import stop_after, watch_progress
+from tests.calibration.watchers import WatchProgress, stop_after
 from tests.errors import has
 from tests.slow import slow_after
 
@@ -145,13 +145,13 @@ def test_dead_worker_is_replaced_and_nothing_is_counted_twice(
     client: Any,
     pictures: Path,
     alone: tuple[Any, bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    watch_progress: WatchProgress,
     portion_size: SetSize,
     count: int,
 ) -> None:
     portion_size(1)
     before = set(worker_pids(client).values())
-    watch_progress(monkeypatch, lambda number: number == count and kill_one(client))
+    watch_progress(lambda number: number == count and kill_one(client))
     assert contents(run(pictures, client, focus=FOCUS, progress=True)) == alone[0]
     client.wait_for_workers(2, timeout=60)
     assert len(before & set(worker_pids(client).values())) == 1
@@ -162,18 +162,18 @@ def test_interrupted_run_leaves_nothing_behind_and_goes_on(
     client: Any,
     pictures: Path,
     alone: tuple[Any, bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    watch_progress: WatchProgress,
     portion_size: SetSize,
     tmp_path: Path,
 ) -> None:
     portion_size(1)
     cache = tmp_path / "cache.npz"
-    watch_progress(monkeypatch, stop_after(5))
+    watch_progress(stop_after(5))
     with pytest.raises(KeyboardInterrupt):
         run(pictures, client, cache=cache, focus=FOCUS, progress=True)
     assert left_behind(client) == (0, 0, [])
     numbers: list[int] = []
-    watch_progress(monkeypatch, numbers.append)
+    watch_progress(numbers.append)
     statistics = run(pictures, client, cache=cache, focus=FOCUS, progress=True)
     assert len(numbers) == 14 - 5, "the portions that had been merged are not done again"
     assert statistics.notes[0].code == "resumed"

@@ -81,9 +81,9 @@ def hooked(counter: SampleCounter, hook: Any) -> list[TensorStatistics]:
     return list(counter.tensors.values())
 
 
-def test_counter_waits_for_its_threads_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counter_waits_for_its_threads_after_a_failure(waits: Waits) -> None:
     """The calling thread runs out of memory while another thread counts."""
-    waits, caller = Waits(monkeypatch), threading.current_thread()
+    caller = threading.current_thread()
     other_counts, states = threading.Event(), queue.SimpleQueue[str]()
     events: list[str] = []
 

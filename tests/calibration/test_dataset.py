@@ -528,19 +528,17 @@ def test_list_looks_only_for_the_images_that_are_used(
     assert sought - {"list.txt"} == set(names)
 
 
-def test_paths_of_a_list_begin_at_the_list_or_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_a_list_begin_at_the_list_or_the_current_folder(tmp_path: Path) -> None:
     """A missing file is reported next to the list."""
     lists, current = tmp_path / "lists", tmp_path / "current"
     for folder, names in ((lists, ("both.png", "one.png")), (current, ("both.png", "two.png"))):
         folder.mkdir()
         for name in names:
             (folder / name).write_bytes(b"")
-    monkeypatch.chdir(current)
     image_list = lists / "list.txt"
     image_list.write_text("# one a line\n\n  both.png  \none.png\ntwo.png\nthree.png\n#x\n")
-    source: Any = open_data(image_list, [SPEC]).source
+    with contextlib.chdir(current):
+        source: Any = open_data(image_list, [SPEC]).source
     names = [lists / "both.png", lists / "one.png", Path("two.png"), lists / "three.png"]
     assert source.paths == names
 

@@ -25,7 +25,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.modelfile import load
 from tests.calibration.checks import contents, counts_of, reports
 from tests.calibration.nets import conv_net, run_all, write_pictures
-from tests.calibration.watchers import stop_after, watch_progress
+from tests.calibration.watchers import WatchProgress, stop_after
 from tests.errors import has
 from tests.notes import note
 
@@ -241,18 +241,18 @@ def test_unfinished_cache_without_a_tensor_is_not_used(cache: Path) -> None:
     assert list(load_progress(cache).statistics) == ["r2", "images", "c2"]
 
 
-def test_unfinished_pass_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_pass_goes_on(cache: Path, watch_progress: WatchProgress) -> None:
     whole = run()
     write_unfinished(cache)
-    lines = watch_progress(monkeypatch)
+    lines = watch_progress()
     statistics = run(cache, progress=True)
     assert "of 4 " in lines.getvalue(), "samples that are left"
     assert statistics.notes == [note("resumed", cache=cache, images=2)]
     assert contents(statistics) == contents(whole) and load_progress(cache).total == 6
 
 
-def test_progress_of_an_iterator_has_no_total(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = watch_progress(monkeypatch)
+def test_progress_of_an_iterator_has_no_total(watch_progress: WatchProgress) -> None:
+    lines = watch_progress()
     run(data=iter(FEEDS), progress=True)
     assert "Calibrating" in lines.getvalue() and " of " not in lines.getvalue()
 
@@ -278,8 +278,8 @@ def test_cache_is_saved_whenever_five_seconds_have_passed(
     assert totals == [6], "with tensors of a finished pass, at the end alone"
 
 
-def test_interrupted_pass_is_saved(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_progress(monkeypatch, stop_after(2))
+def test_interrupted_pass_is_saved(cache: Path, watch_progress: WatchProgress) -> None:
+    watch_progress(stop_after(2))
     with pytest.raises(KeyboardInterrupt):
         run(cache, names=("c1",), progress=True)
     begun = load_progress(cache)
@@ -287,12 +287,12 @@ def test_interrupted_pass_is_saved(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_interrupted_pass_leaves_a_finished_cache(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, watch_progress: WatchProgress
 ) -> None:
     """Incomplete statistics of added tensors are discarded."""
     run(cache, names=("c1",))
     before = cache.read_bytes()
-    watch_progress(monkeypatch, stop_after(2))
+    watch_progress(stop_after(2))
     with pytest.raises(KeyboardInterrupt):
         run(cache, names=("c1", "r2"), progress=True)
     assert cache.read_bytes() == before

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from qdqtool.util import progress
-
 HANG = 60  # seconds until a test that hangs fails
 
 
@@ -27,14 +25,8 @@ class ProgressStream(io.StringIO):
         return super().write(text)
 
 
-def watch_progress(
-    monkeypatch: pytest.MonkeyPatch, on_sample: Callable[[int], object] = lambda number: None
-) -> ProgressStream:
-    """Print a line of progress for each sample, and call `on_sample` in the main thread before that."""
-    stream = ProgressStream(on_sample)
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr("sys.stderr", stream)
-    return stream
+WatchProgress = Callable[..., ProgressStream]
+"""Fixture of conftest.py."""
 
 
 def stop_after(count: int) -> Callable[[int], None]:

@@ -69,6 +69,10 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
+def resnet18(width: int = WIDTH) -> nn.Module:
+    return randomise(resnet.ResNet18(10, width))
+
+
 def prepared(model: nn.Module, sample: object, **options: object) -> nn.Module:
     """Insert quantizers and return the network."""
     qat.prepare(model, sample, report=None, **options)  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.qat.checking import NoiseInjector
@@ -309,17 +308,13 @@ def test_checkpoint_restores_plan_and_state(backend: str, tmp_path: Path) -> Non
 SAMPLE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
-def resnet(width: int = nets.WIDTH) -> nn.Module:
-    return nets.randomise(ResNet18(10, width))
-
-
 @pytest.fixture(scope="module")
 def trained() -> nn.Module:
-    return nets.ready(resnet(), SAMPLE)
+    return nets.ready(nets.resnet18(), SAMPLE)
 
 
 def partly_prepared() -> nn.Module:
-    return nets.prepared(resnet(), SAMPLE, exclude=["layer1"])
+    return nets.prepared(nets.resnet18(), SAMPLE, exclude=["layer1"])
 
 
 @pytest.mark.parametrize(
@@ -327,7 +322,7 @@ def partly_prepared() -> nn.Module:
     [
         pytest.param(nets.Shared, {}, "different-models", "'conv1'", id="other modules"),
         pytest.param(
-            lambda: resnet(2 * nets.WIDTH),
+            lambda: nets.resnet18(2 * nets.WIDTH),
             {},
             "different-models",
             "'conv1.weight'",
@@ -335,7 +330,7 @@ def partly_prepared() -> nn.Module:
         ),
         pytest.param(partly_prepared, {}, "different-plans", "quantizers", id="other plan"),
         pytest.param(
-            resnet,
+            nets.resnet18,
             {"plan": {"activations": 3}},
             "wrong-format",
             "plan of quantizers is damaged",
@@ -345,7 +340,11 @@ def partly_prepared() -> nn.Module:
             partly_prepared, None, "different-models", "the checkpoint has", id="other state dict"
         ),
         pytest.param(
-            resnet, None, "checkpoint-without-plan", "prepare first", id="state dict into float"
+            nets.resnet18,
+            None,
+            "checkpoint-without-plan",
+            "prepare first",
+            id="state dict into float",
         ),
     ],
 )

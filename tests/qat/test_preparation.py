@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.modules import (
@@ -31,13 +30,9 @@ IMAGES = torch.randn(2, 3, 64, 64)
 SMALL = torch.randn(1, 16, 8, 8)
 
 
-def resnet() -> nn.Module:
-    return nets.randomise(ResNet18(10, nets.WIDTH))
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_prepare_keeps_classes_and_keys(backend: str) -> None:
-    model = resnet()
+    model = nets.resnet18()
     classes = {n: type(m).__name__ for n, m in model.named_modules()}
     keys = set(model.state_dict())
     nets.ready(model, IMAGES, backend=backend)
@@ -47,7 +42,7 @@ def test_prepare_keeps_classes_and_keys(backend: str) -> None:
     assert keys <= set(model.state_dict())
     assert len(added) == 30  # 21 inputs, 8 skips, the pool
     assert all(k.endswith("quantizer._amax") for k in added)
-    assert not model.load_state_dict(resnet().state_dict(), strict=False).unexpected_keys
+    assert not model.load_state_dict(nets.resnet18().state_dict(), strict=False).unexpected_keys
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -76,7 +71,7 @@ def test_state_dict_restores_ranges(backend: str) -> None:
 def test_copies_have_their_own_weights(
     backend: str, duplicate: Callable[[nn.Module], nn.Module]
 ) -> None:
-    model = nets.ready(resnet(), IMAGES, backend=backend)
+    model = nets.ready(nets.resnet18(), IMAGES, backend=backend)
     expected, twin = nets.evaluate(model, IMAGES), duplicate(model)
     assert torch.equal(nets.evaluate(twin, IMAGES), expected)
     twin.conv1.weight.data.zero_()
@@ -87,7 +82,7 @@ def test_copies_have_their_own_weights(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pickle_of_version_0_2_loads(backend: str) -> None:
     """Ultralytics pickles whole networks as checkpoints; classes had other names then."""
-    model = nets.ready(resnet(), IMAGES, backend=backend)
+    model = nets.ready(nets.resnet18(), IMAGES, backend=backend)
     pickled = pickle.dumps(model, protocol=2)
     for name, old in (
         ("modules\n_rebuild", "modules\n_rebuilt"),
@@ -120,7 +115,7 @@ def test_convolution_computes_with_quantized_weights(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_are_trained(backend: str) -> None:
-    model = nets.ready(resnet(), IMAGES, backend=backend).train()
+    model = nets.ready(nets.resnet18(), IMAGES, backend=backend).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     before = nets.float_weights(model.layer2[0].conv1).clone()
     model(IMAGES).square().mean().backward()
@@ -153,7 +148,7 @@ def test_replica_of_data_parallel_computes_the_same() -> None:
 
 
 def test_skip_is_quantized() -> None:
-    model = nets.ready(resnet(), IMAGES)
+    model = nets.ready(nets.resnet18(), IMAGES)
     values: dict[str, torch.Tensor] = {}
     block = model.layer1[0]  # without a downsample: its skip is its input
     nets.quantizer(block, "_residual_quantizer").register_forward_hook(

@@ -153,15 +153,11 @@ def test_error_of_torch_export_is_one_line() -> None:
 ONE = torch.randn(1, 16, 16, 16)
 
 
-def resnet() -> nn.Module:
-    return nets.randomise(ResNet18(10, nets.WIDTH))
-
-
 IMAGES = torch.randn(2, 3, 64, 64)
 
 
 def test_plan_of_resnet18() -> None:
-    resnet_plan = plan(resnet(), IMAGES)
+    resnet_plan = plan(nets.resnet18(), IMAGES)
     assert len(resnet_plan.convolutions) == 21
     residuals = [a.site for a in resnet_plan.activations if a.role == "residual"]
     assert len(residuals) == 8 and all(s.position == 1 for s in residuals)  # "out += identity"
@@ -170,7 +166,7 @@ def test_plan_of_resnet18() -> None:
 
 
 def test_plan_has_quantizers_of_insert(tmp_path: Path) -> None:
-    model, path = resnet(), tmp_path / "float.onnx"
+    model, path = nets.resnet18(), tmp_path / "float.onnx"
     torch.onnx.export(model.eval(), (IMAGES[:1],), path, opset_version=17, dynamo=False)
     inserted = qdqtool.insert(path, IMAGES.numpy(), predict=False)
     trained = plan(model, IMAGES[:1])
@@ -197,7 +193,7 @@ def test_plan_without_quantizer_is_refused(
 
 
 def test_exclude_leaves_modules_float() -> None:
-    partial = plan(resnet(), IMAGES, exclude=[r"^layer4\.", "/fc/"])
+    partial = plan(nets.resnet18(), IMAGES, exclude=[r"^layer4\.", "/fc/"])
     assert len(partial.convolutions) == 21 - 5 - 1
     assert not any(a.site.module.startswith("layer4") for a in partial.activations)
     reason = SkippedNode(ExcludedNode(PLACEMENT, "fc", "exclude", "/fc/")).reason

@@ -38,21 +38,12 @@ def _product(g: Graph) -> list[str]:
     ]
 
 
-def _silu_add(g: Graph) -> list[str]:
+def _silu_add(g: Graph, own: bool = False, out: bool = False) -> list[str]:
+    """Return a residual Add after SiLU, optionally with pairs of the SiLU and of the sum."""
     x = _image(g, 8)
-    return [g.op("Softmax", g.add(g.silu(g.conv(x, "c"), "act"), g.pair(x, "skip"), "Add"), "end")]
-
-
-def _silu_add_both(g: Graph) -> list[str]:
-    x = _image(g, 8)
-    y = g.pair(g.silu(g.conv(x, "c"), "act"), "own")
-    return [g.op("Softmax", g.pair(g.add(y, g.pair(x, "skip"), "Add"), "out"), "end")]
-
-
-def _silu_add_fused(g: Graph) -> list[str]:
-    x = _image(g, 8)
-    y = g.add(g.silu(g.conv(x, "c"), "act"), g.pair(x, "skip"), "Add")
-    return [g.op("Softmax", g.pair(y, "out"), "end")]
+    y = g.silu(g.conv(x, "c"), "act")
+    y = g.add(g.pair(y, "own") if own else y, g.pair(x, "skip"), "Add")
+    return [g.op("Softmax", g.pair(y, "out") if out else y, "end")]
 
 
 def _transposed(g: Graph, weights: str, scale: float | None) -> str:
@@ -118,9 +109,9 @@ def _carried_axis(g: Graph) -> list[str]:
 
 def _computed_scale(g: Graph) -> list[str]:
     x = _image(g)
-    scale = g.op("ReduceMax", x, "top", keepdims=0)
+    scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "top", keepdims=0)
     q = g.op("QuantizeLinear", [x, scale, g.const("zero", np.int8(0))], "q")
-    return [g.op("DequantizeLinear", [q, scale, "zero"], "dq")]
+    return [g.op("DequantizeLinear", [q, scale, "zero"], "dq"), g.conv(x, "c")]
 
 
 def _shared_weights(g: Graph) -> list[str]:
@@ -148,13 +139,6 @@ def _network_output_q(g: Graph) -> list[str]:
     return [q, g.conv(x, "c")]
 
 
-def _unknown_scale(g: Graph) -> list[str]:
-    x = _image(g)
-    scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "top", keepdims=0)
-    q = g.op("QuantizeLinear", [x, scale, g.const("zero", np.int8(0))], "q")
-    return [g.op("DequantizeLinear", [q, scale, "zero"], "dq"), g.conv(x, "c")]
-
-
 def _anchors(g: Graph) -> list[str]:
     grid = g.op("Expand", [g.const("one", [1.0]), g.const("dims", np.array([2], np.int64))], "grid")
     return [grid, g.conv(_image(g), "c")]
@@ -180,11 +164,6 @@ def _existing_image(g: Graph) -> str:
 def _stem(g: Graph) -> list[str]:
     x = g.relu(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "r")
     return [g.conv(g.pool(x, "pool", k=3), "b")]
-
-
-def _two_scales(g: Graph) -> list[str]:
-    x = g.conv(_image(g), "c")
-    return [g.conv(x, "a", scale=0.1), g.conv(x, "b", scale=0.2)]
 
 
 def _concat_of(g: Graph, part: str) -> list[str]:
@@ -228,7 +207,7 @@ GRAPHS: dict[str, Build] = {
     "GenericConvActFusion/joined-with-add": _silu_add,
     "HorizontalMergeQNodes/clone": _merged_clone,
     "HorizontalMergeQNodes/network-output": _network_output_q,
-    "HorizontalMergeQNodes/unknown-scale": _unknown_scale,
+    "HorizontalMergeQNodes/unknown-scale": _computed_scale,
     "MatMulToConvTransform/matmul": lambda g: _matmul(g),
     "MatMulToConvTransform/plain-gemm": lambda g: _gemm(g, "relu", "float"),
     "MergeLayers/equal-convolutions": lambda g: [
@@ -249,9 +228,12 @@ GRAPHS: dict[str, Build] = {
     "PointWiseFusion/constant-operand": _gelu,
     "PointWiseFusion/with-add": _silu_add,
     "QConvScaleFusion/convtranspose": lambda g: g.bn(_transposed(g, "qdq", 0.1), "bn"),
-    "QuantizeConvWithResidualAdd/activated": _silu_add_fused,
+    "QuantizeConvWithResidualAdd/activated": lambda g: _silu_add(g, out=True),
     "QuantizeDoubleInputNodes/deconvolution-later": lambda g: _transposed(g, "qdq", 0.1),
-    "QuantizeDoubleInputNodes/different-scales": _two_scales,
+    "QuantizeDoubleInputNodes/different-scales": lambda g: [
+        g.conv(x := g.conv(_image(g), "c"), "a", scale=0.1),
+        g.conv(x, "b", scale=0.2),
+    ],
     "QuantizeDoubleInputNodes/deconvolution-3d": _transposed_3d,
     "QuantizeDoubleInputNodes/int8-matmul": _attention,
     "QuantizeDoubleInputNodes/mixed-floats": _mixed_floats,
@@ -269,7 +251,7 @@ GRAPHS: dict[str, Build] = {
     "QuantizeDoubleInputNodes/prelu": lambda g: g.op(
         "PRelu", [g.conv(_image(g), "c"), g.const("slope", np.ones((8, 1, 1)))], "p"
     ),
-    "QuantizeDoubleInputNodes/sum": _silu_add_both,
+    "QuantizeDoubleInputNodes/sum": lambda g: _silu_add(g, own=True, out=True),
     "QuantizeSingleInputNodes/average-window": lambda g: g.op(
         "Softmax", g.pair(g.pool(g.pair(_image(g), "a"), "pool", "AveragePool"), "b"), "end"
     ),
