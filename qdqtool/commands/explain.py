@@ -32,7 +32,7 @@ def command(
     the builds that show it, the rule and its test.
     """  # noqa: E501  (the summary is the help text)
     from qdqtool.findings import codes
-    from qdqtool.findings.ways import find_build_method
+    from qdqtool.findings.build_methods import find_build_method
     from qdqtool.formats.log_text import (
         code_json,
         code_text,

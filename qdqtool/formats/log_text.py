@@ -15,9 +15,9 @@ from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import cut_middle, format_count
 
 if TYPE_CHECKING:
+    from qdqtool.findings.build_methods import BuildMethod
     from qdqtool.findings.errors import KnownError
     from qdqtool.findings.lines import LineAnswer, Rule
-    from qdqtool.findings.ways import BuildMethod
 
 _MAX_ROWS = 12  # maximum number of rows of a list without --all
 

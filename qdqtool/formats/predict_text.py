@@ -22,7 +22,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_n
 from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts
 
 if TYPE_CHECKING:
-    from qdqtool.findings.ways import BuildMethod
+    from qdqtool.findings.build_methods import BuildMethod
     from qdqtool.timing.gpus import Gpu
     from qdqtool.timing.results import TimeEstimate
 
@@ -278,7 +278,7 @@ def build_commands(
     batch: int | None = None,
 ) -> TextPage:
     """Return the commands that build a model and compare the build with the prediction."""
-    from qdqtool.findings.ways import trtexec_advice, trtexec_command
+    from qdqtool.findings.build_methods import trtexec_advice, trtexec_command
 
     page = TextPage(width)
     shapes = {

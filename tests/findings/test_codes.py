@@ -12,10 +12,10 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.evidence import Evidence
 from qdqtool.findings import codes
 from qdqtool.findings.api import report_regions
+from qdqtool.findings.build_methods import BUILD_METHODS, BuildMethod, find_build_method
 from qdqtool.findings.codes import ALL_TARGETS
 from qdqtool.findings.lines import HEADINGS, LineAnswer, explain_line
 from qdqtool.findings.report import FindingReport
-from qdqtool.findings.ways import BUILD_METHODS, BuildMethod, find_build_method
 from qdqtool.formats.log_text import line_text
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.reasons.finding import Severity

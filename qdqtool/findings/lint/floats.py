@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqtool.findings.build_methods import FloatFlag
 from qdqtool.findings.report import FindingReport
-from qdqtool.findings.ways import FloatFlag
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
