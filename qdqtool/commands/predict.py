@@ -359,8 +359,8 @@ def _render_text(
     from qdqtool.formats.predict_text import (
         NextOptions,
         build_commands,
-        builds_quantized,
         choose_typing,
+        is_built_quantized,
         render,
     )
 
@@ -378,7 +378,7 @@ def _render_text(
         page.add_gap()
         settings |= {"times": result.times, "target": built, "options": repeated}
         page.add_page(render(prediction, width, half=half, **settings))
-        if settings["way"] is None and not target.is_rtx and builds_quantized(prediction):
+        if settings["way"] is None and not target.is_rtx and is_built_quantized(prediction):
             page.add_gap()
             page.add_page(
                 build_commands(built, result.path, width, prediction.model, half=half, batch=batch)

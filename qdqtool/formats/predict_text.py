@@ -254,7 +254,7 @@ def has_quantized(prediction: Prediction) -> bool:
     )
 
 
-def builds_quantized(prediction: Prediction) -> bool:
+def is_built_quantized(prediction: Prediction) -> bool:
     """Return whether TensorRT builds the model, and the engine uses INT8 or FP8."""
     return has_quantized(prediction) and not verdicts.describe_rejection(prediction)
 
@@ -559,7 +559,7 @@ def _format_amount(values: int) -> str:
     return f"{values} values"
 
 
-def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
+def render_gpus(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
     """Return the table of known GPUs."""
     page = TextPage(width)
     page.add_lines(

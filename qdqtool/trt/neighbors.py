@@ -606,7 +606,7 @@ def _find_fp8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason |
     if layer.kind == LayerKind.DECONVOLUTION:
         return fp8.FloatFp8Deconvolution(pass_name, node, size)
     if layer.kind == LayerKind.CONVOLUTION and layer.op == "Conv":
-        if not target.fp8_convolutions:
+        if not target.has_fp8_convolutions:
             capability = target.named_capability if target.needs_hopper_for_fp8 else ""
             return fp8.EarlyFp8Convolution(pass_name, node, target.version_name, size, capability)
         return fault_checks.check_fp8_kernel_size(pass_name, node, layer.weights.kernel, size)
