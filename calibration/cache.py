@@ -160,7 +160,7 @@ class CalibrationProgress:
     quality: DataQuality = field(default_factory=DataQuality)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the number of samples is known and all are finished."""
         return self.total is not None and len(self.done) >= self.total
 

@@ -284,7 +284,7 @@ class _Calibration:
         """Use a cache of this model and data; see :meth:`_read_cache`."""
         old = progress.statistics
         missing = [name for name in self.names if name not in old]
-        if progress.complete and missing:
+        if progress.is_complete and missing:
             self.finished = old
             text = f"reused, except for {len(missing)} tensors that it lacks"
             self._add_note(f"{cache}: {text}", "reused-in-part", missing=len(missing))
@@ -300,7 +300,7 @@ class _Calibration:
             warnings=old.warnings,
             skipped=old.skipped,
         )
-        if progress.complete:
+        if progress.is_complete:
             text = f"reused ({old.images} images, same model and data); nothing was run"
             self._add_note(f"{cache}: {text}", "reused", images=old.images)
             statistics.notes = list(self.notes)

@@ -30,10 +30,10 @@ from qdqtool.builders.compiler_process import is_installed
 from qdqtool.commands import cli
 from qdqtool.errors import VersionError
 from qdqtool.evidence import Evidence
+from qdqtool.findings.build_methods import BUILD_METHODS
 from qdqtool.findings.codes import CODES, FindingCodeEntry
 from qdqtool.findings.errors import KNOWN_ERRORS, KnownError
 from qdqtool.findings.rules import PROMISED_CODES
-from qdqtool.findings.ways import BUILD_METHODS
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import BUILDS, TARGETS, Target, target_of_version
 from qdqtool.util.tables import read_sections

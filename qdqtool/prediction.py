@@ -68,7 +68,7 @@ def _predict(
 ) -> Prediction:
     requested = target
     if way is not None:
-        from qdqtool.findings.ways import find_build_method
+        from qdqtool.findings.build_methods import find_build_method
 
         way = find_build_method(way).name
     with pause_gc():

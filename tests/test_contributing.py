@@ -78,7 +78,7 @@ assert type(finding.causes[0].reason).__name__ == "ExampleReason" and finding.ca
 assert "EXAMPLE-CODE" not in predict(model, "trt10").findings_by_code()
 """,
     "method": """
-from qdqtool.findings.ways import find_build_method
+from qdqtool.findings.build_methods import find_build_method
 assert find_build_method("example").name == "example-runtime" and find_build_method("example").flags("trt8.5").startswith("example")
 """,
     "gpu": """

@@ -46,7 +46,7 @@ def _list_fail_codes() -> Iterable[str]:
 
 
 def _list_build_methods() -> Iterable[str]:
-    from qdqtool.findings.ways import BUILD_METHODS
+    from qdqtool.findings.build_methods import BUILD_METHODS
 
     return BUILD_METHODS
 

@@ -32,14 +32,14 @@ def command(
     the builds that show it, the rule and its test.
     """  # noqa: E501  (the summary is the help text)
     from qdqtool.findings import codes
-    from qdqtool.findings.ways import find_build_method
+    from qdqtool.findings.build_methods import find_build_method
     from qdqtool.formats.log_text import (
-        code_json,
-        code_text,
-        error_text,
-        line_text,
-        list_text,
-        way_text,
+        finding_code_json,
+        render_build_method,
+        render_code_list,
+        render_error,
+        render_finding_code,
+        render_log_line,
     )
     from qdqtool.formats.output import TextPage
 
@@ -47,13 +47,16 @@ def command(
     if listing:
         _forbid_with_list(what, way)
         rows = list(codes.CODES.values())
-        answer.write(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))
+        answer.write(
+            lambda: [finding_code_json(c) for c in rows],
+            lambda width: render_code_list(rows, width),
+        )
         return 0
 
     def with_method(page: TextPage) -> TextPage:
         if build_method is not None:
             page.add_gap()
-            page.add_page(way_text(build_method, page.width))
+            page.add_page(render_build_method(build_method, page.width))
         return page
 
     extra = {} if build_method is None else {"for": to_json_fields(build_method)}
@@ -70,20 +73,20 @@ def command(
     entry = codes.find(text)
     if entry is not None:
         answer.write(
-            lambda: code_json(entry) | extra,
-            lambda width: with_method(code_text(entry, width)),
+            lambda: finding_code_json(entry) | extra,
+            lambda width: with_method(render_finding_code(entry, width)),
         )
         return 0
     from qdqtool.findings.lines import explain_line
 
     line = explain_line(text)
     if line is not None:
-        answer.write(line.as_json, lambda width: line_text(line, width))
+        answer.write(line.as_json, lambda width: render_log_line(line, width))
         return 0
     error = _find_error(text)
     answer.write(
         lambda: to_json_fields(error) | extra,
-        lambda width: with_method(error_text(error, width)),
+        lambda width: with_method(render_error(error, width)),
     )
     return 0
 

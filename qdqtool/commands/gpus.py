@@ -21,13 +21,13 @@ def command(name: str | None, sources: bool, answer: options.AnswerWriter) -> in
 
     Exit codes: 0 done, 2 unknown GPU.
     """
-    from qdqtool.formats.predict_text import gpus_text
+    from qdqtool.formats.predict_text import render_gpus
     from qdqtool.timing import gpus
 
     rows = _select_gpus(name) if name else list(gpus.all_gpus())
     answer.write(
         lambda: {"schema": "qdqtool/gpus/1", "gpus": [g.as_json() for g in rows]},
-        lambda width: gpus_text(rows, width, sources=sources or bool(name)),
+        lambda width: render_gpus(rows, width, sources=sources or bool(name)),
     )
     return 0
 

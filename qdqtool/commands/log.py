@@ -33,7 +33,7 @@ def command(
     from qdqtool.buildlog.summary import find_pass_lines, summarize
     from qdqtool.errors import BuildLogError
     from qdqtool.findings.errors import annotate
-    from qdqtool.formats.log_text import pass_lines, render
+    from qdqtool.formats.log_text import render, render_pass_lines
     from qdqtool.formats.output import Style, TextPage
     from qdqtool.util.files import reserve_output
 
@@ -68,7 +68,7 @@ def command(
         except BuildLogError as error:
             raise BuildLogError(f"--pass {error}", code=error.code, parameter="pass_name") from None
         listed = [{"line": line, "text": line_text} for line, line_text in pass_rows]
-        answer.write(lambda: listed, lambda width: pass_lines(pass_rows))
+        answer.write(lambda: listed, lambda width: render_pass_lines(pass_rows))
         return 0
     facts = annotate(summarize(build))
     answer.write(lambda: facts, lambda width: render(facts, width, everything=everything))

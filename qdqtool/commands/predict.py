@@ -21,7 +21,7 @@ from qdqtool.util.json_text import Json
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
-    from qdqtool.findings.ways import BuildMethod
+    from qdqtool.findings.build_methods import BuildMethod
     from qdqtool.formats.annotations import ModelReview
     from qdqtool.formats.output import TextPage
     from qdqtool.timing.options import TimingOptions
@@ -126,7 +126,7 @@ def command(
     paths = list(dict.fromkeys(model))
     patterns = list(map(_compile_pattern, required))
     codes = list(map(_find_code, fail_on))
-    from qdqtool.findings.ways import find_build_method
+    from qdqtool.findings.build_methods import find_build_method
     from qdqtool.formats.output import emit, to_json
     from qdqtool.timing.options import TimingOptions
 
@@ -359,8 +359,8 @@ def _render_text(
     from qdqtool.formats.predict_text import (
         NextOptions,
         build_commands,
-        builds_quantized,
         choose_typing,
+        is_built_quantized,
         render,
     )
 
@@ -378,7 +378,7 @@ def _render_text(
         page.add_gap()
         settings |= {"times": result.times, "target": built, "options": repeated}
         page.add_page(render(prediction, width, half=half, **settings))
-        if settings["way"] is None and not target.is_rtx and builds_quantized(prediction):
+        if settings["way"] is None and not target.is_rtx and is_built_quantized(prediction):
             page.add_gap()
             page.add_page(
                 build_commands(built, result.path, width, prediction.model, half=half, batch=batch)

@@ -32,8 +32,8 @@ from qdqtool.comparison.result import (
 from qdqtool.comparison.text import (
     FLOAT_BUILD,
     describe_changes,
-    describe_images,
     describe_reference,
+    list_image_notes,
 )
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.obstacles import describe_obstacles
@@ -131,7 +131,7 @@ def compare(
             comparison.agreement = agreement
             comparison.notes += [
                 *agreement.notes,
-                *describe_images(agreement),
+                *list_image_notes(agreement),
                 *describe_reference(comparison),
             ]
     comparison.read = inputs

@@ -94,7 +94,7 @@ def describe_reference(comparison: Comparison) -> list[Note]:
     ]
 
 
-def describe_images(agreement: NetworkAgreement) -> list[Note]:
+def list_image_notes(agreement: NetworkAgreement) -> list[Note]:
     """Return notes about unreadable images, too few images, and images without detections."""
     notes = []
     if agreement.unread:

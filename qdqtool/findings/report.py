@@ -57,7 +57,7 @@ class FindingReport:
     Attributes:
         target: Name of the target.
         tensorrt: The target, with the version that the user named.
-        way: Build method (``qdqtool.findings.ways``); None if unknown.
+        way: Build method (``qdqtool.findings.build_methods``); None if unknown.
         ignored_codes: Codes that are not added because another check reports them.
         findings: The findings in the order in which they were added.
     """

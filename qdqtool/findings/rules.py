@@ -27,7 +27,7 @@ _SUBJECTS = (
 )
 REASON_MODULES = (
     *(importlib.import_module(f"qdqtool.reasons.{subject}") for subject in _SUBJECTS),
-    importlib.import_module("qdqtool.findings.ways"),
+    importlib.import_module("qdqtool.findings.build_methods"),
 )
 """Modules whose classes of reasons become findings."""
 

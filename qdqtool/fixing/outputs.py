@@ -106,7 +106,7 @@ class OutputError:
     lost: bool = False
 
     @property
-    def grew(self) -> bool:
+    def has_grown(self) -> bool:
         """Whether the error grew by more than 10 % plus 0.001."""
         return self.after > 1.1 * self.before + 1e-3
 
@@ -127,7 +127,7 @@ class OutputError:
             "channels": None if self.channels is None else list(self.channels),
             "before": self.before,
             "after": self.after,
-            "grew": self.grew,
+            "grew": self.has_grown,
             "lost": self.lost,
         }
 

@@ -262,7 +262,7 @@ class FixSession:
         if rounded:
             self.notes.append(_describe_rounded(rounded))
         halved = any(a.code in HALVING_CODES for a in self.applied)
-        is_worse = self.judge.has_samples and any(e.grew for e in errors)
+        is_worse = self.judge.has_samples and any(e.has_grown for e in errors)
         if halved or is_worse or rounded or _has_lossy_weights(self.prediction):
             self.notes.append(
                 Note(
@@ -324,7 +324,7 @@ def _describe_errors(errors: Sequence[OutputError], inputs: str) -> list[Note]:
             code="error-grew",
         )
         for e in errors
-        if e.grew
+        if e.has_grown
     ]
     lost = [
         Note(

@@ -105,15 +105,15 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         inputs = format_count(fixed.samples, "sample")
         page.add_row("Output error", f"before and after, against the float network ({inputs})")
     else:
-        errors = [error for error in errors if error.grew or error.lost]
+        errors = [error for error in errors if error.has_grown or error.lost]
         text = "not measured on images: give --calib images/ (random inputs say little)"
         page.add_row("Output error", text)
     for error in errors:
         change = f"{error.before:>7.2%} -> {error.after:>7.2%}"
         if not fixed.samples:
             change = f"on random inputs: {error.before:.2%} -> {error.after:.2%}"
-        mark = "  lost" if error.lost else "  grew" if error.grew else ""
-        style = Style.BAD if error.lost else Style.UNCLEAR if error.grew else Style.PLAIN
+        mark = "  lost" if error.lost else "  grew" if error.has_grown else ""
+        style = Style.BAD if error.lost else Style.UNCLEAR if error.has_grown else Style.PLAIN
         page.fill(
             f"{change}{mark}  {error.title}",
             19,

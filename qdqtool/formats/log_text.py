@@ -15,9 +15,9 @@ from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import cut_middle, format_count
 
 if TYPE_CHECKING:
+    from qdqtool.findings.build_methods import BuildMethod
     from qdqtool.findings.errors import KnownError
     from qdqtool.findings.lines import LineAnswer, Rule
-    from qdqtool.findings.ways import BuildMethod
 
 _MAX_ROWS = 12  # maximum number of rows of a list without --all
 
@@ -307,7 +307,7 @@ def _add_messages(page: TextPage, facts: Json) -> None:
         page.add_lines(f"{lines['unexplained']} of {lines['total']} lines were not recognized")
 
 
-def pass_lines(rows: Iterable[tuple[int, str]]) -> TextPage:
+def render_pass_lines(rows: Iterable[tuple[int, str]]) -> TextPage:
     """Return a page with the log lines of one pass and their line numbers."""
     page = TextPage()
     page.add_lines(*(f"{line:>7}: {text}" for line, text in rows))
@@ -324,7 +324,7 @@ def _add_sections(page: TextPage, **texts: str) -> None:
             page.fill(text, 2, "  ")
 
 
-def code_text(entry: FindingCodeEntry, width: int) -> TextPage:
+def render_finding_code(entry: FindingCodeEntry, width: int) -> TextPage:
     """Return the explanation of a finding code."""
     page = TextPage(width)
     page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ", Style.BOLD)
@@ -354,7 +354,7 @@ def code_text(entry: FindingCodeEntry, width: int) -> TextPage:
     return page
 
 
-def code_json(entry: FindingCodeEntry) -> Json:
+def finding_code_json(entry: FindingCodeEntry) -> Json:
     """Return the JSON fields of a finding code."""
     holds = [
         to_json_fields(h, "targets", "evidence", "source")
@@ -368,7 +368,7 @@ def code_json(entry: FindingCodeEntry) -> Json:
     }
 
 
-def list_text(entries: Iterable[FindingCodeEntry], width: int) -> TextPage:
+def render_code_list(entries: Iterable[FindingCodeEntry], width: int) -> TextPage:
     """Return every code with its title, by severity."""
     page = TextPage(width)
     rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
@@ -378,7 +378,7 @@ def list_text(entries: Iterable[FindingCodeEntry], width: int) -> TextPage:
     return page
 
 
-def error_text(error: KnownError, width: int) -> TextPage:
+def render_error(error: KnownError, width: int) -> TextPage:
     """Return the explanation of a known error message."""
     page = TextPage(width)
     page.fill(f"{error.title} ({error.severity})", style=Style.BOLD)
@@ -399,7 +399,7 @@ def error_text(error: KnownError, width: int) -> TextPage:
     return page
 
 
-def way_text(way: BuildMethod, width: int) -> TextPage:
+def render_build_method(way: BuildMethod, width: int) -> TextPage:
     """Return the text on a build method: flags, and how to write its log."""
     page = TextPage(width)
     page.add_heading(f"With {way.title}")
@@ -414,7 +414,7 @@ def way_text(way: BuildMethod, width: int) -> TextPage:
     return page
 
 
-def line_text(answer: LineAnswer, width: int) -> TextPage:
+def render_log_line(answer: LineAnswer, width: int) -> TextPage:
     """Return the explanation of a log line by possible passes, the likeliest pass first."""
     page = TextPage(width)
     page.fill(answer.line, 2, "  ", Style.BOLD)

@@ -22,7 +22,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_n
 from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts
 
 if TYPE_CHECKING:
-    from qdqtool.findings.ways import BuildMethod
+    from qdqtool.findings.build_methods import BuildMethod
     from qdqtool.timing.gpus import Gpu
     from qdqtool.timing.results import TimeEstimate
 
@@ -254,7 +254,7 @@ def has_quantized(prediction: Prediction) -> bool:
     )
 
 
-def builds_quantized(prediction: Prediction) -> bool:
+def is_built_quantized(prediction: Prediction) -> bool:
     """Return whether TensorRT builds the model, and the engine uses INT8 or FP8."""
     return has_quantized(prediction) and not verdicts.describe_rejection(prediction)
 
@@ -278,7 +278,7 @@ def build_commands(
     batch: int | None = None,
 ) -> TextPage:
     """Return the commands that build a model and compare the build with the prediction."""
-    from qdqtool.findings.ways import trtexec_advice, trtexec_command
+    from qdqtool.findings.build_methods import trtexec_advice, trtexec_command
 
     page = TextPage(width)
     shapes = {
@@ -559,7 +559,7 @@ def _format_amount(values: int) -> str:
     return f"{values} values"
 
 
-def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
+def render_gpus(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
     """Return the table of known GPUs."""
     page = TextPage(width)
     page.add_lines(

@@ -474,7 +474,7 @@ class _Placer:
         if node.input(0) not in self._view.varying:
             return FloatNode(PLACEMENT, name, SkipCause.CONSTANT_INPUT)
         is_constant = model.is_constant(weights)
-        computed = fault_checks.weights_not_constant(
+        computed = fault_checks.check_weights_constant(
             PLACEMENT, name, weights, is_constant, is_sparse(model, weights)
         )
         if computed is not None:
@@ -498,7 +498,7 @@ class _Placer:
                 return WeightsRank(PLACEMENT, name, len(shape))
             if node.integer("transA", 0):
                 return FloatNode(PLACEMENT, name, SkipCause.TRANSPOSED_INPUT)
-        return None if self._rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
+        return None if self._rules.transposed else fault_checks.check_deconvolution(PLACEMENT, node)
 
     def _is_fast_with_few_channels(self, conv: Node, shape: Sequence[int]) -> bool:
         outputs, inputs, *kernel = shape

@@ -52,7 +52,7 @@ def choose_placement(
         target.transposed_per_channel,
         attention=options.attention,
         max_head=target.fp8_head,
-        product_per_channel=options.precision != "fp8" or target.fp8_product_channels,
+        product_per_channel=options.precision != "fp8" or target.has_fp8_product_channels,
         number_format=find_number_format(options.precision),
         failing=[f for f in (LargeKernel, DepthwiseAdd, DepthwiseSilu) if _is_warning(f, target)],
     )
@@ -89,7 +89,7 @@ def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
     if placement.number_format != FP8 or not any(node.op == "Conv" for node in nodes):
         return []
     version, capability = target.version_name, target.named_capability
-    if not target.fp8_convolutions:
+    if not target.has_fp8_convolutions:
         place = f" on compute capability {capability}" if target.needs_hopper_for_fp8 else ""
         text = (
             f"TensorRT {version} has no FP8 convolutions{place}: they run in float, and each Q and "

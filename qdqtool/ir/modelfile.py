@@ -24,7 +24,7 @@ from qdqtool.proto.functions import check_functions, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
 from qdqtool.proto.subgraphs import message_fields, with_subgraph_nodes
 from qdqtool.util import compression, limits
-from qdqtool.util.files import open_input, same_file
+from qdqtool.util.files import is_same_file, open_input
 from qdqtool.util.outputs import atomic_write
 from qdqtool.util.text import cut_middle
 
@@ -329,7 +329,7 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
     Raises:
         QdqtoolError: ``path`` is the source, the folder is missing, or the file cannot be written.
     """
-    if source and same_file(source, path):
+    if source and is_same_file(source, path):
         raise ModelError(
             "is the input; choose another output name", os.fspath(path), code="output-is-input"
         )

@@ -423,7 +423,9 @@ def _find_unreachable(
         # With a parametrization or pruning, weights are computed in each forward: they are constant
         # in the exported graph, but not in training.
         is_constant = site.kind != "input" or "weight" in modules[site.module]._parameters
-        reason = fault_checks.weights_not_constant(PLACEMENT, node.name, node.input(1), is_constant)
+        reason = fault_checks.check_weights_constant(
+            PLACEMENT, node.name, node.input(1), is_constant
+        )
         if reason is not None:
             reasons[node.name] = reason
     nodes_by_site: dict[QuantizerSite, set[str]] = defaultdict(set)

@@ -329,7 +329,9 @@ def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]
     try:
         for inserter in fp8:
             placement = inserter.choose_placement()
-            if not target.fp8_convolutions and rules.warn_fp8_version(placement, inserter.target):
+            if not target.has_fp8_convolutions and rules.warn_fp8_version(
+                placement, inserter.target
+            ):
                 return f"TensorRT {target.version_name} has no FP8 convolutions on this GPU"
     except NothingToQuantize as error:
         return f"no layer suits FP8: {error.reason}"

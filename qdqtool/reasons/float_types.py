@@ -21,7 +21,7 @@ class UnreadBfloat16(Reason):
         return f"'{self.tensor}' is bfloat16, which TensorRT before 9.0 cannot import."
 
 
-class ConstantsInHalf(Reason):
+class ConstantsBeyondFp16(Reason):
     """Arithmetic constants that FP16 cannot hold; the node reads the first constant.
 
     Attributes:

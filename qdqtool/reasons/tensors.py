@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from qdqtool.ir.operators import CUTS, JOINS
 from qdqtool.ir.qdq import PerChannel
-from qdqtool.util.records import once
+from qdqtool.util.records import cache_shared
 
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None if unknown."""
@@ -149,13 +149,13 @@ class TensorOrigin:
     scale: Scale = None
 
 
-@once
+@cache_shared
 def float_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
     """Return the consumers that are not Qs."""
     return [r for r in consumers if r.kind is not ConsumerKind.Q]
 
 
-@once
+@cache_shared
 def quantizer_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
     """Return the consumers that are Qs."""
     return [r for r in consumers if r.kind is ConsumerKind.Q]
@@ -180,7 +180,7 @@ def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
     return next(joins, None) or next(cuts, None) or (steps[0] if steps else None)
 
 
-@once
+@cache_shared
 def operator_between_quantizers(consumers: Sequence[TensorConsumer]) -> PathStep | None:
     """Return :func:`operator_between` for the paths of all Qs that read a tensor."""
     return operator_between([s for q in quantizer_consumers(consumers) for s in q.path])

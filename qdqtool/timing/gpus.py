@@ -333,7 +333,7 @@ class Gpu:
         """
         if not self.power or self.is_jetson or self.is_laptop:
             return 1.0
-        share = self.power / self.clocks_per_second / _median_watts(self.cc)
+        share = self.power / self.clocks_per_second / _median_watts_per_clock(self.cc)
         return float(share**_CLOCK_OF_POWER) if share < _FEW_WATTS else 1.0
 
     def clock_share_at(self, utilization: float) -> float:
@@ -407,7 +407,7 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 
 @functools.cache
-def _median_watts(cc: str) -> float:
+def _median_watts_per_clock(cc: str) -> float:
     """Return the median of watts per SM and clock over the boards of a compute capability."""
     shares = [
         gpu.power / gpu.clocks_per_second

@@ -86,7 +86,7 @@ SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilo
 # Quantizers -----------------------------------------------------------------------------------
 
 
-def nonzero_zero_point(
+def check_zero_points(
     pass_name: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
 ) -> NonzeroZeroPoint | None:
     """Return a reason if a zero point is not 0; None if the zero points are unknown."""
@@ -97,19 +97,21 @@ def nonzero_zero_point(
     return NonzeroZeroPoint(pass_name, node, dq, limits, unsigned)
 
 
-def zero_point_count(pass_name: str, node: str, scales: int, zeros: int) -> ZeroPointCount | None:
+def check_zero_point_count(
+    pass_name: str, node: str, scales: int, zeros: int
+) -> ZeroPointCount | None:
     """Return a fault if the numbers of scales and zero points differ."""
     return ZeroPointCount(pass_name, node, scales, zeros) if scales != zeros else None
 
 
-def scale_computed(
+def check_scale_constant(
     pass_name: str, node: str, quantizer: str, computed: bool, tensor: str = ""
 ) -> ScaleComputed | None:
     """Return a reason if a scale or zero point is computed at run time (``computed``)."""
     return ScaleComputed(pass_name, node, quantizer, tensor) if computed else None
 
 
-def scale_not_positive(
+def check_scale_positive(
     pass_name: str,
     model: Model,
     node: Node,
@@ -164,7 +166,7 @@ def find_scale_owner(model: Model, node: Node) -> ScaleOwner:
     return ScaleOwner.WEIGHTS if is_finite else ScaleOwner.BROKEN_WEIGHTS
 
 
-def scale_implausible(
+def check_scale_plausible(
     pass_name: str,
     model: Model,
     node: Node,
@@ -183,7 +185,7 @@ def scale_implausible(
         node: The quantizer.
         scales: Scales of the quantizer; None if unknown.
         includes_infinity: Whether to report an infinite scale. Set this if the target accepts
-            infinite scales, because :func:`scale_not_positive` then does not report them.
+            infinite scales, because :func:`check_scale_positive` then does not report them.
         limit: Largest scale of an activation that is too small, as returned by
             :func:`find_implausible_limit`.
     """
@@ -199,9 +201,7 @@ def scale_implausible(
         maxima = np.broadcast_to(_weight_maxima(model, node, values.size), values.shape)
         bad &= find_extreme_scales(values, maxima)
         if bad.any():
-            return weight_scale_implausible(
-                pass_name, node.name, values[bad], maxima[bad], values.size
-            )
+            return weight_scale_fault(pass_name, node.name, values[bad], maxima[bad], values.size)
         return None
     if owner == ScaleOwner.ACTIVATION:
         bad &= large | (values <= limit)
@@ -209,7 +209,7 @@ def scale_implausible(
         bad = large
     if not bad.any():
         return None
-    return _implausible(pass_name, node.name, values[bad], values.size, owner)
+    return _scale_fault(pass_name, node.name, values[bad], values.size, owner)
 
 
 def find_implausible_limit(scales: Iterable[float]) -> float:
@@ -230,7 +230,7 @@ def find_implausible_limit(scales: Iterable[float]) -> float:
     return 0.0
 
 
-def weight_scale_implausible(
+def weight_scale_fault(
     pass_name: str,
     node: str,
     scales: npt.NDArray[np.float64],
@@ -247,10 +247,10 @@ def weight_scale_implausible(
         count: Number of all scales of the quantizer.
     """
     owner = ScaleOwner.WEIGHTS
-    return _implausible(pass_name, node, scales, count, owner, float(largest.max()))
+    return _scale_fault(pass_name, node, scales, count, owner, float(largest.max()))
 
 
-def _implausible(
+def _scale_fault(
     pass_name: str,
     node: str,
     scales: npt.NDArray[np.float64],
@@ -316,7 +316,7 @@ def _has_tiny_scales(model: Model, node: Node, scales: npt.NDArray[np.float64]) 
     return bool((scales < _UNUSED_SCALE).all() if stored is None else np.any(stored))
 
 
-def scale_rank(
+def check_scale_rank(
     pass_name: str, node: str, shape: Sequence[int], blocked: bool, is_accepted: bool
 ) -> ScaleRank | None:
     """Return a fault if a scale has two or more dimensions and the target rejects it.
@@ -333,7 +333,7 @@ def scale_rank(
     return ScaleRank(pass_name, node, tuple(shape), blocked)
 
 
-def scale_count(
+def check_scale_count(
     pass_name: str,
     node: str,
     count: int,
@@ -358,7 +358,7 @@ def scale_count(
     return None if fits else ScaleCount(pass_name, node, count, axis, tuple(shape))
 
 
-def activation_per_channel(
+def check_activation_per_tensor(
     pass_name: str, node: str, dq: str, params: QuantParams | None
 ) -> ActivationPerChannel | None:
     """Return a reason if an activation has one scale for each channel."""
@@ -370,14 +370,14 @@ def activation_per_channel(
 # Weights and biases ---------------------------------------------------------------------------
 
 
-def weights_not_constant(
+def check_weights_constant(
     pass_name: str, node: str, weight: str, constant: bool, sparse: bool = False
 ) -> WeightsNotConstant | None:
     """Return a reason if weights are computed at run time, or stored as a sparse tensor."""
     return None if constant else WeightsNotConstant(pass_name, node, weight, sparse)
 
 
-def weights_shared(
+def check_weights_shared(
     pass_name: str,
     node: str,
     weight: str,
@@ -400,7 +400,7 @@ def weights_shared(
     return WeightsShared(pass_name, node, weight, consumers, more)
 
 
-def weights_axis(
+def check_weights_axis(
     pass_name: str,
     node: str,
     quantizer: str,
@@ -435,7 +435,7 @@ def weights_axis(
     )
 
 
-def misread_constants(
+def check_misread_constants(
     pass_name: str, model: Model, folds_identities: bool = False
 ) -> Iterator[MisreadConstant]:
     """Yield a fault for each node other than a DQ that reads stored integers.
@@ -452,7 +452,7 @@ def misread_constants(
             yield MisreadConstant(pass_name, node.name, node.op, tensor, name)
 
 
-def bias_quantized(
+def check_bias(
     pass_name: str, node: str, convolution: str, precision: Precision, is_bias: bool = False
 ) -> BiasQuantized | None:
     """Return a fault if the DQ before a convolution is on its bias.
@@ -465,7 +465,7 @@ def bias_quantized(
     return BiasQuantized(pass_name, node, convolution, precision)
 
 
-def float_types_differ(
+def check_float_types(
     pass_name: str,
     node: str,
     floats: tuple[Precision, Precision],
@@ -481,7 +481,7 @@ def float_types_differ(
 # Operators ------------------------------------------------------------------------------------
 
 
-def integer_operator(pass_name: str, node: Node) -> IntegerOperator | None:
+def check_integer_operator(pass_name: str, node: Node) -> IntegerOperator | None:
     """Return a fault if a node has an integer operator of onnxruntime, such as QLinearConv."""
     return IntegerOperator(pass_name, node.name, node.op) if computes_integers(node) else None
 
@@ -495,7 +495,7 @@ def computes_integers(node: Node) -> bool:
     return node.op.endswith("Integer") or node.op == "QGemm"
 
 
-def deconvolution_float(pass_name: str, node: Node) -> FloatDeconvolution | None:
+def check_deconvolution(pass_name: str, node: Node) -> FloatDeconvolution | None:
     """Return a fault if a node is a ConvTranspose.
 
     Call this function only for a target that computes every ConvTranspose in float.
@@ -505,7 +505,7 @@ def deconvolution_float(pass_name: str, node: Node) -> FloatDeconvolution | None
     return FloatDeconvolution(pass_name, node.name)
 
 
-def large_fp8_kernel(
+def check_fp8_kernel_size(
     pass_name: str, node: str, kernel: Sequence[int], size: TensorSize | None = None
 ) -> fp8.LargeFp8Kernel | None:
     """Return a reason if the kernel of a Conv has too many elements for FP8."""
@@ -514,7 +514,7 @@ def large_fp8_kernel(
     return fp8.LargeFp8Kernel(pass_name, node, tuple(kernel), size)
 
 
-def nonzero_fp8_zero_point(
+def check_fp8_zero_point(
     pass_name: str, node: str, zeros: ParameterValues | None
 ) -> fp8.NonzeroFp8ZeroPoint | None:
     """Return a fault if the zero point of an FP8 quantizer is not 0."""
@@ -524,7 +524,7 @@ def nonzero_fp8_zero_point(
     return fp8.NonzeroFp8ZeroPoint(pass_name, node, limits)
 
 
-def deconvolution_3d(
+def check_deconvolution_3d(
     pass_name: str,
     node: str,
     kernel: Sequence[object],

@@ -576,7 +576,9 @@ def _type_obstacles(
 ) -> Iterator[Reason | None]:
     node = node_name(layer)
     for dq in dqs:
-        yield fault_checks.scale_computed(pass_name, node, node_name(dq), dq.has_computed_scale)
+        yield fault_checks.check_scale_constant(
+            pass_name, node, node_name(dq), dq.has_computed_scale
+        )
     data, weights = dqs
     types = (_quantized_precision(data), _quantized_precision(weights))
     if Precision.INT4 in types:
@@ -590,7 +592,7 @@ def _type_obstacles(
         yield TypesDiffer(pass_name, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
         floats = (_output_float_type(data), _output_float_type(weights))
-        yield fault_checks.float_types_differ(
+        yield fault_checks.check_float_types(
             pass_name, node, floats, node_name(data), node_name(weights)
         )
     if computed_type == "FP8":
@@ -604,10 +606,10 @@ def _find_fp8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason |
     if layer.kind == LayerKind.DECONVOLUTION:
         return fp8.FloatFp8Deconvolution(pass_name, node, size)
     if layer.kind == LayerKind.CONVOLUTION and layer.op == "Conv":
-        if not target.fp8_convolutions:
+        if not target.has_fp8_convolutions:
             capability = target.named_capability if target.needs_hopper_for_fp8 else ""
             return fp8.EarlyFp8Convolution(pass_name, node, target.version_name, size, capability)
-        return fault_checks.large_fp8_kernel(pass_name, node, layer.weights.kernel, size)
+        return fault_checks.check_fp8_kernel_size(pass_name, node, layer.weights.kernel, size)
     return None
 
 
@@ -616,15 +618,15 @@ def _quantizer_obstacles(
 ) -> Iterator[Reason | None]:
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs
-    yield fault_checks.activation_per_channel(pass_name, node, node_name(data), data.quant)
+    yield fault_checks.check_activation_per_tensor(pass_name, node, node_name(data), data.quant)
     yield from (
-        fault_checks.nonzero_zero_point(pass_name, node, node_name(dq), dq.quant.zero_points)
+        fault_checks.check_zero_points(pass_name, node, node_name(dq), dq.quant.zero_points)
         for dq in dqs
         # The parser ignores the zero point of an FP8 quantizer.
         if dq.quant is not None and dq.quant.precision != Precision.FP8
     )
     if weights.quant is not None and not layer_weights.from_matmul:
-        yield fault_checks.weights_axis(
+        yield fault_checks.check_weights_axis(
             pass_name,
             node,
             node_name(weights),
@@ -636,7 +638,7 @@ def _quantizer_obstacles(
         )
     if layer.kind != LayerKind.MATRIX_MULTIPLY:
         is_constant = layer_weights.constant or constant_before(weights.data) is not None
-        yield fault_checks.weights_not_constant(pass_name, node, layer_weights.name, is_constant)
+        yield fault_checks.check_weights_constant(pass_name, node, layer_weights.name, is_constant)
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:

@@ -275,7 +275,7 @@ class Target:
         return self.is_rtx or self.version >= _FIRST_FP8
 
     @property
-    def fp8_convolutions(self) -> bool:
+    def has_fp8_convolutions(self) -> bool:
         """Whether convolutions compute in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`).
 
         On TensorRT 10.2 this holds for Hopper only. If no compute capability is named, Hopper is
@@ -298,7 +298,7 @@ class Target:
         return format_capability(self.capabilities[0]) if self.has_named_capability else ""
 
     @property
-    def fp8_product_channels(self) -> bool:
+    def has_fp8_product_channels(self) -> bool:
         """Whether FP8 weights of a matrix product may have a scale for each column."""
         return self.is_rtx or self._minor_version >= _FIRST_FP8_ATTENTION
 

@@ -17,7 +17,7 @@ from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.ir.graph import Model
 from qdqtool.tuning.options import SWEPT_ON, SearchBudget
 from qdqtool.util import limits
-from qdqtool.util.files import same_file
+from qdqtool.util.files import is_same_file
 
 _BLOCKS = 4  # number of blocks of neighboring images into which large data is divided
 _FEWEST = 4  # minimum number of images in a block, and of batches in data that is divided
@@ -118,7 +118,7 @@ def _count_images(indices: Sequence[int]) -> str:
 
 def _forbid_same_path(data: object, evaluation: object) -> None:
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
-    if len(paths) == 2 and same_file(*paths):
+    if len(paths) == 2 and is_same_file(*paths):
         raise DataError(
             f"`evaluation` {os.fspath(paths[1])} is the folder of `data` as well, so no images "
             "remain for the final evaluation; leave `evaluation` out to hold out a part of `data`",

@@ -556,7 +556,7 @@ class ClusterMapper(contextlib.ExitStack):
             self.close()
             cluster_job = ClusterJob(
                 self.cluster,
-                open_job,
+                create_worker_state,
                 replace(job, images=share_dataset(job.images), _network=None),
                 run_task,
             )
@@ -564,7 +564,7 @@ class ClusterMapper(contextlib.ExitStack):
         yield from (result for _, result in self._opened[0].results(tasks))
 
 
-def open_job(job: TuningJob, threads: int) -> TuningJob:
+def create_worker_state(job: TuningJob, threads: int) -> TuningJob:
     """Return the job as the state of a worker process; the network is parsed on first use."""
     return job
 

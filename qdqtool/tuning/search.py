@@ -640,6 +640,7 @@ class PlacementSearch:
         return self._reaches_goal(configuration, self.evaluator.sets.chosen_on)
 
     def _is_sufficient(self, configuration: Configuration) -> bool:
+        """Return whether a step of a chain is sufficient; see :class:`_MeasuredChain`."""
         if self.budget is not None:
             return self.planner.cost(configuration).value > self.budget
         return self._is_good(configuration)

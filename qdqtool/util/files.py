@@ -43,7 +43,7 @@ class InputFiles:
         """
         self._names.setdefault(key, name)
         if key in self._reserved:
-            raise _input_error(*self._reserved[key], name)
+            raise _output_is_input_error(*self._reserved[key], name)
         if self._outer is not None:
             self._outer.add(key, name)
 
@@ -62,7 +62,7 @@ class InputFiles:
             return
         name = self._names.get(file_key(path))
         if name is not None:
-            raise _input_error(option, os.fspath(path), name)
+            raise _output_is_input_error(option, os.fspath(path), name)
         if self._outer is not None:
             self._outer.forbid_overwrite(path, option)
 
@@ -174,7 +174,7 @@ def _output_error(reason: str, path: StrPath, option: str, code: str) -> Qdqtool
     return QdqtoolError(reason, os.fspath(path), code=code)
 
 
-def _input_error(option: str, path: str, name: str) -> QdqtoolError:
+def _output_is_input_error(option: str, path: str, name: str) -> QdqtoolError:
     same_name = os.path.abspath(path) == os.path.abspath(name) or name == "standard input"
     other_name = "" if same_name else f" (the same file as {name})"
     return _output_error(
@@ -201,7 +201,7 @@ def file_key(path: StrPath) -> FileKey:
     return (os.path.abspath(target),)
 
 
-def same_file(a: StrPath, b: StrPath) -> bool:
+def is_same_file(a: StrPath, b: StrPath) -> bool:
     """Return whether both paths lead to the same existing file, also through links."""
     try:
         return os.path.samefile(a, b)
@@ -335,7 +335,7 @@ def check_writable(target: Path, option: str = "") -> None:
         if descriptor is not None:
             os.write(descriptor, b"")  # fails if the descriptor is open for reading only
             return
-        if not stat.S_ISREG(mode) and not same_file(target, os.devnull):
+        if not stat.S_ISREG(mode) and not is_same_file(target, os.devnull):
             reason = f"is {_special_kind(mode)}; give a file name"
             raise _output_error(reason, target, option, "not-a-file")
     except (FileNotFoundError, NotADirectoryError):

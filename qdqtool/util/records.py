@@ -30,7 +30,7 @@ class SharedTuple(tuple[T, ...]):
         result.more = more
         return result
 
-    def once(self, function: Callable[[Sequence[T]], R]) -> R:
+    def compute_once(self, function: Callable[[Sequence[T]], R]) -> R:
         """Call a function with the items, or return its cached result.
 
         Callers must not change the result.
@@ -45,10 +45,12 @@ class SharedTuple(tuple[T, ...]):
         return type(self), (tuple(self), self.more)
 
 
-def once(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
+def cache_shared(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
     """Decorate a function of a sequence to cache its result per :class:`SharedTuple`."""
     return functools.wraps(function)(
-        lambda items: items.once(function) if type(items) is SharedTuple else function(items)
+        lambda items: (
+            items.compute_once(function) if type(items) is SharedTuple else function(items)
+        )
     )
 
 
@@ -78,7 +80,7 @@ def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
     kind = type(value)
     parts: Iterable[Any] = ()
     if kind is SharedTuple:
-        names.update(value.once(_collect_part_names))
+        names.update(value.compute_once(_collect_part_names))
     elif kind in (tuple, frozenset):
         parts = value
     elif is_dataclass(kind):

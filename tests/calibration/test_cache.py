@@ -89,13 +89,13 @@ def test_interrupted_pass_goes_on(
     with pytest.raises(KeyboardInterrupt):
         collect(conv_net(), pictures, NAMES, cache=path)
     begun, numbers = load_progress(path), list[int]()
-    assert not begun.complete and len(begun.done) >= count
+    assert not begun.is_complete and len(begun.done) >= count
     watch_progress(numbers.append)
     resumed = collect(conv_net(), pictures, NAMES, cache=path)
     assert resumed.notes == [note("resumed", cache=path, images=begun.statistics.images)]
     assert len(numbers) + len(begun.done) == 9
     assert contents(resumed) == contents(whole)
-    assert load_progress(path).complete
+    assert load_progress(path).is_complete
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_progress_is_kept_as_ranges_of_samples(
     path, quality = tmp_path / "c.npz", DataQuality(2, -1.5, 0.25, 1, 0, 4)
     statistics = Statistics({"x": TensorStatistics.of(np.ones(3), 64)})
     progress = CalibrationProgress("key", statistics, set(done), total, quality)
-    assert progress.complete == complete
+    assert progress.is_complete == complete
     save_progress(progress, path)
     with np.load(path) as archive:
         assert archive["done"].tolist() == ranges

@@ -218,7 +218,7 @@ def test_other_tensors_are_added_to_a_finished_cache(cache: Path) -> None:
     assert list(more) == ["r2", "c1", "images"] and more.images == 6
     assert counts_of(more["c1"]) == counts_of(first["c1"])
     added = load_progress(cache)
-    assert added.complete and list(added.statistics) == ["c1", "r2", "images"]
+    assert added.is_complete and list(added.statistics) == ["c1", "r2", "images"]
 
 
 def write_unfinished(cache: Path) -> None:

@@ -12,11 +12,11 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.evidence import Evidence
 from qdqtool.findings import codes
 from qdqtool.findings.api import report_regions
+from qdqtool.findings.build_methods import BUILD_METHODS, BuildMethod, find_build_method
 from qdqtool.findings.codes import ALL_TARGETS
 from qdqtool.findings.lines import HEADINGS, LineAnswer, explain_line
 from qdqtool.findings.report import FindingReport
-from qdqtool.findings.ways import BUILD_METHODS, BuildMethod, find_build_method
-from qdqtool.formats.log_text import line_text
+from qdqtool.formats.log_text import render_log_line
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.reasons.finding import Severity
 from qdqtool.trt.pipeline import cases as all_cases
@@ -277,7 +277,7 @@ def test_line_shows_fitting_case_first(line: str, case: str) -> None:
     answer = explain(line)
     rule = answer.rules[0]
     assert next(iter(rule.cases)) == f"{rule.pass_name}/{case}" and len(rule.cases) == 21
-    assert str(line_text(answer, 80)).count(" - ") == 1
+    assert str(render_log_line(answer, 80)).count(" - ") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import qdqtool
 from qdqtool.commands.cli import cli
 from qdqtool.evidence import Evidence
 from qdqtool.extraction.private import read_public_words
+from qdqtool.findings.build_methods import BUILD_METHODS
 from qdqtool.findings.codes import CODES, CodeScope, read_code
 from qdqtool.findings.errors import (
     ERROR,
@@ -25,7 +26,6 @@ from qdqtool.findings.errors import (
     lookup,
 )
 from qdqtool.findings.lines import HEADINGS, MEANINGS
-from qdqtool.findings.ways import BUILD_METHODS
 from qdqtool.ir.operators import OPERATORS
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, PublishedBuild
@@ -182,7 +182,7 @@ def test_error_pattern_keeps_its_spaces() -> None:
     assert error.pattern == "two  spaces" and error.codes == ("ZP-NONZERO",)
 
 
-@pytest.mark.parametrize("name", ["codes", "ways", "meanings", "errors"])
+@pytest.mark.parametrize("name", ["codes", "build_methods", "meanings", "errors"])
 def test_table_sections_equal_the_whole_file(name: str) -> None:
     whole = tomllib.loads((HOME / "findings" / name).with_suffix(".toml").read_text("utf-8"))
     assert dict(read_sections((HOME / "findings" / name).with_suffix(".toml"))) == whole

@@ -30,9 +30,11 @@ def test_scale_count(
     reported: bool,
     reported_if_strict: bool,
 ) -> None:
-    assert (fault_checks.scale_count("", "q", count, axis, shape, False) is not None) is reported
     assert (
-        fault_checks.scale_count("", "q", count, axis, shape, True) is not None
+        fault_checks.check_scale_count("", "q", count, axis, shape, False) is not None
+    ) is reported
+    assert (
+        fault_checks.check_scale_count("", "q", count, axis, shape, True) is not None
     ) is reported_if_strict
 
 
@@ -53,7 +55,7 @@ def test_scale_not_positive(
     expected = channels if accept_infinity else strict_channels
     g = Graph()
     model = Model(g.model(g.q(g.input(1, len(scales)), "q", np.array(scales), axis=1)))
-    fault = fault_checks.scale_not_positive(
+    fault = fault_checks.check_scale_positive(
         "", model, model.nodes[0], ParameterValues(np.array(scales, np.float64)), accept_infinity
     )
     if not expected:

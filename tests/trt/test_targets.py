@@ -8,7 +8,7 @@ import pytest
 
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.evidence import Evidence
-from qdqtool.findings.ways import trtexec_advice, trtexec_command
+from qdqtool.findings.build_methods import trtexec_advice, trtexec_command
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.trt.result import ConvOutcome

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqtool.findings.build_methods import FloatFlag
 from qdqtool.findings.report import FindingReport
-from qdqtool.findings.ways import FloatFlag
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
@@ -25,7 +25,7 @@ from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import DecomposedNorm
-from qdqtool.reasons.float_types import ConstantsInHalf, RemainingFloat, UnreadBfloat16
+from qdqtool.reasons.float_types import ConstantsBeyondFp16, RemainingFloat, UnreadBfloat16
 from qdqtool.trt.targets import target_named
 
 _FP16_MAX = 65504.0
@@ -90,7 +90,7 @@ def _check_constants(view: View, report: FindingReport) -> None:
     constants = lost or imprecise
     if constants:
         numbers = counts["large"], counts["small"], counts["denormal"]
-        fault = ConstantsInHalf(
+        fault = ConstantsBeyondFp16(
             MODEL_CHECK, constants[0][0], tuple(constants[:_MAX_LISTED]), *numbers
         )
         report.add(fault, gains=bool(lost))

@@ -173,7 +173,7 @@ def _report_other_types(
 def _check_special_operator(view: View, report: FindingReport, node: Node) -> None:
     if qdq.is_qdq(node):
         return
-    integers = fault_checks.integer_operator(MODEL_CHECK, node)
+    integers = fault_checks.check_integer_operator(MODEL_CHECK, node)
     if integers is not None:
         report.add(integers)
     elif _is_normalization(node) and qdq.find_pair(view.model, node.input(0)) is not None:
@@ -276,7 +276,7 @@ def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
         return
     if operator_of(conv).kind == LayerKind.DECONVOLUTION:
         is_float = report.tensorrt.deconvolution_3d_float
-        fault = fault_checks.deconvolution_3d(MODEL_CHECK, conv.name, kernel, is_float)
+        fault = fault_checks.check_deconvolution_3d(MODEL_CHECK, conv.name, kernel, is_float)
         if fault is not None:
             report.add(fault, convolutions=[conv.name])
         return

@@ -125,7 +125,7 @@ def check_parameters(model: Model, view: View, report: FindingReport) -> None:
         report: Receives the findings.
     """
     folds = report.tensorrt.folds_identities
-    misread = list(fault_checks.misread_constants(MODEL_CHECK, model, folds))
+    misread = list(fault_checks.check_misread_constants(MODEL_CHECK, model, folds))
     for fault in misread:
         if fault.quantizer:
             report.add(fault, convolutions=_consuming_convolutions(view, fault.quantizer))
@@ -199,10 +199,10 @@ def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iter
         return
     if params.precision == Precision.FP8:
         # The parser ignores the zero points of FP8 quantizers.
-        yield fault_checks.nonzero_fp8_zero_point(MODEL_CHECK, name, params.zero_points)
+        yield fault_checks.check_fp8_zero_point(MODEL_CHECK, name, params.zero_points)
         return
     unsigned = params.precision == Precision.UINT8
-    nonzero = fault_checks.nonzero_zero_point(MODEL_CHECK, name, name, params.zero_points, unsigned)
+    nonzero = fault_checks.check_zero_points(MODEL_CHECK, name, name, params.zero_points, unsigned)
     if nonzero is not None:
         yield nonzero
     elif unsigned and not _has_type_of_q(view, node):
@@ -210,7 +210,7 @@ def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iter
     if not params.has_zero_point:
         yield ZeroPointMissing(MODEL_CHECK, name, node.op)
     elif params.zero_point is not None and params.scale_shape is not None:
-        yield fault_checks.zero_point_count(
+        yield fault_checks.check_zero_point_count(
             MODEL_CHECK, name, math.prod(params.scale_shape), params.zero_point.size
         )
 
@@ -241,7 +241,7 @@ def _find_scale_faults(
 ) -> Iterator[Reason | None]:
     name = node.name
     computed_inputs = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
-    computed = fault_checks.scale_computed(
+    computed = fault_checks.check_scale_constant(
         MODEL_CHECK,
         name,
         name,
@@ -254,13 +254,13 @@ def _find_scale_faults(
     is_rtx = target_named(target).is_rtx
     if params.scale_type == _HALF:
         yield ScaleHalf(MODEL_CHECK, name, params.summary)
-    yield fault_checks.scale_not_positive(MODEL_CHECK, view.model, node, params.scales)
-    yield fault_checks.scale_implausible(
+    yield fault_checks.check_scale_positive(MODEL_CHECK, view.model, node, params.scales)
+    yield fault_checks.check_scale_plausible(
         MODEL_CHECK, view.model, node, params.scales, is_rtx, limit
     )
     shape = params.scale_shape or ()
     accepted = math.prod(shape) == 1 and target_named(target).blocked_scales
-    yield fault_checks.scale_rank(
+    yield fault_checks.check_scale_rank(
         MODEL_CHECK, name, shape, node.integer("block_size", 0) > 0, accepted
     )
 
@@ -274,8 +274,10 @@ def _find_axis_faults(view: View, node: Node, params: QuantParams) -> Iterator[R
     if view.model.opset < 13:
         yield AxisOpset(MODEL_CHECK, name, view.model.opset, params.has_axis)
     if not view.is_weight(node):
-        yield fault_checks.activation_per_channel(MODEL_CHECK, name, name, params)
+        yield fault_checks.check_activation_per_tensor(MODEL_CHECK, name, name, params)
         return
     shape = view.model.constant_shape(node.input(0))
     count = math.prod(params.scale_shape) if params.scale_shape is not None else 0
-    yield fault_checks.scale_count(MODEL_CHECK, name, count, view.axis(node) or 0, shape or ())
+    yield fault_checks.check_scale_count(
+        MODEL_CHECK, name, count, view.axis(node) or 0, shape or ()
+    )

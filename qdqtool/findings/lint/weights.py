@@ -29,7 +29,7 @@ def run(view: View, report: FindingReport) -> None:
             _check_quantized_weights(view, report, conv, weights)
         elif weights.dq is not None and conv.op in CONVOLUTIONS:
             sparse = qdq.is_sparse(view.model, weights.source)
-            fault = fault_checks.weights_not_constant(
+            fault = fault_checks.check_weights_constant(
                 MODEL_CHECK, conv.name, weights.source, weights.folded, sparse
             )
             _add(report, fault, conv)
@@ -50,7 +50,7 @@ def _check_shared(
     consumers = [conv.name for conv in convs]
     if len(users) == 1:
         consumers += _other_consumers(view, *users[0])
-    fault = fault_checks.weights_shared(MODEL_CHECK, source, source, tuple(consumers))
+    fault = fault_checks.check_weights_shared(MODEL_CHECK, source, source, tuple(consumers))
     _add(report, fault, *convs)
 
 
@@ -75,7 +75,7 @@ def _other_consumers(view: View, conv: Node, weights: WeightSource) -> list[str]
 def _report_misread_constants(view: View, report: FindingReport) -> None:
     """Report stored integers, except weights, that a node other than a DQ consumes."""
     reported = view.folded_nodes()
-    for fault in fault_checks.misread_constants(MODEL_CHECK, view.model):
+    for fault in fault_checks.check_misread_constants(MODEL_CHECK, view.model):
         if fault.node not in reported:
             report.add(fault)
 
@@ -83,7 +83,7 @@ def _report_misread_constants(view: View, report: FindingReport) -> None:
 def _check_float_types(view: View, report: FindingReport, conv: Node) -> None:
     """Report data and weights of different float types; a DQ writes the type of its scale."""
     data, weights = (_float_type(view, conv.input(i)) for i in (0, 1))
-    _add(report, fault_checks.float_types_differ(MODEL_CHECK, conv.name, (data, weights)), conv)
+    _add(report, fault_checks.check_float_types(MODEL_CHECK, conv.name, (data, weights)), conv)
 
 
 def _float_type(view: View, tensor: str) -> Precision:
@@ -132,7 +132,7 @@ def _has_wrong_count(
 ) -> bool:
     """Return whether the number of scales differs from the size of their axis."""
     count = params.scale.size if params.scale is not None and axis is not None else 0
-    return fault_checks.scale_count(MODEL_CHECK, q.name, count, axis or 0, shape) is not None
+    return fault_checks.check_scale_count(MODEL_CHECK, q.name, count, axis or 0, shape) is not None
 
 
 def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSource) -> None:
@@ -150,7 +150,7 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
             return
         _add(
             report,
-            fault_checks.weights_axis(
+            fault_checks.check_weights_axis(
                 MODEL_CHECK,
                 conv.name,
                 node.name,
@@ -175,7 +175,7 @@ def _check_bias(view: View, report: FindingReport, conv: Node) -> None:
         if pair is None or not view.is_weight(pair[0]):
             continue
         precision = view.params(pair[0]).precision
-        fault = fault_checks.bias_quantized(
+        fault = fault_checks.check_bias(
             MODEL_CHECK, pair[0].name, conv.name, precision, conv.op != "MatMul"
         )
         _add(report, fault, conv)

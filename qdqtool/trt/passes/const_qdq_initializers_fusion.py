@@ -40,7 +40,9 @@ class ConstQDQInitializersFusion(Pass):
             case = COMPUTED if layer.has_computed_scale else CONSTANT
             self.fire_running(case, layer)
             name = node_name(layer)
-            computed = fault_checks.scale_computed(self.name, name, name, layer.has_computed_scale)
+            computed = fault_checks.check_scale_constant(
+                self.name, name, name, layer.has_computed_scale
+            )
             if computed is not None:
                 self.refuse(computed)
             self._fold_constants(network, case, layer)

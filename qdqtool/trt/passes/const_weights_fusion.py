@@ -48,7 +48,7 @@ class ConstWeightsFusion(Pass):
         names = SharedTuple(map(node_name, itertools.islice(consumers, STEPS)))
         more = max(len(consumers) - STEPS, 0)
         reasons = [
-            fault_checks.weights_shared(
+            fault_checks.check_weights_shared(
                 self.name, node_name(conv), constant.name, names, constant.out.is_output, more
             )
             for conv in convolutions

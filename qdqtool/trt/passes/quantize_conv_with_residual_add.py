@@ -185,7 +185,7 @@ class QuantizeConvWithResidualAdd(Pass):
         case = ACTIVATED if conv.fusion.has_activation else QUANTIZED
         self.fire_running(case, conv)
         self.fire(case, conv, SWAPPING, add.name, q.name)
-        self._absorb_inputs(network, case, conv, q)
+        self._absorb_pairs_and_weights(network, case, conv, q)
         self.fire(case, conv, FUSING, conv.name, add.name, logged_pass="ConvEltwiseSumFusion")
         residual = dq.data
         if network.bypass_dq(dq, add):
@@ -201,7 +201,9 @@ class QuantizeConvWithResidualAdd(Pass):
         if conv.quantized_type == Precision.FP8:
             conv.add_cases(FP8)
 
-    def _absorb_inputs(self, network: Network, case: Case, conv: Layer, q: Layer) -> None:
+    def _absorb_pairs_and_weights(
+        self, network: Network, case: Case, conv: Layer, q: Layer
+    ) -> None:
         position = weights_position(conv)
         assert position is not None
         data_dq, weights_dq = dq_before(conv.data), dq_before(conv.inputs[position])

@@ -227,7 +227,7 @@ class QuantizeDoubleInputNodes(Pass):
     def _find_3d_obstacle(self, layer: Layer) -> Deconvolution3D | None:
         if layer.kind != LayerKind.DECONVOLUTION:
             return None
-        obstacle = fault_checks.deconvolution_3d(
+        obstacle = fault_checks.check_deconvolution_3d(
             self.name,
             node_name(layer),
             layer.weights.kernel,

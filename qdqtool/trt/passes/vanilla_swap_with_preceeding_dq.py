@@ -90,10 +90,10 @@ class VanillaSwapWithPreceedingDQ(Pass):
                 if self.target.copies_moved_dq and dq.path.ops and _feeds_only_quantizers(dq):
                     is_seen = self.target.has_seen_merges
                     copied = REQUANTIZED if is_seen else REQUANTIZED_ELSEWHERE
-                    self._copy(network, copied, dq, list(dq.out.consumers))
+                    self._copy_dq(network, copied, dq, list(dq.out.consumers))
                 elif self.target.copies_dq:
                     operators = list(filter(_can_pass, dq.out.consumers))
-                    queue.extend(self._copy(network, COPIED, dq, operators))
+                    queue.extend(self._copy_dq(network, COPIED, dq, operators))
                 else:
                     self._refuse(dq)
             elif _can_pass(op) and dq_before(op.data) is dq and not is_computed_in_float(op, dq):
@@ -117,7 +117,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
         dq.rank = next_rank(op.rank)
 
     @staticmethod
-    def _copy(network: Network, case: Case, dq: Layer, operators: list[Layer]) -> list[Layer]:
+    def _copy_dq(network: Network, case: Case, dq: Layer, operators: list[Layer]) -> list[Layer]:
         """Insert a copy of a shared DQ before each of some consumers; return the copies.
 
         A DQ with a scale for each channel is not copied, and neither is a DQ before a consumer

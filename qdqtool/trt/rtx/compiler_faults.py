@@ -221,7 +221,7 @@ def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> 
                 if test(node, states.types.get(node.input(0), 0))
             )
         yield from _check_node(states, node)
-    yield from fault_checks.misread_constants(COMPILER, model, folds_identities=True)
+    yield from fault_checks.check_misread_constants(COMPILER, model, folds_identities=True)
     yield from _check_hardware(model, capabilities)
 
 
@@ -237,7 +237,7 @@ def _check_node(states: GraphStates, node: Node) -> Iterator[Reason]:
     if qdq.is_qdq(node):
         yield from _check_pair(states, node)
         return
-    integers = fault_checks.integer_operator(COMPILER, node)
+    integers = fault_checks.check_integer_operator(COMPILER, node)
     if integers is not None:
         yield integers
     elif node.op in UNSUPPORTED and node.domain in STANDARD:
@@ -314,7 +314,7 @@ def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Rea
     """Yield the faults of a quantizer, with ``name`` as their node; None for each passed check."""
     if qdq.is_dq(node):
         source = states.types.get(node.input(0), 0)
-        bias = fault_checks.bias_quantized(COMPILER, name, "", precision_of(source))
+        bias = fault_checks.check_bias(COMPILER, name, "", precision_of(source))
         if bias is not None:
             yield bias
             return
@@ -342,20 +342,20 @@ def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason 
     shape, dims = states.scale_shape(node), model.shape(node.input(0))
     axis = states.scale_axis(node)
     if shape is not None and 0 in shape:
-        yield fault_checks.scale_count(COMPILER, name, 0, axis, dims or (), strict=True)
+        yield fault_checks.check_scale_count(COMPILER, name, 0, axis, dims or (), strict=True)
         return
     scales = _read_scales(states, node)
-    yield fault_checks.scale_not_positive(COMPILER, model, node, scales, allow_infinite=True)
+    yield fault_checks.check_scale_positive(COMPILER, model, node, scales, allow_infinite=True)
     if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
         return
     if len(shape) > 1:
         blocks = bool(node.integer("block_size", 0))
-        yield fault_checks.scale_rank(COMPILER, name, shape, blocks, is_accepted=blocks)
+        yield fault_checks.check_scale_rank(COMPILER, name, shape, blocks, is_accepted=blocks)
         if blocks and axis % max(len(dims), 1) < len(dims) - 2:
             yield _fault(name, FaultKind.BLOCKS, str(axis))
         return
     axis += len(dims) if -len(dims) <= axis < 0 else 0
-    yield fault_checks.scale_count(COMPILER, name, shape[0], axis, dims, strict=True)
+    yield fault_checks.check_scale_count(COMPILER, name, shape[0], axis, dims, strict=True)
 
 
 def _check_computed_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason]:
@@ -378,16 +378,16 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
     precision = qdq.read_params(states.model, node).precision
     if shape is not None and scales is not None and precision != Precision.FP8:
         count = math.prod(scales)
-        yield fault_checks.zero_point_count(COMPILER, name, count, math.prod(shape))
+        yield fault_checks.check_zero_point_count(COMPILER, name, count, math.prod(shape))
     value = constants.value(zero_point)
     if value is None:
         return
     zeros = qdq.ParameterValues(value.astype(np.float64))
     if precision == Precision.FP8:
-        yield fault_checks.nonzero_fp8_zero_point(COMPILER, name, zeros)
+        yield fault_checks.check_fp8_zero_point(COMPILER, name, zeros)
     else:
         unsigned = precision == Precision.UINT8
-        yield fault_checks.nonzero_zero_point(COMPILER, name, name, zeros, unsigned)
+        yield fault_checks.check_zero_points(COMPILER, name, name, zeros, unsigned)
 
 
 def find_half_scale_fault(

@@ -16,7 +16,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.reasons.compiler import COMPILER
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fp8 import FloatFp8Column
-from qdqtool.trt.fault_checks import large_fp8_kernel
+from qdqtool.trt.fault_checks import check_fp8_kernel_size
 
 _COLUMN_CHANNELS = 4
 _COLUMNS_IN_A_ROW = 8  # maximum nodes that are followed upstream of a column
@@ -45,7 +45,7 @@ def find_fp8_obstacle(
         return FloatFp8Column(COMPILER, node.name, weights[1])
     if _has_depthwise_kernel(node, weights) and all(c >= _SM12 for c in capabilities):
         return None
-    return large_fp8_kernel(COMPILER, node.name, weights[2:])
+    return check_fp8_kernel_size(COMPILER, node.name, weights[2:])
 
 
 def _reads_network_input(model: Model, dq: Node) -> bool:

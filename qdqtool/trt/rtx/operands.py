@@ -22,7 +22,7 @@ from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.weights import WeightsNotDequantized
-from qdqtool.trt.fault_checks import deconvolution_float
+from qdqtool.trt.fault_checks import check_deconvolution
 from qdqtool.trt.rtx.fp8_kernels import find_fp8_obstacle
 
 # Bits of each ONNX float type.
@@ -110,7 +110,7 @@ def resolve_precision(
     """
     if isinstance(left, FloatState) or isinstance(right, FloatState):
         return _explain_float_side(node, left, right)
-    deconvolution = deconvolution_float(COMPILER, node)
+    deconvolution = check_deconvolution(COMPILER, node)
     if deconvolution is not None:
         return deconvolution
     if node.op == "Conv":

@@ -17,7 +17,7 @@ from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_i
 from qdqtool.prediction import predict
 from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.finding import Finding, Severity
-from qdqtool.reasons.float_types import ConstantsInHalf
+from qdqtool.reasons.float_types import ConstantsBeyondFp16
 from tests.findings.graphs import GRAPHS, ones
 from tests.insertion.nets import Net, check, images, run, store_as_half
 from tests.insertion.transformers import Tokens, samples, vit
@@ -707,7 +707,7 @@ def test_constant_that_fp16_cannot_hold_is_reported(
     for target in ("trt8.5", "trt10"):
         findings = findings_of(model, "CONST-FP16", target)
         reasons = [c.reason for f in findings for c in f.causes]
-        pairs = [(r.large, r.small) for r in reasons if isinstance(r, ConstantsInHalf)]
+        pairs = [(r.large, r.small) for r in reasons if isinstance(r, ConstantsBeyondFp16)]
         assert pairs == ([] if counts is None else [counts])
         severity = Severity.WARNING if any(counts or ()) else Severity.INFO
         assert {f.severity for f in findings} <= {severity}

@@ -1,7 +1,7 @@
 """Build methods: how each allows INT8 and FP16, and how it prints a verbose log.
 
-The table is ``qdqtool/findings/ways.toml``. Findings, ``explain``, ``predict --for`` and the README
-read it. No other file names flags of other tools.
+The table is ``qdqtool/findings/build_methods.toml``. Findings, ``explain``, ``predict --for`` and
+the README read it. No other file names flags of other tools.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class BuildMethod:
 
 
 BUILD_METHODS: Mapping[str, BuildMethod] = LazyEntries(
-    read_sections(Path(__file__).with_name("ways.toml")),
+    read_sections(Path(__file__).with_name("build_methods.toml")),
     lambda name, fields: make_entry(BuildMethod, {**fields, "name": name}, name),
 )
 
