@@ -342,7 +342,7 @@ def at_clock(f: SimpleNamespace, shares: Array) -> SimpleNamespace:
 
 def sustained_shares(
     f: SimpleNamespace,
-    starts: Sequence[int] | Array,
+    starts: npt.NDArray[np.intp],
     counts: Array,
     gpus: Sequence[Gpu],
     c: Mapping[str, float],
@@ -406,7 +406,8 @@ def estimate_engine(works: Sequence[LayerWork], gpu: Gpu) -> tuple[Array, float]
     constants, cold = load_constants(), [has_cold_weights(works, gpu)] * len(works)
     features = kernel_features(works, [gpu] * len(works), cold)
     values, factors = constants.values, constants.architectures
-    shares = sustained_shares(features, [0], np.ones(len(works)), [gpu], values, factors)
+    starts = np.zeros(1, np.intp)
+    shares = sustained_shares(features, starts, np.ones(len(works)), [gpu], values, factors)
     slowed = at_clock(features, np.repeat(shares, len(works)))
     return kernel_seconds(slowed, values, factors), float(shares[0])
 
