@@ -572,7 +572,7 @@ class Build:
         if self.tensorrt:
             return f"{product} {self.tensorrt}"
         if self.version_hint and not self.is_rtx:
-            return f"{product} {self.version_hint} or later (according to the form of its lines)"
+            return f"{product} {self.version_hint} or later, according to the form of its lines"
         return f"{product} of unknown version"
 
     @property
