@@ -120,7 +120,7 @@ def test_predict_text_has_the_range_of_both_outcomes(
     assert run(["predict", model, "--assume", "silu-add=fused"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "all 4 in INT8 (1 of them with FP16 output)" in text
-    assert "1 remains at run time" in text
+    assert "Q/DQ layers 1 remains" in text
 
 
 @pytest.mark.parametrize("built", ["fused", "apart"])

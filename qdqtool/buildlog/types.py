@@ -566,13 +566,13 @@ class Build:
     def title(self) -> str:
         """Product and version (``TensorRT 8.5.2``).
 
-        If the version is not stated, the earliest version with this spelling of lines.
+        If the version is not stated, the earliest version that writes lines in this form.
         """
         product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
         if self.tensorrt:
             return f"{product} {self.tensorrt}"
         if self.version_hint and not self.is_rtx:
-            return f"{product} {self.version_hint} or later, by its spelling"
+            return f"{product} {self.version_hint} or later, according to the form of its lines"
         return f"{product} of unknown version"
 
     @property

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option("--minimize", is_flag=True, help="Shrink further: nodes, channels, pixels, weights.")
 @options.builder_option(
     "Build each part on this machine, and keep only parts whose build fails, or differs from the "
-    "prediction, like that of MODEL."
+    "prediction, as the build of MODEL does."
 )
 @click.option(
     "--check",

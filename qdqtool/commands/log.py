@@ -55,7 +55,7 @@ def command(
         def render_graph(width: int) -> TextPage:
             page = TextPage(width)
             page.fill(f"Wrote {to_onnx}: {len(model.graph.node)} nodes", style=Style.BOLD)
-            page.fill("Filled in, because the log does not contain it:")
+            page.fill("Values that the log does not contain:")
             for line in unknown:
                 page.fill(line, 4, "  - ")
             return page

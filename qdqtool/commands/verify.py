@@ -16,7 +16,7 @@ from qdqtool.errors import QdqtoolError, VersionError
     metavar="CC",
     help="Compute capability to build for (tensorrt-rtx), such as 86.",
 )
-@options.gpu_option("GPU of the build, if the log does not name the GPU; to compare times.")
+@options.gpu_option("GPU of the build, to compare times. Needed if the log does not name the GPU.")
 @options.clock_option
 @click.option(
     "--from-log",

@@ -116,8 +116,8 @@ def _add_slow_layers(page: TextPage, report: EngineReport) -> None:
     slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
     if slow:
         page.add_heading(
-            f"Slower than similar layers usually are on {report.gpu} ({len(slow)}), because of a "
-            "slow tactic or format"
+            f"Slower than expected on {report.gpu} ({len(slow)}); the cause may be a slow tactic "
+            "or format"
         )
     for row in slow[:_MAX_SLOW_LAYERS]:
         lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
@@ -476,5 +476,5 @@ def _add_times(page: TextPage, result: Verification) -> None:
     for note in times["notes"]:
         page.fill(f"note: {as_options(note)}", 4, "  ")
     for slow in times["slow"]:
-        numbers = f"{slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated"
+        numbers = f"{slow['built_ms']:.4f} ms measured, {slow['predicted_ms']:.4f} ms estimated"
         page.fill(f"slow: {numbers}: {slow['name']}", 4, "  ")

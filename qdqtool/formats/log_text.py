@@ -201,7 +201,7 @@ def _add_tuning(page: TextPage, facts: Json) -> None:
         f"{format_count(tuning['tactics'], 'tactic')} timed for "
         f"{format_count(tuning['layers'], 'layer')}",
         format_count(tuning["combinations"], "format combination"),
-        f"{format_count(tuning['reformats'], 'reformat')} costed",
+        f"{format_count(tuning['reformats'], 'reformat')} tried",
         f"{format_count(tuning['added_reformats'], 'reformat')} added",
     )
     _add_fact(page, "Tuning", ", ".join(counts))

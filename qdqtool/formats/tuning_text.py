@@ -212,7 +212,10 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:
         title = _format_title(tuning)
-        reason = f"All-{title} is accurate enough: no single layer was measured (--front does so)"
+        reason = (
+            f"All-{title} is accurate enough, so no single layer was measured (--front measures "
+            "single layers)"
+        )
         if tuning.effort["stopped"]:
             reason = f"No single layer was measured before the {tuning.effort['stopped']}"
         page.add_heading(reason)

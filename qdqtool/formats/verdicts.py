@@ -260,8 +260,9 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
     numbers |= {name: (c.as_json()[field], c.conversions) for name, c in a.alternatives.items()}
     first = f" ({a.places[0]}{' first' if a.places[1:] else ''})" if a.places else ""
     results = [
-        f"{value}{' (assumed here)' if value == a.value else ''}, {inside} convolutions write "
-        f"{kind} and {format_count(layers, 'Q/DQ layer')} remain"
+        f"{value}{' (assumed here)' if value == a.value else ''}: "
+        f"{format_count(inside, 'convolution')} with {kind} output, "
+        f"{format_count(layers, 'Q/DQ layer')}"
         for value, (inside, layers) in sorted(numbers.items())
     ]
     text = (

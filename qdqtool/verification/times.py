@@ -85,7 +85,7 @@ def find_measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, s
         return build.gpu_ms, f"{statistic} GPU compute time"
     correction = ", which includes the overhead of profiling"
     if overhead_us:
-        correction = f" less {overhead_us:.1f} us per layer"
+        correction = f" minus {overhead_us:.1f} us per layer"
     total = sum(max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows)
     statistic = "mean" if any(row.median_ms is None for row in build.profile_rows) else "median"
     return total, f"sum of the layers' {statistic} times in the profile{correction}"

@@ -111,8 +111,8 @@ def test_compare_times_rejects_unknown_gpus() -> None:
     [
         ({"median": 2.0, "mean": 3.0}, 2.0, "median GPU compute time"),
         ({"mean": 3.0}, 3.0, "mean GPU compute time"),
-        ({"percentile(99%)": 4.0}, None, "sum of the layers' median times in the profile less"),
-        ({}, None, "sum of the layers' median times in the profile less"),
+        ({"percentile(99%)": 4.0}, None, "sum of the layers' median times in the profile minus"),
+        ({}, None, "sum of the layers' median times in the profile minus"),
     ],
 )
 def test_measured_time(figures: dict[str, float], measured: float | None, source: str) -> None:
