@@ -551,9 +551,8 @@ def test_note_about_slow_int8_depends_on_the_rates(
     assert ("--precision fp8" in note) == has_fp8
 
 
-def test_fix_of_numbers_saves_no_time() -> None:
+def test_fix_of_numbers_saves_no_time(g: Graph) -> None:
     """A scale for each channel changes the results of a layer, not the layer."""
-    g = Graph()
     weights = np.random.default_rng(0).normal(0, 1, (64, 64, 3, 3)).astype(np.float32)
     inputs = [g.pair(g.input(1, 64, 56, 56), "in", 0.1), g.pair(g.const("w", weights), "w", 1e-4)]
     tensor = g.relu(g.op("Conv", inputs, "c0", kernel_shape=[3, 3], pads=[1] * 4), "r")

@@ -105,8 +105,9 @@ def test_layers_without_qdq_do_not_repeat_savings_of_fixable_findings() -> None:
 
 
 @pytest.mark.parametrize(("pairs", "is_estimated"), [(20, True), (540, False)])
-def test_saving_of_too_many_places_is_stated_as_unknown(pairs: int, is_estimated: bool) -> None:
-    g = Graph()
+def test_saving_of_too_many_places_is_stated_as_unknown(
+    pairs: int, is_estimated: bool, g: Graph
+) -> None:
     x = g.input(1, 16, 8, 8)
     for i in range(pairs):
         x = g.pair(g.relu(g.pair(x, f"a{i}", 0.1), f"r{i}"), f"b{i}", 0.2)
