@@ -352,8 +352,7 @@ def test_half_weights_that_are_an_output() -> None:
     assert_same_outputs(model, result.model, feeds, atol=0.1)
 
 
-@pytest.mark.parametrize("is_half", [True, False])
-@pytest.mark.parametrize("ir", [3, 9])
+@pytest.mark.parametrize(("is_half", "ir"), [(True, 3), (True, 9), (False, 3)])
 def test_weights_that_are_inputs(is_half: bool, ir: int) -> None:
     """Old exporters list initializers among the inputs."""
     model = store_as_half(two_layers(13)) if is_half else two_layers(13)

@@ -509,8 +509,10 @@ def stored_networks() -> dict[str, dict[str, list[dict[str, str]]]]:
     return {name: variants for name, variants in networks.items() if len(variants) > 1}
 
 
-# The L2 of the first three holds the INT8 tensors of many layers, but not the FP16 tensors.
-@pytest.mark.parametrize("name", ["L4", "RTX 4090", "RTX 5000 Ada", "RTX 3060", "A100 40GB"])
+# The L2 of an L4, RTX 4090 and RTX 5000 Ada holds the INT8 tensors of many layers, but not the FP16 tensors.
+@pytest.mark.parametrize(
+    "name", slow_after(2, ["L4", "A100 40GB", "RTX 4090", "RTX 5000 Ada", "RTX 3060"])
+)
 def test_gain_of_fitted_networks_is_at_most_the_ratio_of_rates_or_bytes(name: str) -> None:
     gpu, faults = find_gpu(name), {}
     for network, variants in stored_networks().items():
