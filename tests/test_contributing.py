@@ -234,6 +234,16 @@ def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_contributing_page_names_are_in_their_files() -> None:
+    """Names are written as `name` of `file`."""
+    text = PAGE.read_text("utf-8")
+    names = re.findall(r"`(\w+)`(?: in| of)\s+`([\w/]+\.\w+)`", text)
+    assert len(names) > 10
+    for name, path in names:
+        defined = rf"^ *(?:def|class) {name}\b|^{name}\b.* =|^\[{name}\]"
+        assert re.search(defined, (ROOT / path).read_text("utf-8"), re.MULTILINE), (name, path)
+
+
 # Your first change ------------------------------------------------------------------------------
 
 FIRST = section("Your first change")

@@ -200,8 +200,7 @@ def test_agreement_counts_each_image_of_a_fixed_batch_once(tmp_path: Path, stack
     assert (result.images, result.measure.value) == (6, 1.0)
 
 
-def test_agreement_of_other_names_is_by_position() -> None:
-    net = Net()
+def test_agreement_of_other_names_is_by_position(net: Net) -> None:
     reference = net.output(net.conv("conv", "x")).model()
     renamed = onnx.compose.add_prefix(reference, "other/")
     data = images(2)
@@ -220,8 +219,7 @@ def test_agreement_of_nonfinite_outputs_is_0() -> None:
         agreement(model, reference, images(2))
 
 
-def test_agreement_of_scalar_output_is_unknown() -> None:
-    net = Net()
+def test_agreement_of_scalar_output_is_unknown(net: Net) -> None:
     mean = net.op("ReduceMean", "mean", net.conv("conv", "x"), keepdims=0)
     reference = net.output(mean).model()
     assert agreement(reference, reference, images(2)).measure.value is None

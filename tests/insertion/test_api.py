@@ -116,9 +116,10 @@ def test_method_for_overrides_method(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("targets", [("trt10", "trt11"), ("trt11", "trt10"), ("trt8.5", "trt11")])
-def test_cache_is_reused_for_another_target(targets: tuple[str, str], tmp_path: Path) -> None:
+def test_cache_is_reused_for_another_target(
+    targets: tuple[str, str], tmp_path: Path, net: Net
+) -> None:
     """Preparation rewrites computed weights and a Sum alike for both targets."""
-    net = Net()
     x = net.op("Sum", "sum", net.conv("a", "x"), "x")
     turned = net.op(
         "Transpose", "turned", net.const("w", np.full((16, 16, 1, 1), 0.5)), perm=[1, 0, 2, 3]

@@ -185,9 +185,8 @@ def test_normalization_that_is_not_finite_is_folded_into_convolution_before_it(
     ],
 )
 def test_fold_leading_leaves_damaged_convolutions(
-    weight: tuple[int, ...], group: int, channels: int
+    weight: tuple[int, ...], group: int, channels: int, net: Net
 ) -> None:
-    net = Net()
     normed, weights = net.norm("n", "x", channels), net.const("w", np.ones(weight))
     model = net.output(net.op("Conv", "c", normed, weights, group=group)).open_model()
     assert fold_leading_batch_normalization(Model(model)) == 0
@@ -213,8 +212,9 @@ def test_fold_leaves_parameters_that_do_not_fit(net: Net, name: str, value: np.n
 
 
 @pytest.mark.parametrize(("group", "channels"), [(0, 16), (-2, 16), (3, 48)])
-def test_fold_leaves_impossible_groups_of_transposed_weights(group: int, channels: int) -> None:
-    net = Net()
+def test_fold_leaves_impossible_groups_of_transposed_weights(
+    group: int, channels: int, net: Net
+) -> None:
     weight = net.const("w", np.ones((16, 16, 1, 1)))
     transposed = net.op("ConvTranspose", "a", "x", weight, group=group)
     model = net.output(net.norm("n", transposed, channels)).open_model()

@@ -91,8 +91,7 @@ def test_other_tensors_are_measured_on_the_data(tmp_path: Path) -> None:
     assert read_cache(tmp_path / "t.cache")["r.out"] == pytest.approx(largest / 127, rel=1e-5)
 
 
-def test_cache_from_a_table_completes_it_without_data(tmp_path: Path) -> None:
-    net = Net()
+def test_cache_from_a_table_completes_it_without_data(tmp_path: Path, net: Net) -> None:
     model = net.output(net.conv("c1", net.op("Relu", "r", net.conv("c0", "x")))).model()
     table = tmp_path / "in.cache"
     pack = lambda value: struct.pack("!f", value).hex()  # noqa: E731
@@ -127,8 +126,7 @@ def rules_of(net: Net, known: dict[str, float], **options: bool) -> dict[str, tu
     return {t: (result.rules[t], result.scales[t]) for t in result.scales if t not in known}
 
 
-def test_convolution_and_relu_share_the_scale_of_the_result() -> None:
-    net = Net()
+def test_convolution_and_relu_share_the_scale_of_the_result(net: Net) -> None:
     net.output(net.op("Relu", "r", net.conv("c", "x")))
     assert rules_of(net, {"r.out": 0.5}) == {"c.out": ("clipped", 0.5)}
 
@@ -146,24 +144,21 @@ def test_convolution_and_relu_share_the_scale_of_the_result() -> None:
     ids=["SiLU", "BatchNormalization and Relu"],
 )
 def test_scale_of_an_activation_does_not_reach_the_convolution(
-    add: Any, tensor: str, rule: dict[str, tuple[str, float]]
+    add: Any, tensor: str, rule: dict[str, tuple[str, float]], net: Net
 ) -> None:
-    net = Net()
     net.output(add(net, net.conv("c", "x")))
     assert rules_of(net, {tensor: 0.5}) == rule
     assert complete_scales(net.index(), {tensor: 0.5}).missing == ["x", "c.out"]
 
 
-def test_convolution_with_another_consumer_is_not_fused() -> None:
-    net = Net()
+def test_convolution_with_another_consumer_is_not_fused(net: Net) -> None:
     conv = net.conv("c", "x")
     net.output(net.op("Relu", "r", conv), conv)
     result = complete_scales(net.index(), {"x": 1.0, "r.out": 0.5})
     assert result.missing == ["c.out"]
 
 
-def test_values_that_move_keep_their_scale_in_both_directions() -> None:
-    net = Net()
+def test_values_that_move_keep_their_scale_in_both_directions(net: Net) -> None:
     shape = net.const("shape", [1, -1], np.int64)
     pooled = net.op("MaxPool", "pool", "x", kernel_shape=[2, 2])
     turned = net.op("Transpose", "turn", pooled, perm=[0, 2, 3, 1])
@@ -173,8 +168,7 @@ def test_values_that_move_keep_their_scale_in_both_directions() -> None:
         assert set(others.values()) == {("moved", 0.5)} and len(others) == 3
 
 
-def test_concat_takes_the_largest_scale_and_gives_it_to_inputs_without_one() -> None:
-    net = Net()
+def test_concat_takes_the_largest_scale_and_gives_it_to_inputs_without_one(net: Net) -> None:
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     net.output(net.op("Concat", "cat", a, b, axis=1))
     assert rules_of(net, {"a.out": 0.25, "b.out": 0.5})["cat.out"] == ("moved", 0.5)
@@ -182,8 +176,7 @@ def test_concat_takes_the_largest_scale_and_gives_it_to_inputs_without_one() -> 
     assert "cat.out" not in rules_of(net, {"a.out": 0.25})
 
 
-def test_part_of_a_tensor_does_not_decide_about_the_whole() -> None:
-    net = Net()
+def test_part_of_a_tensor_does_not_decide_about_the_whole(net: Net) -> None:
     first, second = net.op("Split", "s", net.conv("c", "x"), outputs=2, axis=1, num_outputs=2)
     net.output(net.op("Relu", "a", first), net.op("Relu", "b", second))
     model = Model(net.model(opset=18))
@@ -193,8 +186,7 @@ def test_part_of_a_tensor_does_not_decide_about_the_whole() -> None:
     assert (both.rules["c.out"], both.scales["c.out"]) == ("moved", 0.75)
 
 
-def test_average_is_bounded_by_its_input_unless_the_result_is_known() -> None:
-    net = Net()
+def test_average_is_bounded_by_its_input_unless_the_result_is_known(net: Net) -> None:
     pooled = net.op("GlobalAveragePool", "pool", "x")
     net.output(net.op("Flatten", "flat", pooled))
     assert rules_of(net, {"x": 0.5}) == {
@@ -205,8 +197,7 @@ def test_average_is_bounded_by_its_input_unless_the_result_is_known() -> None:
     assert "x" not in rules_of(net, {"pool.out": 0.1})
 
 
-def test_measured_scales_are_used_next_to_those_of_quantizers() -> None:
-    net = Net()
+def test_measured_scales_are_used_next_to_those_of_quantizers(net: Net) -> None:
     net.output(net.op("Relu", "r", net.conv("c", "x")))
     result = complete_scales(net.index(), {"r.out": 0.5}, {"x": 0.25, "r.out": 9.0, "no": 1.0})
     assert result.scales == {"x": 0.25, "c.out": 0.5, "r.out": 0.5}
@@ -226,8 +217,7 @@ def test_convolution_before_an_add_gets_a_unary_scale_on_request() -> None:
     assert rules_of(residual(), {"x": 0.25}, unary=True) == {}
 
 
-def test_shapes_and_indices_are_no_float_tensors() -> None:
-    net = Net()
+def test_shapes_and_indices_are_no_float_tensors(net: Net) -> None:
     shape = net.op("Shape", "shape", "x")
     net.output(net.op("Reshape", "same", net.conv("c", "x"), shape))
     assert list_float_tensors(net.index()) == ["x", "c.out", "same.out"]
@@ -236,8 +226,7 @@ def test_shapes_and_indices_are_no_float_tensors() -> None:
 # Precisions of layers
 
 
-def test_precisions_keep_quantized_and_float_layers() -> None:
-    net = Net()
+def test_precisions_keep_quantized_and_float_layers(net: Net) -> None:
     first = net.op("Relu", "r", net.conv("c0", "x"))
     net.output(net.op("Relu", "rh", net.conv("head", first)), net.conv("last", first))
     model = net.index()
@@ -260,26 +249,25 @@ def test_layer_without_a_scale_for_its_input_is_float() -> None:
     assert precisions.layers == {"c": "fp16", "add": "fp16"}
 
 
-def test_nodes_without_a_name_are_named_by_their_output() -> None:
-    precisions = choose_renamed("")
-    assert precisions.layers == {"node_of_c.out": "fp16", "node_of_add.out": "fp16"}
-    assert precisions.outputs == precisions.layers
-    assert not precisions.unnamed
-
-
-def test_nodes_that_share_a_name_cannot_be_set() -> None:
-    precisions = choose_renamed("same")
-    assert not precisions.layers and not precisions.outputs
-    assert precisions.unnamed == ["c.out", "add.out"]
-
-
-def choose_renamed(name: str) -> LayerPrecisions:
-    """Return the precisions of a network whose nodes all have the same name."""
+@pytest.mark.parametrize(
+    ("name", "layers", "unnamed"),
+    [
+        pytest.param(
+            "", {"node_of_c.out": "fp16", "node_of_add.out": "fp16"}, [], id="name of the output"
+        ),
+        pytest.param("same", {}, ["c.out", "add.out"], id="shared name"),
+    ],
+)
+def test_precisions_of_nodes_without_a_name_of_their_own(
+    name: str, layers: dict[str, str], unnamed: list[str]
+) -> None:
     proto = residual().model()
     for node in proto.graph.node:
         node.name = name
     model = Model(proto)
-    return choose_precisions(model, complete_scales(model, {}), set())
+    precisions = choose_precisions(model, complete_scales(model, {}), set())
+    assert precisions.layers == precisions.outputs == layers
+    assert precisions.unnamed == unnamed
 
 
 def test_names_with_separators_are_quoted() -> None:
@@ -289,8 +277,7 @@ def test_names_with_separators_are_quoted() -> None:
 
 
 @pytest.mark.parametrize("length", [200, 400])
-def test_long_chains_are_completed(length: int) -> None:
-    net = Net()
+def test_long_chains_are_completed(length: int, net: Net) -> None:
     tensor = "x"
     for number in range(length):
         tensor = net.op("Identity", f"i{number}", tensor)

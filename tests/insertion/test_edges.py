@@ -288,8 +288,7 @@ NOTES = {
 
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
 @pytest.mark.parametrize("mean", [0.0, 0.25])
-def test_input_type_changes_every_input(kind: str, mean: float) -> None:
-    net = Net()
+def test_input_type_changes_every_input(kind: str, mean: float, net: Net) -> None:
     net.inputs.append(onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 8, 8]))
     model = net.output(net.conv("a", "x"), net.conv("b", "y")).model()
     first, second = images(), images(seed=2)

@@ -352,8 +352,7 @@ def test_half_weights_that_are_an_output() -> None:
     assert_same_outputs(model, result.model, feeds, atol=0.1)
 
 
-@pytest.mark.parametrize("is_half", [True, False])
-@pytest.mark.parametrize("ir", [3, 9])
+@pytest.mark.parametrize(("is_half", "ir"), [(True, 3), (True, 9), (False, 3)])
 def test_weights_that_are_inputs(is_half: bool, ir: int) -> None:
     """Old exporters list initializers among the inputs."""
     model = store_as_half(two_layers(13)) if is_half else two_layers(13)
@@ -367,8 +366,7 @@ def test_weights_that_are_inputs(is_half: bool, ir: int) -> None:
     assert_same_outputs(model, result.model, feeds, atol=0.1)
 
 
-def test_stated_output_type_of_a_dequantizer_becomes_half() -> None:
-    net = Net()
+def test_stated_output_type_of_a_dequantizer_becomes_half(net: Net) -> None:
     model = net.output(net.conv("d", net.op("Relu", "r", net.conv("c", "x")))).model(23, ir=11)
     quantized = insert(model, images(), head="none", predict=False).model
     for node in nodes_of(quantized, "DequantizeLinear"):
@@ -387,9 +385,8 @@ def test_stated_output_type_of_a_dequantizer_becomes_half() -> None:
 
 
 @pytest.mark.parametrize("opset", [19, 21, 22, 23, 25])
-def test_newer_opsets_become_fp16_too(opset: int) -> None:
+def test_newer_opsets_become_fp16_too(opset: int, net: Net) -> None:
     """From opset 23 on, the type of a DequantizeLinear's result may be an attribute."""
-    net = Net()
     model = net.output(net.conv("d", net.op("Relu", "r", net.conv("c", "x")))).model(opset, ir=11)
     result = insert(model, images(), target="11", head="none")
     codes = require_prediction(result).findings_by_code()

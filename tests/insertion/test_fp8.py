@@ -145,9 +145,8 @@ def test_forms_of_convolutions_that_remain_float(
     ],
 )
 def test_forms_of_products_that_remain_float(
-    shape: tuple[int, int], columns: int, obstacle: SkipCause | None
+    shape: tuple[int, int], columns: int, obstacle: SkipCause | None, net: Net
 ) -> None:
-    net = Net()
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     weights = net.const("w", np.ones((shape[1], columns)))
     net.output(net.op("MatMul", "m", "x", weights))

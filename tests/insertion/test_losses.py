@@ -81,9 +81,10 @@ def test_losses_equal_error_of_models_without_pairs() -> None:
 
 
 @pytest.mark.parametrize(("opset", "ir"), [(11, 6), (13, 3), (17, 8), (21, 10)])
-def test_measure_switches_two_dequantizers_of_quantizer_together(opset: int, ir: int) -> None:
+def test_measure_switches_two_dequantizers_of_quantizer_together(
+    opset: int, ir: int, net: Net
+) -> None:
     data = images(2)
-    net = Net()
     tensor = net.op("Relu", "r", net.conv("a", "x"))
     joined = net.op("Add", "sum", net.conv("d", tensor), net.conv("e", tensor))
     source = net.output(net.conv("f", joined)).model(opset)

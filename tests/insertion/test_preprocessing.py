@@ -77,14 +77,9 @@ def test_metadata_of_ultralytics_choose_the_preprocessing(photos: Path) -> None:
     assert recorded(result.model)["origin"] == "metadata"
     assert "default-preprocess" not in note_codes(result.warnings)
     # The user's choice comes first.
-    assert (
-        recorded(qdqtool.insert(classifier(**metadata), photos, preprocess="clip").model)
-        == (
-            qdqtool.insert(classifier(**metadata), photos, preprocess="clip").calibration[
-                "preprocess"
-            ]
-        )
-    )
+    other = qdqtool.insert(classifier(**metadata), photos, preprocess="clip")
+    assert recorded(other.model) == other.calibration["preprocess"]
+    assert recorded(other.model)["name"] == "clip"
 
 
 def test_arrays_have_no_preprocessing() -> None:

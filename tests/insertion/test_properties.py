@@ -209,13 +209,12 @@ OPTIONS = {
     "residual": ["auto", "skip", "both", "none"],
     "weights": ["float", "int8"],
 }
-TARGETS = ["trt8.0", "trt8.5", "trt8.6", "trt10", "trt11", "rtx1.7"]
 
 
 @settings(derandomize=True, phases=[Phase.generate])
 @given(
     graphs(),
-    st.sampled_from(TARGETS),
+    st.sampled_from(["trt8.0", "trt8.5", "trt8.6", "trt10", "trt11", "rtx1.7"]),
     st.fixed_dictionaries({k: st.sampled_from(v) for k, v in OPTIONS.items()}),
 )
 def test_prediction_does_not_warn_of_insertion(

@@ -107,9 +107,10 @@ def test_conversions_are_a_range_if_extent_of_myelin_is_unknown(target: str, cou
 
 
 @pytest.mark.parametrize(("target", "kernels"), [("trt10", 1), ("trt8.6", 0)])
-def test_quantizer_kernel_of_myelin_is_counted_and_named(target: str, kernels: int) -> None:
+def test_quantizer_kernel_of_myelin_is_counted_and_named(
+    target: str, kernels: int, net: Net
+) -> None:
     """The Q before a plain Gemm does not count as a conversion, but takes as much time."""
-    net = Net()
     net.inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [8, 16])]
     net.output(net.op("Gemm", "fc", "x", net.const("w", net.rng.standard_normal((16, 32)))))
     data = [{"x": net.rng.random((8, 16), np.float32)}]

@@ -102,10 +102,9 @@ def test_bounds_of_a_pair(g: Graph) -> None:
     ],
 )
 def test_constant_value_is_what_onnxruntime_computes(
-    scale: float, zero: int, integer: type, value: float | None
+    scale: float, zero: int, integer: type, value: float | None, g: Graph
 ) -> None:
     """Scores become 0 for scales from 2 on, because 0.5 rounds to even. A zero point at the end saturates."""
-    g = Graph()
     x = g.input(1, 1, 1, 101)
     out = g.pair(
         g.op("Clip", [x, g.const("l", np.float32(0)), g.const("h", np.float32(1))], "c"),

@@ -92,11 +92,10 @@ def used(name: str) -> dict[str, Any]:
     return {"name": name, "origin": "option", **PRESETS[name].preprocess.as_json()}
 
 
-PIXELS = [by_255, by_factor, after_other_nodes, mean_of_pixels, mean_and_deviation_of_pixels]
-UNITS = [imagenet, back_to_pixels, minus_one_to_one]
-
-
-@pytest.mark.parametrize("normalization", PIXELS)
+@pytest.mark.parametrize(
+    "normalization",
+    [by_255, by_factor, after_other_nodes, mean_of_pixels, mean_and_deviation_of_pixels],
+)
 def test_networks_that_take_pixels(normalization: Normalization) -> None:
     model = Model(build(normalization))
     assert find_normalized_inputs(model) == {"x": 255}
@@ -110,7 +109,7 @@ def test_networks_that_take_pixels(normalization: Normalization) -> None:
         assert warn_own_normalization(model, used(name)) == []
 
 
-@pytest.mark.parametrize("normalization", UNITS)
+@pytest.mark.parametrize("normalization", [imagenet, back_to_pixels, minus_one_to_one])
 def test_networks_that_take_values_up_to_one(normalization: Normalization) -> None:
     model = Model(build(normalization))
     assert find_normalized_inputs(model) == {"x": 1}

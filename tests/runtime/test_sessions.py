@@ -148,7 +148,6 @@ def test_large_tensors_of_bytes_are_separable(tensor: onnx.TensorProto, separabl
     assert external.is_separable(tensor) is separable
 
 
-_WEIGHTS = 8 * 1024 * 1024 * 4
 _INSERT = """
 import re, sys
 import numpy as np
@@ -199,7 +198,7 @@ def test_insert_holds_weights_in_model_and_onnxruntime_only(
         opset_imports=[helper.make_opsetid("", 17)],
     )
     onnx.save(model, tmp_path / "m.onnx")
-    arguments = [tmp_path / "m.onnx", tmp_path / "out.onnx", losses, _WEIGHTS]
+    arguments = [tmp_path / "m.onnx", tmp_path / "out.onnx", losses, 8 * 1024 * 1024 * 4]
     command = [sys.executable, "-c", _INSERT, *map(str, arguments)]
     runs = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(5))
     assert any(float(run.stdout) < limit for run in runs)

@@ -421,12 +421,11 @@ RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 
 @pytest.mark.parametrize("gpu", gpus.all_gpus(), ids=lambda gpu: gpu.name)
-def test_rtx_is_predicted_for_gpus_that_it_can_build_for(gpu: gpus.Gpu) -> None:
+def test_rtx_is_predicted_for_gpus_that_it_can_build_for(gpu: gpus.Gpu, g: Graph) -> None:
     assert TARGETS["trt10"].with_capability(gpu.cc).named_capability == gpu.cc  # any GPU
     if gpu.cc in RTX_CAPABILITIES:
         assert RTX.with_capability(gpu.cc).capability_names == [gpu.cc]
         return
-    g = Graph()
     model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))
     for request in (TimingOptions(gpu=gpu.name), TimingOptions(sm=gpu.cc)):
         with pytest.raises(QdqtoolError, match=rf"^rtx1\.7 .* {gpu.cc}.* 12\.1"):

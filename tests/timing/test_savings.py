@@ -1,5 +1,6 @@
 """Time that the fix of a finding saves."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,22 @@ from tests.insertion.nets import detector
 from tests.trt.builder import Graph
 
 
+@functools.cache
+def quantized_detector(**options: Any) -> ModelProto:
+    """Return a YOLOv8 with Q/DQ, which tests must not change."""
+    data = np.random.default_rng(0).random((2, 3, 64, 64)).astype(np.float32)
+    return qdqtool.insert(detector(), data, predict=False, **options).model
+
+
+def _predict_time(model: ModelProto) -> tuple[Prediction, float]:
+    prediction, time = predict_on_gpu(model, "trt10", TimingOptions(gpu="T4"))
+    assert time is not None
+    return prediction, time.total_ms
+
+
 @pytest.fixture(scope="module")
 def prediction() -> Prediction:
-    data = np.random.default_rng(0).random((2, 3, 64, 64)).astype(np.float32)
-    model = qdqtool.insert(detector(), data, predict=False).model
-    return predict_on_gpu(model, "trt10", TimingOptions(gpu="T4"))[0]
+    return _predict_time(quantized_detector())[0]
 
 
 def test_fix_for_accuracy_saves_no_time(prediction: Prediction) -> None:
@@ -49,20 +61,12 @@ def test_conversions_have_one_time(prediction: Prediction) -> None:
 
 def test_possible_time_does_not_depend_on_how_the_model_was_quantized() -> None:
     """Another tool also quantizes the bins of the head, by which the head is recognized."""
-    data = np.random.default_rng(0).random((2, 3, 64, 64)).astype(np.float32)
     numbers = []
-    for options in ({}, {"head": "none", "weights": "int8"}):
-        model = qdqtool.insert(detector(), data, predict=False, **options).model
+    for model in (quantized_detector(), quantized_detector(head="none", weights="int8")):
         time = qdqtool.predict(model, gpu="T4").time
         assert time is not None
         numbers.append((time["best"]["int8"], time["best"]["total_ms"]))
     assert numbers[0] == numbers[1]
-
-
-def _predict_time(model: ModelProto) -> tuple[Prediction, float]:
-    prediction, time = predict_on_gpu(model, "trt10", TimingOptions(gpu="T4"))
-    assert time is not None
-    return prediction, time.total_ms
 
 
 def test_float_network_saves_what_insert_saves() -> None:
@@ -78,13 +82,11 @@ def test_float_network_saves_what_insert_saves() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"exclude": ["/model.4/m.0/cv2/conv/Conv"]}, {"residual": "none"}]
+    "options", [{"exclude": ("/model.4/m.0/cv2/conv/Conv",)}, {"residual": "none"}]
 )
 def test_fix_saves_at_most_what_is_estimated(options: dict[str, Any]) -> None:
-    data = np.random.default_rng(0).random((2, 3, 64, 64)).astype(np.float32)
-    best_ms = _predict_time(qdqtool.insert(detector(), data, predict=False).model)[1]
-    partial = qdqtool.insert(detector(), data, predict=False, **options).model
-    prediction, partial_ms = _predict_time(partial)
+    best_ms = _predict_time(quantized_detector())[1]
+    prediction, partial_ms = _predict_time(quantized_detector(**options))
     code = "NOT-QUANTIZED" if "exclude" in options else "SKIP-FLOAT"
     savings = [f.saves_ms or 0.0 for f in prediction.findings if f.code == code]
     bound_ms = sum(savings)
@@ -93,21 +95,19 @@ def test_fix_saves_at_most_what_is_estimated(options: dict[str, Any]) -> None:
 
 
 def test_layers_without_qdq_do_not_repeat_savings_of_fixable_findings() -> None:
-    data = np.random.default_rng(0).random((2, 3, 64, 64)).astype(np.float32)
     layer = "/model.22/cv2.0/cv2.0.2/Conv"
-    savings = []
-    for options in ({}, {"unify": False}):
-        model = qdqtool.insert(detector(), data, predict=False, **options).model
-        prediction, _ = _predict_time(model)
-        savings.append({(f.code, f.node): f.saves_ms for f in prediction.findings})
-    aligned, separate = savings
+    aligned, separate = (
+        {(f.code, f.node): f.saves_ms for f in _predict_time(model)[0].findings}
+        for model in (quantized_detector(), quantized_detector(unify=False))
+    )
     assert any(code == "CONCAT-SCALE" and ms for (code, _), ms in separate.items())
     assert separate[("NOT-QUANTIZED", layer)] == aligned[("NOT-QUANTIZED", layer)]
 
 
 @pytest.mark.parametrize(("pairs", "is_estimated"), [(20, True), (540, False)])
-def test_saving_of_too_many_places_is_stated_as_unknown(pairs: int, is_estimated: bool) -> None:
-    g = Graph()
+def test_saving_of_too_many_places_is_stated_as_unknown(
+    pairs: int, is_estimated: bool, g: Graph
+) -> None:
     x = g.input(1, 16, 8, 8)
     for i in range(pairs):
         x = g.pair(g.relu(g.pair(x, f"a{i}", 0.1), f"r{i}"), f"b{i}", 0.2)

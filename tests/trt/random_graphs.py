@@ -138,6 +138,11 @@ def _concat(s: Sketch, a: str, shape: Shape) -> None:
     s.maybe_pair(out)
 
 
+def _join(s: Sketch, x: str, shape: Shape) -> None:
+    other = s.choose(*(t for t, dims in s.shapes.items() if dims == shape))
+    s.make(s.graph.concat([x, other], s.name("cat")), (shape[0], 2 * shape[1], *shape[2:]))
+
+
 def _split(s: Sketch, x: str, shape: Shape) -> None:
     for part in (
         s.graph.ops("Split", [x], s.name("split"), count=2, axis=1) if shape[1] % 2 == 0 else ()
@@ -155,8 +160,8 @@ def _slice(s: Sketch, x: str, shape: Shape) -> None:
 
 
 def _pool(s: Sketch, x: str, shape: Shape) -> None:
-    op = s.choose("MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool")
-    if op == "GlobalAveragePool":
+    op = s.choose("MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+    if op.startswith("Global"):
         s.make(s.graph.op(op, x, s.name("gap")), (*shape[:2], 1, 1))
         return
     k, stride = s.choose((2, 2), (3, 1), (3, 2))
@@ -174,13 +179,13 @@ def _resize(s: Sketch, x: str, shape: Shape) -> None:
 
 def _shuffle(s: Sketch, x: str, shape: Shape) -> None:
     n, c, h, w = shape
-    kind = s.choose("Transpose", "Reshape", "Identity")
+    kind = s.choose("Transpose", "Reshape", "Identity", "Dropout")
     if kind == "Transpose":
         s.make(s.graph.op("Transpose", x, s.name("Transpose"), perm=[0, 1, 3, 2]), (n, c, w, h))
     elif kind == "Reshape":
         s.make(s.graph.reshape(x, s.name("reshape_before"), n, c, w * h, 1), (n, c, w * h, 1))
     else:
-        s.make(s.graph.op("Identity", x, s.name("same")), (n, c, h, w))
+        s.make(s.graph.op(kind, x, s.name("same")), (n, c, h, w))
 
 
 def _padding(s: Sketch, x: str, shape: Shape) -> None:
@@ -205,50 +210,10 @@ def _gemm(s: Sketch, x: str, shape: Shape) -> None:
 
 
 def _moved(s: Sketch, x: str) -> str:
-    """Add one operator that a Q may or may not move up past."""
-    shape = s.shapes[x]
-    n, c, h, w = shape
-    kind = s.choose(
-        "zero",
-        "reflect",
-        "MaxPool",
-        "GlobalMaxPool",
-        "Slice",
-        "Split",
-        "Dropout",
-        "Transpose",
-        "nearest",
-        "linear",
-        "AveragePool",
-        "Concat",
-    )
-    if kind in ("zero", "reflect") and min(h, w) >= 2 and max(h, w) <= 8:
-        x, shape = (
-            s.graph.pad(x, s.name("pad"), "constant" if kind == "zero" else kind),
-            (n, c, h + 2, w + 2),
-        )
-    elif kind in ("MaxPool", "AveragePool") and min(h, w) >= 2:
-        x, shape = s.graph.pool(x, s.name(kind), kind, 2, 2), (n, c, h // 2, w // 2)
-    elif kind == "GlobalMaxPool":
-        x, shape = s.graph.op(kind, x, s.name(kind)), (n, c, 1, 1)
-    elif kind == "Slice" and c >= 2:
-        x, shape = s.graph.slice(x, s.name("slice"), 0, c // 2), (n, c // 2, h, w)
-    elif kind == "Split" and c % 2 == 0:
-        x, shape = (
-            s.graph.ops("Split", [x], s.name("split"), count=2, axis=1)[s.choose(0, 1)],
-            (n, c // 2, h, w),
-        )
-    elif kind == "Dropout":
-        x = s.graph.op(kind, x, s.name(kind))
-    elif kind == "Transpose":
-        x, shape = s.graph.op(kind, x, s.name(kind), perm=[0, 1, 3, 2]), (n, c, w, h)
-    elif kind in ("nearest", "linear") and max(h, w) <= 8:
-        x, shape = s.graph.resize(x, s.name("resize"), kind), (n, c, h * 2, w * 2)
-    elif kind == "Concat":
-        fitting = [t for t, d in s.shapes.items() if d == shape]
-        x, shape = s.graph.concat([x, s.choose(*fitting)], s.name("cat")), (n, 2 * c, h, w)
-    s.make(x, shape)
-    return x
+    """Add an operator that a Q may or may not move up past, if one fits; return its output."""
+    count = len(s.shapes)
+    s.choose(_padding, _pool, _slice, _split, _resize, _shuffle, _join)(s, x, s.shapes[x])
+    return x if len(s.shapes) == count else list(s.shapes)[-1]
 
 
 def _fork(s: Sketch, x: str, shape: Shape) -> None:

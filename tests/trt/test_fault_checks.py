@@ -50,10 +50,13 @@ def test_scale_count(
 )
 @pytest.mark.parametrize("accept_infinity", [False, True])
 def test_scale_not_positive(
-    scales: list[float], strict_channels: list[int], channels: list[int], accept_infinity: bool
+    scales: list[float],
+    strict_channels: list[int],
+    channels: list[int],
+    accept_infinity: bool,
+    g: Graph,
 ) -> None:
     expected = channels if accept_infinity else strict_channels
-    g = Graph()
     model = Model(g.model(g.q(g.input(1, len(scales)), "q", np.array(scales), axis=1)))
     fault = fault_checks.check_scale_positive(
         "", model, model.nodes[0], ParameterValues(np.array(scales, np.float64)), accept_infinity

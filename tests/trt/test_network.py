@@ -266,8 +266,7 @@ def imported(model: onnx.ModelProto) -> Network:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_single_consumer_pairs_skip_fused_layers(count: int) -> None:
-    g = Graph()
+def test_single_consumer_pairs_skip_fused_layers(count: int, g: Graph) -> None:
     x = g.input(1, 4, 16, 16)
     for i in range(count):
         x = g.pool(x, f"p{i}")

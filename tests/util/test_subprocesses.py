@@ -9,8 +9,6 @@ import pytest
 
 from qdqtool.util.subprocesses import run_command, temporary_folder
 
-needs_groups = pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups here")
-
 
 def test_run_command_returns_the_exit_code_and_output(tmp_path: Path) -> None:
     output = tmp_path / "output"
@@ -29,7 +27,7 @@ def test_run_command_raises_for_a_missing_program() -> None:
         run_command(["no-such-program"], 60)
 
 
-@needs_groups
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups here")
 @pytest.mark.parametrize("timeout", [60, 0.5], ids=["exits", "timeout"])
 def test_run_command_ends_the_process_group(tmp_path: Path, timeout: float) -> None:
     """A grandchild keeps the write end of a pipe open until it ends."""
