@@ -14,6 +14,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -205,11 +206,6 @@ def test_terminal_without_color(arguments: str, seeds: Path) -> None:
     assert "\x1b" not in run_in_terminal(arguments, 80, seeds, NO_COLOR="1")
 
 
-class Terminal:
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
     ("variables", "has_color"),
     [
@@ -226,7 +222,7 @@ def test_color_depends_on_the_environment(
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    terminal: Any = Terminal()
+    terminal: Any = SimpleNamespace(isatty=lambda: True)
     assert supports_color(terminal) == has_color and not supports_color(io.StringIO())
 
 
@@ -353,36 +349,27 @@ def test_completion_of_the_script(variables: dict[str, str], text: str) -> None:
     )
 
 
+@pytest.fixture
+def insert_detector(current_folder: Path) -> list[str]:
+    """Write a detector and images; return the arguments that insert Q/DQ pairs."""
+    save(detector(), "m.onnx")
+    np.savez("x.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32))
+    return "insert m.onnx --calib x.npz --method max -o q.onnx".split()
+
+
 def test_answers_for_a_detector_are_short(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    insert_detector: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(detector(), tmp_path / "m.onnx")
-    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32))
-    model, quantized = str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx")
-    assert (
-        cli.run(
-            [
-                "insert",
-                model,
-                "--calib",
-                str(tmp_path / "x.npz"),
-                "--method",
-                "max",
-                "-o",
-                quantized,
-            ]
-        )
-        == 0
-    )
+    assert cli.run(insert_detector) == 0
     short = capsys.readouterr().out
     assert "warning" in short or len(short.splitlines()) <= 25
     texts = []
     for more in ([], ["--layers"], ["--all"]):
-        assert cli.run(["predict", quantized, "--gpu", "RTX 3060", *more]) == 0
+        assert cli.run(["predict", "q.onnx", "--gpu", "RTX 3060", *more]) == 0
         texts.append(capsys.readouterr().out)
     lengths = [len(text.splitlines()) for text in texts]
     assert lengths[0] <= 25 < lengths[1] < lengths[2]
-    assert cli.run(["predict", quantized, "--gpu", "RTX 3060", "--format", "json"]) == 0
+    assert cli.run(["predict", "q.onnx", "--gpu", "RTX 3060", "--format", "json"]) == 0
     codes = {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert "INPUT-CONVERSION" in codes and all(code in texts[0] for code in codes)
 
@@ -414,23 +401,14 @@ def test_parameters_become_options(text: str, expected: str) -> None:
     ],
 )
 def test_parameters_in_notes_and_errors_become_options(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], shown: list[str]
+    insert_detector: list[str],
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    shown: list[str],
 ) -> None:
-    save(detector(), tmp_path / "m.onnx")
-    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32))
-    arguments = [
-        "insert",
-        str(tmp_path / "m.onnx"),
-        "--calib",
-        str(tmp_path / "x.npz"),
-        "--losses",
-        "0",
-        "--method",
-        "max",
-        "-o",
-        str(tmp_path / "q.onnx"),
-    ]
-    assert cli.run([*arguments, *options]) == (2 if "--exclude" in options else 0)
+    assert cli.run([*insert_detector, "--losses", "0", *options]) == (
+        2 if "--exclude" in options else 0
+    )
     text = " ".join("".join(capsys.readouterr()).split())
     assert all(option in text for option in shown) and "`" not in text
 

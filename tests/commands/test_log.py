@@ -109,13 +109,6 @@ def test_log_wrong_pass_is_refused(log: Path, cli: Cli, name: str, choices: set[
     assert cli.cause.endswith(" pass_name")
 
 
-def version_line(version: str) -> str:
-    return (
-        f"&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx --best "
-        "--saveEngine=m.plan --exportLayerInfo=names.json\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("version", "expected", "unexpected"),
     [
@@ -148,7 +141,10 @@ def test_log_of_names_shows_the_command_that_builds_again(
     files = [names]
     if version:
         files.append(tmp_path / "build.log")
-        files[-1].write_text(version_line(version))
+        files[-1].write_text(
+            f"&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx --best "
+            "--saveEngine=m.plan --exportLayerInfo=names.json\n"
+        )
     assert cli.json("log", *files)["names_only"]
     text = re.sub(r" \\\n +", " ", cli("log", *files))  # wrapped commands
     start = min(text.index(part) for part in expected)

@@ -7,7 +7,6 @@ import numpy.typing as npt
 import onnx
 
 from calibration.arrays import open_data
-from calibration.dataset import Dataset
 from calibration.session import input_specs
 from qdqtool.accuracy.metrics import choose_metric
 from qdqtool.insertion.losses import comparison_tensors
@@ -106,15 +105,11 @@ def floats(*names: str) -> Configuration:
     return Configuration(floats=frozenset(names))
 
 
-def dataset_of(model: Model, data: list[dict[str, Array]]) -> Dataset:
-    return open_data(data, input_specs(model), max_images=99)
-
-
 def job_of(planner: Planner, data: list[dict[str, Array]]) -> TuningJob:
     model = planner.model
     return TuningJob(
         model.proto.SerializeToString(),
-        dataset_of(model, data),
+        open_data(data, input_specs(model), max_images=99),
         tuple(comparison_tensors(model)),
         (),
         choose_metric(model, None),
