@@ -11,8 +11,6 @@ import pytest
 
 import qdqtool
 from qdqtool.demo.images import write_images
-from qdqtool.demo.network import yolov8n
-from qdqtool.ir.modelfile import save
 from tests.calibration.nets import write_pictures
 from tests.insertion.nets import detector
 
@@ -42,9 +40,9 @@ def test_edit_with_graphsurgeon_cuts_and_quantizes(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the demo's network, small, its images, and its Q/DQ model."""
+    """Return a folder with a small YOLOv8, images of the demo, and the Q/DQ model."""
     folder = tmp_path_factory.mktemp("demo")
-    save(yolov8n(64), folder / "yolov8n.onnx")
+    onnx.save(detector(), folder / "yolov8n.onnx")
     (folder / "images").mkdir()
     write_images(folder / "images", 4, 64)
     insertion = qdqtool.insert(folder / "yolov8n.onnx", folder / "images", predict=False)
