@@ -76,7 +76,7 @@ class TimedEngine:
     def profile_ms(self, correction: TimeCalibration | None) -> Array:
         """Return milliseconds with the overhead of profiling, of shape [all work]."""
         overhead_us = load_constants().overhead_us
-        if correction and correction.overhead_us:
+        if correction and correction.profiled:
             overhead_us = correction.overhead_us
         return self.running_ms(correction, has_gaps=False) + self.counts * overhead_us * 1e-3
 

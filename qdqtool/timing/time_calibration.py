@@ -32,8 +32,9 @@ CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _FACTORS = (0.1, 20.0)  # range of accepted factors; others mean that another model was measured
-# Largest overhead per layer in microseconds of eleven profiles (docs/timing.md).
-_MAX_OVERHEAD = 7.5
+# Smallest and largest overhead per layer in microseconds of nine profiles of GPUs with their own
+# memory (docs/timing.md).
+_OVERHEADS = (0.5, 7.5)
 _MIN_LAYERS = 5  # with fewer layers, only the sum of a profile is used
 
 
@@ -115,8 +116,7 @@ def calibrate_by_layers(
     """Return the correction from the layers that both a profile and an estimate contain.
 
     The correction is a factor and a constant time per layer. The constant time counts as overhead
-    of profiling, up to the largest overhead of known profiles. With this rule, the estimates of
-    four engines are 0 to 34 % above their time without a profiler (docs/timing.md).
+    of profiling, within the limits of known profiles (:func:`overhead_limits`).
 
     Args:
         gpu: GPU of the profile.
@@ -143,10 +143,22 @@ def calibrate_by_layers(
             constant, factor = offset, slope
     _check_plausible(factor, source)
     extra = constant * 1e3
-    overhead = min(max(extra, 0.0), _MAX_OVERHEAD)
+    lowest, highest = overhead_limits(gpu)
+    overhead = min(max(extra, lowest), highest)
     return TimeCalibration(
         gpu, factor, extra - overhead, source, overhead, direct=True, profiled=True
     )
+
+
+def overhead_limits(gpu: str) -> tuple[float, float]:
+    """Return the smallest and largest overhead of profiles, in microseconds for each layer.
+
+    On an Orin, the layers of four profiles add up to less than the time without a profiler.
+
+    Args:
+        gpu: Name of the GPU.
+    """
+    return (0.0, 0.0) if gpu.startswith("Jetson") else _OVERHEADS
 
 
 def _fit_line(measured: Array, estimated: Array) -> tuple[float, float]:

@@ -118,8 +118,12 @@ def explain_missing_estimate(build: Build) -> list[Note]:
 def _fit_overhead_us(gpu: str, layers: list[Json]) -> float:
     """Return the microseconds that profiling adds to each layer.
 
-    The value is fitted to the layers. If the fit fails or gives 0, return the usual overhead.
+    The value is fitted to the layers. If the fit fails or shows no overhead, return the usual one,
+    or 0 on GPUs whose profiles have none.
     """
+    lowest, highest = time_calibration.overhead_limits(gpu)
+    if not highest:
+        return 0.0
     usual = load_constants().overhead_us
     estimated = [layer["predicted_ms"] - usual * 1e-3 for layer in layers]
     try:
@@ -128,7 +132,7 @@ def _fit_overhead_us(gpu: str, layers: list[Json]) -> float:
         )
     except QdqtoolError:
         return usual
-    return overhead.overhead_us or usual
+    return overhead.overhead_us if overhead.overhead_us > lowest else usual
 
 
 def float_precision(build: Build) -> Precision:

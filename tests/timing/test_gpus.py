@@ -670,6 +670,30 @@ def test_calibrate_with_a_profile(tmp_path: Path, more_us: float, kernel_us: flo
     assert time.high_ms - 1.05 * time.total_ms == pytest.approx(overhead_ms, rel=0.3)
 
 
+def test_calibrate_with_a_profile_of_a_jetson(tmp_path: Path) -> None:
+    """On an Orin, the layers of a profile add up to the time without a profiler or to less."""
+    gpu = find_gpu("AGX Orin 64GB")
+    plain = estimate_model(convolution_chain(12, batch=8), gpu, compare=False)[1]
+    layers_ms = 1.5 * estimate_seconds(plain.workload.layers, gpu) * 1e3 + 0.004
+    rows = [*zip(layer_names(batch=8), layers_ms.tolist(), strict=True)]
+    profile = write_profile(tmp_path, rows)
+    _, time = estimate_model(convolution_chain(12, batch=8), gpu, calibrate=profile, compare=False)
+    assert time.calibration.overhead_us == 0
+    assert sum(time.layers) == pytest.approx(layers_ms.sum(), rel=0.02)
+
+
+def test_calibrate_with_a_profile_without_visible_overhead(tmp_path: Path) -> None:
+    """Each profile of a GPU with its own memory had an overhead of at least 0.5 us."""
+    plain = estimate_model(convolution_chain(12, batch=8))[1]
+    layers_ms = 1.5 * estimate_seconds(plain.workload.layers, GPU) * 1e3
+    profile = write_profile(tmp_path, zip(layer_names(batch=8), layers_ms.tolist(), strict=True))
+    _, time = estimate_model(convolution_chain(12, batch=8), calibrate=profile, compare=False)
+    assert time.calibration.overhead_us == 0.5
+    kernels = sum(w.kind != "nothing" for w in plain.workload.layers)
+    assert kernels == len(layers_ms) and time.calibration.factor == pytest.approx(1.5, rel=0.01)
+    assert time.calibration.kernel_us == pytest.approx(-0.5, abs=0.05)
+
+
 def layer_names(**options: Any) -> list[str]:
     return [layer.name for layer in predict(load(convolution_chain(12, **options)), TARGET).layers]
 
