@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 import qdqtool
 from qdqtool.fixing.api import fix
@@ -108,17 +108,19 @@ def test_small_bias_that_a_convolution_absorbs_is_not_reported(net: Net) -> None
     assert not findings_of(model, "CONST-FP16", "trt10")
 
 
-@pytest.mark.parametrize("op", ["QLinearAdd", "DynamicQuantizeMatMul", "RoundToInteger", "QGemm"])
 @pytest.mark.parametrize(
-    ("domain", "target", "codes"),
+    ("op", "domain", "target", "codes"),
     [
-        *(
-            (domain, target, ["QOPERATOR"])
-            for domain in ("", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
-            for target in ("trt8.5", "rtx1.7")
-        ),
-        ("acme", "trt8.5", ["PLUGIN-OUTSIDE"]),
-        ("acme", "rtx1.7", []),
+        ("QLinearAdd", "", "trt8.5", ["QOPERATOR"]),
+        ("QLinearAdd", "com.microsoft.nchwc", "rtx1.7", ["QOPERATOR"]),
+        ("QLinearAdd", "com.ms.internal.nhwc", "trt8.5", ["QOPERATOR"]),
+        ("QLinearAdd", "com.microsoft", "rtx1.7", ["QOPERATOR"]),
+        ("DynamicQuantizeMatMul", "com.microsoft", "trt8.5", ["QOPERATOR"]),
+        ("RoundToInteger", "com.microsoft", "rtx1.7", ["QOPERATOR"]),
+        ("QGemm", "com.microsoft", "trt8.5", ["QOPERATOR"]),
+        ("QGemm", "", "rtx1.7", ["QOPERATOR"]),
+        ("QLinearAdd", "acme", "trt8.5", ["PLUGIN-OUTSIDE"]),
+        ("QGemm", "acme", "rtx1.7", []),
     ],
 )
 def test_integer_operator_is_reported_unless_it_is_a_plugin(
@@ -618,16 +620,11 @@ def test_layer_norm_of_the_pieces_computes_the_same(form: str) -> None:
     (pieces,) = find_decomposed_layer_norms(model)
     norm = layer_norm_inputs(model, pieces)
     assert norm is not None and norm[0] == "flat.out" and pieces.epsilon is not None
-    arrays = {name: v for name, v in zip("sb", norm[1:], strict=True) if v is not None}
+    g = Graph(17)
+    inputs = [g.const(name, v) for name, v in zip("sb", norm[1:], strict=True) if v is not None]
     attributes: Any = {"axis": -len(axes), "epsilon": pieces.epsilon}
-    node = helper.make_node("LayerNormalization", ["x", *arrays], ["y"], **attributes)
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (("x", [1, 3, 6, 8]), ("y", None))
-    ]
-    tensors = [numpy_helper.from_array(v, n) for n, v in arrays.items()]
-    graph = helper.make_graph([node], "one", ends[:1], ends[1:], tensors)
-    one_node = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = g.op("LayerNormalization", [g.input(1, 3, 6, 8), *inputs], "norm", **attributes)
+    one_node = g.model(x)
     value = rng.normal(0, 2, (1, 3, 6, 8)).astype(np.float32)
     mean, variance = (f(value, axis=tuple(axes), keepdims=True) for f in (np.mean, np.var))
     expected = (value - mean) / np.sqrt(variance + 1e-3)
