@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 from onnx import helper, numpy_helper
@@ -143,6 +144,15 @@ def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx
     return model
 
 
+def multiply_weight_scales(model: onnx.ModelProto, factor: float) -> npt.NDArray[np.float32]:
+    """Multiply the scales of the weights of :func:`one_layer`, and return them."""
+    (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
+    tensor = next(t for t in model.graph.initializer if t.name == q.input[1])
+    scales: npt.NDArray[np.float32] = numpy_helper.to_array(tensor) * np.float32(factor)
+    tensor.CopyFrom(numpy_helper.from_array(scales, tensor.name))
+    return scales
+
+
 @pytest.mark.parametrize(
     ("zero", "amax"),
     [
@@ -161,10 +171,7 @@ def test_asymmetric_scales_become_symmetric_ones_of_the_same_range(zero: Any, am
 def test_clipping_of_quantizers_remains_in_the_float_model() -> None:
     """A range from 0 is a Relu; weights beyond the range of their scale are clipped."""
     model = change_quantizers(quantize(one_layer()), "x", scale=np.float32(0.1), zero=np.uint8(0))
-    (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
-    scale = next(t for t in model.graph.initializer if t.name == q.input[1])
-    halved = numpy_helper.to_array(scale) / 2
-    scale.CopyFrom(numpy_helper.from_array(halved, scale.name))
+    halved = multiply_weight_scales(model, 0.5)
     translation = translate(model)
     (sample, *_) = images()
     floats = open_session(translation.model.SerializeToString()).run(None, sample)[0]
@@ -189,10 +196,7 @@ def test_largest_of_several_scales_counts(g: Graph) -> None:
 def test_trained_weight_scales_are_noted() -> None:
     model = quantize(one_layer())
     assert "weight-scales" not in note_codes(translate(model).notes)
-    for tensor in model.graph.initializer:
-        array = numpy_helper.to_array(tensor)
-        if array.size == 16 and array.dtype == np.float32 and (array > 0).all():
-            tensor.CopyFrom(numpy_helper.from_array(array * np.float32(1.5), tensor.name))
+    multiply_weight_scales(model, 1.5)
     assert note("weight-scales", count=1, first="c") in translate(model).notes
 
 
@@ -201,10 +205,7 @@ def test_wrong_weight_scales_do_not_change_the_weights(factor: float) -> None:
     """TensorRT computes its own scales, so that a note suffices."""
     model = quantize(one_layer())
     expected = translate(model)
-    (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
-    scale = next(t for t in model.graph.initializer if t.name == q.input[1])
-    wrong = numpy_helper.to_array(scale) * np.float32(factor)
-    scale.CopyFrom(numpy_helper.from_array(wrong, scale.name))
+    multiply_weight_scales(model, factor)
     translation = translate(model)
     assert_same_outputs(expected.model, translation.model, images()[0], rtol=0, atol=0)
     assert "weight-scales" in note_codes(translation.notes)

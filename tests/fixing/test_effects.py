@@ -128,7 +128,7 @@ def test_savings_of_fixes_match_estimates() -> None:
 def test_transposed_weights_with_supported_axis_are_left() -> None:
     assert find_sites(weights.find_transposed_weights, network(None)) == []
     assert [s.code for s in find_sites(weights.find_transposed_weights, network(0))] == ["CT-AXIS"]
-    proven = replace(TRT85, transposed_per_channel=True)
+    proven = replace(TARGET, transposed_per_channel=True)
     assert find_sites(weights.find_transposed_weights, network(1), proven) == []
     assert [s.code for s in find_sites(weights.find_transposed_weights, network(0), proven)] == [
         "CT-AXIS"
@@ -148,9 +148,6 @@ def test_fixes_that_save_nothing_are_left_out(case: str, gpu: str) -> None:
     time = estimate(model, prediction, find_gpu(gpu), TARGET, compare=False)
     add_fixes(model, prediction, time, TARGET)
     assert time.fixes == []
-
-
-TRT85 = target_named("trt8.5")
 
 
 def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
