@@ -1,4 +1,4 @@
-"""ResNet-18 through pytorch-quantization: quantizers placed, calibrated, exported, and the export predicted."""
+"""Quantize and export a ResNet-18 with pytorch-quantization, and check the prediction."""
 
 import torch
 from resnet import ResNet18
@@ -7,11 +7,11 @@ from qdqtool import qat
 from qdqtool.testing import assert_int8
 
 torch.manual_seed(0)
-model = ResNet18(classes=10)  # take your trained network here
-images = torch.randn(8, 3, 224, 224)  # and real images here
+model = ResNet18(classes=10)  # replace this by your trained network
+images = torch.randn(8, 3, 224, 224)  # and this by real images
 qat.prepare(model, images[:1], target="trt8.5", backend="pytorch-quantization")
 qat.calibrate(model, images.split(4), method="mse")
-# Fine-tune here, as you trained before.
+# Fine-tune the model here with your training loop.
 done = qat.export(model, "resnet18_qdq.onnx", images[:1], dynamic_batch=True)
 print(done.summary)
 assert_int8(done.path, target="trt8.5", max_conversions=1)

@@ -1,9 +1,9 @@
-"""Quantize a YOLOv8 that Ultralytics exported, look at every decision, and write the model.
+"""Quantize a YOLOv8 that Ultralytics exported, print all decisions, and write the model.
 
     yolo export model=yolov8n.pt format=onnx opset=17 simplify=True
     python examples/quantize_yolov8.py yolov8n.onnx images/ yolov8n_qdq.onnx
 
-``images/`` holds a few hundred pictures of the kind that the model will see; labels are not needed.
+``images/`` contains a few hundred images like those of the deployment. No labels are needed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from qdqtool.errors import QdqtoolError
 
 
 def main(model: str, images: str, output: str) -> int:
-    # Letterbox, RGB and division by 255 are the defaults, as Ultralytics trains; here to show where to change them.
+    # These values are the defaults, and those of Ultralytics. They show how to set other values.
     preprocess = calibration.Preprocess(resize="letterbox", bgr=False, scale=1 / 255)
 
-    # The cache makes a second run, with another method or other nodes left float, a matter of a second.
+    # With the cache, a second run with another method or other float nodes takes a second.
     result = qdqtool.insert(
         model,
         images,
@@ -35,12 +35,12 @@ def main(model: str, images: str, output: str) -> int:
     for group in result.groups:
         worst = max(group.members, key=lambda m: m.bits_lost)
         print(
-            f"{len(group.members)} tensors share a scale; {worst.tensor} loses {worst.bits_lost:.1f} bits by it"
+            f"{len(group.members)} tensors share a scale; {worst.tensor} loses {worst.bits_lost:.1f} bits"
         )
     for warning in (*result.warnings, *result.calibration["warnings"]):
         print(f"warning: {warning}")
 
-    # What TensorRT will make of it. Nothing here needs a GPU.
+    # The prediction of the engine. It needs no GPU.
     assert result.prediction is not None
     summary = result.prediction.summary()
     print(

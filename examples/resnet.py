@@ -1,4 +1,7 @@
-"""ResNet-18 (He et al., "Deep Residual Learning for Image Recognition", 2015) in plain torch, for the examples."""
+"""ResNet-18 in plain torch, for the examples.
+
+Source: He et al., "Deep Residual Learning for Image Recognition", 2015.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from torch import Tensor, nn
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a skip."""
+    """Two 3x3 convolutions and a skip connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -31,7 +34,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Images [N, 3, H, W] to class scores [N, classes].
+    """Network from images [N, 3, H, W] to class scores [N, classes].
 
     Args:
         classes: Number of classes.

@@ -1,8 +1,9 @@
-"""A small detector in the style of YOLOv8, written for this example: C2f, SPPF, PAN, and a head with DFL.
+"""A small detector in the style of YOLOv8: C2f, SPPF, PAN, and a head with DFL.
 
-Two levels (strides 8 and 16) and few channels, so that a CPU trains it in minutes; the structure that quantization
-meets is the one of the large networks: SiLU, residual Adds after an activation, Split and Concat in C2f, chained
-MaxPools, nearest upsampling, a head whose box branch ends in a distribution over bins.
+The detector has two levels (strides 8 and 16) and few channels, so a CPU trains it in minutes. It has
+the structures of the large networks that matter for quantization: SiLU, residual Adds after an
+activation, Split and Concat in C2f, chained MaxPools, nearest upsampling, and a head whose box branch
+ends in a distribution over bins.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Conv(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Two 3x3 convolutions, with a skip where asked for."""
+    """Two 3x3 convolutions, with a skip connection if `skip` is set."""
 
     def __init__(self, channels: int, skip: bool) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class Bottleneck(nn.Module):
 
 
 class C2f(nn.Module):
-    """Half of the channels passes bottlenecks; everything on the way is concatenated."""
+    """Bottlenecks on half of the channels; their inputs and outputs are concatenated."""
 
     def __init__(self, inputs: int, outputs: int, count: int = 1, skip: bool = False) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class C2f(nn.Module):
 
 
 class SPPF(nn.Module):
-    """Three 5x5 MaxPools in a row, all concatenated."""
+    """Three 5x5 MaxPools in series; the input and all outputs are concatenated."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class SPPF(nn.Module):
 
 
 class DFL(nn.Module):
-    """The mean of each box side's distribution over the bins, as a fixed 1x1 convolution."""
+    """Mean of the distribution of each box side over the bins, as a fixed 1x1 convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,8 +91,8 @@ class DFL(nn.Module):
 class Detect(nn.Module):
     """Boxes and class scores of every cell.
 
-    In training it returns raw values [N, 4 * BINS + classes, cells]; in evaluation boxes (x1, y1, x2, y2 in pixels) and
-    scores, [N, 4 + classes, cells].
+    In training mode it returns raw values [N, 4 * BINS + classes, cells]. In evaluation mode it
+    returns boxes (x1, y1, x2, y2 in pixels) and scores, [N, 4 + classes, cells].
     """
 
     def __init__(self, classes: int, channels: tuple[int, ...], size: int, width: int = 32) -> None:
@@ -129,7 +130,11 @@ class Detect(nn.Module):
 
 
 def cells(size: int) -> tuple[Tensor, Tensor]:
-    """Centers [1, 2, cells], in strides, and strides [1, 1, cells], in pixels, of all levels."""
+    """Return the cells of all levels.
+
+    Returns:
+        Centers in strides, [1, 2, cells], and strides in pixels, [1, 1, cells].
+    """
     points, strides = [], []
     for stride in STRIDES:
         n = size // stride
@@ -140,7 +145,7 @@ def cells(size: int) -> tuple[Tensor, Tensor]:
 
 
 class Detector(nn.Module):
-    """Pictures [N, 3, size, size], 0 to 1, to what :class:`Detect` returns."""
+    """Network from images [N, 3, size, size], 0 to 1, to the outputs of :class:`Detect`."""
 
     def __init__(self, classes: int, size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""mAP50-95 of an ONNX detector, run with onnxruntime."""
+"""Measure mAP50-95 of an ONNX detector in onnxruntime."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import onnxruntime
 THRESHOLDS = np.arange(0.5, 1.0, 0.05)
 
 
-def detect(path: str, pictures: np.ndarray, batch: int = 1) -> np.ndarray:
-    """The network's outputs [n, 4 + classes, cells]; Q and DQ are computed as they stand in the graph."""
+def detect(path: str, images: np.ndarray, batch: int = 1) -> np.ndarray:
+    """Return the outputs [images, 4 + classes, cells]; onnxruntime does not fuse Q and DQ."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     found = [
-        session.run(None, {name: pictures[i : i + batch].astype(np.float32) / 255})[0]
-        for i in range(0, len(pictures), batch)
+        session.run(None, {name: images[i : i + batch].astype(np.float32) / 255})[0]
+        for i in range(0, len(images), batch)
     ]
     return np.concatenate(found)
 
 
 def mean_average_precision(outputs: np.ndarray, objects: list[np.ndarray], classes: int) -> float:
-    """COCO's mAP50-95, in percent: 101 recall points, ten thresholds, classes with equal weight."""
+    """Return COCO's mAP50-95 in percent: 101 recall points, 10 thresholds, mean over classes."""
     precisions = []
     for kind in range(classes):
         scores, hits, total = [], [], 0
-        for output, wanted in zip(outputs, objects, strict=True):
-            truth = wanted[wanted[:, 0] == kind, 1:]
+        for output, expected in zip(outputs, objects, strict=True):
+            truth = expected[expected[:, 0] == kind, 1:]
             total += len(truth)
-            boxes, score = suppressed(output[:4].T, output[4 + kind])
+            boxes, score = suppress(output[:4].T, output[4 + kind])
             scores.append(score)
             hits.append(_hits(boxes, truth))
         order = np.argsort(-np.concatenate(scores), kind="stable")
@@ -39,10 +39,10 @@ def mean_average_precision(outputs: np.ndarray, objects: list[np.ndarray], class
     return 100 * float(np.mean(precisions))
 
 
-def suppressed(
+def suppress(
     boxes: np.ndarray, scores: np.ndarray, low: float = 0.01, overlap: float = 0.6
 ) -> tuple:
-    """Non-maximum suppression of one class: boxes and scores that stay, the best first."""
+    """Return the boxes and scores that non-maximum suppression of one class keeps, best first."""
     kept = np.flatnonzero(scores > low)
     kept = kept[np.argsort(-scores[kept], kind="stable")]
     boxes, scores = boxes[kept], scores[kept]
@@ -55,7 +55,7 @@ def suppressed(
 
 
 def overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Intersection over union [len(a), len(b)]."""
+    """Return the intersection over union of all pairs of boxes, [len(a), len(b)]."""
     low = np.maximum(a[:, None, :2], b[None, :, :2])
     high = np.minimum(a[:, None, 2:], b[None, :, 2:])
     inner = np.clip(high - low, 0, None).prod(2)
@@ -64,7 +64,10 @@ def overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _hits(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Which boxes (the best first) find an object of their own, [boxes, thresholds]."""
+    """Return which boxes (best first) find an object that no better box has found.
+
+    The shape is [boxes, thresholds].
+    """
     result = np.zeros((len(boxes), len(THRESHOLDS)), bool)
     if not len(boxes) or not len(truth):
         return result
@@ -85,5 +88,5 @@ def _average_precision(hit: np.ndarray, total: int) -> float:
     recall = found / max(total, 1)
     precision = found / np.arange(1, len(hit) + 1)
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    at = np.searchsorted(recall, np.linspace(0, 1, 101), side="left")
-    return float(np.mean([envelope[i] if i < len(envelope) else 0.0 for i in at]))
+    positions = np.searchsorted(recall, np.linspace(0, 1, 101), side="left")
+    return float(np.mean([envelope[i] if i < len(envelope) else 0.0 for i in positions]))

@@ -1,8 +1,9 @@
-"""The placement that people start with: a quantizer on the input, the weights and the output of every convolution.
+"""Naive placement: a quantizer on the input, the weights and the output of every convolution.
 
-The head's last convolutions and the DFL are quantized too; the output's quantizer stands between the convolution and
-its BatchNormalization and activation; skips stay float; nothing shares a scale. Ranges, fine-tuning and export are the
-same as in the careful placement, so that only the places differ.
+The last convolutions of the head and the DFL are quantized too. The quantizer of an output is between
+the convolution and its BatchNormalization and activation. Skip connections remain float, and no
+tensors share a scale. Calibration, fine-tuning and export are the same as with `qdqtool.qat`, so that
+only the places of the quantizers differ.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from calibration import TensorStatistics, amax_of
 
 
 class NaiveConv2d(quant_nn.QuantConv2d):
-    """pytorch-quantization's convolution with a quantizer on its output as well."""
+    """Convolution of pytorch-quantization with an additional quantizer on its output."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__(
@@ -48,7 +49,7 @@ class NaiveConv2d(quant_nn.QuantConv2d):
 
 
 def prepare_naive(model: nn.Module) -> None:
-    """Replaces every convolution in place."""
+    """Replace every convolution of a model, in place."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Conv2d:
@@ -62,21 +63,21 @@ def _activation_quantizers(model: nn.Module) -> Iterable[quant_nn.TensorQuantize
 
 
 def calibrate_naive(model: nn.Module, batches: Iterable[Tensor], method: str) -> None:
-    """Each quantizer gets its own range, by the same statistics as in the careful placement."""
+    """Give each quantizer its own range, from the same statistics as `qdqtool.qat` uses."""
     statistics: dict[int, TensorStatistics] = defaultdict(TensorStatistics)
 
     def collect(quantizer: nn.Module, inputs: tuple[Any, ...]) -> None:
         statistics[id(quantizer)].add(inputs[0].numpy())
 
     hooks = [q.register_forward_pre_hook(collect) for q in _activation_quantizers(model)]
-    everything = [m for m in model.modules() if isinstance(m, quant_nn.TensorQuantizer)]
+    quantizers = [m for m in model.modules() if isinstance(m, quant_nn.TensorQuantizer)]
     model.eval()
-    for quantizer in everything:
+    for quantizer in quantizers:
         quantizer.disable()
     with torch.no_grad():
         for batch in batches:
             model(batch)
-    for quantizer in everything:
+    for quantizer in quantizers:
         quantizer.enable()
     for hook in hooks:
         hook.remove()
@@ -85,7 +86,7 @@ def calibrate_naive(model: nn.Module, batches: Iterable[Tensor], method: str) ->
 
 
 def export_naive(model: nn.Module, path: str, sample: Tensor) -> None:
-    """pytorch-quantization's own recipe: fixed ranges of the weights, then torch's exporter."""
+    """Export as pytorch-quantization documents: fix the ranges of the weights, then call torch."""
     for module in model.modules():
         if isinstance(module, NaiveConv2d):
             amax = module.weight.detach().abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-8)

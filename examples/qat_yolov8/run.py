@@ -1,4 +1,6 @@
-"""Float, PTQ, QAT and a naive QAT of one small detector: accuracy, INT8 convolutions, conversions, in one table.
+"""Compare float, PTQ, QAT and a naive QAT of one small detector.
+
+The table has the accuracy, the INT8 convolutions and the conversions.
 
 python run.py --quick          # about a minute on one core
 python run.py --seeds 0 1 2    # the table in README.md
@@ -30,13 +32,13 @@ from qdqtool.errors import BuilderError
 
 ROWS = {
     "float": "float",
-    "float+": "float, fine-tuned as long",
+    "float+": "float, fine-tuned for as many steps",
     "ptq": "PTQ: qdqtool.insert",
     "qat": "QAT: qdqtool.qat.prepare",
     "distilled": "QAT, distilled from float",
     "naive": "QAT: naive placement",
 }
-EVALUATION_SEED = 1_000_003  # the same pictures for every seed of training
+EVALUATION_SEED = 1_000_003  # every training seed is evaluated on the same images
 METHOD = "mse"
 
 
@@ -45,7 +47,7 @@ def main() -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="few steps and pictures: a look at everything in a minute",
+        help="run all parts in about a minute, with too few steps and images for a result",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--target", default="trt8.5")
@@ -65,21 +67,21 @@ def main() -> None:
     evaluation = generate(options.evaluate, EVALUATION_SEED)
     results = {}
     for seed in options.seeds:
-        results[seed] = one_seed(seed, options, evaluation)
+        results[seed] = run_seed(seed, options, evaluation)
         (options.out / "results.json").write_text(json.dumps(results, indent=1))
     print(table(results, options))
 
 
-def one_seed(
+def run_seed(
     seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarray, list]
 ) -> dict[str, Any]:
-    """Trains, quantizes and measures everything from one seed."""
-    pictures, objects = generate(options.train, seed)
+    """Train, quantize and measure all networks of one seed."""
+    images, objects = generate(options.train, seed)
     sample = torch.zeros(1, 3, SIZE, SIZE)
-    calibration = as_input(pictures[:256])
+    calibration = as_input(images[:256])
     files = {row: options.out / f"{row}-{seed}.onnx" for row in ROWS}
 
-    def say(text: str) -> None:
+    def report_progress(text: str) -> None:
         if sys.stderr.isatty() or not options.quick:
             print(
                 f"seed {seed}: {time.process_time():6.0f} s CPU: {text}",
@@ -90,48 +92,52 @@ def one_seed(
     def tune(model: torch.nn.Module, teacher: torch.nn.Module | None = None) -> torch.nn.Module:
         train(
             model,
-            pictures,
+            images,
             objects,
             steps=options.tuning,
             rate=3e-4,
             seed=seed + 1,
             freeze_norms=True,
             teacher=teacher,
-            progress=say,
+            progress=report_progress,
         )
         return model
 
     torch.manual_seed(seed)
     model = Detector(len(CLASSES), SIZE)
-    train(model, pictures, objects, steps=options.steps, rate=3e-3, seed=seed, progress=say)
+    train(
+        model, images, objects, steps=options.steps, rate=3e-3, seed=seed, progress=report_progress
+    )
     torch.onnx.export(model, (sample,), str(files["float"]), opset_version=17, dynamo=False)
 
-    say("PTQ")
+    report_progress("PTQ")
     qdqtool.insert(files["float"], calibration.numpy(), method=METHOD, target=options.target).save(
         files["ptq"]
     )
 
-    say("float, fine-tuned as long")
+    report_progress("float, fine-tuned for as many steps")
     longer = tune(copy.deepcopy(model))
     torch.onnx.export(longer, (sample,), str(files["float+"]), opset_version=17, dynamo=False)
 
-    say("QAT")
-    careful = copy.deepcopy(model)
-    plan = qat.prepare(careful, sample, target=options.target, backend=options.backend, report=None)
-    qat.calibrate(careful, calibration.split(32), METHOD)
-    distilled = copy.deepcopy(careful)
-    qat.export(tune(careful), files["qat"], sample)
+    report_progress("QAT")
+    prepared = copy.deepcopy(model)
+    plan = qat.prepare(
+        prepared, sample, target=options.target, backend=options.backend, report=None
+    )
+    qat.calibrate(prepared, calibration.split(32), METHOD)
+    distilled = copy.deepcopy(prepared)
+    qat.export(tune(prepared), files["qat"], sample)
 
-    say("QAT, distilled")
+    report_progress("QAT, distilled")
     qat.export(tune(distilled, copy.deepcopy(model)), files["distilled"], sample)
 
-    say("naive QAT")
+    report_progress("naive QAT")
     naive = copy.deepcopy(model)
     prepare_naive(naive)
     calibrate_naive(naive, calibration.split(32), METHOD)
     export_naive(tune(naive), str(files["naive"]), sample)
 
-    say("evaluation")
+    report_progress("evaluation")
     result: dict[str, Any] = {"plan": len(plan.convolutions)}
     for row, path in files.items():
         score = mean_average_precision(
@@ -140,14 +146,14 @@ def one_seed(
         result[row] = {
             "map": score,
             **qdqtool.predict(path, options.target).summary(),
-            "built": built(path, row),
+            "built": describe_build(path, row),
         }
-        say(f"{row}: {result[row]}")
+        report_progress(f"{row}: {result[row]}")
     return result
 
 
-def built(path: Path, row: str) -> str:
-    """How many convolutions TensorRT-RTX really built as predicted for it, where it is installed."""
+def describe_build(path: Path, row: str) -> str:
+    """Return how many convolutions TensorRT-RTX builds as predicted; empty for float models."""
     if row.startswith("float"):
         return ""
     from qdqtool.verification.api import verify_with_builder
@@ -161,9 +167,9 @@ def built(path: Path, row: str) -> str:
 
 
 def table(results: dict[int, dict[str, Any]], options: argparse.Namespace) -> str:
-    """Markdown: means over the seeds, and paired differences to float with their standard deviation."""
+    """Return a Markdown table: means over the seeds, and paired differences from float."""
     lines = [
-        f"| {len(results)} seeds, {options.evaluate} pictures | mAP50-95 | minus float, paired | INT8 "
+        f"| {len(results)} seeds, {options.evaluate} images | mAP50-95 | minus float, paired | INT8 "
         f"| INT8 in and out | conversions, {options.target} | TensorRT-RTX build |",
         "|---|---|---|---|---|---|---|",
     ]

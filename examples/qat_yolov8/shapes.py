@@ -1,4 +1,4 @@
-"""Generated pictures of discs, rectangles and triangles, with the exact box of each."""
+"""Generated images of discs, rectangles and triangles, with the exact box of each."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import numpy as np
 
 SIZE = 96  # pixels, both sides
 CLASSES = ("disc", "rectangle", "triangle")
-MOST = 4  # objects in a picture
+MAX_OBJECTS = 4  # objects in an image
 
 
 def generate(count: int, seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Pictures and their objects.
+    """Generate images and their objects.
 
     Returns:
-        Pictures uint8 [count, 3, SIZE, SIZE], and the objects of each, float32 [n, 5]: class, x1, y1, x2, y2 in pixels.
+        Images, uint8 [count, 3, SIZE, SIZE], and the objects of each image, float32 [objects, 5]:
+        class, x1, y1, x2, y2 in pixels.
     """
     rng = np.random.default_rng(seed)
-    pictures = np.empty((count, 3, SIZE, SIZE), np.uint8)
+    images = np.empty((count, 3, SIZE, SIZE), np.uint8)
     objects = []
     for i in range(count):
-        pictures[i], found = _picture(rng)
+        images[i], found = _draw_image(rng)
         objects.append(found)
-    return pictures, objects
+    return images, objects
 
 
-def _picture(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _draw_image(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     ys, xs = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32)
     slope = rng.uniform(-0.6, 0.6, (3, 2, 1, 1)).astype(np.float32)
     base = rng.uniform(60, 195, (3, 1, 1)).astype(np.float32)
-    picture = base + slope[:, 0] * (xs - SIZE / 2) + slope[:, 1] * (ys - SIZE / 2)
+    image = base + slope[:, 0] * (xs - SIZE / 2) + slope[:, 1] * (ys - SIZE / 2)
     found: list[list[float]] = []
-    for _ in range(int(rng.integers(1, MOST + 1))):
-        for _ in range(10):  # places that overlap another object are drawn again
+    for _ in range(int(rng.integers(1, MAX_OBJECTS + 1))):
+        for _ in range(10):  # draw another place if the object would overlap another one
             width, height = rng.uniform(10, 48, 2)
             x, y = rng.uniform(0, SIZE - width), rng.uniform(0, SIZE - height)
             if all(x > b[3] or x + width < b[1] or y > b[4] or y + height < b[2] for b in found):
@@ -43,12 +44,12 @@ def _picture(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         if len(rows) < 6 or len(columns) < 6:
             continue
-        behind = picture[:, mask].mean(1)
+        background = image[:, mask].mean(1)
         contrast = rng.uniform(25, 110, 3) * rng.choice([-1, 1], 3)
-        picture[:, mask] = (behind + contrast)[:, None]
+        image[:, mask] = (background + contrast)[:, None]
         found.append([kind, columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
-    picture += rng.normal(0, rng.uniform(4, 14), picture.shape)
-    return np.clip(picture, 0, 255).astype(np.uint8), np.array(found, np.float32).reshape(-1, 5)
+    image += rng.normal(0, rng.uniform(4, 14), image.shape)
+    return np.clip(image, 0, 255).astype(np.uint8), np.array(found, np.float32).reshape(-1, 5)
 
 
 def _mask(
@@ -61,7 +62,7 @@ def _mask(
     height: float,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    u, v = (xs + 0.5 - x) / width, (ys + 0.5 - y) / height  # 0 to 1 inside the wanted box
+    u, v = (xs + 0.5 - x) / width, (ys + 0.5 - y) / height  # 0 to 1 inside the expected box
     inside = (u >= 0) & (u < 1) & (v >= 0) & (v < 1)
     if kind == 0:
         return (2 * u - 1) ** 2 + (2 * v - 1) ** 2 < 1

@@ -1,4 +1,4 @@
-"""Assignment, loss and the training loop, the same for float and for quantization-aware training."""
+"""Assignment, loss and training loop of float and of quantization-aware training."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from detector import BINS
-from shapes import CLASSES, MOST
+from shapes import CLASSES, MAX_OBJECTS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 BATCH = 32
 
 
-def as_input(pictures: np.ndarray) -> Tensor:
-    """uint8 pictures as the network's input."""
-    return torch.from_numpy(pictures).float() / 255
+def as_input(images: np.ndarray) -> Tensor:
+    """Convert uint8 images to the input of the network."""
+    return torch.from_numpy(images).float() / 255
 
 
 def as_targets(objects: list[np.ndarray]) -> Tensor:
-    """Objects as [N, MOST, 5], filled up with class -1."""
-    targets = torch.full((len(objects), MOST, 5), -1.0)
-    for i, found in enumerate(objects):
-        targets[i, : len(found)] = torch.from_numpy(found)
+    """Return the objects as [images, MAX_OBJECTS, 5]; rows without an object have class -1."""
+    targets = torch.full((len(objects), MAX_OBJECTS, 5), -1.0)
+    for i, rows in enumerate(objects):
+        targets[i, : len(rows)] = torch.from_numpy(rows)
     return targets
 
 
 def iou(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Intersection over union of boxes [..., 4], and the generalized one that penalizes empty space."""
+    """Return intersection over union and generalized intersection over union of boxes [..., 4]."""
     low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
     inner = (high - low).clamp_min(0).prod(-1)
     union = (
@@ -42,12 +42,14 @@ def iou(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return overlap, overlap - (hull - union) / hull.clamp_min(1e-6)
 
 
-def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Tensor:
-    """Class, box and distribution loss with task-aligned assignment (Feng et al., "TOOD", 2021).
+def compute_loss(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Tensor:
+    """Return the sum of class, box and distribution loss with task-aligned assignment.
+
+    Source: Feng et al., "TOOD: Task-aligned One-stage Object Detection", 2021.
 
     Args:
         raw: [N, 4 * BINS + classes, cells].
-        targets: [N, MOST, 5].
+        targets: [N, MAX_OBJECTS, 5].
         points: [1, 2, cells], in strides.
         strides: [1, 1, cells].
     """
@@ -57,11 +59,11 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
     means = sides.softmax(3) @ torch.arange(BINS, dtype=raw.dtype)
     centers, step = points.transpose(1, 2), strides.transpose(1, 2)
     boxes = torch.cat((centers - means[..., :2], centers + means[..., 2:]), 2) * step
-    kinds, wanted = targets[..., 0].long(), targets[..., 1:]
+    kinds, expected = targets[..., 0].long(), targets[..., 1:]
     present = kinds >= 0
 
     with torch.no_grad():
-        overlap = iou(boxes[:, None], wanted[:, :, None])[0].clamp_min(0)
+        overlap = iou(boxes[:, None], expected[:, :, None])[0].clamp_min(0)
         scores = logits.sigmoid().gather(
             2, kinds.clamp_min(0)[:, None, :].expand(-1, logits.shape[1], -1)
         )
@@ -69,8 +71,8 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
         pixels = centers * step
         inside = (
             torch.minimum(
-                (pixels[:, None] - wanted[:, :, None, :2]).amin(-1),
-                (wanted[:, :, None, 2:] - pixels[:, None]).amin(-1),
+                (pixels[:, None] - expected[:, :, None, :2]).amin(-1),
+                (expected[:, :, None, 2:] - pixels[:, None]).amin(-1),
             )
             > 0
         )
@@ -94,7 +96,7 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
         goal = F.one_hot(kind.clamp_min(0), classes) * weight[..., None]
     total = weight.sum().clamp_min(1.0)
     class_loss = F.binary_cross_entropy_with_logits(logits, goal, reduction="sum") / total
-    box = wanted.gather(1, owner[..., None].expand(-1, -1, 4))[positive]
+    box = expected.gather(1, owner[..., None].expand(-1, -1, 4))[positive]
     share = weight[positive]
     box_loss = ((1 - iou(boxes[positive], box)[1]) * share).sum() / total
     where, size = (
@@ -114,29 +116,36 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
     return 0.5 * class_loss + 7.5 * box_loss + 1.5 * (bins.mean(1) * share).sum() / total
 
 
-def raw_of(teacher: nn.Module, x: Tensor) -> Tensor:
-    """The raw values of a network in evaluation mode; its head gives them in training mode only."""
+def run_teacher(teacher: nn.Module, x: Tensor) -> Tensor:
+    """Return the raw outputs of a network in evaluation mode.
+
+    Only the head is in training mode, because it returns raw values in this mode only.
+    """
     teacher.eval()
     teacher.detect.training = True
     with torch.no_grad():
         return teacher(x)
 
 
-def distillation(raw: Tensor, wanted: Tensor, temperature: float = 2.0) -> Tensor:
-    """Divergence of the box distributions and class probabilities from the teacher's, where the teacher sees objects.
+def compute_distillation_loss(raw: Tensor, expected: Tensor, temperature: float = 2.0) -> Tensor:
+    """Return the divergence of box distributions and class probabilities from the teacher's.
+
+    The divergence of the boxes is weighted by the teacher's largest class probability.
 
     Args:
-        raw: [N, 4 * BINS + classes, cells].
-        wanted: The same of the teacher.
-        temperature: Above 1 the small probabilities count more (Hinton et al., 2015).
+        raw: Outputs of the network, [N, 4 * BINS + classes, cells].
+        expected: Outputs of the teacher in the same shape.
+        temperature: Small probabilities count more if it is above 1 (Hinton et al., 2015).
     """
-    sides, wanted_sides = (
-        r[:, : 4 * BINS].unflatten(1, (4, BINS)) / temperature for r in (raw, wanted)
+    sides, expected_sides = (
+        r[:, : 4 * BINS].unflatten(1, (4, BINS)) / temperature for r in (raw, expected)
     )
-    weight = wanted[:, 4 * BINS :].sigmoid().amax(1)
-    boxes = F.kl_div(sides.log_softmax(2), wanted_sides.softmax(2), reduction="none").sum(2).mean(1)
+    weight = expected[:, 4 * BINS :].sigmoid().amax(1)
+    boxes = (
+        F.kl_div(sides.log_softmax(2), expected_sides.softmax(2), reduction="none").sum(2).mean(1)
+    )
     classes = F.binary_cross_entropy_with_logits(
-        raw[:, 4 * BINS :], wanted[:, 4 * BINS :].sigmoid(), reduction="none"
+        raw[:, 4 * BINS :], expected[:, 4 * BINS :].sigmoid(), reduction="none"
     )
     total = weight.sum().clamp_min(1.0)
     return (temperature**2 * (boxes * weight).sum() + classes.sum()) / total
@@ -144,7 +153,7 @@ def distillation(raw: Tensor, wanted: Tensor, temperature: float = 2.0) -> Tenso
 
 def train(
     model: nn.Module,
-    pictures: np.ndarray,
+    images: np.ndarray,
     objects: list[np.ndarray],
     *,
     steps: int,
@@ -154,22 +163,23 @@ def train(
     teacher: nn.Module | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> None:
-    """Trains in place with AdamW and a cosine schedule, pictures flipped at random.
+    """Train in place with AdamW, a cosine schedule and randomly flipped images.
 
     Args:
         model: A detector with the attribute ``detect``.
-        pictures: uint8 [n, 3, size, size].
-        objects: Their objects.
-        steps: Batches of BATCH pictures.
-        rate: The highest learning rate.
-        seed: For order and flips.
-        freeze_norms: Whether statistics of BatchNormalization stay as they are, as in fine-tuning.
-        teacher: A float network whose results the model is drawn to as well, see :func:`distillation`.
-        progress: Gets a line now and then.
+        images: Images, uint8 [n, 3, size, size].
+        objects: Objects of each image; see :func:`shapes.generate`.
+        steps: Number of batches of BATCH images.
+        rate: Largest learning rate.
+        seed: Seed of the order of the images and of the flips.
+        freeze_norms: Whether the statistics of BatchNormalization are not updated.
+        teacher: Float network whose outputs are additional targets; see
+            :func:`compute_distillation_loss`.
+        progress: Function that receives a line of text every 50 steps.
     """
     rng = np.random.default_rng(seed)
     targets = as_targets(objects)
-    size = pictures.shape[-1]
+    size = images.shape[-1]
     decay = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
     rest = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
     groups = [{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
@@ -183,9 +193,9 @@ def train(
     order = np.empty(0, np.int64)
     for step in range(steps):
         if len(order) < BATCH:
-            order = rng.permutation(len(pictures))
+            order = rng.permutation(len(images))
         index, order = order[:BATCH], order[BATCH:]
-        x, t = as_input(pictures[index]), targets[index].clone()
+        x, t = as_input(images[index]), targets[index].clone()
         if rng.random() < 0.5:
             x = x.flip(3)
             t[..., [1, 3]] = torch.where(t[..., :1] >= 0, size - t[..., [3, 1]], t[..., [1, 3]])
@@ -196,9 +206,9 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = rate * factor
         raw = model(x)
-        loss = loss_of(raw, t, model.detect.points, model.detect.strides)
+        loss = compute_loss(raw, t, model.detect.points, model.detect.strides)
         if teacher is not None:
-            loss = loss + distillation(raw, raw_of(teacher, x))
+            loss = loss + compute_distillation_loss(raw, run_teacher(teacher, x))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 10.0)

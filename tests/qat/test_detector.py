@@ -125,7 +125,7 @@ def test_loss_is_smaller_for_right_boxes_and_classes(
     targets = training.as_targets([np.array([[1, 16, 24, 48, 56]], np.float32)])
     raw = torch.full((1, 4 * detector.BINS + 3, points.shape[2]), -4.0)
     raw[:, : 4 * detector.BINS] = 0
-    base = float(training.loss_of(raw, targets, points, strides))
+    base = float(training.compute_loss(raw, targets, points, strides))
     cell = int(
         ((points[0, 0] * strides[0, 0] == 28) & (points[0, 1] * strides[0, 0] == 36)).nonzero()[0]
     )
@@ -136,11 +136,11 @@ def test_loss_is_smaller_for_right_boxes_and_classes(
         for value, weight in ((int(distance), 1 - distance % 1), (int(distance) + 1, distance % 1)):
             better[0, side * detector.BINS + value, cell] = 20 + torch.log(weight.clamp_min(1e-6))
     better[0, 4 * detector.BINS + 1, cell] = 4.0
-    assert float(training.loss_of(better, targets, points, strides)) < 0.5 * base
+    assert float(training.compute_loss(better, targets, points, strides)) < 0.5 * base
     wrong = better.clone()
     wrong[0, 4 * detector.BINS :, cell] = torch.tensor([4.0, -4.0, -4.0])
-    assert float(training.loss_of(wrong, targets, points, strides)) > float(
-        training.loss_of(better, targets, points, strides)
+    assert float(training.compute_loss(wrong, targets, points, strides)) > float(
+        training.compute_loss(better, targets, points, strides)
     )
 
 
