@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.calibration.nets import conv_net
-from tests.forks import can_fork
 from tests.slow import slow_after
 from tools.fuzz.grammar import network
 from tools.fuzz_inputs import interrupts
@@ -61,7 +60,7 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child i
 """
 
 
-@can_fork
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
 def test_signal_removes_temporary_files(tmp_path: Path) -> None:
     """The processes are forked after the import of the command line."""
     folders = {

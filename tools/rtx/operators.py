@@ -4,11 +4,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.steps import chain
 from tools.fuzz.net import Net
 
 Step = Callable[[Net, str], str]
 I64 = np.int64
+
+
+def chain(*steps: Step) -> Step:
+    """Return one step after the other as a step."""
+
+    def add(net: Net, tensor: str) -> str:
+        for step in steps:
+            tensor = step(net, tensor)
+        return tensor
+
+    return add
 
 
 def ints(net: Net, *values: int) -> str:
