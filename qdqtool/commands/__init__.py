@@ -18,7 +18,7 @@ COMMANDS = {
     "extract": "Cut out the smallest model that still shows a finding.",
     "explain": "Explain a finding code or a TensorRT error message.",
     "log": "Summarize a TensorRT build log.",
-    "gpus": "List the GPUs that times can be estimated for.",
+    "gpus": "List the GPUs for which times can be estimated.",
     "engine": "Show precision, memory, MACs and time of each layer of a built engine.",
     "build": "Build a model with a TensorRT on this machine.",
     "demo": "Insert, predict and verify on an embedded YOLOv8-style model.",

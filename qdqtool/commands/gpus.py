@@ -1,4 +1,4 @@
-"""``qdqtool gpus``: GPUs that times can be estimated for, with the sources of their data."""
+"""``qdqtool gpus``: GPUs for which times can be estimated, with the sources of their data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.option("--sources", is_flag=True, help="Show the source and the evidence of each figure.")
 @options.output_options
 def command(name: str | None, sources: bool, answer: options.AnswerWriter) -> int:
-    """List the GPUs that times can be estimated for, or those that share NAME.
+    """List the GPUs for which times can be estimated, or the GPUs that share NAME.
 
     Exit codes: 0 done, 2 unknown GPU.
     """

@@ -96,7 +96,7 @@ def _add_on_request(page: TextPage, fixed: Fixed, output: str, options: str) -> 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:
     """Add the error of each output against the float network, before and after.
 
-    With random inputs, which say little about accuracy, only errors that grew are listed.
+    With random inputs, which are not meaningful for accuracy, only errors that grew are listed.
     """
     errors = fixed.errors
     if not errors:
@@ -106,7 +106,7 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
         page.add_row("Output error", f"before and after, against the float network ({inputs})")
     else:
         errors = [error for error in errors if error.has_grown or error.lost]
-        text = "not measured on images: give --calib images/ (random inputs say little)"
+        text = "not measured on images: give --calib images/ (random inputs are not meaningful)"
         page.add_row("Output error", text)
     for error in errors:
         change = f"{error.before:>7.2%} -> {error.after:>7.2%}"
