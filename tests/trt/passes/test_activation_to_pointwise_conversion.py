@@ -3,23 +3,28 @@ import pytest
 from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Line, run_pass
+
+CHANGED: list[Line] = [
+    ("Running", "act"),
+    ("Swap the layer type", "act", "ACTIVATION to POINTWISE"),
+]
 
 
-@pytest.mark.parametrize("op", ["LeakyRelu", "Clip", "Sigmoid", "Tanh", "Elu"])
-def test_activation_becomes_pointwise(g: Graph, op: str) -> None:
-    result = run_pass(
-        g.model(g.op(op, g.conv(g.input(1, 3, 8, 8), "c"), "act")), ActivationToPointwiseConversion
-    )
-    assert result.lines == [
-        ("Running", "act"),
-        ("Swap the layer type", "act", "ACTIVATION to POINTWISE"),
-    ]
-    assert result.layer("PWN(act)").kind == LayerKind.POINTWISE
-
-
-def test_relu_stays_activation(g: Graph) -> None:
-    pooled = g.pool(g.input(1, 3, 8, 8), "p")
-    result = run_pass(g.model(g.relu(pooled, "Relu")), ActivationToPointwiseConversion)
-    assert result.lines == []
-    assert result.layer("Relu").kind == LayerKind.ACTIVATION
+@pytest.mark.parametrize(
+    ("op", "lines", "name", "kind"),
+    [
+        *(
+            (op, CHANGED, "PWN(act)", LayerKind.POINTWISE)
+            for op in ("LeakyRelu", "Clip", "Sigmoid", "Tanh", "Elu")
+        ),
+        ("Relu", [], "act", LayerKind.ACTIVATION),
+    ],
+)
+def test_activations_but_relu_become_pointwise(
+    g: Graph, op: str, lines: list[Line], name: str, kind: LayerKind
+) -> None:
+    activated = g.op(op, g.pool(g.input(1, 3, 8, 8), "p"), "act")
+    result = run_pass(g.model(activated), ActivationToPointwiseConversion)
+    assert result.lines == lines
+    assert result.layer(name).kind == kind

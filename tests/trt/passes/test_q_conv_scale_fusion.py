@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.passes.q_conv_scale_fusion import QConvScaleFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass
+from tests.trt.passes.step import Build, Line, run_pass
 
 
 @pytest.mark.parametrize(
@@ -21,14 +23,28 @@ def test_batchnorm_with_relu_is_fused(g: Graph, target: str, name: str) -> None:
     assert result.layer(name).nodes == ["Conv_9", "BatchNormalization_10", "Relu_11"]
 
 
-def test_batchnorm_without_relu_is_fused(g: Graph) -> None:
-    out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn"), "l")
-    assert run_pass(g.model(out), QConvScaleFusion).lines == [("Running", "c"), ("Removing", "bn")]
+def normalized(g: Graph, **options: Any) -> str:
+    return g.bn(g.conv(g.input(1, 3, 8, 8), "c", **options), "bn")
 
 
-def test_convolution_with_second_consumer_is_not_fused(g: Graph) -> None:
-    conv = g.conv(g.input(1, 3, 8, 8), "c")
-    assert run_pass(g.model(g.bn(conv, "bn"), conv), QConvScaleFusion).lines == []
+@pytest.mark.parametrize(
+    ("build", "lines"),
+    [
+        pytest.param(
+            lambda g: [g.op("LeakyRelu", normalized(g), "l")],
+            [("Running", "c"), ("Removing", "bn")],
+            id="without a Relu",
+        ),
+        pytest.param(lambda g: [normalized(g), "c:0"], [], id="second consumer"),
+        pytest.param(lambda g: [normalized(g, scale=None)], [], id="no input pair"),
+        pytest.param(lambda g: [normalized(g, weights="float")], [], id="no pair of weights"),
+        pytest.param(lambda g: [normalized(g, scale=None, weights="float")], [], id="float"),
+    ],
+)
+def test_batchnorm_is_fused_into_quantized_convolution(
+    g: Graph, build: Build, lines: list[Line]
+) -> None:
+    assert run_pass(g.model(*build(g)), QConvScaleFusion).lines == lines
 
 
 def test_batchnorm_with_computed_bias_is_reported(g: Graph) -> None:
@@ -39,18 +55,6 @@ def test_batchnorm_with_computed_bias_is_reported(g: Graph) -> None:
     result = run_pass(g.model(g.op("BatchNormalization", inputs, "bn")), QConvScaleFusion)
     assert (result.lines, result.reasons) == ([], [("c", "batchnorm-not-constant")])
     assert result.records[0].batchnorm == "bn"
-
-
-@pytest.mark.parametrize(
-    ("scale", "weights"),
-    [(None, "qdq"), (0.1, "float"), (None, "float")],
-    ids=["no-input-pair", "no-weights", "float"],
-)
-def test_convolution_without_both_pairs_is_not_fused(
-    g: Graph, scale: float | None, weights: str
-) -> None:
-    out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=scale, weights=weights), "bn")
-    assert run_pass(g.model(out), QConvScaleFusion).lines == []
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])

@@ -1,10 +1,12 @@
+from collections.abc import Callable
+
 import pytest
 
 from qdqtool.evidence import Evidence
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass, weakest_evidence
+from tests.trt.passes.step import Graphs, run_pass, weakest_evidence
 
 
 def test_dqs_move_down_past_shuffles_of_gemm(g: Graph) -> None:
@@ -24,32 +26,45 @@ def test_dqs_move_down_past_shuffles_of_gemm(g: Graph) -> None:
     ]
 
 
-@pytest.mark.parametrize("op", ["MaxPool", "Resize", "Slice", "Reshape"])
-def test_dq_moves_down_past_commuting_operator(g: Graph, op: str) -> None:
+def dequantized(g: Graph) -> str:
+    return g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda g: g.pool(dequantized(g), "op"),
+        lambda g: g.resize(dequantized(g), "op"),
+        lambda g: g.slice(dequantized(g), "op", 0, 2),
+        lambda g: g.reshape(dequantized(g), "op", 1, 48),
+    ],
+    ids=["MaxPool", "Resize", "Slice", "Reshape"],
+)
+def test_dq_moves_down_past_commuting_operator(g: Graph, build: Callable[[Graph], str]) -> None:
     # Documented: DQ moves forward over layers that commute with it.
-    x = g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
-    out = {
-        "MaxPool": lambda: g.pool(x, "op"),
-        "Resize": lambda: g.resize(x, "op"),
-        "Slice": lambda: g.slice(x, "op", 0, 2),
-        "Reshape": lambda: g.reshape(x, "op", 1, 48),
-    }[op]()
-    result = run_pass(g.model(g.op("Neg", out, "n")), VanillaSwapWithPreceedingDQ)
+    result = run_pass(g.model(g.op("Neg", build(g), "n")), VanillaSwapWithPreceedingDQ)
     assert result.lines == [("Running", "p.DQ"), ("Swapping", "p.DQ", "op")]
     assert result.layer("op").data.producer is result.layer("p.Q")
     assert weakest_evidence(result.layer("op")) == Evidence.DOCUMENTED
 
 
-@pytest.mark.parametrize("case", ["second-consumer", "average-pool", "relu", "add"])
-def test_dq_does_not_move(g: Graph, case: str) -> None:
-    x = g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
-    if case == "second-consumer":
-        outputs = [g.pool(x, "op"), g.op("Neg", x, "n")]
-    elif case == "average-pool":
-        outputs = [g.pool(x, "op", "AveragePool")]
-    else:
-        outputs = [g.relu(x, "op") if case == "relu" else g.add(x, x, "op")]
-    assert run_pass(g.model(*outputs), VanillaSwapWithPreceedingDQ).lines == []
+def reshaped_weights(g: Graph) -> str:
+    weights = g.const("w", g.random.normal(0, 1, (8, 4)))
+    return g.reshape(g.pair(weights, "w", [0.1] * 8, axis=0), "op", 4, 8)
+
+
+UNCHANGED: Graphs = {
+    "second consumer": lambda g: [g.pool(dequantized(g), "op"), g.op("Neg", "p.DQ:0", "n")],
+    "AveragePool": lambda g: [g.pool(dequantized(g), "op", "AveragePool")],
+    "Relu": lambda g: [g.relu(dequantized(g), "op")],
+    "Add": lambda g: [g.add(dequantized(g), "p.DQ:0", "op")],
+    "Reshape of channels with scales": lambda g: [g.op("Neg", reshaped_weights(g), "n")],
+}
+
+
+@pytest.mark.parametrize("form", UNCHANGED)
+def test_dq_does_not_move(g: Graph, form: str) -> None:
+    assert run_pass(g.model(*UNCHANGED[form](g)), VanillaSwapWithPreceedingDQ).lines == []
 
 
 def test_dq_with_several_consumers_is_reported(g: Graph) -> None:
@@ -76,16 +91,6 @@ def test_axis_of_scales_follows_transpose(g: Graph, perm: list[int], axis: int) 
     assert result.lines == [("Running", "w.DQ"), ("Swapping", "w.DQ", "t")]
     quant = result.layer("w.DQ").quant
     assert quant is not None and quant.axis == axis
-
-
-def test_dq_per_channel_does_not_move_past_reshape(g: Graph) -> None:
-    weights = g.pair(g.const("w", g.random.normal(0, 1, (8, 4))), "w", [0.1] * 8, axis=0)
-    assert (
-        run_pass(
-            g.model(g.op("Neg", g.reshape(weights, "r", 4, 8), "n")), VanillaSwapWithPreceedingDQ
-        ).lines
-        == []
-    )
 
 
 def requantized_pool(g: Graph) -> list[str]:
