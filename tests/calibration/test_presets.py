@@ -73,59 +73,64 @@ def test_classification_presets(
     np.testing.assert_allclose(prepared, expected, atol=1e-5)
 
 
-def test_caffe_subtracts_the_mean_of_blue_green_red() -> None:
-    image = picture(400, 300)
-    pixels = crop_center(image, 256, 224, BILINEAR)[..., ::-1]
-    prepared = prepare(image, 224, 224, PRESETS["caffe"].preprocess)[0]
-    expected = (pixels - np.array([103.939, 116.779, 123.68])).transpose(2, 0, 1)
-    np.testing.assert_allclose(prepared, expected, atol=1e-4)
+def channels_first(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.asarray(pixels, np.float64).transpose(2, 0, 1)
+
+
+def padded(color: npt.NDArray[Any], padding: float) -> npt.NDArray[Any]:
+    """Return an input of 32x32 whose lower half is padding."""
+    expected = np.full((3, 32, 32), padding)
+    expected[:, :16] = color[:, None, None]
+    return expected
+
+
+SQUARE, TALL, WIDE = picture(16, 16), picture(300, 200), picture(400, 300)
+STRETCHED = np.asarray(TALL.resize((64, 96), BILINEAR))
+PLAIN = Image.new("RGB", (40, 20), (10, 20, 30))
 
 
 @pytest.mark.parametrize(
-    ("name", "numbers"),
-    [("detr", IMAGENET), ("imagenet-stretch", IMAGENET), ("rtdetr", np.array([[0.0], [1.0]]))],
+    ("name", "image", "expected"),
+    [
+        pytest.param(
+            "caffe",
+            WIDE,
+            channels_first(
+                crop_center(WIDE, 256, 224, BILINEAR)[..., ::-1]
+                - np.array([103.939, 116.779, 123.68])
+            ),
+            id="caffe subtracts the mean of blue, green and red",
+        ),
+        pytest.param("detr", TALL, normalize(STRETCHED, IMAGENET), id="detr stretches"),
+        pytest.param(
+            "imagenet-stretch", TALL, normalize(STRETCHED, IMAGENET), id="imagenet-stretch"
+        ),
+        pytest.param("rtdetr", TALL, channels_first(STRETCHED) / 255, id="rtdetr stretches"),
+        pytest.param(
+            "yolox",
+            PLAIN,
+            padded(np.array([30, 20, 10]), 114),
+            id="yolox pads right and bottom and keeps pixels",
+        ),
+        pytest.param(
+            "scrfd",
+            PLAIN,
+            padded((np.array([10, 20, 30]) - 127.5) / 128, -127.5 / 128),
+            id="scrfd pads with black and takes red first",
+        ),
+        pytest.param("tf", SQUARE, channels_first(SQUARE) / 127.5 - 1, id="tf: -1 to 1"),
+        pytest.param("none", SQUARE, channels_first(SQUARE), id="none leaves pixels"),
+        pytest.param(
+            "ultralytics-classify",
+            TALL,
+            channels_first(TALL.resize((64, 32), BILINEAR)) / 255,
+            id="crop of an input that is not square resizes both sides",
+        ),
+    ],
 )
-def test_presets_that_stretch(name: str, numbers: npt.NDArray[Any]) -> None:
-    image = picture(300, 200)
-    expected = normalize(np.asarray(image.resize((64, 96), BILINEAR)), numbers)
-    np.testing.assert_allclose(
-        prepare(image, 96, 64, PRESETS[name].preprocess)[0], expected, atol=1e-5
-    )
-
-
-def test_yolox_pads_right_and_bottom_and_keeps_pixels() -> None:
-    image = Image.new("RGB", (40, 20), (10, 20, 30))
-    prepared = prepare(image, 32, 32, PRESETS["yolox"].preprocess)[0]
-    assert (prepared[:, :16, :] == np.array([30, 20, 10])[:, None, None]).all()
-    assert (prepared[:, 16:, :] == 114).all()
-
-
-def test_scrfd_pads_with_black_and_takes_red_first() -> None:
-    image = Image.new("RGB", (40, 20), (10, 20, 30))
-    prepared = prepare(image, 32, 32, PRESETS["scrfd"].preprocess)[0]
-    expected = (np.array([10, 20, 30]) - 127.5) / 128
-    np.testing.assert_allclose(prepared[:, :16, :] - expected[:, None, None], 0, atol=1e-6)
-    np.testing.assert_allclose(prepared[:, 16:, :], -127.5 / 128, atol=1e-6)
-
-
-def test_tf_goes_from_minus_one_to_one() -> None:
-    image = picture(16, 16)
-    prepared = prepare(image, 16, 16, PRESETS["tf"].preprocess)[0]
-    expected = np.asarray(image, np.float64).transpose(2, 0, 1) / 127.5 - 1
-    np.testing.assert_allclose(prepared, expected, atol=1e-6)
-
-
-def test_none_leaves_pixels() -> None:
-    image = picture(16, 16)
-    prepared = prepare(image, 16, 16, PRESETS["none"].preprocess)[0]
-    assert (prepared == np.asarray(image).transpose(2, 0, 1)).all()
-
-
-def test_crop_of_an_input_that_is_not_square_resizes_both_sides() -> None:
-    image = picture(300, 200)
-    expected = np.asarray(image.resize((64, 32), BILINEAR)).transpose(2, 0, 1) / 255
-    prepared = prepare(image, 32, 64, PRESETS["ultralytics-classify"].preprocess)[0]
-    np.testing.assert_allclose(prepared, expected, atol=1e-6)
+def test_other_presets(name: str, image: Image.Image, expected: npt.NDArray[Any]) -> None:
+    prepared = prepare(image, *expected.shape[1:], PRESETS[name].preprocess)[0]
+    np.testing.assert_allclose(prepared, expected, rtol=1e-6, atol=1e-5)
 
 
 def test_crop_of_an_extreme_shape_is_bounded() -> None:
