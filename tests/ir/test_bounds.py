@@ -1,5 +1,7 @@
 """Bounds that hold for every input, and quantizers that round all of them to one value."""
 
+from collections.abc import Callable
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -11,80 +13,78 @@ from qdqtool.ir.qdq import read_params
 from tests.trt.builder import Graph
 
 
-def read_bounds(g: Graph, tensor: str) -> tuple[float, float] | None:
-    bounds = find_bounds(Model(g.model(tensor))).get(tensor)
-    return None if bounds is None else (bounds.low, bounds.high)
+def sigmoid(g: Graph) -> str:
+    return g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
+
+
+def moved(g: Graph) -> str:
+    x = g.op("Transpose", sigmoid(g), "t", perm=[0, 2, 3, 1])
+    x = g.op("Reshape", [x, g.const("shape", np.array([1, 64, 4], np.int64))], "r")
+    x = g.op("Unsqueeze", [g.slice(x, "cut", 0, 8), g.const("a", np.array([0]))], "u")
+    return g.pool(x, "m")
+
+
+def resized(g: Graph, mode: str) -> str:
+    x = sigmoid(g)
+    scales = [g.const("roi", np.zeros(0, np.float32)), g.const("f", np.float32([1, 1, 2, 2]))]
+    return g.op("Resize", [x, *scales], mode, mode=mode)
+
+
+def decoded_size(g: Graph) -> str:
+    """Compute (2 * Sigmoid - 0.5) * stride, as YOLOv5 does."""
+    x = g.op("Mul", [sigmoid(g), g.const("two", np.float32(2))], "double")
+    x = g.op("Sub", [x, g.const("half", np.float32(0.5))], "shift")
+    return g.op("Mul", [x, g.const("stride", np.float32(32))], "m")
+
+
+WEIGHTS = np.ones((4, 4, 1, 1), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("op", "low", "high"),
+    ("build", "bounds"),
     [
-        ("Sigmoid", 0, 1),
-        ("HardSigmoid", 0, 1),
-        ("Softmax", 0, 1),
-        ("Tanh", -1, 1),
-        ("Sign", -1, 1),
-        ("Relu", 0, np.inf),
-        ("Abs", 0, np.inf),
+        *(
+            pytest.param(lambda g, op=op: g.op(op, g.input(1, 4, 8, 8), "n"), bounds, id=op)
+            for op, bounds in (
+                ("Sigmoid", (0, 1)),
+                ("HardSigmoid", (0, 1)),
+                ("Softmax", (0, 1)),
+                ("Tanh", (-1, 1)),
+                ("Relu", (0, np.inf)),
+                ("Abs", (0, np.inf)),
+            )
+        ),
+        pytest.param(lambda g: g.op("LeakyRelu", sigmoid(g), "n"), None, id="LeakyRelu"),
+        pytest.param(lambda g: g.op("Floor", sigmoid(g), "n"), None, id="Floor"),
+        pytest.param(
+            lambda g: g.op("Conv", [sigmoid(g), g.const("w", WEIGHTS)], "n"), None, id="Conv"
+        ),
+        pytest.param(moved, (0, 1), id="operators that move values"),
+        pytest.param(lambda g: resized(g, "linear"), (0, 1), id="linear Resize"),
+        pytest.param(lambda g: resized(g, "cubic"), None, id="cubic Resize"),
+        pytest.param(decoded_size, (-16, 48), id="arithmetic"),
+        pytest.param(
+            lambda g: g.concat([sigmoid(g), g.op("Tanh", "x", "t")], "c"), (-1, 1), id="Concat"
+        ),
+        pytest.param(
+            lambda g: g.concat([sigmoid(g), g.op("Exp", g.op("Neg", "x", "n"), "e")], "c"),
+            (0, np.inf),
+            id="Concat without an upper bound",
+        ),
+        pytest.param(
+            lambda g: g.concat([sigmoid(g), "x"], "c"), None, id="Concat of an unknown part"
+        ),
+        # A DQ produces the range of 8 bits, or the rounded ends of a bounded tensor.
+        pytest.param(lambda g: g.pair(g.input(1, 4, 8, 8), "p", 0.5), (-64, 63.5), id="pair"),
+        pytest.param(lambda g: g.pair(sigmoid(g), "q", 0.75), (0, 0.75), id="pair after bounds"),
     ],
 )
-def test_bounds_of_activations(g: Graph, op: str, low: float, high: float) -> None:
-    assert read_bounds(g, g.op(op, g.input(1, 4, 8, 8), "n")) == (low, high)
-
-
-@pytest.mark.parametrize("op", ["LeakyRelu", "Conv", "Floor"])
-def test_bounds_unknown(g: Graph, op: str) -> None:
-    inputs = [g.op("Sigmoid", g.input(1, 4, 8, 8), "s")]
-    inputs += [g.const("w", np.ones((4, 4, 1, 1), np.float32))] * (op == "Conv")
-    assert read_bounds(g, g.op(op, inputs, "n")) is None
-
-
-def test_bounds_pass_what_moves_values(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
-    x = g.op("Transpose", x, "t", perm=[0, 2, 3, 1])
-    x = g.op("Reshape", [x, g.const("shape", np.array([1, 64, 4], np.int64))], "r")
-    x = g.slice(x, "cut", 0, 8)
-    assert read_bounds(
-        g, g.pool(g.op("Unsqueeze", [x, g.const("a", np.array([0]))], "u"), "m")
-    ) == (
-        0,
-        1,
-    )
-
-
-def test_bounds_of_cubic_resize_unknown(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
-    scales = [g.const("roi", np.zeros(0, np.float32)), g.const("f", np.float32([1, 1, 2, 2]))]
-    linear = g.op("Resize", [x, *scales], "linear", mode="linear")
-    cubic = g.op("Resize", [x, *scales], "cubic", mode="cubic")
-    assert read_bounds(g, linear) == (0, 1)
-    assert read_bounds(g, cubic) is None
-
-
-def test_bounds_of_arithmetic(g: Graph) -> None:
-    """YOLOv5 computes (2 * Sigmoid - 0.5) * stride."""
-    x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
-    x = g.op("Mul", [x, g.const("two", np.float32(2))], "double")
-    x = g.op("Sub", [x, g.const("half", np.float32(0.5))], "shift")
-    assert read_bounds(g, g.op("Mul", [x, g.const("stride", np.float32(32))], "m")) == (-16, 48)
-
-
-def test_bounds_of_concat_need_all_parts(g: Graph) -> None:
-    data = g.input(1, 4, 8, 8)
-    scores = g.op("Sigmoid", data, "s")
-    assert read_bounds(g, g.concat([scores, g.op("Tanh", data, "t")], "both")) == (-1, 1)
-    assert read_bounds(g, g.concat([scores, g.op("Exp", g.op("Neg", data, "n"), "e")], "two")) == (
-        0,
-        np.inf,
-    )
-    assert read_bounds(g, g.concat([scores, data], "one")) is None
-
-
-def test_bounds_of_a_pair(g: Graph) -> None:
-    """A DQ produces the range of 8 bits, or the rounded ends of a bounded tensor."""
-    data = g.input(1, 4, 8, 8)
-    assert read_bounds(g, g.pair(data, "p", 0.5)) == (-64, 63.5)
-    assert read_bounds(g, g.pair(g.op("Sigmoid", data, "s"), "q", 0.75)) == (0, 0.75)
+def test_bounds_of_tensor(
+    g: Graph, build: Callable[[Graph], str], bounds: tuple[float, float] | None
+) -> None:
+    tensor = build(g)
+    found = find_bounds(Model(g.model(tensor))).get(tensor)
+    assert (None if found is None else (found.low, found.high)) == bounds
 
 
 @pytest.mark.parametrize(
