@@ -2,8 +2,8 @@
 
 import shlex
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -121,80 +121,153 @@ def test_versions_without_precisions_of_layers(tmp_path: Path) -> None:
 # Rules for scales, and precisions of layers ------------------------------------------------------
 
 
-def rules_of(net: Net, known: dict[str, float], **options: bool) -> dict[str, tuple[str, float]]:
-    result = complete_scales(net.index(), known, **options)
-    return {t: (result.rules[t], result.scales[t]) for t in result.scales if t not in known}
+def conv_relu(net: Net) -> list[str]:
+    return [net.op("Relu", "r", net.conv("c", "x"))]
 
 
-def test_convolution_and_relu_share_the_scale_of_the_result(net: Net) -> None:
-    net.output(net.op("Relu", "r", net.conv("c", "x")))
-    assert rules_of(net, {"r.out": 0.5}) == {"c.out": ("clipped", 0.5)}
+def moves(net: Net) -> list[str]:
+    pooled = net.op("MaxPool", "pool", "x", kernel_shape=[2, 2])
+    turned = net.op("Transpose", "turn", pooled, perm=[0, 2, 3, 1])
+    return [net.reshape("flat", turned, 1, -1)]
+
+
+def concat(net: Net) -> list[str]:
+    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
+    return [net.op("Concat", "cat", a, b, axis=1)]
+
+
+def split(net: Net) -> list[str]:
+    parts = net.op("Split", "s", net.conv("c", "x"), outputs=2, axis=1)
+    return [net.op("Relu", name, part) for name, part in zip("ab", parts, strict=True)]
+
+
+def average(net: Net) -> list[str]:
+    return [net.op("Flatten", "flat", net.op("GlobalAveragePool", "pool", "x"))]
+
+
+MOVED = ("moved", 0.5)
 
 
 @pytest.mark.parametrize(
-    ("add", "tensor", "rule"),
+    ("build", "known", "rules", "missing"),
     [
-        (lambda net, c: net.silu("s", c), "s/Mul.out", {"s/Sigmoid.out": ("fixed", 1 / 127)}),
-        (
-            lambda net, c: net.op("Relu", "r", net.norm("bn", c)),
-            "r.out",
+        pytest.param(
+            conv_relu,
+            {"r.out": 0.5},
+            {"c.out": ("clipped", 0.5)},
+            ["x"],
+            id="Relu of a convolution",
+        ),
+        pytest.param(
+            lambda net: [*conv_relu(net), "c.out"],
+            {"x": 1.0, "r.out": 0.5},
+            {},
+            ["c.out"],
+            id="another consumer of the convolution",
+        ),
+        # The scale of these activations does not reach the convolution.
+        pytest.param(
+            lambda net: [net.silu("s", net.conv("c", "x"))],
+            {"s/Mul.out": 0.5},
+            {"s/Sigmoid.out": ("fixed", 1 / 127)},
+            ["x", "c.out"],
+            id="SiLU",
+        ),
+        pytest.param(
+            lambda net: [net.op("Relu", "r", net.norm("bn", net.conv("c", "x")))],
+            {"r.out": 0.5},
             {"bn.out": ("clipped", 0.5)},
+            ["x", "c.out"],
+            id="BatchNormalization and Relu",
+        ),
+        pytest.param(
+            moves,
+            {"x": 0.5},
+            {"pool.out": MOVED, "turn.out": MOVED, "flat.out": MOVED},
+            [],
+            id="values that move downstream",
+        ),
+        pytest.param(
+            moves,
+            {"flat.out": 0.5},
+            {"x": MOVED, "pool.out": MOVED, "turn.out": MOVED},
+            [],
+            id="values that move upstream",
+        ),
+        pytest.param(
+            concat,
+            {"a.out": 0.25, "b.out": 0.5},
+            {"ca.out": ("clipped", 0.25), "cb.out": ("clipped", 0.5), "cat.out": MOVED},
+            ["x"],
+            id="Concat takes the largest scale",
+        ),
+        pytest.param(
+            concat,
+            {"cat.out": 0.5},
+            {
+                "a.out": MOVED,
+                "b.out": MOVED,
+                "ca.out": ("clipped", 0.5),
+                "cb.out": ("clipped", 0.5),
+            },
+            ["x"],
+            id="Concat gives its scale",
+        ),
+        pytest.param(
+            concat,
+            {"a.out": 0.25},
+            {"ca.out": ("clipped", 0.25)},
+            ["x", "cb.out", "b.out", "cat.out"],
+            id="Concat of an unknown part",
+        ),
+        pytest.param(
+            split,
+            {"s.out": 0.5},
+            {"a.out": ("bounded", 0.5)},
+            ["x", "c.out", "s.out1", "b.out"],
+            id="part of a tensor",
+        ),
+        pytest.param(
+            split,
+            {"s.out": 0.5, "s.out1": 0.75},
+            {"c.out": ("moved", 0.75), "a.out": ("bounded", 0.5), "b.out": ("bounded", 0.75)},
+            ["x"],
+            id="all parts of a tensor",
+        ),
+        pytest.param(
+            average,
+            {"x": 0.5},
+            {"pool.out": ("bounded", 0.5), "flat.out": MOVED},
+            [],
+            id="average is bounded by its input",
+        ),
+        pytest.param(
+            average,
+            {"x": 0.5, "flat.out": 0.1},
+            {"pool.out": ("moved", 0.1)},
+            [],
+            id="average whose result is known",
+        ),
+        pytest.param(
+            average,
+            {"pool.out": 0.1},
+            {"flat.out": ("moved", 0.1)},
+            ["x"],
+            id="input of an average",
         ),
     ],
-    ids=["SiLU", "BatchNormalization and Relu"],
 )
-def test_scale_of_an_activation_does_not_reach_the_convolution(
-    add: Any, tensor: str, rule: dict[str, tuple[str, float]], net: Net
+def test_scales_follow_from_neighbors(
+    net: Net,
+    build: Callable[[Net], list[str]],
+    known: dict[str, float],
+    rules: dict[str, tuple[str, float]],
+    missing: list[str],
 ) -> None:
-    net.output(add(net, net.conv("c", "x")))
-    assert rules_of(net, {tensor: 0.5}) == rule
-    assert complete_scales(net.index(), {tensor: 0.5}).missing == ["x", "c.out"]
-
-
-def test_convolution_with_another_consumer_is_not_fused(net: Net) -> None:
-    conv = net.conv("c", "x")
-    net.output(net.op("Relu", "r", conv), conv)
-    result = complete_scales(net.index(), {"x": 1.0, "r.out": 0.5})
-    assert result.missing == ["c.out"]
-
-
-def test_values_that_move_keep_their_scale_in_both_directions(net: Net) -> None:
-    shape = net.const("shape", [1, -1], np.int64)
-    pooled = net.op("MaxPool", "pool", "x", kernel_shape=[2, 2])
-    turned = net.op("Transpose", "turn", pooled, perm=[0, 2, 3, 1])
-    net.output(net.op("Reshape", "flat", turned, shape))
-    for start in ("x", "flat.out"):
-        others = rules_of(net, {start: 0.5})
-        assert set(others.values()) == {("moved", 0.5)} and len(others) == 3
-
-
-def test_concat_takes_the_largest_scale_and_gives_it_to_inputs_without_one(net: Net) -> None:
-    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
-    net.output(net.op("Concat", "cat", a, b, axis=1))
-    assert rules_of(net, {"a.out": 0.25, "b.out": 0.5})["cat.out"] == ("moved", 0.5)
-    assert rules_of(net, {"cat.out": 0.5})["a.out"] == ("moved", 0.5)
-    assert "cat.out" not in rules_of(net, {"a.out": 0.25})
-
-
-def test_part_of_a_tensor_does_not_decide_about_the_whole(net: Net) -> None:
-    first, second = net.op("Split", "s", net.conv("c", "x"), outputs=2, axis=1, num_outputs=2)
-    net.output(net.op("Relu", "a", first), net.op("Relu", "b", second))
-    model = Model(net.model(opset=18))
-    one = complete_scales(model, {first: 0.5})
-    assert "c.out" not in one.scales
-    both = complete_scales(model, {first: 0.5, second: 0.75})
-    assert (both.rules["c.out"], both.scales["c.out"]) == ("moved", 0.75)
-
-
-def test_average_is_bounded_by_its_input_unless_the_result_is_known(net: Net) -> None:
-    pooled = net.op("GlobalAveragePool", "pool", "x")
-    net.output(net.op("Flatten", "flat", pooled))
-    assert rules_of(net, {"x": 0.5}) == {
-        "pool.out": ("bounded", 0.5),
-        "flat.out": ("moved", 0.5),
-    }
-    assert rules_of(net, {"x": 0.5, "flat.out": 0.1}) == {"pool.out": ("moved", 0.1)}
-    assert "x" not in rules_of(net, {"pool.out": 0.1})
+    result = complete_scales(net.output(*build(net)).index(), known)
+    others = {t: (result.rules[t], result.scales[t]) for t in result.scales if t not in known}
+    assert others == rules
+    assert result.missing == missing
 
 
 def test_measured_scales_are_used_next_to_those_of_quantizers(net: Net) -> None:
@@ -212,9 +285,10 @@ def residual() -> Net:
 def test_convolution_before_an_add_gets_a_unary_scale_on_request() -> None:
     known = {"x": 0.25, "add.out": 0.5}
     assert complete_scales(residual().index(), known).missing == ["c.out"]
-    assert rules_of(residual(), known, unary=True) == {"c.out": ("unary", 1.0)}
+    unary = complete_scales(residual().index(), known, unary=True)
+    assert (unary.rules["c.out"], unary.scales["c.out"]) == ("unary", 1.0)
     # Without the scale of the result, the Add runs in float.
-    assert rules_of(residual(), {"x": 0.25}, unary=True) == {}
+    assert "c.out" not in complete_scales(residual().index(), {"x": 0.25}, unary=True).scales
 
 
 def test_shapes_and_indices_are_no_float_tensors(net: Net) -> None:

@@ -1,6 +1,7 @@
 """Values of constants, computed node by node and within limits."""
 
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -171,22 +172,33 @@ def test_computed_scale_is_folded(net: Net) -> None:
     }
 
 
-def test_moved_weights_remain_for_the_passes(net: Net) -> None:
-    weights = net.const("w", np.ones((3, 3, 4, 8)))
-    model = convolution(net, net.op("Transpose", "t", weights, perm=[3, 2, 0, 1]))
-    assert fold_constants(model) is model
+def moved_weights(net: Net) -> str:
+    """Return weights that the passes move."""
+    return net.op("Transpose", "t", net.const("w", np.ones((3, 3, 4, 8))), perm=[3, 2, 0, 1])
 
 
-def test_quantized_weights_are_not_folded(net: Net) -> None:
+def quantized_weights(net: Net) -> str:
     scale, zero = net.const("s", 0.5), net.const("z", 0, np.int8)
     q = net.op("QuantizeLinear", "q", filled(net, "w", [8, 16, 3, 3]), scale, zero)
-    model = convolution(net, net.op("DequantizeLinear", "dq", q, scale, zero))
-    assert fold_constants(model) is model
+    return net.op("DequantizeLinear", "dq", q, scale, zero)
 
 
-def test_random_values_and_network_outputs_remain(net: Net) -> None:
-    noise = net.op("RandomNormal", "noise", shape=[1])
-    net.output(net.op("Add", "end", "x", noise))
-    net.output(filled(net, "out", [4]))
-    model = net.index()
+def output_weights(net: Net) -> str:
+    weights = filled(net, "w", [8, 16, 3, 3])
+    net.output(weights)
+    return weights
+
+
+@pytest.mark.parametrize(
+    "make_weights",
+    [
+        moved_weights,
+        quantized_weights,
+        output_weights,
+        lambda net: net.op("RandomNormal", "noise", shape=[8, 16, 3, 3]),
+    ],
+    ids=["moved", "quantized", "network output", "random"],
+)
+def test_other_weights_are_not_folded(net: Net, make_weights: Callable[[Net], str]) -> None:
+    model = convolution(net, make_weights(net))
     assert fold_constants(model) is model
