@@ -11,7 +11,7 @@ from qdqtool.trt import importer
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import Graphs, run_pass
+from tests.trt.passes.step import Build, Graphs, Line, run_pass
 
 
 @pytest.mark.parametrize(
@@ -38,38 +38,50 @@ def test_silu_becomes_one_layer(g: Graph, target: str, name: str) -> None:
     assert [t.source for t in layer.inputs] == ["c:0"]
 
 
-def test_add_is_fused_with_division(g: Graph) -> None:
-    # yolov8-orin-trt8412-excerpts: Add_5 with Div_1.
-    total = g.add(
-        g.op("Softmax", g.input(1, 8), "s1"),
-        g.op("Softmax", g.input(1, 8, name="y"), "s2"),
-        "Add_5",
-    )
-    result = run_pass(
-        g.model(g.op("Div", [total, g.const("two", [[2.0]])], "Div_1")), PointWiseFusion
-    )
-    assert result.lines == [("Running", "Add_5"), ("Fusing", "Add_5", "Div_1")]
-    assert result.has_layer("PWN(Add_5, Div_1)")
+def two_softmaxes(g: Graph) -> str:
+    left, right = (g.op("Softmax", g.input(1, 8, name=name), f"s{name}") for name in "xy")
+    return g.add(left, right, "add")
 
 
-def test_square_reads_one_input(g: Graph) -> None:
-    x = g.op("Exp", g.input(1, 8), "e")
-    result = run_pass(g.model(g.op("Mul", [x, x], "m")), PointWiseFusion)
-    assert result.lines == [("Running", "e"), ("Fusing", "e", "m")]
-    assert len(result.layer("PWN(e, m)").inputs) == 1
-
-
-def test_longer_chains_nest_their_names(g: Graph) -> None:
-    # yolo-resnet18-orin-trt8502, lines 5233 to 5236: PWN(PWN(a, b), c).
-    x = g.op("Neg", g.op("Exp", g.op("Abs", g.input(1, 8), "a"), "b"), "c")
-    result = run_pass(g.model(x), PointWiseFusion)
-    assert result.lines == [
-        ("Running", "a"),
-        ("Fusing", "a", "b"),
-        ("Running", "PWN(a, b)"),
-        ("Fusing", "PWN(a, b)", "c"),
-    ]
-    assert result.has_layer("PWN(PWN(a, b), c)")
+@pytest.mark.parametrize(
+    ("build", "lines", "layer", "inputs"),
+    [
+        # yolov8-orin-trt8412-excerpts: Add_5 with Div_1.
+        pytest.param(
+            lambda g: [g.op("Div", [two_softmaxes(g), g.const("two", [[2.0]])], "div")],
+            [("Running", "add"), ("Fusing", "add", "div")],
+            "PWN(add, div)",
+            2,
+            id="division of a sum",
+        ),
+        pytest.param(
+            lambda g: [g.op("Mul", [g.op("Exp", g.input(1, 8), "e"), "e:0"], "m")],
+            [("Running", "e"), ("Fusing", "e", "m")],
+            "PWN(e, m)",
+            1,
+            id="square",
+        ),
+        # yolo-resnet18-orin-trt8502, lines 5233 to 5236: PWN(PWN(a, b), c).
+        pytest.param(
+            lambda g: [g.op("Neg", g.op("Exp", g.op("Abs", g.input(1, 8), "a"), "b"), "c")],
+            [
+                ("Running", "a"),
+                ("Fusing", "a", "b"),
+                ("Running", "PWN(a, b)"),
+                ("Fusing", "PWN(a, b)", "c"),
+            ],
+            "PWN(PWN(a, b), c)",
+            1,
+            id="chain",
+        ),
+    ],
+)
+def test_pointwise_operators_become_one_layer(
+    g: Graph, build: Build, lines: list[Line], layer: str, inputs: int
+) -> None:
+    result = run_pass(g.model(*build(g)), PointWiseFusion)
+    assert result.lines == lines
+    assert len(result.layer(layer).inputs) == inputs
 
 
 @pytest.mark.parametrize("has_size", [True, False])

@@ -9,7 +9,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
 from tests.trt.builder import Graph
-from tests.trt.passes.step import run_pass, weakest_evidence
+from tests.trt.passes.step import Line, run_pass, weakest_evidence
 
 FLOAT_OUT = [
     ("Running", "c"),
@@ -49,32 +49,44 @@ def test_output_with_q_is_int8(weights: str) -> None:
     assert result.layer("c").out.name == "p.Q:0"
 
 
-def test_q_is_fused_past_batchnorm_relu_and_max_pool() -> None:
-    # resnet18-qat-rtx2000-trt8510, line 2699: QuantizeLinear_15 is after the MaxPool.
-    g, out = conv()
+def normalized(g: Graph, out: str) -> list[str]:
     out = g.pool(g.relu(g.bn(out, "bn"), "r"), "pool")
-    result = run_pass(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes)
-    assert result.lines == INT8_OUT
+    return [g.op("Softmax", g.pair(out, "p"), "s")]
 
 
-def test_float_consumer_keeps_output_float() -> None:
-    # yolo-resnet18-orin-trt8502, backbone/conv1: an Add reads its MaxPool as well.
+@pytest.mark.parametrize(
+    ("outputs", "lines", "reasons"),
+    [
+        # resnet18-qat-rtx2000-trt8510, line 2699: QuantizeLinear_15 is after the MaxPool.
+        pytest.param(normalized, INT8_OUT, [], id="past BatchNormalization, Relu and MaxPool"),
+        # yolo-resnet18-orin-trt8502, backbone/conv1: an Add reads its MaxPool as well.
+        pytest.param(
+            lambda g, out: [g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")],
+            FLOAT_OUT,
+            [("c", "output-many-consumers")],
+            id="float consumer",
+        ),
+        pytest.param(
+            lambda g, out: [g.op("Softmax", g.pair(out, "p"), "s"), out],
+            FLOAT_OUT,
+            [("c", "output-many-consumers")],
+            id="network output",
+        ),
+    ],
+)
+def test_q_is_fused_if_it_is_the_only_consumer(
+    outputs: Callable[[Graph, str], list[str]], lines: list[Line], reasons: list[tuple[str, str]]
+) -> None:
     g, out = conv()
-    result = run_pass(
-        g.model(g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")),
-        QuantizeDoubleInputNodes,
-    )
-    assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
-    assert [r.node for r in result.records[0].consumers if r.kind == "q"] == ["p.Q"]
-    assert [r.node for r in result.records[0].consumers if r.kind != "q"] == ["t"]
+    result = run_pass(g.model(*outputs(g, out)), QuantizeDoubleInputNodes)
+    assert (result.lines, result.reasons) == (lines, reasons)
 
 
-def test_network_output_keeps_output_float() -> None:
+def test_report_names_consumers() -> None:
     g, out = conv()
-    result = run_pass(
-        g.model(g.op("Softmax", g.pair(out, "p"), "s"), out), QuantizeDoubleInputNodes
-    )
-    assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
+    proto = g.model(g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t"))
+    consumers = run_pass(proto, QuantizeDoubleInputNodes).records[0].consumers
+    assert {(r.node, r.kind == "q") for r in consumers} == {("p.Q", True), ("t", False)}
 
 
 def test_different_scales_keep_output_float() -> None:
@@ -147,6 +159,9 @@ def test_float_convolution_is_reported(case: str) -> None:
     assert (result.lines, result.reasons) == ([], [("c", case)])
 
 
+UP = {"k": 2, "stride": 2, "op": "ConvTranspose", "weights": "tensor"}
+
+
 def fp8(**options: Any) -> Graph:
     g = Graph(opset=19, fp8=True)
     x = g.op("Softmax", g.input(1, 32, 8, 8), "before")
@@ -180,23 +195,29 @@ def test_fp8_convolution_is_quantized(weights: str) -> None:
     assert result.reasons == [("c", "output-not-quantized")]
 
 
-@pytest.mark.parametrize(("kernel", "is_fp8"), [(5, True), (6, False), (7, False)])
-def test_fp8_convolution_with_over_32_elements_is_float(kernel: int, is_fp8: bool) -> None:
-    result = run_pass(fp8(k=kernel).model("end:0"), QuantizeDoubleInputNodes, target="trt10")
-    assert result.layer("c").int8 == is_fp8
-    assert (("c", "fp8-kernel") in result.reasons) != is_fp8
+@pytest.mark.parametrize(
+    ("options", "target", "reasons"),
+    [
+        ({"k": 5}, "trt10", ["output-not-quantized"]),
+        ({"k": 6}, "trt10", ["fp8-kernel"]),
+        ({"k": 7}, "trt10", ["fp8-kernel"]),
+        ({}, "10.2", ["output-not-quantized"]),
+        ({}, "trt11", ["output-not-quantized"]),
+        (UP, "trt10", ["fp8-deconvolution"]),
+    ],
+)
+def test_forms_of_convolutions_in_fp8(
+    options: dict[str, Any], target: str, reasons: list[str]
+) -> None:
+    """Kernels have at most 32 elements. Convolutions have FP8 since 10.2, deconvolutions do not."""
+    result = run_pass(fp8(**options).model("end:0"), QuantizeDoubleInputNodes, target=target)
+    assert result.layer("c").int8 == (reasons == ["output-not-quantized"])
+    assert result.reasons == [("c", reason) for reason in reasons]
 
 
-@pytest.mark.parametrize(("target", "is_fp8"), [("10.1", False), ("10.2", True), ("trt11", True)])
-def test_fp8_convolution_needs_10_2(target: str, is_fp8: bool) -> None:
-    result = run_pass(fp8().model("end:0"), QuantizeDoubleInputNodes, target=target)
-    assert result.layer("c").int8 == is_fp8
-
-
-def test_fp8_deconvolution_is_float() -> None:
-    g = fp8(k=2, stride=2, op="ConvTranspose", weights="tensor")
-    result = run_pass(g.model("end:0"), QuantizeDoubleInputNodes, target="trt10")
-    assert result.reasons == [("c", "fp8-deconvolution")]
+def test_fp8_convolution_is_float_before_10_2() -> None:
+    result = run_pass(fp8().model("end:0"), QuantizeDoubleInputNodes, target="10.1")
+    assert not result.layer("c").int8
 
 
 def test_q_of_another_type_after_a_layer_remains() -> None:
@@ -244,12 +265,11 @@ def _drawn(drawn: Graph) -> Callable[[Graph], str]:
     return build
 
 
-_UP = {"k": 2, "stride": 2, "op": "ConvTranspose", "weights": "tensor"}
 GRAPHS = {
     "QuantizeDoubleInputNodes/fp8-convolution": (_drawn(fp8()), "trt10"),
     "QuantizeDoubleInputNodes/fp8-kernel": (_drawn(fp8(k=7)), "trt10"),
     "QuantizeDoubleInputNodes/fp8-early": (_drawn(fp8()), "10.1"),
-    "QuantizeDoubleInputNodes/fp8-deconvolution": (_drawn(fp8(**_UP)), "trt10"),
+    "QuantizeDoubleInputNodes/fp8-deconvolution": (_drawn(fp8(**UP)), "trt10"),
     "QuantizeDoubleInputNodes/mixed-types": (_drawn(mixed(np.int8)), "trt10"),
     "QuantizeDoubleInputNodes/other-type": (_drawn(mixed(None, np.int8)), "trt10"),
     "QuantizeDoubleInputNodes/fp8-product": (_product, "trt10"),
