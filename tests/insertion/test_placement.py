@@ -60,12 +60,6 @@ def test_residual_that_only_a_residual_reads_is_quantized(net: Net) -> None:
     assert skips == {("stem.out", "add1"), ("add1.out", "add2")}
 
 
-def test_broadcast_add_is_no_residual(net: Net) -> None:
-    gap = net.op("GlobalAveragePool", "gap", "x")
-    net.output(net.conv("c3", net.op("Add", "add", net.conv("c", "x"), gap)))
-    assert not quantized_inputs(place_net(net), "add")
-
-
 def test_sparse_weights_are_left_float(net: Net) -> None:
     model = make_weights_sparse(net.output(net.conv("c", "x")).open_model(), "c.weight")
     (skipped,) = place(Model(model), PlacementRules(head="none")).skipped
@@ -161,36 +155,55 @@ def test_residual_after_activation(
     assert ("add" in reasons(result)) is (not expected)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_residual_of_two_convolutions_quantizes_shorter_side(net: Net, swapped: bool) -> None:
+def two_convolutions(net: Net, swapped: bool) -> None:
+    """Add two convolutions in a row and one next to them, as in ResNet's downsampling blocks."""
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     block = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
     down = net.conv("down", stem, kernel=1)
     pair = (down, block) if swapped else (block, down)
     net.output(net.conv("c3", net.op("Relu", "ra", net.op("Add", "add", *pair))))
-    assert quantized_inputs(place_net(net), "add") == {"down.out"}
+
+
+def equal_convolutions(net: Net) -> None:
+    net.output(net.conv("c", net.op("Add", "add", net.conv("a", "x"), net.conv("b", "x"))))
+
+
+def add_of(net: Net, other: str) -> None:
+    net.output(net.conv("d", net.op("Relu", "r", net.op("Add", "add", net.conv("c", "x"), other))))
 
 
 @pytest.mark.parametrize(
-    ("exclude", "expected"),
-    [([], {"a.out"}), (["^b$"], {"b.out"})],
-    ids=["equal sides", "float side"],
+    ("build", "exclude", "expected"),
+    [
+        pytest.param(lambda net: two_convolutions(net, False), [], {"down.out"}, id="shorter side"),
+        pytest.param(
+            lambda net: two_convolutions(net, True), [], {"down.out"}, id="shorter side first"
+        ),
+        pytest.param(equal_convolutions, [], {"a.out"}, id="equal sides"),
+        # A convolution that stays float does not fuse the Add, so its side is quantized.
+        pytest.param(equal_convolutions, ["^b$"], {"b.out"}, id="float side"),
+        pytest.param(
+            lambda net: add_of(net, net.op("GlobalAveragePool", "gap", "x")),
+            [],
+            set(),
+            id="broadcast",
+        ),
+        pytest.param(
+            lambda net: add_of(net, net.const("k", np.ones((1, 16, 8, 8)))),
+            [],
+            set(),
+            id="constant",
+        ),
+        pytest.param(lambda net: add_of(net, "c.out"), [], set(), id="itself"),
+    ],
 )
-def test_residual_of_equal_convolutions(net: Net, exclude: list[str], expected: set[str]) -> None:
-    """A convolution that stays float does not fuse the Add, so its side is quantized."""
-    net.output(net.conv("c", net.op("Add", "add", net.conv("a", "x"), net.conv("b", "x"))))
+def test_residual_input_of_add(
+    net: Net, build: Callable[[Net], None], exclude: list[str], expected: set[str]
+) -> None:
+    build(net)
     result = place_net(net, PlacementRules(head="none", exclude=exclude))
     assert quantized_inputs(result, "add") == expected
-
-
-@pytest.mark.parametrize("other", ["constant", "itself"])
-def test_add_of_constant_or_itself_is_no_residual(net: Net, other: str) -> None:
-    inner = net.conv("c", "x")
-    right = inner if other == "itself" else net.const("k", np.ones((1, 16, 8, 8)))
-    net.output(net.conv("d", net.op("Relu", "r", net.op("Add", "add", inner, right))))
-    result = place_net(net)
-    assert inputs(result) == {("x", "c", "input"), ("r.out", "d", "input")}
-    assert not result.skipped
+    assert "add" not in reasons(result)
 
 
 def classifier(float_consumer: bool) -> Net:
