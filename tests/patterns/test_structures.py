@@ -77,25 +77,32 @@ def test_attention_through_mask_transpose_and_pair() -> None:
     )
 
 
+def flat(net: Net) -> str:
+    return net.reshape("flat", "x", 1, 4, 16)
+
+
+def probabilities(net: Net) -> str:
+    turned = net.op("Transpose", "t", flat(net), perm=[0, 2, 1])
+    return net.op("Softmax", "soft", net.op("MatMul", "qk", "flat.out", turned), axis=-1)
+
+
 @pytest.mark.parametrize(
-    "kind", ["constant values", "no product above", "multiplied, not a product"]
+    "build",
+    [
+        lambda net: net.op("MatMul", "av", probabilities(net), net.const("w", np.ones((4, 3)))),
+        lambda net: net.op(
+            "MatMul",
+            "av",
+            net.op("Softmax", "soft", net.op("Relu", "relu", flat(net)), axis=-1),
+            net.op("Transpose", "v", "flat.out", perm=[0, 2, 1]),
+        ),
+        lambda net: net.op("Mul", "av", probabilities(net), "qk.out"),
+    ],
+    ids=["constant values", "no product above", "multiplied, not a product"],
 )
-def test_other_products_are_not_attention(kind: str) -> None:
+def test_other_products_are_not_attention(build: Callable[[Net], str]) -> None:
     net = Tokens(4, 4)
-    flat = net.op("Reshape", "flat", "x", net.const("shape", [1, 4, 16], np.int64))
-    above = (
-        net.op("Relu", "relu", flat)
-        if kind == "no product above"
-        else net.op("MatMul", "qk", flat, net.op("Transpose", "t", flat, perm=[0, 2, 1]))
-    )
-    soft = net.op("Softmax", "soft", above, axis=-1)
-    if kind == "constant values":
-        wide = 16 if kind == "no product above" else 4
-        net.output(net.op("MatMul", "av", soft, net.const("w", np.ones((wide, 3)))))
-    elif kind == "no product above":
-        net.output(net.op("MatMul", "av", soft, net.op("Transpose", "v", flat, perm=[0, 2, 1])))
-    else:
-        net.output(net.op("Mul", "av", soft, above))
+    net.output(build(net))
     assert find_attentions(net.index()) == []
 
 
@@ -171,17 +178,23 @@ def vit_with_change(change: str) -> Model:
     return Model(proto)
 
 
-def test_mean_of_cubes_is_not_a_layer_norm() -> None:
-    assert len(find_decomposed_layer_norms(vit_with_change(""))) == 5
-    assert len(find_decomposed_layer_norms(vit_with_change("cube"))) == 4
-
-
-@pytest.mark.parametrize("change", ["other mean", "other axes", "no epsilon"])
-def test_other_normalization_is_not_fused_into_layer_norm(change: str) -> None:
-    # The changed nodes still divide by a root mean square.
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ("", 5),
+        ("cube", 4),
+        # The changed nodes of these still divide by a root mean square.
+        ("other mean", 5),
+        ("other axes", 5),
+        ("no epsilon", 5),
+    ],
+)
+def test_changed_layer_norm_is_not_fused(change: str, count: int) -> None:
     model = vit_with_change(change)
     norms = find_decomposed_layer_norms(model)
-    assert len(norms) == 5 and layer_norm_inputs(model, norms[0]) is None
+    assert len(norms) == count
+    fused = sum(layer_norm_inputs(model, norm) is not None for norm in norms)
+    assert fused == (5 if change == "" else 4)
 
 
 @pytest.mark.parametrize(
@@ -252,24 +265,27 @@ def test_activation_is_function_of_convolution_output(
     assert nodes == count
 
 
-def test_product_with_gate_of_other_tensor_is_not_an_activation(net: Net) -> None:
-    a, b = net.conv("a", "x"), net.conv("b", "x")
-    net.output(net.op("Mul", "m", net.op("Sigmoid", "g", a), b))
+@pytest.mark.parametrize(
+    ("build", "node", "expected"),
+    [
+        (lambda net: net.op("Mul", "m", net.op("Sigmoid", "g", "a.out"), "b.out"), "m", None),
+        (lambda net: net.op("Mul", "m", net.op("Sigmoid", "g", "a.out"), "b.out"), "g", "a.out"),
+        (lambda net: net.op("Softmax", "s", "a.out"), "s", None),
+    ],
+    ids=["product with the gate of another tensor", "gate", "Softmax"],
+)
+def test_input_of_activation(
+    net: Net, build: Callable[[Net], str], node: str, expected: str | None
+) -> None:
+    net.output(net.conv("a", "x"), net.conv("b", "x"), build(net))
     model = net.index()
-    assert pointwise.activation_input(model, model.node("m")) is None
-    assert pointwise.activation_input(model, model.node("g")) == "a.out"
+    assert pointwise.activation_input(model, model.node(node)) == expected
 
 
 def test_gate_with_other_consumer_is_an_activation_output(net: Net) -> None:
     gate = net.op("Sigmoid", "g", net.conv("c", "x"))
     net.output(net.op("Mul", "m", "c.out", gate), net.conv("other", gate))
     assert list(pointwise.activation_outputs(net.index(), "c.out")) == ["g.out", "m.out"]
-
-
-def test_softmax_is_not_an_activation(net: Net) -> None:
-    net.output(net.op("Softmax", "s", net.conv("c", "x")))
-    model = net.index()
-    assert pointwise.activation_input(model, model.node("s")) is None
 
 
 def test_add_of_reshaped_constant_is_a_bias(net: Net) -> None:
