@@ -176,13 +176,10 @@ def provoking_texts(items: Any) -> Iterator[tuple[str, str, str]]:
 
 def apply_method(pattern: re.Pattern[Any], method: str, text: str) -> None:
     subject: Any = text.encode("utf-8", "replace") if isinstance(pattern.pattern, bytes) else text
-    if method == "sub":
-        pattern.sub(subject[:0], subject)
-    elif method == "finditer":
-        for _ in pattern.finditer(subject):
-            pass
-    else:
-        getattr(pattern, method)(subject)
+    arguments = (subject[:0], subject) if method == "sub" else (subject,)
+    result = getattr(pattern, method)(*arguments)
+    if method == "finditer":
+        list(result)
 
 
 def slow_text(

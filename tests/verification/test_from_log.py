@@ -238,9 +238,9 @@ def test_read_build_of_the_raw_log(raw: Build) -> None:
     assert any(r.target == "Half(557568,2816,88,1)" for r in raw.reformats)  # long-strided
 
 
-def test_verify_the_raw_log(model_bevfusion: Model) -> None:
+def test_verify_the_raw_log(raw: Build, model_bevfusion: Model) -> None:
     """This is one of the builds that the rules were derived from."""
-    result = api.verify(model_bevfusion, build_file(RAW), build_file(RAW, "layer_info.json"))
+    result = api.verify(model_bevfusion, raw)
     assert api.exit_code(result) == 0 and result.copies.in_order == 11
     assert_as_predicted(result)
 
