@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.statistics import MIN_TOP, Floats, Histogram, TensorStatistics, rounding_errors
-from qdqtool.errors import brief
+from qdqtool.errors import shorten_text
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
 INT8_LEVELS = 127
@@ -81,7 +81,9 @@ def choose_range(stats: TensorStatistics, method: str, percentile: float = 99.99
         ValueError: Unknown method, or a percentile outside its range.
     """
     if method not in METHODS:
-        raise ValueError(brief(f"method '{method}' is unknown; use one of {', '.join(METHODS)}"))
+        raise ValueError(
+            shorten_text(f"method '{method}' is unknown; use one of {', '.join(METHODS)}")
+        )
     if not 0.0 < percentile <= 100.0:
         raise ValueError(f"percentile is {percentile:g}; it must be above 0 and at most 100")
     absmax = stats.absmax

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calibration.cache import parse_tensorrt_cache
-from qdqtool.errors import DataError, brief
+from qdqtool.errors import DataError, shorten_text
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
 from qdqtool.util.json_text import parse_json
@@ -112,7 +112,8 @@ def _make_table(label: str, entries: Iterator[_Entry], name: str) -> RangeTable:
             continue
         if not math.isfinite(scale) or scale < 0:
             raise DataError(
-                f"scale {scale:g} of tensor '{brief(tensor)}' is not usable; calibrate again",
+                f"scale {scale:g} of tensor '{shorten_text(tensor)}' is not usable; calibrate "
+                "again",
                 name,
                 code="invalid-scale",
                 node=tensor,

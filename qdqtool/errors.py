@@ -11,7 +11,7 @@ _WORD, _PATH = 100, 200
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
-def brief(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Return a message, with its middle cut out if it is longer than :data:`LONGEST`."""
     return text if len(text) <= LONGEST else _shorten_words(text)
 
@@ -51,7 +51,7 @@ class QdqtoolError(Exception):
         parameter: str = "",
         node: str = "",
     ) -> None:
-        reason = brief(reason)
+        reason = shorten_text(reason)
         fits = len(path) <= _PATH or len(path) + len(reason) <= LONGEST
         prefix = path if fits else _cut_middle(path, _PATH)
         super().__init__(f"{prefix}: {reason}" if path else reason)

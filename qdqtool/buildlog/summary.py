@@ -229,7 +229,7 @@ def _match_names(names: list[str], name: str) -> list[str]:
     return same or [n for n in names if n and n.lower().startswith(lower)]
 
 
-def signature(layer: BuiltLayer) -> str:
+def format_types(layer: BuiltLayer) -> str:
     """Format the precisions of inputs and outputs as ``INT8, FP32 -> FP32``."""
     inputs, outputs = (
         ", ".join(str(tensor.precision) for tensor in tensors) or "?"
@@ -247,7 +247,7 @@ def _summarize_engine(build: Build) -> Json | None:
         "listing": build.listing,
         "types": dict(Counter(layer.type or "unknown" for layer in build.layers).most_common()),
         "convolutions": len(convolutions),
-        "signatures": dict(Counter(signature(layer) for layer in convolutions).most_common()),
+        "signatures": dict(Counter(format_types(layer) for layer in convolutions).most_common()),
         "bindings": list(build.bindings),
     }
 

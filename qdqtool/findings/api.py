@@ -18,7 +18,7 @@ from qdqtool.reasons.residuals import ResidualBothQuantized
 from qdqtool.reasons.scales import ActivationPerChannel, ConcatScales, ScaleComputed
 from qdqtool.reasons.weights import WeightsAxis, WeightsNotConstant
 from qdqtool.trt.result import ConvOutcome, MyelinRegion, Prediction
-from qdqtool.util.records import nearest
+from qdqtool.util.records import find_by_class
 
 MODEL_FAULTS: dict[type[Reason], tuple[FindingCode, ...]] = {
     FloatTypesDiffer: (),
@@ -87,7 +87,7 @@ def _explain_convolution(recorded: RecordedReasons, outcome: ConvOutcome) -> Non
         for reason in reasons:
             if isinstance(reason, tuple(MODEL_FAULTS)):
                 kind = type(reason)
-                codes = (*finding_codes(kind), *(nearest(MODEL_FAULTS, kind) or ()))
+                codes = (*finding_codes(kind), *(find_by_class(MODEL_FAULTS, kind) or ()))
                 recorded.refer_to_codes(outcome.name, codes)
                 return
         diagnosis = diagnose_inputs(recorded, reasons)

@@ -47,7 +47,7 @@ from qdqtool.reasons.tensors import (
     operator_between_quantizers,
     quantizer_consumers,
 )
-from qdqtool.util.records import field_names, nearest
+from qdqtool.util.records import field_names, find_by_class
 
 IdentityKey = tuple[Any, ...]
 
@@ -76,7 +76,7 @@ def iterate_consumer_names(key: IdentityKey) -> Iterator[str]:
 
 def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
     r = cause.reason
-    key = nearest(_KEYS_BY_CLASS, type(r))
+    key = find_by_class(_KEYS_BY_CLASS, type(r))
     if key is not None:
         return type(r), *map(_comparable, key(finding, cause, r))
     return _reason_key(r)

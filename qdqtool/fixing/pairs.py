@@ -25,7 +25,7 @@ from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import LayerKind, commuting_inputs, operator_of, passage
+from qdqtool.ir.operators import LayerKind, commuting_inputs, find_passage, operator_of
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
@@ -239,7 +239,7 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
     dq, q = pair[0], pair[1]
     pad = view.model.producer(q.input(0))
     is_padding = pad is not None and operator_of(pad).kind == LayerKind.PADDING
-    if pad is None or not is_padding or passage(view.model, pad) is None:
+    if pad is None or not is_padding or find_passage(view.model, pad) is None:
         return None
     for tensor in (pad.output, q.output, dq.output):
         if len(view.model.consumers(tensor)) != 1 or view.model.is_output(tensor):

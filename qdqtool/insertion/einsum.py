@@ -15,7 +15,7 @@ import onnx
 
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.sizes import Contraction, contraction
+from qdqtool.ir.sizes import Contraction, find_contraction
 from qdqtool.patterns.view import View
 from qdqtool.reasons.placement import EinsumObstacle
 
@@ -148,7 +148,7 @@ def replace_einsums(model: Model) -> int:
     editor, view = Editor(model), View(model)
     count = 0
     for node in model.nodes:
-        product = contraction(model, node)
+        product = find_contraction(model, node)
         if product is None or node.output not in view.varying:
             continue
         form = find_matmul(view, node, product)

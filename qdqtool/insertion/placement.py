@@ -51,7 +51,7 @@ from qdqtool.ir.operators import (
     weight_scale_axis,
 )
 from qdqtool.ir.qdq import QUANTIZABLE, is_sparse
-from qdqtool.ir.sizes import contraction
+from qdqtool.ir.sizes import find_contraction
 from qdqtool.patterns.heads import (
     Attention,
     convolutions_upstream,
@@ -359,7 +359,7 @@ class _Placer:
                     self._quantize(node, [0], "input")
                     self._add_weight_site(node)
                 continue
-            product = contraction(self._model, node)
+            product = find_contraction(self._model, node)
             if product is not None and node.output in self._view.varying:
                 form = find_matmul(self._view, node, product)
                 if isinstance(form, EinsumObstacle):

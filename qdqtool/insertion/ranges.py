@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from qdqtool.errors import DataError, brief
+from qdqtool.errors import DataError, shorten_text
 from qdqtool.insertion.number_formats import INT8, LEVELS, NumberFormat, find_number_format
 from qdqtool.insertion.options import CacheOptions, ClusterOptions, ImageOptions
 from qdqtool.insertion.placement import find_class_outputs
@@ -157,13 +157,13 @@ def _raise_missing_scale(
         tensors: Tensors of the model.
         path: Path of the table.
     """
-    first, table, code = brief(missing[0]), source.scales, "missing-scale"
+    first, table, code = shorten_text(missing[0]), source.scales, "missing-scale"
     if table and tensors.isdisjoint(table):
         code = "other-model"
         reason = (
             f"none of the {format_count(len(table), 'tensor')} of the table (such as "
-            f"'{brief(next(iter(table)))}') is in the model, so the table belongs to another model "
-            "or export. Give the table of this export, or images"
+            f"'{shorten_text(next(iter(table)))}') is in the model, so the table belongs to "
+            "another model or export. Give the table of this export, or images"
         )
     elif missing[0] in source.skipped:
         reason = (
@@ -192,8 +192,8 @@ def _check_table_scale(
     if min(limit, SMALLEST_SCALE) < scale <= LARGEST_SCALE:
         return
     raise DataError(
-        f"scale {scale:g} of tensor '{brief(tensor)}' (range +-{scale * LEVELS:g}) is implausible: "
-        "the quantizer was not calibrated, or training diverged. Calibrate again",
+        f"scale {scale:g} of tensor '{shorten_text(tensor)}' (range +-{scale * LEVELS:g}) is "
+        "implausible: the quantizer was not calibrated, or training diverged. Calibrate again",
         os.fspath(path),
         code="invalid-scale",
         parameter="calib_table",
@@ -208,7 +208,7 @@ def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
         notes.append(
             Note(
                 f"{len(unknown)} of {format_count(count, 'tensor')} in the table are not in the "
-                f"model, such as '{brief(unknown[0])}'; they were ignored",
+                f"model, such as '{shorten_text(unknown[0])}'; they were ignored",
                 code="table-unknown-tensors",
                 count=len(unknown),
                 first=unknown[0],
@@ -218,7 +218,7 @@ def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
         notes.append(
             Note(
                 f"{len(source.skipped)} table entries without a single 8-bit scale were ignored, "
-                f"such as '{brief(source.skipped[0])}'",
+                f"such as '{shorten_text(source.skipped[0])}'",
                 code="table-skipped-entries",
                 count=len(source.skipped),
                 first=source.skipped[0],

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from qdqtool.ir.editor import placeholder
+from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.qdq import FLOATS, is_qdq
@@ -414,7 +414,7 @@ def _make_constant(model: Model, evaluator: ConstantEvaluator, tensor: str) -> T
             shape, is_known = value.shape, True
     if not is_known:
         return None
-    return placeholder(tensor, [d or 0 for d in shape or ()], elem_type)
+    return make_placeholder(tensor, [d or 0 for d in shape or ()], elem_type)
 
 
 def _find_used_nodes(model: Model, constants: Mapping[str, TensorProto]) -> set[int]:

@@ -464,7 +464,7 @@ def _consumed_tensors(node: Node | onnx.NodeProto) -> list[str]:
     return [*_input_names(node), *find_captured_tensors(_as_proto(node))]
 
 
-def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
+def make_placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
     """Return an initializer with a type and dimensions, but without data."""
     tensor = TensorProto(name=name, data_type=kind, data_location=TensorProto.EXTERNAL)
     tensor.dims.extend(dims)

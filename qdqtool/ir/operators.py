@@ -582,7 +582,7 @@ def find_case(name: str) -> Case:
     return OPERATORS[name].cases[0]
 
 
-def passage(model: Model, node: Node | None) -> QPassage | None:
+def find_passage(model: Model, node: Node | None) -> QPassage | None:
     """Return the rule by which a Q moves past a node; None if no rule fits the node."""
     candidate = operator_of(node).passage
     while (
@@ -601,7 +601,7 @@ def commuting_inputs(model: Model, node: Node | None) -> tuple[str, ...]:
     These are all inputs of a Concat, and the first input of other operators. Empty if a Q cannot
     pass the node.
     """
-    if node is None or passage(model, node) is None:
+    if node is None or find_passage(model, node) is None:
         return ()
     return tuple(t for t in node.inputs if t) if operator_of(node).joins else node.inputs[:1]
 

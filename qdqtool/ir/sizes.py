@@ -164,7 +164,7 @@ def linear_inputs(model: Model) -> set[str]:
 
 def is_multiplication(model: Model, node: Node) -> bool:
     """Return whether a node is a convolution, or a matrix product as Gemm, MatMul or Einsum."""
-    return node.op in WEIGHTED or contraction(model, node) is not None
+    return node.op in WEIGHTED or find_contraction(model, node) is not None
 
 
 # Einsum ----------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Contraction(NamedTuple):
     exact: bool
 
 
-def contraction(model: Model, node: Node) -> Contraction | None:
+def find_contraction(model: Model, node: Node) -> Contraction | None:
     """Return the matrix product that an Einsum of two operands computes.
 
     None for another node and for an Einsum that computes anything else.

@@ -21,7 +21,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import is_run_time, operator_of, rearranges, reduction_axes
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import FLOATS, is_dq, is_q, read_params
-from qdqtool.ir.sizes import contraction
+from qdqtool.ir.sizes import find_contraction
 from qdqtool.proto.subgraphs import DOMAINS
 
 NORM_OPSET = 17  # first opset with LayerNormalization
@@ -176,7 +176,7 @@ def _self_product_axes(model: Model, node: Node) -> list[int]:
 
     Empty for any other node.
     """
-    product = contraction(model, node)
+    product = find_contraction(model, node)
     if product is not None:
         letters = product.operands[0]
         if product.operands[1] != letters or len(set(_inputs_before_casts(model, node))) != 1:

@@ -123,16 +123,16 @@ def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         Exception: onnx rejects the model, crashes, or exceeds its limits.
     """
     source = proto.SerializeToString(deterministic=True)
-    convert = _convert_small if len(source) <= _SMALL_MODEL else _convert
+    convert = _convert_small if len(source) <= _SMALL_MODEL else _convert_opset
     return _parse(convert(source, opset))
 
 
-def _convert(source: bytes, opset: int) -> bytes:
+def _convert_opset(source: bytes, opset: int) -> bytes:
     return _run_in_child(source, "convert", opset)
 
 
 # A command converts one network several times, for each kind of quantizers that it estimates.
-_convert_small = functools.lru_cache(16)(_convert)
+_convert_small = functools.lru_cache(16)(_convert_opset)
 
 
 def _parse(data: bytes) -> onnx.ModelProto:

@@ -92,7 +92,7 @@ UnsupportedForm = StrEnum(
 """Operator, or form of an operator, that the parser rejects (messages: ``_FORMS``)."""
 
 
-def _because(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
+def _has_cause(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
     return lambda r: (r.why if isinstance(r, IntegersLost) else r.fault) in reasons
 
 
@@ -342,16 +342,16 @@ class IntegersLost(Reason):
     """
 
     rules: ClassVar[tuple[FindingRule, ...]] = (
-        FindingRule("POOL-MIXED", _because(LossCause.POOL)),
-        fixable("SCALE-SHAPE1", _because(LossCause.INPUT_SHAPE1)),
-        FindingRule("QTYPE", _because(LossCause.TYPES)),
-        FindingRule("FLOAT-SM75", _because(LossCause.TURING)),
-        FindingRule("W-AXIS", _because(LossCause.WEIGHTS_AXIS)),
+        FindingRule("POOL-MIXED", _has_cause(LossCause.POOL)),
+        fixable("SCALE-SHAPE1", _has_cause(LossCause.INPUT_SHAPE1)),
+        FindingRule("QTYPE", _has_cause(LossCause.TYPES)),
+        FindingRule("FLOAT-SM75", _has_cause(LossCause.TURING)),
+        FindingRule("W-AXIS", _has_cause(LossCause.WEIGHTS_AXIS)),
         FindingRule(
             "W-AXIS", lambda r: r.weights and r.why in (LossCause.AXIS, LossCause.SUM_AXIS)
         ),
         fixable(
-            "ACT-PER-CHANNEL", _because(LossCause.INPUT_AXIS, LossCause.AXIS, LossCause.SUM_AXIS)
+            "ACT-PER-CHANNEL", _has_cause(LossCause.INPUT_AXIS, LossCause.AXIS, LossCause.SUM_AXIS)
         ),
         FindingRule("W-NO-DQ", lambda r: r.weights),
         FindingRule("IN-BLOCKED"),
@@ -398,11 +398,11 @@ class CompilerFault(Reason):
     rules = (
         FindingRule(
             "QTYPE",
-            _because(FaultKind.CONSTANT_TYPE, FaultKind.OUTPUT_TYPE, FaultKind.HARDWARE_TYPE),
+            _has_cause(FaultKind.CONSTANT_TYPE, FaultKind.OUTPUT_TYPE, FaultKind.HARDWARE_TYPE),
         ),
-        FindingRule("BUILD-CRASHES", _because(FaultKind.SCALE)),
-        FindingRule("SCALE-RANK", _because(FaultKind.BLOCKS)),
-        FindingRule("ZP-NONZERO", _because(FaultKind.ZERO_POINT)),
+        FindingRule("BUILD-CRASHES", _has_cause(FaultKind.SCALE)),
+        FindingRule("SCALE-RANK", _has_cause(FaultKind.BLOCKS)),
+        FindingRule("ZP-NONZERO", _has_cause(FaultKind.ZERO_POINT)),
         FindingRule("BUILD-FAILS"),
     )
 

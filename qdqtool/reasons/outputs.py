@@ -119,7 +119,7 @@ def is_before_normalization(r: OutputNotQuantized) -> bool:
     return len(r.consumers) == 1 and r.consumers[0].op == "LayerNormalization"
 
 
-def _silu_is_last(r: OutputNotQuantized) -> bool:
+def _is_silu_last(r: OutputNotQuantized) -> bool:
     silu = r.activation is not None and r.activation.op == "SiLU"
     return silu and not (
         feeds_no_weighted_layer(r) or quantizer_consumers(r.consumers) or is_before_normalization(r)
@@ -162,7 +162,7 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
 
     rules = (
         FindingRule("POOL-FLOAT", find_single_average),
-        FindingRule("SILU-NO-Q-AFTER", _silu_is_last),
+        FindingRule("SILU-NO-Q-AFTER", _is_silu_last),
         FindingRule("OUT-FLOAT"),
     )
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.constants import ConstantEvaluator
-from qdqtool.ir.editor import Editor, placeholder
+from qdqtool.ir.editor import Editor, make_placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import complete_shapes, set_input_shapes
 from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
@@ -41,7 +41,7 @@ def float_variant(model: Model) -> Model:
     variant = remove_quantizers(
         Model(strip_large_constants(model), model.path, types=model),
         weights=True,
-        stored=placeholder,
+        stored=make_placeholder,
         constants=_dequantize_small(View(model)),
     )
     variant.sha256 = model.sha256
@@ -79,7 +79,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
     originals = model.proto.graph.initializer
     for tensor, original in zip(proto.graph.initializer, originals, strict=True):
         if has_data(original) and not has_data(tensor):
-            tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
+            tensor.CopyFrom(make_placeholder(tensor.name, tensor.dims, tensor.data_type))
     return proto
 
 
@@ -123,7 +123,7 @@ def quantized_variant(model: Model, target: Target, precision: str = "int8") -> 
     if network.fp16:
         for tensor in variant.proto.graph.initializer:
             if not has_data(tensor):
-                tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
+                tensor.CopyFrom(make_placeholder(tensor.name, tensor.dims, tensor.data_type))
         convert_to_fp16(variant)
     return _with_metadata(variant, model)
 

@@ -127,7 +127,7 @@ class Importer:
         layer = Layer(kind, name, node.op if node is not None else "")
         if node is not None:
             layer.nodes.append(node.name)
-            layer.passage = operators.passage(self.model, node)
+            layer.passage = operators.find_passage(self.model, node)
         self.layer_number += 1
         return self.network.add(layer, inputs, outputs)
 

@@ -184,7 +184,7 @@ class _ConsumerSearch:
         for layer in itertools.islice(tensor.consumers, MAX_CONSUMERS):
             if layer.kind == LayerKind.QUANTIZE and layer.data is tensor:
                 self.add_quantizers(layer, path)
-            elif self.through and _q_can_pass(layer, tensor):
+            elif self.through and _can_q_pass(layer, tensor):
                 self.follow(layer, tensor, path)
             else:
                 self.consumers.append(_describe_consumer(layer, tensor, path))
@@ -269,7 +269,7 @@ def _follow_spans_past_concat(
     return {**spans, axis: (start + low, start + high)}
 
 
-def _q_can_pass(layer: Layer, tensor: Tensor) -> bool:
+def _can_q_pass(layer: Layer, tensor: Tensor) -> bool:
     is_moved_input = layer.kind == LayerKind.CONCATENATION or layer.data is tensor
     return layer.passage is not None and is_moved_input
 
@@ -351,10 +351,10 @@ def _gains_from_qdq(layer: Layer) -> bool:
     is_int8_sum = is_sum(layer) and any(map(_can_be_int8_operand, layer.inputs))
     if layer.activation_and_add is None and not _is_average(layer) and not is_int8_sum:
         return False
-    return _only_qs_follow(layer)
+    return _has_only_q_consumers(layer)
 
 
-def _only_qs_follow(layer: Layer) -> bool:
+def _has_only_q_consumers(layer: Layer) -> bool:
     """Return whether Qs are the only consumers of a layer's result.
 
     Layers that can write INT8 may be between the layer and the Qs.

@@ -270,7 +270,7 @@ class Outcome:
         if layer.int8_out:
             return _quantized_type(layer)
         if layer.kind is _COPY:
-            if layer.quant is not None and _quantizes(layer):
+            if layer.quant is not None and _is_quantizing(layer):
                 is_uint8 = layer.quant.precision == Precision.UINT8
                 return _INT8 if is_uint8 else layer.quant.precision
         elif layer.kind in _KINDS_THAT_KEEP_TYPE or layer.pooling_type == "MAX":
@@ -504,7 +504,7 @@ class Outcome:
             return None
 
 
-def _quantizes(copy: Layer) -> bool:
+def _is_quantizing(copy: Layer) -> bool:
     return copy.op == "QuantizeLinear" or copy.requantizes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qdqtool.errors import brief
+from qdqtool.errors import shorten_text
 from qdqtool.evidence import Evidence
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Reason, Severity
@@ -426,7 +426,7 @@ class Prediction(SavableResult):
         for conv in self.convolutions:
             if conv.name == name:
                 return conv
-        raise KeyError(brief(name))
+        raise KeyError(shorten_text(name))
 
     @property
     def conversions_ms(self) -> float | None:

@@ -227,13 +227,15 @@ def _split_in_halves(
     blocks = _split_blocks(indices)
     for k, block in enumerate(blocks):
         middle = (len(block) + 1) // 2
-        search += thin(block[:middle], _share_of_block(search_count * batch, len(blocks), k))
-        evaluation += thin(
+        search += select_evenly(
+            block[:middle], _share_of_block(search_count * batch, len(blocks), k)
+        )
+        evaluation += select_evenly(
             block[middle:], _share_of_block(evaluation_count * batch, len(blocks), k)
         )
     return search, evaluation
 
 
-def thin(numbers: Sequence[int], count: int) -> list[int]:
+def select_evenly(numbers: Sequence[int], count: int) -> list[int]:
     """Return `count` evenly spread numbers (at least one) of a sequence; all of a shorter one."""
     return [numbers[i] for i in spread_indices(len(numbers), max(1, count))] if numbers else []

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from qdqtool.tuning.image_sets import thin
+from qdqtool.tuning.image_sets import select_evenly
 from qdqtool.tuning.recipe import FLOAT_RECIPE
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.util.notes import Note
@@ -80,7 +80,7 @@ def fit_samples(search: PlacementSearch, limit: float, seconds_per_run: float) -
     chosen_on, judged_on = store.samples
     runs = _SIMPLE_TIME * limit / _SIMPLE_PLACEMENTS * runs_per_second
     sets.chosen_on = _limit_samples(search, "chosen", sets.chosen_on, int(runs), chosen_on)
-    sets.swept_on = tuple(thin(sets.chosen_on, len(sets.swept_on)))
+    sets.swept_on = tuple(select_evenly(sets.chosen_on, len(sets.swept_on)))
     runs = _JUDGING_TIME * limit * runs_per_second
     sets.judged_on = _limit_samples(search, "judged", sets.judged_on, int(runs), judged_on)
 
@@ -102,7 +102,7 @@ def _limit_samples(
         earlier: Samples that an earlier run measured. They are returned if they are not fewer.
     """
     known = [n for n in samples if n in set(earlier)]
-    chosen = thin(samples, max(_FEWEST_SAMPLES, runs))
+    chosen = select_evenly(samples, max(_FEWEST_SAMPLES, runs))
     if len(known) >= len(chosen):
         chosen = known
     count = len(chosen)

@@ -136,6 +136,6 @@ def _to_json(value: Any) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def nearest(table: Mapping[type, T], kind: type) -> T | None:
+def find_by_class(table: Mapping[type, T], kind: type) -> T | None:
     """Return the table entry of a class or of its nearest base class; None without an entry."""
     return next((table[base] for base in kind.__mro__ if base in table), None)

@@ -7,7 +7,7 @@ import pytest
 from qdqtool.buildlog.summary import (
     describe_contents,
     find_pass_lines,
-    signature,
+    format_types,
     summarize,
     summarize_passes,
 )
@@ -52,7 +52,7 @@ def layer(name: str, kind: str, inputs: str = "", outputs: str = "", **more: obj
     ],
 )
 def test_signature(inputs: str, outputs: str, expected: str) -> None:
-    assert signature(layer("a", "C", inputs, outputs)) == expected
+    assert format_types(layer("a", "C", inputs, outputs)) == expected
 
 
 def test_describe_contents_counts_each_kind_of_record() -> None:

@@ -151,7 +151,7 @@ def has_one_input(operator: Operator) -> bool:
 def test_q_passes_operator_in_simulation_and_placement(operator: Operator, recipe: Recipe) -> None:
     model, results = build_quantized(recipe)
     node = model.node("op")
-    assert operators.passage(model, node) is not None
+    assert operators.find_passage(model, node) is not None
     assert operators.commuting_inputs(model, node)
     prediction = simulate(model, TARGET)
     is_layer = any("op" in layer.nodes for layer in prediction.layers)  # an Identity is not
@@ -196,7 +196,7 @@ def test_q_commutes_with_operator_that_it_passes(operator: Operator, recipe: Rec
     g = Graph(opset=OLD.get(operator.name, OPSET))
     results = recipe(g, g.input(*SHAPE))
     proto = g.model(*results)
-    passage = operators.passage(Model(proto), Model(proto).node("op"))
+    passage = operators.find_passage(Model(proto), Model(proto).node("op"))
     assert passage is not None
     random = np.random.default_rng(0)
     scale = np.float32(2.0**-5)

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from qdqtool.findings.lint.heads import find_last_convolutions
-from qdqtool.ir.editor import placeholder
+from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import counts_up, find_dfl, find_head
 from qdqtool.patterns.view import View
@@ -50,7 +50,7 @@ def detector(form: str, op: str = "Conv", power: int = 1) -> onnx.ModelProto:
     proto = g.model(score, g.op(op, [soft, weights], "dfl"))
     if form == "unread":
         stored = next(t for t in proto.graph.initializer if t.name == "bins")
-        stored.CopyFrom(placeholder("bins", bins.shape))
+        stored.CopyFrom(make_placeholder("bins", bins.shape))
     return proto
 
 

@@ -142,7 +142,7 @@ def move_quantizers(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
 def test_moving_quantizers_changes_no_number(model: onnx.ModelProto) -> None:
     # A Q that passes an operator by an exact rule commutes with it. A linear Resize is not exact.
     index = load(model)
-    passages = [p for p in (operators.passage(index, n) for n in index.nodes) if p is not None]
+    passages = [p for p in (operators.find_passage(index, n) for n in index.nodes) if p is not None]
     nearest = all(
         n.attributes.get("mode", "nearest") == "nearest" for n in index.nodes if n.op == "Resize"
     )

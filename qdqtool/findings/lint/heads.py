@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds, find_concat_parts
-from qdqtool.ir.editor import placeholder
+from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of, rearranges
 from qdqtool.ir.precision import Precision
@@ -50,7 +50,7 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     cache: dict[str, tuple[Head, Callable[[], set[int]]]] = view.cache.setdefault("head", {})
     if not cache:
         slim = Model(strip_large_weights(view.model.proto), types=view.model)
-        model = remove_quantizers(slim, weights=True, stored=placeholder)
+        model = remove_quantizers(slim, weights=True, stored=make_placeholder)
 
         def to_quantized(nodes: Iterable[int]) -> set[int]:
             producers = (view.model.producer(model.nodes[i].output) for i in nodes)

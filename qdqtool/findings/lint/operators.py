@@ -13,7 +13,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import is_dq
-from qdqtool.ir.sizes import contraction
+from qdqtool.ir.sizes import find_contraction
 from qdqtool.patterns.fake_quantizers import (
     ATEN,
     FakeQuantizer,
@@ -183,7 +183,7 @@ def _check_special_operator(view: View, report: FindingReport, node: Node) -> No
         )
     elif node.op in _FLOAT_ONLY and _has_quantized_input(view, node):
         report.add(FloatOperator(MODEL_CHECK, node.name, node.op))
-    elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
+    elif find_contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
         _check_einsum(view, report, node)
 
 

@@ -100,7 +100,7 @@ _UNSUPPORTED_TYPES = frozenset(
 )
 
 
-def _differs(name: str, *accepted: object) -> Callable[[Node, int], bool]:
+def _has_rejected_value(name: str, *accepted: object) -> Callable[[Node, int], bool]:
     """Return a function that checks whether an attribute of a node has a rejected value.
 
     The first of the ``accepted`` values is the default of the attribute.
@@ -122,14 +122,22 @@ _FORMS: tuple[tuple[tuple[str, ...], Callable[[Node, int], bool], UnsupportedFor
         lambda node, _: any(node.outputs[1:]),
         UnsupportedForm.OUTPUTS,
     ),
-    (("AveragePool", "LpPool", "MaxPool"), _differs("dilations", 1), UnsupportedForm.DILATIONS),
-    (("BatchNormalization",), _differs("training_mode", 0), UnsupportedForm.TRAINING),
-    (("LpPool",), _differs("p", 2, 1), UnsupportedForm.NORM),
-    (("Resize",), _differs("antialias", 0), UnsupportedForm.ANTIALIASING),
-    (("Resize",), _differs("keep_aspect_ratio_policy", "stretch"), UnsupportedForm.ASPECT),
+    (
+        ("AveragePool", "LpPool", "MaxPool"),
+        _has_rejected_value("dilations", 1),
+        UnsupportedForm.DILATIONS,
+    ),
+    (("BatchNormalization",), _has_rejected_value("training_mode", 0), UnsupportedForm.TRAINING),
+    (("LpPool",), _has_rejected_value("p", 2, 1), UnsupportedForm.NORM),
+    (("Resize",), _has_rejected_value("antialias", 0), UnsupportedForm.ANTIALIASING),
     (
         ("Resize",),
-        _differs(
+        _has_rejected_value("keep_aspect_ratio_policy", "stretch"),
+        UnsupportedForm.ASPECT,
+    ),
+    (
+        ("Resize",),
+        _has_rejected_value(
             "coordinate_transformation_mode",
             "half_pixel",
             "pytorch_half_pixel",
@@ -139,8 +147,8 @@ _FORMS: tuple[tuple[tuple[str, ...], Callable[[Node, int], bool], UnsupportedFor
         ),
         UnsupportedForm.COORDINATES,
     ),
-    (("ScatterND",), _differs("reduction", "none"), UnsupportedForm.REDUCTION_ND),
-    (("ScatterElements",), _differs("reduction", "none"), UnsupportedForm.REDUCTION),
+    (("ScatterND",), _has_rejected_value("reduction", "none"), UnsupportedForm.REDUCTION_ND),
+    (("ScatterElements",), _has_rejected_value("reduction", "none"), UnsupportedForm.REDUCTION),
     (
         ("Einsum",),
         lambda node, _: any(c.isupper() for c in str(node.attributes.get("equation"))),

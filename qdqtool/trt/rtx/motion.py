@@ -309,43 +309,43 @@ class IntegerMotion:
     def _apply_to_integers(self, node: Node, data: State, quantized: list[IntegerState]) -> State:
         first = quantized[0]
         if node.op != "Pad" and any(state.pad is not None for state in quantized):
-            return _lose(LossCause.PAD, node, first)
+            return _to_float_state(LossCause.PAD, node, first)
         if len(node.inputs) == 1 and node.op in ("Sum", "Mean", "Max", "Min", "Concat"):
             return first
         if node.op in JOINS:
             return self._state_after_join(node, quantized)
         if len(quantized) > 1 and node.op != "Einsum":
-            return _lose(LossCause.OPERATOR, node, first)
+            return _to_float_state(LossCause.OPERATOR, node, first)
         if node.op in self._rules and (node.op != "Reciprocal" or data is first):
             return self._rules[node.op](node, first)
         if node.op in MOVES and data is first:
             return self._move_axes(node, first)
-        return _lose(LossCause.OPERATOR, node, first)
+        return _to_float_state(LossCause.OPERATOR, node, first)
 
     def _state_after_reciprocal(self, node: Node, state: IntegerState) -> State:
         if not self.consumers.can_join_scale(node, node.input(0), "", _find_transparent(state)):
-            return _lose(LossCause.SHARED, node, state)
+            return _to_float_state(LossCause.SHARED, node, state)
         return self._move_axes(node, replace(state, inverted=not state.inverted))
 
     def _state_after_join(self, node: Node, quantized: list[IntegerState]) -> State:
         first = quantized[0]
         count = len(list(filter(None, node.inputs))) - (node.op == "Where")
         if len(quantized) != count:
-            return _lose(LossCause.JOIN_FLOAT, node, first)
+            return _to_float_state(LossCause.JOIN_FLOAT, node, first)
         if any(state.axes != first.axes for state in quantized):
-            return _lose(LossCause.JOIN_SCALE, node, first)
+            return _to_float_state(LossCause.JOIN_SCALE, node, first)
         if node.op == "Concat":
             shape, axis = self.model.shape(node.output), node.integer("axis", 1)
             if first.axes == frozenset({axis % len(shape) if shape else axis}):
                 return first  # the compiler concatenates the scales along with the integers
         if not all(first.has_scale_of(state) for state in quantized):
-            return _lose(LossCause.JOIN_SCALE, node, first)
+            return _to_float_state(LossCause.JOIN_SCALE, node, first)
         return replace(first, scalar=all(state.scalar for state in quantized))
 
     def _state_after_cast(self, node: Node, state: IntegerState) -> State:
         width = WIDTH.get(node.integer("to", 0))
         if width is None:
-            return _lose(LossCause.OPERATOR, node, state)
+            return _to_float_state(LossCause.OPERATOR, node, state)
         return replace(state, width=width, narrowest=min(width, state.narrowest))
 
     def _state_after_scaling(self, node: Node, state: IntegerState) -> State:
@@ -359,9 +359,9 @@ class IntegerMotion:
             data, constant = constant, data
         dims = self.constants.shape(constant) if constant in self.constants.plain else None
         if dims is None:
-            return _lose(LossCause.OPERATOR, node, state)
+            return _to_float_state(LossCause.OPERATOR, node, state)
         if not self.consumers.can_join_scale(node, data, constant, _find_transparent(state)):
-            return _lose(LossCause.SHARED, node, state)
+            return _to_float_state(LossCause.SHARED, node, state)
         is_reciprocal = node.op == "Div" and is_reversed
         factor, inverted = np.float32(state.factor), state.inverted != is_reciprocal
         with np.errstate(all="ignore"):
@@ -401,7 +401,7 @@ class IntegerMotion:
             return self._move_axes(node, state)
         pads = self._read_pads(node)
         if pads is None:
-            return _lose(LossCause.PAD, node, state)
+            return _to_float_state(LossCause.PAD, node, state)
         if max(pads, default=0) <= 0 and state.pad is None:
             return self._move_axes(node, state)
         is_joined = (
@@ -409,7 +409,7 @@ class IntegerMotion:
             and len(self.consumers.live_consumers(node.output)) == 1
         )
         if not is_joined or not self._is_zero_border(node, pads):
-            return _lose(LossCause.PAD, node, state)
+            return _to_float_state(LossCause.PAD, node, state)
         return replace(state, pad=node)
 
     def _is_zero_border(self, node: Node, pads: list[int]) -> bool:
@@ -439,7 +439,7 @@ class IntegerMotion:
                 and sorted(terms[0]) == sorted(terms[1])
                 and not state.axes
             )
-        return state if is_identity else _lose(LossCause.OPERATOR, node, state)
+        return state if is_identity else _to_float_state(LossCause.OPERATOR, node, state)
 
     def _state_after_max_pool(self, node: Node, state: IntegerState) -> State:
         """Return the state after a MaxPool.
@@ -451,7 +451,7 @@ class IntegerMotion:
         if _is_single(node):
             return state
         if state.precision == Precision.FP8:
-            return _lose(LossCause.FP8_POOL, node, state)
+            return _to_float_state(LossCause.FP8_POOL, node, state)
         producer = self.model.producer(node.input(0))
         # The compiler removes a Tile, Expand or Resize without effect before it moves quantizers.
         while producer is not None and (
@@ -460,7 +460,7 @@ class IntegerMotion:
         ):
             producer = self.model.producer(producer.input(0))
         if qdq.is_dq(producer) and node.output in self.consumers.quantized_downstream:
-            return _lose(LossCause.POOL, node, state)
+            return _to_float_state(LossCause.POOL, node, state)
         return self._move_axes(node, state)
 
     def _keeps_shape(self, node: Node) -> bool:
@@ -475,7 +475,7 @@ class IntegerMotion:
         if before is not None and after is not None:
             axes = _map_axes(node, state.axes, before, after)
         if axes is None:
-            return _lose(LossCause.AXIS, node, state)
+            return _to_float_state(LossCause.AXIS, node, state)
         return replace(state, axes=frozenset(axes))
 
 
@@ -483,7 +483,7 @@ def _find_transparent(state: IntegerState) -> frozenset[str]:
     return _TRANSPARENT_TO_FP8 if state.precision == Precision.FP8 else _TRANSPARENT
 
 
-def _lose(reason: LossCause, node: Node, state: IntegerState) -> FloatState:
+def _to_float_state(reason: LossCause, node: Node, state: IntegerState) -> FloatState:
     return FloatState(reason, node, state.dq)
 
 

@@ -16,7 +16,7 @@ import onnx
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.precision import BYTES, Precision
-from qdqtool.ir.sizes import RANDOM, contraction
+from qdqtool.ir.sizes import RANDOM, find_contraction
 from qdqtool.reasons.compiler import COMPILER, IntegersLost, LossCause, ScalesJoined
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized
@@ -189,7 +189,7 @@ def _product_loss(
 
 
 def _free_axes(model: Model, node: Node, position: int) -> set[int]:
-    shape, sums = model.shape(node.input(position)), contraction(model, node)
+    shape, sums = model.shape(node.input(position)), find_contraction(model, node)
     if shape is None:
         return set()
     if sums is not None:
