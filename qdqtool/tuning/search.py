@@ -248,7 +248,13 @@ class PlacementSearch:
             self.pool.setdefault(self.recipe(self.float_configuration).key, placement)
 
     def _is_int8_enough(self) -> bool:
-        if self.keep is None or self.evaluator.is_late or not self._is_good(self.start):
+        if self.keep is None:
+            return False
+        recipes, judged_on = [FLOAT_RECIPE, self.recipe(self.start)], self.evaluator.sets.judged_on
+        is_measured = all(self.evaluator.is_measured(recipe, judged_on) for recipe in recipes)
+        if self.evaluator.is_late and not is_measured:
+            return False
+        if not self._is_good(self.start):
             return False
         self._measure_for_judging([self.start])
         return self._reaches_goal(self.start, self.evaluator.sets.judged_on)

@@ -96,6 +96,16 @@ def test_shorter_time_limit_keeps_the_earlier_choice(
     assert second.chosen.cost == first.chosen.cost
 
 
+def test_accurate_int8_of_an_earlier_run_is_a_complete_result(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"keep": 0.9, "method": "mse", "state": tmp_path / "t.tuning"}
+    data = images(16, 16, 16)
+    first = qdqtool.tune(branchy(), data, **options)
+    assert first.reached and first.chosen.name == "everything INT8"
+    second = qdqtool.tune(branchy(), data, time_limit=1e-9, **options)
+    assert second.chosen.configuration == first.chosen.configuration
+    assert second.effort["stopped"] == "" and second.effort["runs"] == 0
+
+
 @pytest.mark.parametrize(
     ("seconds", "images_used", "code"), [(2.0, 16, "ranges-from-all"), (30.0, 8, "ranges-on")]
 )
