@@ -182,9 +182,10 @@ def output_type(g: Graph) -> onnx.ModelProto:
     return g.model(_fp8(g).conv(x, "end", 32))
 
 
-def stem_before_pool(g: Graph) -> onnx.ModelProto:
+def stem_before_pool(g: Graph, is_between: bool = True) -> onnx.ModelProto:
+    """Return a stem with MaxPool, optionally with Q/DQ between convolution and Relu."""
     x = g.conv(g.input(1, 3, 64, 64), "stem", 16, k=7, stride=2)
-    x = g.relu(g.pair(x, "inner", 0.1), "r")
+    x = g.relu(g.pair(x, "inner", 0.1) if is_between else x, "r")
     return g.model(g.conv(g.pool(x, "pool", k=3), "c", 16))
 
 

@@ -10,7 +10,7 @@ from qdqtool.prediction import check_activations, predict
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
-from tests.findings.graphs import GRAPHS, attention, ones, split, weighted
+from tests.findings.graphs import GRAPHS, attention, ones, split, stem_before_pool, weighted
 from tests.findings.lint.test_bfloat16 import quantized
 from tests.findings.test_producers import on_a_wrong_axis
 from tests.insertion.test_transformers import add_pairs
@@ -85,14 +85,6 @@ def grouped(channels: int) -> onnx.ModelProto:
     return g.model(g.conv(x, "c", 2 * channels, groups=2))
 
 
-def stem(is_between: bool = True) -> onnx.ModelProto:
-    """Return a stem with MaxPool, optionally with Q/DQ between convolution and Relu."""
-    g = Graph()
-    x = g.conv(g.input(1, 3, 64, 64), "stem", 16, k=7, stride=2)
-    x = g.relu(g.pair(x, "inner", 0.1) if is_between else x, "r")
-    return g.model(g.conv(g.pool(x, "pool", k=3), "c", 16))
-
-
 def on_gpu(sm: str) -> Prediction:
     """Predict a depthwise convolution in INT8, a SiLU and a float convolution on a GPU."""
     g = Graph()
@@ -144,7 +136,7 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 PREDICTIONS: dict[str, Callable[[], Prediction]] = {
     "ATT-HEAD": lambda: predict(attention(64), "trt10"),
     "GROUP-KERNELS": lambda: predict(grouped(24), "trt10"),
-    "STEM-POOL": lambda: predict(stem(), "trt10"),
+    "STEM-POOL": lambda: predict(GRAPHS["stem-before-pool"](), "trt10"),
     "FLOAT-MIXED": lambda: predict(GRAPHS["float-types"](), "trt11"),
     "FLOAT-SM75": lambda: predict_on_gpu(of_two(), "rtx1.7", TimingOptions(sm="75"))[0],
     "ACT-SCALE": lambda: with_data(1.0, 3.0),
@@ -178,7 +170,7 @@ def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction
         ("ATT-HEAD", lambda: attention(32)),
         ("GROUP-KERNELS", lambda: grouped(16)),
         ("SCALE-UNIFORM", lambda: placeholders(first=0.2)),
-        ("STEM-POOL", lambda: stem(is_between=False)),
+        ("STEM-POOL", lambda: stem_before_pool(Graph(), is_between=False)),
     ],
 )
 def test_similar_network_has_no_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:

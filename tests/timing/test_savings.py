@@ -12,7 +12,7 @@ from qdqtool.findings import codes
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
-from tests.findings.test_each_code import stem
+from tests.findings.graphs import GRAPHS
 from tests.insertion.nets import detector
 from tests.trt.builder import Graph
 
@@ -46,7 +46,7 @@ def test_fix_for_accuracy_saves_no_time(prediction: Prediction) -> None:
 
 def test_fix_of_a_failing_build_saves_no_time() -> None:
     """A float stem avoids the failure and is not faster."""
-    prediction, _ = predict_on_gpu(stem(), "trt10", TimingOptions(gpu="T4"))
+    prediction, _ = predict_on_gpu(GRAPHS["stem-before-pool"](), "trt10", TimingOptions(gpu="T4"))
     savings = {f.code: f.saves_ms for f in prediction.findings}
     assert savings["STEM-POOL"] is None
 
