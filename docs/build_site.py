@@ -309,17 +309,25 @@ def python_pages(folder: Path) -> dict[str, str]:
         )
         rows.append((f"[`qdqtool.{verb}`]({verb}.md)", about))
     others = {
-        "testing": ("qdqtool.testing", ["assert_int8"], "An assertion for pytest."),
+        "testing": (
+            "qdqtool.testing",
+            ["assert_int8"],
+            "Check in pytest that a model runs in INT8.",
+        ),
         "builders": (
             "qdqtool.builders",
             ["build"],
-            "Real builds: TensorRT-RTX, trtexec, tensorrt.",
+            "Build engines with TensorRT-RTX, trtexec or the tensorrt package.",
         ),
-        "qat": ("qdqtool.qat", qat.__all__, "Quantizers for training."),
+        "qat": (
+            "qdqtool.qat",
+            qat.__all__,
+            "Insert and train quantizers in a PyTorch network (QAT).",
+        ),
         "calibration": (
             "calibration",
             calibration.__all__,
-            "Ranges from images, also without Q/DQ.",
+            "Measure ranges of tensors on images, without inserting Q/DQ.",
         ),
         "errors": (
             "qdqtool.errors",
@@ -584,7 +592,7 @@ def _differences(target: Target) -> Iterator[tuple[str, str, str]]:
 
 
 def builds_page() -> str:
-    """Every build, its source, and which rules rest on it."""
+    """Return the page of all builds with their sources and the rules that they support."""
     builds = [
         (
             f"`{b.name}`",
@@ -612,7 +620,7 @@ def builds_page() -> str:
         rules[case.evidence].append(found)
     inferred = ("rule", "effect in TensorRT", "reason")
     return _page(
-        "# Builds and the rules that rest on them",
+        "# Builds and the rules that they support",
         "The rules are the cases of passes (`qdqtool/trt/passes`) and operators (`qdqtool/ir/operators.py`). Each line "
         "of a simulated trace comes from exactly one case. The JSON of a prediction names the cases of each "
         'convolution, and `qdqtool explain "<a line of a log>"` names the case of a line. Numbers after a build are '

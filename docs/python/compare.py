@@ -1,4 +1,4 @@
-"""Compare two models: lost and gained INT8, and with images the accuracy of the second one."""
+"""Compare two models: which layers lost or gained INT8, and how well the results agree on images."""
 
 import qdqtool
 

@@ -1,4 +1,4 @@
-"""Cut a model down to a small one that still shows a finding, with other weights and names."""
+"""Extract a small model that still shows a finding, with other weights and names."""
 
 import qdqtool
 

@@ -2,7 +2,7 @@
 
 import qdqtool
 
-# A model to repair: tensors that a Concat joins have scales of their own.
+# A model to repair: the tensors that a Concat joins have different scales.
 broken = qdqtool.insert("yolov8n.onnx", "images/", unify=False, max_images=16)
 fixed = qdqtool.fix(broken.model, data="images/")
 fixed.save("fixed.onnx")

@@ -1,4 +1,4 @@
-"""Predict what TensorRT makes of a Q/DQ model: the types of each convolution, and a finding for each fault."""
+"""Predict how TensorRT runs a Q/DQ model: the types of each convolution, and a finding for each fault."""
 
 from collections import Counter
 

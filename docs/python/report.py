@@ -1,4 +1,4 @@
-"""Write one HTML page about a model, here with the float model before it."""
+"""Write an HTML page about a Q/DQ model, compared with its float model."""
 
 import qdqtool
 

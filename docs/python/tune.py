@@ -1,4 +1,4 @@
-"""Find the fastest placement that keeps the accuracy. More images and time give a better choice than here."""
+"""Find the fastest placement that keeps the accuracy. Use more images than in this example."""
 
 import qdqtool
 

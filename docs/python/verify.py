@@ -4,7 +4,7 @@ import json
 
 import qdqtool
 
-# A listing that stands for that of your build: as predicted, but one convolution is in FP16.
+# Instead of the layer JSON of your build: as predicted, except one convolution in FP16.
 prediction = qdqtool.predict("yolov8n_qdq.onnx", target="trt8.6")
 layers = []
 for number, conv in enumerate(prediction.convolutions):
