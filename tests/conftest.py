@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import HealthCheck, settings
 
-    # A busy machine is no defect of the code under test, so there are no deadlines.
+    # A busy machine is not a defect of the code under test, so deadlines are off.
     settings.register_profile(
         "qdqtool",
         max_examples=20 if config.getoption("--all") else 6,

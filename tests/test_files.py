@@ -518,4 +518,4 @@ def test_output_into_a_read_only_folder_is_refused_before_the_work(
     assert "-o out" in capsys.readouterr().err
     assert not Path("out").exists()
     with outputs.atomic_write("/dev/null") as file:
-        file.write(b"a device is no file of its folder")
+        file.write(b"a device is not a file of its folder")

@@ -187,7 +187,7 @@ def slow_text(
 ) -> str:
     """Return the start of a text for which the time of a pattern grows faster than `limit`.
 
-    Empty if there is no such text.
+    Empty without such a text.
     """
     texts = {
         *provoking_texts(parser.parse(pattern.pattern, pattern.flags)),

@@ -197,7 +197,7 @@ def _describe_undecided(name: str, result: Comparison) -> str:
     kinds = {result.a.kind, result.b.kind}
     rejected = [side for side, s in (("A", result.a), ("B", result.b)) if s.rejected]
     if name == "slower" and rejected:
-        return f"TensorRT rejects {' and '.join(rejected)}, so there is no time to compare"
+        return f"TensorRT rejects {' and '.join(rejected)}, so they have no time to compare"
     if name == "slower" and result.times_as_long is None:
         return (
             "times of A or B are missing; give --gpu for two models, or profiles for two builds "

@@ -157,7 +157,7 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         tensor: ONNX tensor of the result.
         consumers: Consumers of the result.
         elements: Size of the result.
-        activation: Pointwise activation that the layer has fused; None if there is no activation.
+        activation: Pointwise activation that the layer has fused; None without an activation.
     """
 
     rules = (

@@ -392,7 +392,7 @@ def _can_be(device: DeviceFacts, board: Gpu) -> bool:
 
 
 def explain_unknown_gpu(build: Build) -> str:
-    """Describe the problem if a build names an unknown GPU; empty if there is no problem."""
+    """Describe the problem if a build names an unknown GPU; empty without a problem."""
     try:
         if build.device is not None:
             find_device_gpu(parse_device(build.device, build.gpu))

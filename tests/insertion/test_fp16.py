@@ -200,7 +200,7 @@ def test_half_keeps_tail_float(net: Net) -> None:
         for n in index.nodes
         if n.op != "Cast" and index.elem_type(n.output) == TensorProto.FLOAT16
     }
-    # Nodes that move the last result are no tail yet; nodes that compute with it are.
+    # Nodes that move the last result are not a tail yet; nodes that compute with it are.
     assert half == {"a", "m", "b", "flat"}
     assert_same_outputs(before, after, images(1)[0], atol=5e-3)
 

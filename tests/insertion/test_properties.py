@@ -91,7 +91,7 @@ def add_step(
 
 
 def hard_swish(net: Net, name: str, x: str) -> str:
-    """Add HardSwish of simple operators; its Add of a constant is no residual."""
+    """Add HardSwish of simple operators; its Add of a constant is not a residual."""
     three, six = net.const(f"{name}.3", 3.0), net.const(f"{name}.6", 6.0)
     clipped = net.op("Clip", f"{name}/Clip", net.op("Add", f"{name}/Add", x, three), "", six)
     return str(net.op("Div", f"{name}/Div", net.op("Mul", f"{name}/Mul", x, clipped), six))

@@ -133,7 +133,7 @@ def fake_simulations(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool
         ([(3, 2, 1), (3, 3, 0), (3, 2, 0)], "skip", [False, False, True]),
         ([(3, 2, 1), (3, 3, 0), (3, 2, 1)], "both", [False, False, True]),
         ([(3, 2, 1), (3, 3, 0), (3, 2, 2)], "both", [False, False, True]),
-        ([(3, 3, 1), (3, 3, 2)], "both", [False, False]),  # the first outcome is no better
+        ([(3, 3, 1), (3, 3, 2)], "both", [False, False]),  # the first outcome is not better
         ([(1, 1, 9), (2, 2, 1)], "both", [False, False, True]),  # the third simulation fails
     ],
 )

@@ -302,7 +302,7 @@ def test_nodes_show_attributes_and_edges_shapes() -> None:
 def test_build_times_come_before_estimates(
     files: NetworkFiles, tmp_path: Path, gpu: str | None
 ) -> None:
-    """Without the name of the GPU there is no estimate next to the measured times."""
+    """Without the name of the GPU, the measured times have no estimate next to them."""
     own = {la.name: 0.25 * (i + 1) for i, la in enumerate(qdqtool.predict(files.model).layers)}
     others = {
         "{ForeignNode[a...b]}": 7.0,

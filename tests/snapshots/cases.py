@@ -303,7 +303,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Files that are no models.
+# Files that are not models.
 OTHER_FILES = {
     "empty.onnx": b"",
     "picture.onnx": b"\x89PNG\r\n",

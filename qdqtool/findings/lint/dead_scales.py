@@ -34,7 +34,7 @@ def run(view: View, report: FindingReport) -> None:
 def find_dead_parts(view: View, q: Node) -> ScaleDead | None:
     """Return the fault of a Q that maps its input, or parts of its input, to one value.
 
-    None if there is no such fault.
+    None without such a fault.
     """
     params, bounds = view.params(q), find_bounds(view.model)
     scalars = read_scalars(params)
