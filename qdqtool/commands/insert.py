@@ -105,7 +105,8 @@ def command(
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
-    Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
+    Needs onnxruntime and images, or a table with ranges (--calib-table); no GPU and no TensorRT.
+    Exit codes: 0 done, 2 bad input.
     """
     started = perf_counter()
     _check_source(calib, calib_table)
