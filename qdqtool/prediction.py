@@ -254,7 +254,7 @@ def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> No
 
 
 def _sort_findings(findings: list[Finding]) -> list[Finding]:
-    """Sort by severity, then by the code's total tensor size, then by the finding's tensor size."""
+    """Sort by severity, total tensor size of the code, and tensor size of the finding."""
     values: dict[str, list[int]] = defaultdict(list)
     for finding in findings:
         values[finding.code].append(finding.values or 0)

@@ -230,7 +230,7 @@ def _block_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence_logs() -> Iterator[None]:
-    """Silence Dask's log until the context ends, because this package's errors name the causes."""
+    """Silence Dask's log in the context, because this package's errors name the causes."""
     names = {*_LOGGERS, *logging.root.manager.loggerDict}
     loggers = [logging.getLogger(n) for n in names if n.partition(".")[0] in _LOGGERS]
     levels = [logger.level for logger in loggers]

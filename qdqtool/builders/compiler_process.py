@@ -1,4 +1,4 @@
-"""Run a compiler in a child process: a crash ends only the child, and builds have a time limit."""
+"""Run a compiler in a child process, with a time limit; a crash ends only the child."""
 
 from __future__ import annotations
 

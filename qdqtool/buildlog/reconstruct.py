@@ -340,7 +340,7 @@ def _make_value_info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInf
 
 
 def _invent_scales(build: Build) -> dict[str, float]:
-    """Return an invented value for each scale tensor, equal only if the log shows equal scales."""
+    """Invent a value for each scale tensor, equal only if the log shows equal scales."""
     quantizers = [node for node in build.parse.nodes if node.op in _QUANTIZERS]
     scale_of_node = {
         node.name: tensors[1].name

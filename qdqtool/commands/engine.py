@@ -1,4 +1,4 @@
-"""``qdqtool engine``: costs of the layers of a built engine; comparison and drawing of engines."""
+"""``qdqtool engine``: layer costs of a built engine; comparison and drawing of engines."""
 
 from __future__ import annotations
 

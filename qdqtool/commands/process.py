@@ -13,7 +13,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.util.process import INTERRUPTED, silence_stdout, terminal_columns
 from qdqtool.util.text import escape_hidden, escape_unencodable
 
-OBJECTS_BETWEEN_COLLECTIONS = 500_000  # a collection of that many takes about a tenth of a second
+OBJECTS_BETWEEN_COLLECTIONS = 500_000  # a collection of so many objects takes about 0.1 s
 _MIN_ADDRESS_SPACE = 128 << 20  # bytes of address space that Python, numpy and onnx need
 MESSAGE_PREFIX = "qdqtool: "
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}

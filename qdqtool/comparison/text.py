@@ -40,7 +40,7 @@ _CHANGES = {
 }
 _ONE_SIDED = (ChangeKind.ONLY_IN_A, ChangeKind.ONLY_IN_B)
 _UNKNOWN = "unknown"
-_MIN_IMAGES = 100  # then the interval of an agreement near 0.97 is about 0.03 wide
+_MIN_IMAGES = 100  # with 100 images, the 95 % interval of an agreement near 0.97 is about 0.03 wide
 _MIN_TIMES = 0.1  # relative change from which a factor is printed as "times 2"
 _MIN_SPEED_CHANGE = 0.005  # a smaller relative change of the time prints "as fast"
 _EXACT_BELOW = 1.2  # a smaller ratio of the times is printed with two decimals
@@ -168,7 +168,7 @@ def _name_format(side: NodeSide | None) -> str:
 
 
 def _list_formats(sides: Iterable[NodeSide | None]) -> str:
-    """Return the 8-bit formats of some nodes: ``FP8``, ``INT8 or FP8``; ``INT8`` without nodes."""
+    """Return the 8-bit formats of nodes: ``FP8``, ``INT8 or FP8``; ``INT8`` without nodes."""
     return " or ".join(sorted(set(map(_name_format, sides)), reverse=True)) or "INT8"
 
 

@@ -519,7 +519,7 @@ def extract(
         model: Path, bytes, ModelProto, or onnx-graphsurgeon Graph, which is not changed.
         keep_interrupted: Whether Ctrl-C while shrinking returns the smallest model so far.
         finding: ``CODE`` or ``CODE:n`` (the n-th finding with this code, from 1, in the order of
-            ``predict``), or several. With `node`, only findings at the node count.
+            ``predict``), or several. With `node`, only findings at this node are considered.
         node: Name of a node whose prediction must not change.
         hops: Maximum distance of nodes from `node`. Default: as large as the prediction needs.
         inputs: Tensors at which the part begins. Default: the network's inputs.

@@ -345,8 +345,9 @@ _PREFIXES = {
 }
 _SEEDS = 8  # number of random seeds that are tried until the prediction does not change
 _SHORTEST = 3  # shorter texts may occur by chance and do not count as leaks
-_LONG = 64  # texts with more characters are searched for each secret instead of in all substrings
-_MAX_SPELLINGS = 20_000  # tries to find a free name; only a malicious model uses more such names
+# In longer texts, each secret is looked for. Of shorter texts, each substring is looked up.
+_LONG = 64
+_MAX_SPELLINGS = 20_000  # names that are tried; only a malicious model contains all of them
 _CLEARED = frozenset(
     {
         "metadata_props",

@@ -298,7 +298,8 @@ def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         yield _reduce_batch(proto)
     sides = sorted({d for shape in shapes for d in shape[2:] if d > 1}, reverse=True)
     for factor in _list_factors(sides):
-        # A size in a constant may be independent of the image size, a side, or an area.
+        # A size in a constant may be a side (power 1), an area (power 2), or independent of the
+        # image size (power 0).
         for power in (0, 1, 2):
             yield _divide_sides(proto, factor, power)
 

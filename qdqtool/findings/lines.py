@@ -145,7 +145,7 @@ def _possible_passes(event: Event) -> list[type[Pass]]:
 
 
 def _sort_cases(rule: Rule, event: Event) -> Rule:
-    """Return the rule, sorted so that cases about the kind and operators of the line are first."""
+    """Return the rule with the cases about the line's kind and operators first."""
     operators = re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")
     topics = {event.kind, *operators}
     ordered = sorted(rule.cases.items(), key=lambda item: -len(topics.intersection(item[1].about)))

@@ -173,7 +173,7 @@ def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
 def _find_nearest_groups(
     model: Model, candidate: Model, edited: Sequence[Collection[int]], groups: Sequence[int]
 ) -> dict[str, int]:
-    """Return, by name of each node in both models, the group of the change nearest to the node."""
+    """Return the group of the nearest change for each node of both models, by node name."""
     by_index: dict[int, int] = {}
     for nodes, group in zip(edited, groups, strict=True):
         by_index.update(dict.fromkeys(nodes, group))

@@ -389,7 +389,7 @@ def _scalar_scale_site(view: View, target: Target, nodes: list[Node]) -> FixSite
 
 
 def to_fp16_layers(model: Model, target: Target) -> Model | None:
-    """Return the model with its layers without Q/DQ in FP16.
+    """Return a copy of the model whose layers without Q/DQ are converted to FP16.
 
     None if the target chooses types itself, or if no node can be FP16.
 

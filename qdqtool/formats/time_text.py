@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _MAX_LAYERS = 10
 _MAX_TYPES = 3  # columns of a table of GPUs: float, INT8 and FP8
-# Minimum relative difference for which the time of a model by `insert` is listed.
+# For a model with Q/DQ, the time with the Q/DQ of `insert` is listed only if it differs by more
+# than this fraction.
 _MIN_DIFFERENCE = 0.02
 _MIN_SAVING = 0.002  # minimum printed saving, as a fraction of the total time
 _WARNING_NOTES = ("batch-scaled",)  # notes that are printed as warnings: the file needs a change
@@ -96,7 +97,7 @@ def describe_times(time: TimeEstimate) -> str:
 
 
 def describe_fastest(formats: TimeEstimate, time: TimeEstimate) -> str:
-    """Describe the fastest type: the type of a written model, its float type, or another format.
+    """Describe the fastest type: that of a written model, its float type, or another.
 
     Args:
         formats: Times of the float model, with the Q/DQ that ``insert`` writes by default.

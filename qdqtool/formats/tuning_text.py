@@ -118,7 +118,7 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
 
 
 def _name_layers(tuning: Tuning) -> str:
-    """Return the kinds of layers that a placement counts: matrix products only if there are any."""
+    """Return the kinds of counted layers: matrix products are named only if there are any."""
     has_products = any(c.is_product for c in tuning.prediction.convolutions)
     return "convolutions and matrix products" if has_products else "convolutions"
 

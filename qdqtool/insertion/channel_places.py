@@ -26,7 +26,7 @@ _SHAPE_SUFFIX = "/qdqtool/shape"
 
 
 def compact_places(places: Places) -> Places:
-    """Return the compact form: axes without a change of channel get size 1, or are cut if first.
+    """Return the compact form: axes without a change of channel get size 1 or are cut.
 
     The module describes this form.
     """
@@ -170,7 +170,7 @@ class NetworkShapes:
 
 
 def fits_shape(shape: tuple[int | None, ...], places: Places) -> bool:
-    """Return whether a tensor's shape has all axes of `places` along which the channel changes."""
+    """Return whether a shape has all axes of `places` along which the channel changes."""
     if len(shape) < places.ndim:
         return False
     axes = zip(reversed(places.shape), reversed(shape), strict=False)

@@ -83,7 +83,7 @@ def find_matmul(view: View, node: Node, product: Contraction) -> MatMulForm | Ei
 def _list_forms(
     product: Contraction, is_constant: Sequence[bool], sizes: Mapping[str, int | None]
 ) -> list[MatMulForm]:
-    """Return the MatMuls in both orders of the operands; a constant is only the second operand."""
+    """Return the MatMuls in both orders of the operands, but never with a constant first."""
     forms = []
     for left, right in ((0, 1), (1, 0)):
         if is_constant[left] and not is_constant[right]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 FORMAT_SAMPLES = 8  # number of samples on which the output errors of both formats are measured
 # FP8 is more precise than INT8 if the largest magnitude of a tensor is more than this many times
-# the root mean square, and both ranges are the maximum. Trained detectors have thresholds of 11 to
-# 12.
+# the root mean square. This holds if both formats have the largest magnitude as their range.
+# Trained detectors have thresholds of 11 to 12.
 FP8_SPREAD = 12.0
 # A format with at least this output error loses too much accuracy. Of four trained networks, those
 # with an error below 13 % kept 87 to 98 % of their results, those with an error above 19 % kept

@@ -664,7 +664,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
 
 
 def _has_no_further_computation(model: Model, node: Node) -> bool:
-    """Return whether no computing node consumes a node's output, also after moves of the values."""
+    """Return whether no computing node follows a node, directly or after moves of values."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))

@@ -103,7 +103,7 @@ def _normalize_nodes(model: Model) -> list[Note]:
 
 
 def _rename_duplicates(editor: Editor) -> int:
-    """Rename nodes that share a name, and return their number.
+    """Rename nodes that share a name, and return how many nodes were renamed.
 
     The new name is the name of the node's first output, with a number if that name is used too.
     """

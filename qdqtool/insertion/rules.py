@@ -106,7 +106,7 @@ def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
 
 
 def _is_warning(form: type[Reason], target: Target) -> bool:
-    """Return whether the finding about a form of convolution is a warning or error on a target."""
+    """Return whether a target's finding about a form of convolution is a warning or error."""
     code = codes.get(form.rules[0].code).scope_on(target.name)
     return code is not None and code.severity != Severity.INFO
 

@@ -20,7 +20,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.proto.subgraphs import DOMAINS
 
-MAX_CONSTANT = 1 << 20  # maximum values of a constant operand whose bounds are read
+MAX_CONSTANT = 1 << 20  # maximum number of values of a constant operand whose bounds are read
 _MAX_TENSORS = 200  # maximum tensors between a quantizer and the inputs of its Concat
 # Maximum tensors that are visited before the first Concat. The limit is low, because the search
 # runs for each Q.

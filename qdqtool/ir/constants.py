@@ -31,8 +31,8 @@ MAX_OPERATIONS = 1 << 29  # maximum operations for all constants of a model
 _MAX_NODES = 1000  # maximum nodes upstream of a constant
 _MAX_SHAPE_ELEMENTS = 4096  # maximum elements of a tensor that may be a shape
 _MAX_CACHED_ELEMENTS = 1 << 22  # maximum elements of all cached results
-# Operators whose time is linear in their inputs and outputs, except products. This holds for
-# the reference implementation as well.
+# Matrix products, and operators whose time is linear in their inputs and outputs (in the reference
+# implementation as well).
 _LINEAR = frozenset(
     {
         "Abs",

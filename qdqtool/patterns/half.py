@@ -36,8 +36,8 @@ _MAX_SCALE = WIDE / 128  # scale of an INT8 tensor with the range WIDE
 _MAX_FP8_SCALE = WIDE / E4M3_MAX
 _FLOAT, _HALF = "tensor(float)", "tensor(float16)"
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype"})
-# Maximum elements of constants in which a value that FP16 rounds to zero matters, such as an
-# epsilon.
+# FP16 must hold nonzero values of constants with at most this many elements (such as an epsilon)
+# without rounding them to zero.
 _MAX_PARAMETER_ELEMENTS = 16
 
 

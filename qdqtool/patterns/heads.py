@@ -233,7 +233,7 @@ def convolutions_upstream(model: Model, tensor: str) -> set[int]:
 def _channel_sources(
     model: Model, node: Node, output: str, channels: _Range
 ) -> list[tuple[str, _Range]]:
-    """Return the inputs from which channels of a node's output come, with the channels in each.
+    """Return the inputs that contain channels of a node's output, with the channels.
 
     Empty if the node does not only move values.
     """
@@ -563,7 +563,7 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
 def _find_combined_producers(
     model: Model, operands: tuple[str, ...], coordinates: set[str]
 ) -> set[int]:
-    """Return the layers that compute those operands of a node that are not coordinates, by index.
+    """Return indices of the layers that compute the operands other than coordinates.
 
     An operand that also depends on other computed tensors is left out.
     """
@@ -586,7 +586,7 @@ def _weighted_sources(model: Model, tensor: str, *, reduced: bool = False) -> tu
         reduced: Whether reductions may be between the layers and the tensor.
 
     Returns:
-        Node indices of the layers, and whether the tensor depends on no further computed tensor.
+        Node indices of the layers, and whether all paths upstream of the tensor end at them.
     """
     indices: set[int] = set()
     is_pure = True

@@ -1,8 +1,8 @@
 """Decomposed layer normalizations, and other sums of squares that may exceed FP16.
 
 Exporters write a layer normalization below opset 17 as ReduceMean, Sub, Pow, ReduceMean, Add, Sqrt,
-Div, or in another form of the same computation. The forms are recognized by structure, past Casts
-between float types.
+Div, or in another form of the same computation. The forms are recognized by structure. Casts
+between float types may be anywhere in them.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _axes_size(shape: tuple[int | None, ...], axes: Iterable[int]) -> int | None
 
 
 def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
-    """Return the smallest magnitude of a tensor that matters for FP16, and the largest magnitude.
+    """Return the smallest magnitude of a tensor that matters for FP16, and the largest.
 
     The smallest magnitude is the step of a DQ, or the smallest gain of a LayerNormalization. For a
     Clip and for functions with results of at most 1, it equals the largest magnitude: their small
@@ -721,7 +721,7 @@ def _axes_from_end(model: Model, reduction: Node) -> tuple[int, ...] | None:
     return tuple(sorted(axes))
 
 
-# Nodes past Casts ------------------------------------------------------------------------------
+# Neighbors across Casts ------------------------------------------------------------------------
 
 
 def _has_op(node: Node | None, *ops: str) -> bool:

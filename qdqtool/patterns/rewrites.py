@@ -55,7 +55,7 @@ def remove_quantizers(
 
 
 def clips_negative_values(view: View, q: Node) -> bool:
-    """Return whether the Q of an activation clips negative values that the activation may have.
+    """Return whether an activation may have negative values, and its Q clips them.
 
     Such a Q acts as a Relu. onnxruntime's quantizer removes a Relu before such a Q.
     """

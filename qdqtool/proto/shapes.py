@@ -131,7 +131,7 @@ def _convert_opset(source: bytes, opset: int) -> bytes:
     return _run_in_child(source, "convert", opset)
 
 
-# A command converts one network several times, for each kind of quantizers that it estimates.
+# A command that estimates INT8 and FP8 variants of a network would convert it for each variant.
 _convert_small = functools.lru_cache(16)(_convert_opset)
 
 

@@ -177,7 +177,7 @@ class RemainingConversion(Reason, key="stays"):
                 f"{self.name} converts the network's input '{self.origin.tensor}' to {kind} "
                 f"(scale {scale})."
             )
-            # The general advice of this code is about INT8 and UINT8 images.
+            # The general advice for INPUT-CONVERSION is about INT8 and UINT8 images.
             return (text, NO_ACTION) if self.precision == Precision.FP8 else text
         assumed = (
             (

@@ -451,7 +451,7 @@ class ScaleCount(Reason):
 
 
 class ScaleComputed(Reason, key="scale-computed"):
-    """A scale that is computed at run time; ``tensor`` names the scale and is empty if unknown."""
+    """A scale that is computed at run time; ``tensor`` is its name, empty if unknown."""
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 

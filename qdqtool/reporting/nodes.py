@@ -267,7 +267,7 @@ class ModelCollector:
         return next(iter(self.find_nodes(names)), -1)
 
     def _find_drawn_consumers(self, quantizer: OnnxNode) -> list[int]:
-        """Return the positions of the drawn consumers of a Q or DQ, past further Q and DQ.
+        """Return the positions of the drawn consumers of a Q or DQ; other Q and DQ may be between.
 
         Without drawn consumers, return the position of the producer.
         """

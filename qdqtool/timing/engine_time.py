@@ -22,7 +22,7 @@ from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed
 
 Array = npt.NDArray[np.float64]
-# Newest weakly typed target whose simulation names layers.
+# Newest weakly typed target. TensorRT-RTX is left out, because its simulation names no layers.
 WEAKLY_TYPED = max(
     (t for t in TARGETS.values() if not (t.strongly_typed or t.is_rtx)), key=lambda t: t.version
 )

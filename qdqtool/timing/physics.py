@@ -254,7 +254,7 @@ _INTEGERS = (*BYTES, Precision.FP8, Precision.INT4)
 
 
 def _compute_path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
-    """Return the hardware unit that multiplies (one of `PATHS`), and its MACs per clock and SM."""
+    """Return the unit that multiplies (one of `PATHS`), and its MACs per clock and SM."""
     r = gpu.rates
     if precision == Precision.FP8 and gpu.has_fp8:
         return "int8", gpu.fp8_rate

@@ -39,7 +39,7 @@ def set_range(time: TimeEstimate, kernels: float) -> None:
 
 
 def _gpu_spread(gpu: Gpu, notes: list[Note], clock_share: float) -> tuple[float, float]:
-    """Return the factor of the uncalibrated range, and the largest slowdown by the power limit.
+    """Return the factor of the uncalibrated range, and the largest power-limit slowdown.
 
     Notes about both are added to `notes`.
     """

@@ -73,7 +73,7 @@ LARGEST_SCALE = 1024.0  # largest plausible scale: twice the largest FP16 number
 _INT8_MAX = 127.0
 # A scale is too small if the largest weight is more than this many times 127 times the scale.
 _MAX_WEIGHT_RATIO = 1000.0
-_MIN_WEIGHT_RATIO = 30.0  # replaces _MAX_WEIGHT_RATIO if another channel exceeds that limit
+_MIN_WEIGHT_RATIO = 30.0  # replaces _MAX_WEIGHT_RATIO if a channel exceeds _MAX_WEIGHT_RATIO
 # A channel is dead if its largest weight is below this fraction of the median over all channels.
 _MAX_DEAD_RANGE = 0.02
 _MAX_DEAD_WEIGHT = 1e-5  # weights up to this magnitude may have the minimum scale of a tool
@@ -151,7 +151,7 @@ def check_scale_positive(
 
 
 def find_scale_owner(model: Model, node: Node) -> ScaleOwner:
-    """Return what a Q or DQ quantizes: an activation, float weights or stored integers."""
+    """Return what a Q or DQ quantizes: an activation, weights (finite or not) or integers."""
     quantizer = node
     producer = model.producer(node.input(0))
     if qdq.is_dq(node) and producer is not None and qdq.is_q(producer):
@@ -411,7 +411,9 @@ def check_weights_axis(
     transposed: bool,
     is_proven: bool = True,
 ) -> WeightsAxis | None:
-    """Return a reason if the axis of weight scales is not the axis of output channels.
+    """Return a reason unless the target is known to accept the axis of weight scales.
+
+    The axis has to be that of the output channels.
 
     Args:
         pass_name: Name of the calling pass or check.

@@ -1,4 +1,4 @@
-"""Translation of an ONNX model to TensorRT's network, as TensorRT's ONNX parser translates it.
+"""Translation of an ONNX model to TensorRT's network, as by TensorRT's ONNX parser.
 
 Layers get the parser's names. Sources: NVIDIA's open-source parser (``node_of_<output>`` for a node
 without a name, ``_<n>`` after a name that is in use), and the logs of yolo-resnet18-orin-trt8502

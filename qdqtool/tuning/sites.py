@@ -272,7 +272,7 @@ def select_candidates(
 def _join_free_floats(
     floats: Iterable[tuple[Candidate, PlacementCost]], base: PlacementCost, cost: CostFunction
 ) -> Configuration:
-    """Join the float choices that cost no time, both alone and after the choices joined before."""
+    """Join the float choices that cost no time, neither alone nor with those joined before."""
     free = Configuration()
     for candidate, single in sorted(floats, key=lambda choice: choice[1].value):
         if single.value <= base.value:

@@ -92,14 +92,14 @@ USER_SECONDS = 600.0  # seconds of one run of `--check` or one call of `--metric
 
 
 def check_seconds(seconds: float | None, name: str) -> float:
-    """Return a time limit of the user in seconds after a check; 600 seconds for None.
+    """Check a time limit of the user, and return it in seconds; 600 for None.
 
     Args:
         seconds: Time limit.
         name: Name of the parameter for the message.
 
     Raises:
-        QdqtoolError: The time is not above 0 and at most a million seconds.
+        QdqtoolError: The time is 0 or less, or more than a million seconds.
     """
     if seconds is None:
         return USER_SECONDS

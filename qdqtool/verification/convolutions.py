@@ -158,8 +158,8 @@ class PassLines:
     """The ``QuantizeDoubleInputNodes: fusing`` lines of a build, by node.
 
     Attributes:
-        inputs: Number of the log line that quantizes a node's inputs, by the node's name.
-        outputs: Number of the log line that quantizes a node's output, by the node's name.
+        inputs: Number of the log line about the quantized inputs of a node, by the node's name.
+        outputs: Number of the log line about the quantized output of a node, by the node's name.
         complete: Whether the optimizer finished, so that a node without a line is float.
     """
 

@@ -22,12 +22,12 @@ from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.targets import target_named
 
-MAX_VALUES = 64_000_000  # maximum weights that are read in a network
+MAX_VALUES = 64_000_000  # maximum number of weights that are read in a network
 MAX_LAYER_VALUES = 8_000_000  # layers with more weights are not read
 MAX_LOSSY_RANGE = 0.25  # a channel with at most this share of the tensor's range loses two bits
 MIN_LOSSY_SHARE = 0.25  # minimum share of channels that lose two bits in a lossy layer
 MIN_SPREAD = 1.05  # minimum `spread` at which a scale for each channel has an effect
-MAX_COMPARED = 100_000  # maximum weights of a layer that are compared with multiples of the scale
+MAX_COMPARED = 100_000  # maximum number of weights per layer compared with multiples of the scale
 _MAX_STEP_ERROR = 1e-3  # maximum distance from a multiple, in steps
 
 

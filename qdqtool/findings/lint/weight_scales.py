@@ -33,7 +33,7 @@ from qdqtool.trt.fault_checks import (
 )
 
 _INT8_MAX = 127.0
-_MAX_VALUES = 64_000_000  # maximum weights that are read; layers of larger networks are sampled
+_MAX_VALUES = 64_000_000  # maximum number of weights read; layers of larger networks are sampled
 _MAX_LAYER_VALUES = 8_000_000  # layers with more weights are not read
 # Maximum ratio of the largest weight to the largest representable weight. A channel above it is
 # clipped if more than _MAX_CLIPPED_SHARE of its weights exceed the range. Intended clipping affects
@@ -209,7 +209,7 @@ def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_equal_factor(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers whose channels all have one factor, for networks of few layers."""
+    """Return the fault of layers with one factor for all channels, in small networks."""
     for fit in fits:
         fault = _check_common_factor([fit]) if fit.ratios.size >= _MIN_CHANNELS else None
         if fault is not None and not _MIN_RATIO <= fault.factor <= _MAX_RATIO:
@@ -284,7 +284,7 @@ _GENERAL_CHECKS = (_check_axis, _check_common_factor, _check_uniform_scales, _ch
 
 
 def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of single channels that do not fit, if nearly all other scales are exact."""
+    """Return the fault of single channels that do not fit, if nearly all others are exact."""
     if not fits:
         return None
     usual = _median(np.concatenate([f.channels.logs for f in fits]))

@@ -55,9 +55,10 @@ STOMPING = assumed(
 
 
 class ConcatRemoval(Pass):
-    """Eliminates a Concat: the producers of its inputs write directly into the Concat's output.
+    """Eliminates a Concat: the producers of its inputs write directly into its output.
 
-    TensorRT's log does not name this pass.
+    An input is copied if its producer cannot write into the output. TensorRT's log does not name
+    this pass.
     """
 
     cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
@@ -107,7 +108,7 @@ def _choose_line(
 
 
 def _is_external(producer: Layer | None) -> bool:
-    """Return whether a tensor is a network input or a constant, past conversions and reshapes.
+    """Return whether a tensor is an input or a constant, possibly converted or reshaped.
 
     ``producer`` is the layer that writes the tensor; None for a network input.
     """

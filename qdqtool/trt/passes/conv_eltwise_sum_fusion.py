@@ -43,7 +43,8 @@ DEQUANTIZED = seen(
 class ConvEltwiseSumFusion(Pass):
     """Fuses a convolution that writes float with the sum (and its Relu) after it.
 
-    Operands with different shapes are not fused; an unknown shape counts as equal.
+    They are not fused if the other operand is a constant, or if the operands have different shapes.
+    An unknown shape counts as equal.
     """
 
     cases = (PLAIN, BOTH, FIRST, DEQUANTIZED)

@@ -91,7 +91,7 @@ def _joins_quantizer(model: Model, node: Node, dq: Node, depth: int = _COLUMNS_I
 
 
 def _find_producer(model: Model, q: Node) -> Node | None:
-    """Return the producer upstream of a Q, past Q/DQ pairs of equal scale.
+    """Return the producer of a Q's input, upstream of all Q/DQ pairs with the scale of the Q.
 
     None if the Q reads a network input.
     """

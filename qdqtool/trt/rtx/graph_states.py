@@ -1,4 +1,4 @@
-"""Data types of all tensors on TensorRT-RTX, and the tensors that the integers of a DQ reach."""
+"""Data types of tensors on TensorRT-RTX, and the tensors that a DQ's integers reach."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Precision in which nodes multiply on TensorRT-RTX, from the states of their two operands.
+"""Precision in which nodes multiply on TensorRT-RTX, from their operands' states.
 
 Tensors that are computed from constants alone are constants for the compiler.
 """
