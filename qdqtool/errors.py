@@ -5,8 +5,8 @@ import re
 # Control characters, line breaks and surrogates. File names that are not UTF-8 have surrogates.
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
-LONGEST = 600  # maximum characters of a message
-# In messages that are too long, maximum characters of a word (such as a node name) and of the path.
+LONGEST = 600  # maximum number of characters of a message
+# In messages that are too long, maximum length of a word (such as a node name) and of the path.
 _WORD, _PATH = 100, 200
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 

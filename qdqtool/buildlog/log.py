@@ -100,7 +100,7 @@ _TENSORRT_START = re.compile(  # beginning of a TensorRT line, with or without T
     rb"Parsing node: |Searching for input: |QDQ graph |\[GpuLayer\] )"
 )
 _PIECES = re.compile(rb"(\w+)|(\s+)|([^\w\s]+)")
-_MAX_PREFIX = 200  # maximum bytes of a container's prefix
+_MAX_PREFIX = 200  # maximum number of bytes of a container's prefix
 _SAMPLE = 2000  # lines that are examined to detect the prefix
 _MIN_SHARE = 0.8  # minimum share of the sampled lines with the prefix
 

@@ -173,7 +173,7 @@ def suggest_code(text: str) -> str:
     return f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
 
 
-_MAX_WORDS = 2  # maximum words of a code that is written without hyphens
+_MAX_WORDS = 2  # maximum number of words of a code that is written without hyphens
 _MAX_SIMILAR = 3
 
 

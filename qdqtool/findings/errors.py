@@ -71,7 +71,7 @@ _STATUS = re.compile(
 _PROVIDER = re.compile(
     rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:WARNING|ERROR)\]"
 )  # prefix of onnxruntime's logger
-_MAX_LINES = 50  # maximum lines of an excerpt that are searched for a marked line
+_MAX_LINES = 50  # maximum number of lines of an excerpt that are searched for a marked line
 # Form of an assertion up to TensorRT 7.
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")
 _MAX_TEXT = 20_000

@@ -11,7 +11,7 @@ from qdqtool.reasons.quantizers import FakeQuantizers
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
-_MAX_EXCLUDED = 8  # maximum nodes that a recipe excludes
+_MAX_EXCLUDED = 8  # maximum number of nodes that a recipe excludes
 
 
 def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:

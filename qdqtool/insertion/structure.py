@@ -32,7 +32,7 @@ def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
 
 
 def branch_lengths(model: Model, left: str, right: str) -> tuple[int, int]:
-    """Return the longest path, in nodes, from each tensor up to the nearest common ancestor."""
+    """Return the longest path, in nodes, from each tensor up to the nodes upstream of both."""
     left_nodes, right_nodes = _upstream_nodes(model, left), _upstream_nodes(model, right)
     lengths: dict[str, int] = {}
     for node in model.ordered:

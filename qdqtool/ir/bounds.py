@@ -21,9 +21,9 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.proto.subgraphs import DOMAINS
 
 MAX_CONSTANT = 1 << 20  # maximum number of values of a constant operand whose bounds are read
-_MAX_TENSORS = 200  # maximum tensors between a quantizer and the inputs of its Concat
-# Maximum tensors that are visited before the first Concat. The limit is low, because the search
-# runs for each Q.
+_MAX_TENSORS = 200  # maximum number of tensors between a quantizer and the inputs of its Concat
+# Maximum number of tensors that are visited before the first Concat. The limit is low, because the
+# search runs for each Q.
 _MAX_STEPS_TO_CONCAT = 16
 _INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 

@@ -25,7 +25,7 @@ from qdqtool.proto.subgraphs import (
     rename_tensors,
 )
 
-_MAX_LEVELS = 50  # maximum levels of nested Ifs
+_MAX_LEVELS = 50  # maximum number of levels of nested Ifs
 
 
 class SubgraphContent(NamedTuple):

@@ -26,11 +26,11 @@ from qdqtool.proto.subgraphs import DOMAINS
 
 _Array = npt.NDArray[Any]
 
-MAX_ELEMENTS = 1 << 25  # maximum elements of all tensors upstream of a constant
-MAX_OPERATIONS = 1 << 29  # maximum operations for all constants of a model
-_MAX_NODES = 1000  # maximum nodes upstream of a constant
-_MAX_SHAPE_ELEMENTS = 4096  # maximum elements of a tensor that may be a shape
-_MAX_CACHED_ELEMENTS = 1 << 22  # maximum elements of all cached results
+MAX_ELEMENTS = 1 << 25  # maximum number of elements of all tensors upstream of a constant
+MAX_OPERATIONS = 1 << 29  # maximum number of operations for all constants of a model
+_MAX_NODES = 1000  # maximum number of nodes upstream of a constant
+_MAX_SHAPE_ELEMENTS = 4096  # maximum number of elements of a tensor that may be a shape
+_MAX_CACHED_ELEMENTS = 1 << 22  # maximum number of elements of all cached results
 # Matrix products, and operators whose time is linear in their inputs and outputs (in the reference
 # implementation as well).
 _LINEAR = frozenset(
@@ -280,7 +280,7 @@ def _infer_size(model: onnx.ModelProto) -> int | None:
 
 # Folding --------------------------------------------------------------------------------------
 
-MAX_FOLDED_ELEMENTS = 1 << 20  # maximum elements of a folded constant with data
+MAX_FOLDED_ELEMENTS = 1 << 20  # maximum number of elements of a folded constant with data
 _MOVING_KINDS = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 

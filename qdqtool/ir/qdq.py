@@ -60,7 +60,7 @@ _PRECISIONS: dict[int, Precision] = {
     onnx.TensorProto.FLOAT16: Precision.FP16,
     onnx.TensorProto.BFLOAT16: Precision.BF16,
 }
-_MAX_CHAIN = 20  # maximum nodes between a stored constant and its quantizer
+_MAX_CHAIN = 20  # maximum number of nodes between a stored constant and its quantizer
 _STORED_TYPES = (
     onnx.TensorProto.INT8,
     onnx.TensorProto.INT4,

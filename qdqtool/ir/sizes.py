@@ -29,7 +29,7 @@ _PICKS = ("Gather", "GatherElements", "GatherND")  # output sizes do not depend 
 _SIZED_BY_VALUES = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
 _ELLIPSIS = "..."  # axes without letters in an equation of Einsum
-_MAX_RANK = 64  # maximum axes of an ellipsis; tensors of real networks have fewer
+_MAX_RANK = 64  # maximum number of axes of an ellipsis; tensors of real networks have fewer
 _FIRST_ELLIPSIS_LETTER = ord("\N{GREEK SMALL LETTER ALPHA}")
 
 

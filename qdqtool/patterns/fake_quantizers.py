@@ -28,7 +28,7 @@ from qdqtool.proto.subgraphs import DOMAINS, remove_unused_opsets
 
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
-_MAX_STEPS = 8  # maximum nodes before and after a Round
+_MAX_STEPS = 8  # maximum number of nodes before and after a Round
 # Tolerance within which the factors before and after a Round multiply to 1: in float32, for a
 # division that loses no precision, and by element type.
 _TOLERANCE = 1e-4

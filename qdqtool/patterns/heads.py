@@ -40,9 +40,9 @@ _Range = tuple[int, int] | None  # channels [start, end) of axis 1; None for all
 
 _MIN_BINS, _MAX_BINS = 4, 256
 _MAX_BIN_ERROR = 0.1  # maximum error of a bin after INT8 rounding; a DFL of 16 bins has 0.06
-_MAX_HOPS = 64  # maximum tensors searched around a Softmax; a dozen are usual
+_MAX_HOPS = 64  # maximum number of tensors searched around a Softmax; a dozen are usual
 _SIDES = 4  # sides of a box; reference points have two or four numbers
-_MAX_ROUNDS = 64  # maximum rounds of a search; each round finds the next decoder layer
+_MAX_ROUNDS = 64  # maximum number of rounds of a search; each round finds the next decoder layer
 _PICKS = (
     "Gather",
     "GatherElements",

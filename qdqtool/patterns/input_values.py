@@ -13,7 +13,7 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.util.notes import Note
 
-_MAX_STEPS = 24  # maximum nodes that are followed downstream of an input
+_MAX_STEPS = 24  # maximum number of nodes that are followed downstream of an input
 _MAPS = 4  # rank of images
 _CHANNELS = {1, 3, None}
 # Operators that keep the values of their first input.

@@ -24,7 +24,7 @@ from qdqtool.proto.slim import strip_large_weights
 from qdqtool.util.notes import Note
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
-_MIN_NORMS = 2  # minimum layer normalizations of a transformer; other networks may have one
+_MIN_NORMS = 2  # layer normalizations that show a transformer; other networks may have one
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "EfficientNMSX_TRT")
 _POOLINGS = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceMean")
 _UPSCALING = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace")
@@ -38,7 +38,7 @@ _MAX_HEAD = 24
 _DENSE_STRIDE = 4  # maximum stride of a dense output; heads of detectors have strides of 8 and more
 _MAP_STRIDE = 16  # maximum stride of a single map; YOLOv2 has a single map of stride 32
 _MIN_PATCH = 4  # minimum side in pixels of the patches of a transformer's first convolution
-_MIN_FEATURES = 64  # minimum channels of a backbone's feature map
+_MIN_FEATURES = 64  # minimum number of channels of a backbone's feature map
 _MIN_LINE = 2.5  # minimum ratio of width to height of an image that shows a line of text
 _ULTRALYTICS = ("names", "stride", "imgsz")  # metadata keys of Ultralytics, in addition to `task`
 _DETECTING = ("detect", "segment", "pose", "obb")  # tasks of Ultralytics with YOLO's preprocessing

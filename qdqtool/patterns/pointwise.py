@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import is_pointwise, is_run_time, is_sum
 
-_MAX_NODES = 24  # maximum nodes of an activation; Mish in elementary operators has six
+_MAX_NODES = 24  # maximum number of nodes of an activation; Mish in elementary operators has six
 
 
 def run_time_inputs(model: Model, node: Node) -> list[str]:

@@ -21,9 +21,9 @@ from qdqtool.ir.operators import (
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl, tensors_upstream_of_weighted
 
-SHAPE_LIMIT = 20_000  # maximum nodes for inferring shapes; larger models take too long
-_MAX_TENSORS = 400  # maximum tensors that are visited downstream of a tensor
-_MAX_CACHED_TENSORS = 4096  # maximum tensors whose consumers are cached
+SHAPE_LIMIT = 20_000  # maximum number of nodes for inferring shapes; larger models take too long
+_MAX_TENSORS = 400  # maximum number of tensors that are visited downstream of a tensor
+_MAX_CACHED_TENSORS = 4096  # maximum number of tensors whose consumers are cached
 
 
 class NodeChain:

@@ -19,7 +19,7 @@ from qdqtool.proto.shapes import convert_opset
 from qdqtool.proto.subgraphs import STANDARD, nested_graphs, with_subgraph_nodes
 from qdqtool.util import limits
 
-_MAX_REASON = 120  # maximum characters of onnx's error text in a message
+_MAX_REASON = 120  # maximum number of characters of onnx's error text in a message
 _Key = tuple[str, str, str]  # domain, name and overload of a function
 
 

@@ -13,7 +13,7 @@ from qdqtool.util.records import cache_shared
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None if unknown."""
 
-STEPS = 100  # maximum steps of a path that are listed; paths of real networks have about a dozen
+STEPS = 100  # maximum number of listed steps of a path; real networks have about a dozen
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 
 _MAX_SMALL = 256  # maximum size of a small constant, such as the bins of a DFL
-_MAX_FILLED = 1 << 28  # maximum bytes of ones that stand in for missing weights
+_MAX_FILLED = 1 << 28  # maximum number of bytes of ones that stand in for missing weights
 
 
 def has_qdq(model: Model) -> bool:
@@ -192,7 +192,7 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-_SMALL = 4096  # maximum elements of a tensor that is treated as a shape
+_SMALL = 4096  # maximum number of elements of a tensor that is treated as a shape
 
 
 class TensorShapes:

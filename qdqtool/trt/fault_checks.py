@@ -46,9 +46,9 @@ from qdqtool.reasons.weights import (
 )
 
 MAX_CHANNELS = 5  # maximum number of channels that a reason lists
-# Maximum elements of a convolution kernel in FP8. Seen on TensorRT-RTX 1.7.1, SM89 and SM120, with
-# an exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
-# same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
+# Maximum number of elements of a convolution kernel in FP8. Seen on TensorRT-RTX 1.7.1, SM89 and
+# SM120, with an exception for depthwise convolutions on SM120. The release notes of TensorRT
+# 10.16.1 name the same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
 MAX_FP8_KERNEL = 32
 # An attention with heads of at most this size runs in FP16. Sources: a build of TensorRT-RTX 1.7.1
 # with head size 8, and ModelOpt.

@@ -16,7 +16,7 @@ from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.passes.point_wise_fusion import POINTWISE_KINDS
 from qdqtool.trt.targets import TARGETS, Target
 
-# Maximum tensors between a residual Add and its convolution; real networks have a handful.
+# Maximum number of tensors between a residual Add and its convolution; real networks have few.
 MAX_TENSORS_BETWEEN = 200
 # The target does not matter, because all targets fuse the same layers (a test checks this).
 ANY_TARGET = TARGETS["trt8.5"]

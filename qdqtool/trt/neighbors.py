@@ -44,14 +44,14 @@ from qdqtool.trt.targets import Target
 from qdqtool.util.records import SharedTuple
 
 # Limits of the search for the consumers of one tensor.
-MAX_CONSUMERS = 100  # maximum consumers that are listed; networks have at most about a dozen
-MAX_TENSORS = 100  # maximum tensors that are visited; a block of DenseNet-201 has 48
+MAX_CONSUMERS = 100  # maximum number of listed consumers; networks have at most about a dozen
+MAX_TENSORS = 100  # maximum number of tensors that are visited; a block of DenseNet-201 has 48
 MAX_PATH_STEPS = 1200  # maximum sum of the steps on all paths; the DenseNet block has 1176
 MAX_Q_STEPS = 400  # maximum sum of the steps on the paths of all Qs
 MIN_Q_STEPS = 4  # steps that each Q keeps even when MAX_Q_STEPS is used up
-# Maximum layers that are visited downstream of a layer, to find a convolution or a Q.
+# Maximum number of layers that are visited downstream of a layer, to find a convolution or a Q.
 MAX_LAYERS_AFTER = 100
-# Maximum tensors that are visited upstream of a convolution, to find a DQ.
+# Maximum number of tensors that are visited upstream of a convolution, to find a DQ.
 MAX_TENSORS_BEFORE = 40
 
 _KINDS_OF_ACTIVATIONS = (LayerKind.ACTIVATION, LayerKind.POINTWISE)

@@ -44,7 +44,7 @@ _MAX_LISTED = 5
 _MAX_FACTOR_SPREAD = 1.4  # ranges of other images may differ by this factor
 _MIN_AGREEING_SHARE = 0.8  # minimum share of the quantizers that agree on the common factor
 _MIN_QUANTIZERS = 3
-_MIN_UNIFORM = 4  # minimum quantizers of activations, and of weights, to call a scale a placeholder
+_MIN_UNIFORM = 4  # with fewer quantizers of activations, or of weights, no scale is a placeholder
 _MAX_OUTLIER_RATIO = (
     100.0  # largest value / typical value; docs/scales-results.md has measured ratios
 )

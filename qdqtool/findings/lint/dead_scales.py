@@ -8,7 +8,7 @@ from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.finding import Severity
 from qdqtool.reasons.scales import DeadPart, ScaleDead
 
-MAX_PARTS = 8  # maximum parts of a quantizer's input that a finding lists
+MAX_PARTS = 8  # maximum number of parts of a quantizer's input that a finding lists
 
 
 def run(view: View, report: FindingReport) -> None:

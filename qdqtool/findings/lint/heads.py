@@ -77,7 +77,7 @@ def _find_sums_after(model: Model, start: Node) -> tuple[str, ...]:
     return tuple(model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == "Add")
 
 
-_MAX_NODES_TO_CONCAT = 12  # maximum nodes between the Concat of a head and a Q; YOLOv8 has five
+_MAX_NODES_TO_CONCAT = 12  # maximum number of nodes from a head's Concat to a Q; YOLOv8 has five
 
 
 def run(view: View, report: FindingReport) -> None:

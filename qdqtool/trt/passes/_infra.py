@@ -109,10 +109,10 @@ __all__ = [
     "WEIGHTED",
     "weights_position",
 ]
-# Maximum layers that are fused in a chain. No log shows a chain of this length. The limit bounds
-# the names, which grow with each fused layer.
+# Maximum number of layers that are fused in a chain. No log shows a chain of this length. The limit
+# bounds the names, which grow with each fused layer.
 MAX_JOINED = 64
-MAX_NAME = 1000  # maximum characters of an extended name; limits the cost of hostile models
+MAX_NAME = 1000  # maximum length of an extended name; limits the cost of hostile models
 
 
 class Pass(ABC):

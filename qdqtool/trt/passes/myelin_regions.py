@@ -80,7 +80,7 @@ _KINDS_OUTSIDE = (
 )
 
 
-_MAX_HOPS = 8  # maximum layers that a search passes upstream or downstream of a product
+_MAX_HOPS = 8  # maximum number of layers that a search passes upstream or downstream of a product
 _POINTWISE_KINDS = (
     LayerKind.ACTIVATION,
     LayerKind.ELEMENTWISE,

@@ -19,7 +19,7 @@ from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.trt.fault_checks import check_fp8_kernel_size
 
 _COLUMN_CHANNELS = 4
-_COLUMNS_IN_A_ROW = 8  # maximum nodes that are followed upstream of a column
+_COLUMNS_IN_A_ROW = 8  # maximum number of nodes that are followed upstream of a column
 _ACTIVATIONS = ("Relu", "Sigmoid", "Clip", "LeakyRelu", "HardSwish", "Tanh")
 _SM12 = 120  # the first compute capability of 12.x
 

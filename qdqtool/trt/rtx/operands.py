@@ -202,7 +202,7 @@ def _free_axes(model: Model, node: Node, position: int) -> set[int]:
     return {rank - 1, rank - 2} - {summed}
 
 
-_SMALL = 4096  # maximum elements of constants whose values are computed, such as scales and shapes
+_SMALL = 4096  # maximum number of elements of constants whose values are computed
 
 
 class ConstantTensors:
