@@ -32,9 +32,9 @@ from qdqtool.reasons.fusions import (
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.outputs import (
     OutputDifferentScales,
-    OutputManyConsumers,
+    OutputMixedConsumers,
     OutputNotQuantized,
-    PoolingOneSide,
+    PoolingQuantizedOnOneSide,
     ReduceNotPooling,
 )
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
@@ -58,7 +58,7 @@ DECIDE = (
     AddOutputNotQuantized,
     ActivationBeforeAdd,
     OutputDifferentScales,
-    OutputManyConsumers,
+    OutputMixedConsumers,
     OutputNotQuantized,
 )
 
@@ -96,7 +96,7 @@ def claimed_float(finding: Finding) -> set[str]:
         if isinstance(
             r,
             (
-                OutputManyConsumers,
+                OutputMixedConsumers,
                 OutputNotQuantized,
                 AddOutputNotQuantized,
             ),
@@ -109,7 +109,7 @@ def claimed_float(finding: Finding) -> set[str]:
             (
                 InputNotDequantized,
                 WeightsNotDequantized,
-                PoolingOneSide,
+                PoolingQuantizedOnOneSide,
                 ReduceNotPooling,
             ),
         ):

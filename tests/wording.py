@@ -19,7 +19,7 @@ from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.attention import DecomposedNorm
 from qdqtool.reasons.convolutions import DepthwiseAdd, LargeKernel
 from qdqtool.reasons.finding import Cause, Finding, Reason, Severity
-from qdqtool.reasons.gpus import GpuFact, GpuLacks
+from qdqtool.reasons.gpus import GpuFact, GpuLimit
 from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales, UniformScales
 from qdqtool.reasons.weights import WeightsNotConstant
 from tests.comparison.networks import float_network, network
@@ -268,7 +268,7 @@ def records() -> list[Reason]:
     Forms of decomposed LayerNorm are included.
     """
     listed: list[Reason] = [
-        GpuLacks("GPU", "", fact, "a GPU", 2, "c", ("trt10", "10.0")) for fact in GpuFact
+        GpuLimit("GPU", "", fact, "a GPU", 2, "c", ("trt10", "10.0")) for fact in GpuFact
     ]
     fits = (ActivationFit("a.Q", 0.1, 0.25, 0.1, 2.0), ActivationFit("b.Q", 0.2, 0.0, 0.0, 0.125))
     for bad, samples, factor in ((1, 1, 2.0), (3, 4, 0.5), (3, 4, 0.0)):
@@ -389,8 +389,8 @@ def left_float_reasons() -> dict[str, list[str]]:
         WeightsNotConstant: [("w",)],
         placement_reasons.FloatNode: [(cause,) for cause in placement_reasons.SkipCause],
         LargeKernel: [((16, 16),)],
-        placement_reasons.WeightsType: [("double",)],
-        placement_reasons.WeightsRank: [(3,)],
+        placement_reasons.NonFloatWeights: [("double",)],
+        placement_reasons.UnsupportedWeightsRank: [(3,)],
         placement_reasons.SmallConvolution: [(3, 8, (3, 1))],
         placement_reasons.SubgraphLayers: [(2,)],
         placement_reasons.EinsumProduct: [(why,) for why in placement_reasons.EinsumObstacle],

@@ -6,14 +6,14 @@ from qdqtool.evidence import Evidence
 from qdqtool.findings.diagnosis import diagnose_inputs, diagnose_output, report_conversion
 from qdqtool.findings.report import Diagnosis, FindingReport, RecordedReasons
 from qdqtool.findings.rules import finding_codes
-from qdqtool.reasons.attention import FusedByMyelin
+from qdqtool.reasons.attention import MyelinCompiledRegion
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.convolutions import Deconvolution3D
 from qdqtool.reasons.finding import Cause, FindingCode, Reason
 from qdqtool.reasons.float_types import FloatTypesDiffer
-from qdqtool.reasons.fusions import InsideActivation, PadBeforeConvolution, StemBeforePool
-from qdqtool.reasons.inputs import TypesDiffer
-from qdqtool.reasons.quantizers import NonzeroZeroPoint, OutsideRules
+from qdqtool.reasons.fusions import QuantizerAfterPad, QuantizerInsideActivation, StemBeforePool
+from qdqtool.reasons.inputs import OperandTypesDiffer
+from qdqtool.reasons.quantizers import NonzeroZeroPoint, UncoveredOperandType
 from qdqtool.reasons.residuals import ResidualBothQuantized
 from qdqtool.reasons.scales import ActivationPerChannel, ConcatScales, ScaleComputed
 from qdqtool.reasons.weights import WeightsAxis, WeightsNotConstant
@@ -26,8 +26,8 @@ MODEL_FAULTS: dict[type[Reason], tuple[FindingCode, ...]] = {
     ScaleComputed: (),
     ActivationPerChannel: (),
     NonzeroZeroPoint: (),
-    OutsideRules: ("FP8-OUTSIDE",),
-    TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
+    UncoveredOperandType: ("FP8-OUTSIDE",),
+    OperandTypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
     WeightsAxis: (
         "OPSET-AXIS",
         "SCALE-COUNT",
@@ -63,12 +63,12 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
     """
     recorded = RecordedReasons(prediction, report)
     _explain_residuals(recorded)
-    for pair in recorded.reasons_of_kind(InsideActivation):
+    for pair in recorded.reasons_of_kind(QuantizerInsideActivation):
         size = pair.elements.values if pair.elements is not None else None
         report.add(pair, convolutions=[pair.convolution], values=size)
     for stem in recorded.reasons_of_kind(StemBeforePool):
         report.add(stem, convolutions=[stem.node])
-    for pad in recorded.reasons_of_kind(PadBeforeConvolution):
+    for pad in recorded.reasons_of_kind(QuantizerAfterPad):
         report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:
         if not outcome.quantized_in_quantized_out:
@@ -108,8 +108,8 @@ def report_regions(prediction: Prediction, report: FindingReport) -> None:
             report.add(_describe_region(region), evidence=evidence)
 
 
-def _describe_region(region: MyelinRegion) -> FusedByMyelin:
-    return FusedByMyelin(
+def _describe_region(region: MyelinRegion) -> MyelinCompiledRegion:
+    return MyelinCompiledRegion(
         "MyelinRegions",
         region.nodes[0],
         region.nodes[-1],

@@ -11,9 +11,9 @@ from qdqtool.reasons import fp8
 from qdqtool.reasons.compiler import (
     CompilerFault,
     IntegersLost,
+    IntegersLostAtJoin,
     LossCause,
-    ScalesJoined,
-    ends_build,
+    is_build_failure,
 )
 from qdqtool.reasons.convolutions import FloatDeconvolution
 from qdqtool.reasons.finding import Reason
@@ -26,7 +26,7 @@ from qdqtool.trt.result import Prediction
 
 REASONS: tuple[type[Reason], ...] = (
     IntegersLost,
-    ScalesJoined,
+    IntegersLostAtJoin,
     CompilerFault,
     InputNotDequantized,
     WeightsNotDequantized,
@@ -71,7 +71,7 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
         affected = [reason.node]
         if quantizer is not None and reason.node not in convolutions:
             affected = view.consuming_convolutions(quantizer)
-        is_fatal = ends_build(reason)
+        is_fatal = is_build_failure(reason)
         is_wrong_result = isinstance(reason, fp8.NonzeroFp8ZeroPoint)  # the build succeeds
         is_joined = is_pair_fault or (is_fatal and code != "QTYPE")
         report.add(

@@ -7,31 +7,31 @@ from collections.abc import Sequence
 from qdqtool.findings.report import Diagnosis, FindingReference, RecordedReasons
 from qdqtool.ir.operators import CUTS, JOINS, SUMS
 from qdqtool.reasons import fp8
-from qdqtool.reasons.attention import InMyelin
+from qdqtool.reasons.attention import FloatMyelinLayer
 from qdqtool.reasons.conversions import (
     COVERED_TYPES,
-    ConcatReadElsewhere,
+    ConcatReadAsFloat,
+    ConversionBetweenScales,
     ManyConsumers,
-    NotCommuting,
+    OperatorNotCommuting,
     RemainingConversion,
-    ScalesAround,
     sibling_quantizers,
 )
 from qdqtool.reasons.finding import Cause, Reason
 from qdqtool.reasons.fusions import (
     ActivationBeforeAdd,
-    ActivationJoined,
     BatchNormNotConstant,
     ConvTransposeBatchNorm,
+    PointwiseReadsOtherTensors,
 )
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.outputs import (
     OutputDifferentScales,
-    OutputManyConsumers,
+    OutputMixedConsumers,
     OutputNotQuantized,
-    OutputScale,
-    PoolingOneSide,
+    PoolingQuantizedOnOneSide,
     ReduceNotPooling,
+    UnfusableOutputScale,
     find_float_sum,
     find_shared_pooling,
     find_single_average,
@@ -42,17 +42,17 @@ from qdqtool.reasons.scales import ConcatScales
 from qdqtool.reasons.tensors import (
     ConsumerKind,
     TensorConsumer,
+    find_operator_between_quantizers,
+    find_operator_between_scales,
     find_shareable_quantizer,
     float_consumers,
-    operator_between,
-    operator_between_quantizers,
     quantizer_consumers,
 )
 from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.neighbors import have_different_scales
 
 _FLOAT_INPUT_REASONS = (
-    InMyelin,
+    FloatMyelinLayer,
     WeightsNotDequantized,
     fp8.MixedOperands,
     fp8.LargeFp8Kernel,
@@ -82,12 +82,12 @@ def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Dia
 
 def diagnose_scales(
     recorded: RecordedReasons,
-    r: OutputDifferentScales | ScalesAround,
+    r: OutputDifferentScales | ConversionBetweenScales,
     consumers: Sequence[TensorConsumer],
     convolutions: tuple[str, ...],
 ) -> Diagnosis:
     """Return the diagnosis of Qs with different scales on one tensor."""
-    between = operator_between_quantizers(consumers)
+    between = find_operator_between_quantizers(consumers)
     if between is None:
         is_float_source = isinstance(r, RemainingConversion) and not r.requantizes
         tensor = r.origin.tensor if is_float_source else r.tensor  # type: ignore[union-attr]
@@ -107,11 +107,11 @@ OUTPUT_REASONS: tuple[type[Reason], ...] = (
     ResidualFloat,
     AddOutputNotQuantized,
     ActivationBeforeAdd,
-    ActivationJoined,
-    OutputScale,
+    PointwiseReadsOtherTensors,
+    UnfusableOutputScale,
     fp8.OutputTypeDiffers,
     OutputDifferentScales,
-    OutputManyConsumers,
+    OutputMixedConsumers,
     OutputNotQuantized,
 )
 
@@ -149,7 +149,7 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Dia
     convolutions = recorded.as_convolution(r.node)
     if isinstance(r, OutputDifferentScales):
         return diagnose_scales(recorded, r, r.consumers, convolutions)
-    if isinstance(r, OutputManyConsumers):
+    if isinstance(r, OutputMixedConsumers):
         return _diagnose_many_consumers(recorded, r, convolutions)
     if isinstance(r, OutputNotQuantized):
         return _diagnose_not_quantized(recorded, r, convolutions)
@@ -183,7 +183,7 @@ def can_be_int8(consumers: Sequence[TensorConsumer]) -> bool:
 
 
 def _diagnose_many_consumers(
-    recorded: RecordedReasons, r: OutputManyConsumers, convolutions: tuple[str, ...]
+    recorded: RecordedReasons, r: OutputMixedConsumers, convolutions: tuple[str, ...]
 ) -> Diagnosis:
     add, pool = find_float_sum(r), find_shared_pooling(r)
     if pool is not None:
@@ -229,7 +229,7 @@ def _diagnose_before_average(
     reduction = recorded.first_reason(ReduceNotPooling, average)
     if reduction is not None:
         return Diagnosis(average, Cause(r, (reduction,)), reduction.elements, convolutions)
-    pooling = recorded.first_reason(PoolingOneSide, average)
+    pooling = recorded.first_reason(PoolingQuantizedOnOneSide, average)
     # If no Q follows the pooling, Q/DQ before the pooling would only add a conversion.
     gains = pooling is not None and bool(quantizer_consumers(pooling.consumers))
     cause = Cause(r, () if pooling is None else (pooling,))
@@ -238,7 +238,7 @@ def _diagnose_before_average(
 
 def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
     """Return the diagnosis of an average that runs in float; None for any other node."""
-    pooling = recorded.first_reason(PoolingOneSide, node)
+    pooling = recorded.first_reason(PoolingQuantizedOnOneSide, node)
     if pooling is not None:
         return Diagnosis(
             pooling.node, Cause(pooling), pooling.elements, gains=pooling.quantized_input
@@ -295,7 +295,7 @@ def _report_sibling_scales(
     producer = conversion.origin.convolution
     diagnosis = diagnose_scales(
         recorded,
-        ScalesAround.from_conversion(conversion),
+        ConversionBetweenScales.from_conversion(conversion),
         conversion.siblings,
         (producer,) if producer else (),
     )
@@ -335,7 +335,7 @@ def _explain_by_producer(
     if average is not None:
         recorded.add(average, (average.node,))
         return recorded.explanation(average.node), average.cause.reason
-    scale = recorded.first_reason(OutputScale, origin.node)
+    scale = recorded.first_reason(UnfusableOutputScale, origin.node)
     if scale is not None:
         return (), scale
     if _has_known_obstacle(conversion.blocked):
@@ -348,14 +348,14 @@ def _has_known_obstacle(blocked: Reason | None) -> bool:
 
     ``blocked`` is the reason why the Q did not move farther up; None if there was no obstacle.
     """
-    if isinstance(blocked, ManyConsumers | ConcatReadElsewhere):
+    if isinstance(blocked, ManyConsumers | ConcatReadAsFloat):
         return bool(float_consumers(blocked.consumers))
-    return isinstance(blocked, NotCommuting)
+    return isinstance(blocked, OperatorNotCommuting)
 
 
 def _report_requantization(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
-    between = operator_between(conversion.path)
-    around = ScalesAround.from_conversion(conversion)
+    between = find_operator_between_scales(conversion.path)
+    around = ConversionBetweenScales.from_conversion(conversion)
     if (
         between is not None
         and between.op in JOINS

@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from qdqtool.reasons.compiler import IntegersLost, LossCause, ScalesJoined
+from qdqtool.reasons.compiler import IntegersLost, IntegersLostAtJoin, LossCause
 from qdqtool.reasons.conversions import (
     COVERED_TYPES,
-    ConcatReadElsewhere,
+    ConcatReadAsFloat,
+    ConversionBetweenScales,
     ManyConsumers,
     RemainingConversion,
-    ScalesAround,
     sibling_quantizers,
 )
-from qdqtool.reasons.convolutions import ChannelNumbers
+from qdqtool.reasons.convolutions import SlowChannelCounts
 from qdqtool.reasons.finding import Cause, Finding, Reason
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.outputs import (
     OutputDifferentScales,
-    OutputManyConsumers,
+    OutputMixedConsumers,
     OutputNotQuantized,
-    OutputScale,
-    PoolingOneSide,
+    PoolingQuantizedOnOneSide,
+    UnfusableOutputScale,
     feeds_no_weighted_layer,
     find_float_sum,
     find_shared_pooling,
@@ -41,10 +41,10 @@ from qdqtool.reasons.tensors import (
     Scale,
     TensorConsumer,
     TensorOrigin,
+    find_operator_between_quantizers,
+    find_operator_between_scales,
     find_shareable_quantizer,
     float_consumers,
-    operator_between,
-    operator_between_quantizers,
     quantizer_consumers,
 )
 from qdqtool.util.records import field_names, find_by_class
@@ -151,17 +151,17 @@ def _average_key(reason: Reason) -> IdentityKey:
 
     For another class of reason, the key contains the values of the reason.
     """
-    if not isinstance(reason, PoolingOneSide):
+    if not isinstance(reason, PoolingQuantizedOnOneSide):
         return _reason_key(reason)
     return tuple(q.node for q in quantizer_consumers(reason.consumers)[:1])
 
 
-def _pooling_key(finding: Finding, cause: Cause, r: PoolingOneSide) -> IdentityKey:
+def _pooling_key(finding: Finding, cause: Cause, r: PoolingQuantizedOnOneSide) -> IdentityKey:
     quantizers = [q.node for q in quantizer_consumers(r.consumers)]
     return (r.origin.node, *quantizers[:1]) if r.quantized_input else ("", *quantizers)
 
 
-def _many_consumers_key(finding: Finding, cause: Cause, r: OutputManyConsumers) -> IdentityKey:
+def _many_consumers_key(finding: Finding, cause: Cause, r: OutputMixedConsumers) -> IdentityKey:
     add, pool = find_float_sum(r), find_shared_pooling(r)
     if pool is not None:
         return (
@@ -213,7 +213,7 @@ def _output_scales_key(finding: Finding, cause: Cause, r: OutputDifferentScales)
     )
 
 
-def _channels_key(finding: Finding, cause: Cause, r: ChannelNumbers) -> IdentityKey:
+def _channels_key(finding: Finding, cause: Cause, r: SlowChannelCounts) -> IdentityKey:
     return r.inputs, r.outputs, () if r.small else tuple(dict.fromkeys(r.odd))
 
 
@@ -228,7 +228,7 @@ def _scales_key(cause: Cause, tensor: str, consumers: Sequence[TensorConsumer]) 
     quantizers = quantizer_consumers(consumers)
     for parts in cause.also:
         return _reason_key(parts), _scale_range([q.scale for q in quantizers])
-    return "" if operator_between_quantizers(consumers) else tensor, _consumers_key(quantizers)
+    return "" if find_operator_between_quantizers(consumers) else tensor, _consumers_key(quantizers)
 
 
 def _scale_range(scales: Sequence[Scale]) -> IdentityKey:
@@ -242,7 +242,7 @@ def _conversion_key(finding: Finding, cause: Cause, r: RemainingConversion) -> I
     return r.name, r.scale, r.attention, *_conversion_cause_key(cause, r)
 
 
-def _scales_around_key(finding: Finding, cause: Cause, r: ScalesAround) -> IdentityKey:
+def _scales_around_key(finding: Finding, cause: Cause, r: ConversionBetweenScales) -> IdentityKey:
     if not r.requantizes:
         return r.origin.tensor, *_scales_key(cause, "", r.siblings)
     siblings = sibling_quantizers(r)
@@ -255,7 +255,7 @@ def _scales_around_key(finding: Finding, cause: Cause, r: ScalesAround) -> Ident
         r.pair,
         r.first_scale,
         r.scale,
-        None if finding.code == "DOUBLE-QDQ" else operator_between(r.path),
+        None if finding.code == "DOUBLE-QDQ" else find_operator_between_scales(r.path),
     )
 
 
@@ -268,10 +268,10 @@ def _conversion_cause_key(cause: Cause, r: RemainingConversion) -> IdentityKey:
     if not r.quantize:
         return _consumers_key(r.consumers)
     for reason in cause.also:
-        if isinstance(reason, OutputScale):
+        if isinstance(reason, UnfusableOutputScale):
             return type(reason), origin.node
         consumers: Sequence[TensorConsumer] = ()
-        if isinstance(reason, ManyConsumers | ConcatReadElsewhere):
+        if isinstance(reason, ManyConsumers | ConcatReadAsFloat):
             consumers = float_consumers(reason.consumers)
         return type(reason), reason.node, _consumers_key(consumers)
     return origin.node, origin.op, origin.int8
@@ -280,14 +280,14 @@ def _conversion_cause_key(cause: Cause, r: RemainingConversion) -> IdentityKey:
 _KEYS_BY_CLASS: dict[type[Reason], Callable[[Finding, Cause, Any], IdentityKey]] = {
     InputNotDequantized: _input_key,
     OutputNotQuantized: _output_key,
-    OutputManyConsumers: _many_consumers_key,
+    OutputMixedConsumers: _many_consumers_key,
     OutputDifferentScales: _output_scales_key,
     ResidualFloat: _residual_key,
     AddOutputNotQuantized: _sum_key,
-    PoolingOneSide: _pooling_key,
+    PoolingQuantizedOnOneSide: _pooling_key,
     RemainingConversion: _conversion_key,
-    ScalesAround: _scales_around_key,
-    ChannelNumbers: _channels_key,
+    ConversionBetweenScales: _scales_around_key,
+    SlowChannelCounts: _channels_key,
     IntegersLost: _loss_key,
-    ScalesJoined: _loss_key,
+    IntegersLostAtJoin: _loss_key,
 }

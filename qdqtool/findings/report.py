@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qdqtool.evidence import Evidence
 from qdqtool.findings.rules import PROMISED_CODES, attempted_reasons, finding_code
-from qdqtool.reasons.conversions import RemainingConversion, ScalesAround
+from qdqtool.reasons.conversions import ConversionBetweenScales, RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, FindingCode, Reason, Severity
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import TensorSize
@@ -274,7 +274,9 @@ class RecordedReasons:
             gains=diagnosis.gains,
             automatic=diagnosis.automatic,
         )
-        if isinstance(reason, RemainingConversion) and not isinstance(reason, ScalesAround):
+        if isinstance(reason, RemainingConversion) and not isinstance(
+            reason, ConversionBetweenScales
+        ):
             return applies  # a remaining conversion explains no other node
         for node in (*explained, diagnosis.node):
             self._explanations.setdefault(node, (diagnosis.code, diagnosis.node))

@@ -48,7 +48,7 @@ def finding_code(reason: Reason) -> FindingCode:
         KeyError: The class has no finding code.
     """
     for rule in reason.rules:
-        if rule.applies(reason):
+        if rule.is_met_by(reason):
             return rule.code
     raise KeyError(type(reason))
 
@@ -72,7 +72,7 @@ def attempted_reasons(finding: Finding) -> list[Reason]:
         for cause in finding.causes
         for reason in (cause.reason, *cause.also)
         if any(
-            rule.is_attempted and rule.code == finding.code and rule.applies(reason)
+            rule.is_attempted and rule.code == finding.code and rule.is_met_by(reason)
             for rule in reason.rules
         )
     ]
@@ -98,7 +98,8 @@ def requires_request(finding: Finding) -> bool:
     """
     return finding.severity != Severity.ERROR and any(
         next(
-            (rule.is_on_request for rule in cause.reason.rules if rule.applies(cause.reason)), False
+            (rule.is_on_request for rule in cause.reason.rules if rule.is_met_by(cause.reason)),
+            False,
         )
         for cause in finding.causes
     )

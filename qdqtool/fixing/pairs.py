@@ -31,7 +31,7 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.view import View, adds_computed
 from qdqtool.reasons.finding import Reason
-from qdqtool.reasons.fusions import InsideActivation
+from qdqtool.reasons.fusions import QuantizerInsideActivation
 from qdqtool.reasons.heads import ConcatAfterHead
 from qdqtool.reasons.residuals import ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.scales import ScaleDead
@@ -55,7 +55,7 @@ def find_pairs_inside_activations(
     activation, between Sigmoid and Mul.
     """
     sites: list[FixSite] = []
-    inside = {r.node: r for r in select_reasons(InsideActivation, reasons)}
+    inside = {r.node: r for r in select_reasons(QuantizerInsideActivation, reasons)}
     for q in find_reason_nodes(view, reasons):
         r = inside[q.name]
         site = None if r.gate else _activation_input_site(view, q, view.model.node(r.activation))

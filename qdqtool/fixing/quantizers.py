@@ -349,9 +349,9 @@ def find_dead_scales(view: View, target: Target, reasons: Sequence[Reason]) -> l
 
 
 def _dead_scale_site(view: View, q: Node, reason: ScaleDead) -> FixSite | None:
-    if reason.reach is None:
+    if reason.largest_magnitude is None:
         return None
-    scale = np.asarray([reason.reach / _LEVELS], np.float64)
+    scale = np.asarray([reason.largest_magnitude / _LEVELS], np.float64)
     nodes = [q, *(n for n in view.model.consumers(q.output) if qdq.is_dq(n))]
     description = (
         f"{q.name}: scale {format_number(reason.scale)} -> {format_number(float(scale[0]))}, "

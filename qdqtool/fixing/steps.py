@@ -11,19 +11,19 @@ from qdqtool.fixing.outputs import HALF_ROUNDING
 from qdqtool.fixing.site import FixCriteria, FixStep
 from qdqtool.ir.graph import Model
 from qdqtool.reasons.attention import DecomposedNorm
-from qdqtool.reasons.compiler import IntegersLost, ScalesJoined
-from qdqtool.reasons.conversions import RemainingConversion, ScalesAround
+from qdqtool.reasons.compiler import IntegersLost, IntegersLostAtJoin
+from qdqtool.reasons.conversions import ConversionBetweenScales, RemainingConversion
 from qdqtool.reasons.float_types import RemainingFloat
 from qdqtool.reasons.fusions import (
     ActivationBeforeAdd,
     BatchNormNotConstant,
     ConvTransposeBatchNorm,
-    InsideActivation,
-    PadBeforeConvolution,
+    QuantizerAfterPad,
+    QuantizerInsideActivation,
 )
-from qdqtool.reasons.heads import ConcatAfterHead, HeadQuantized
+from qdqtool.reasons.heads import ConcatAfterHead, QuantizedHead
 from qdqtool.reasons.operators import LocalFunctions
-from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers
+from qdqtool.reasons.outputs import OutputDifferentScales, OutputMixedConsumers
 from qdqtool.reasons.quantizers import (
     NonzeroZeroPoint,
     ParameterIndirect,
@@ -35,8 +35,8 @@ from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualBothQuantiz
 from qdqtool.reasons.scales import (
     ActivationPerChannel,
     ConcatScales,
+    Float16Scale,
     ScaleDead,
-    ScaleHalf,
     ScaleImplausible,
     ScaleNotPositive,
     ScalesDiffer,
@@ -50,7 +50,7 @@ from qdqtool.reasons.weights import (
     WeightsNotDequantized,
     WeightsPerTensor,
     WeightsShared,
-    WeightsStored,
+    WeightsStoredAsIntegers,
 )
 from qdqtool.trt.targets import Target
 
@@ -99,7 +99,7 @@ STEPS = (
         find=quantizers.find_scale_vectors,
     ),
     FixStep((BiasQuantized,), _EXACT, find=weights.find_quantized_biases),
-    FixStep((WeightsStored,), _EXACT, find=weights.find_stored_integers),
+    FixStep((WeightsStoredAsIntegers,), _EXACT, find=weights.find_stored_integers),
     FixStep((WeightsShared,), _EXACT, find=weights.find_shared_weights),
     FixStep((BatchNormNotConstant,), _EXACT, find=weights.find_batchnorm_parameters),
     FixStep((ConvTransposeBatchNorm,), _EXACT, find=weights.find_batchnorms_after_transposed),
@@ -112,15 +112,15 @@ STEPS = (
         find=weights.find_per_tensor_weights,
     ),
     FixStep((ConcatAfterHead,), _EXACT, costs_speed=True, find=pairs.find_pairs_after_head),
-    FixStep((HeadQuantized,), _EXACT, costs_speed=True, find=pairs.find_quantized_heads),
+    FixStep((QuantizedHead,), _EXACT, costs_speed=True, find=pairs.find_quantized_heads),
     FixStep((ScaleDead,), _ONE_BIT, find=quantizers.find_dead_scales),
-    FixStep((InsideActivation,), _EXACT, find=pairs.find_pairs_inside_activations),
+    FixStep((QuantizerInsideActivation,), _EXACT, find=pairs.find_pairs_inside_activations),
     FixStep((ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_before_adds),
-    FixStep((PadBeforeConvolution,), _EXACT, find=pairs.find_pairs_after_pads),
+    FixStep((QuantizerAfterPad,), _EXACT, find=pairs.find_pairs_after_pads),
     FixStep(
         (
             ResidualFloat,
-            OutputManyConsumers,
+            OutputMixedConsumers,
             ActivationBeforeAdd,
             AddOutputNotQuantized,
             RemainingConversion,
@@ -132,8 +132,8 @@ STEPS = (
         (
             OutputDifferentScales,
             ConcatScales,
-            ScalesJoined,
-            ScalesAround,
+            IntegersLostAtJoin,
+            ConversionBetweenScales,
             ScalesDiffer,
             RemainingConversion,
         ),
@@ -170,7 +170,7 @@ MODEL_STEPS = (
         convert=lambda model, target: model.copy(),  # functions are inlined when a file is read
     ),
     ModelStep(
-        (ScaleHalf,),
+        (Float16Scale,),
         _EXACT,
         changes_types=True,
         description="the model is float32",

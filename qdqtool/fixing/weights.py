@@ -37,7 +37,7 @@ from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import BatchNormNotConstant
 from qdqtool.reasons.tensors import STEPS
 from qdqtool.reasons.text import list_names
-from qdqtool.reasons.weights import WeightsPerTensor, WeightsShared, WeightsStored
+from qdqtool.reasons.weights import WeightsPerTensor, WeightsShared, WeightsStoredAsIntegers
 from qdqtool.trt.targets import Target
 
 Array = npt.NDArray[Any]
@@ -96,7 +96,7 @@ def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
 
 def find_stored_integers(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
     """Return sites that replace stored integer weights by floats and a Q with the same result."""
-    stored = select_reasons(WeightsStored, reasons)
+    stored = select_reasons(WeightsStoredAsIntegers, reasons)
     convolutions = find_nodes(view, (r.convolution for r in stored))
     return list_sites(_integer_weights_site(view, conv) for conv in convolutions)
 

@@ -334,10 +334,10 @@ def _add_code(
     products: set[str],
     times: Sequence[TimeEstimate],
 ) -> None:
-    from qdqtool.reasons.heads import describe_harm
+    from qdqtool.reasons.heads import describe_destroyed_scores
 
     head = same[0]
-    title = ": ".join(filter(None, (title_of(head.code), describe_harm(same))))
+    title = ": ".join(filter(None, (title_of(head.code), describe_destroyed_scores(same))))
     mark = marks.get(head.code, "")
     extent = _describe_extent(same, products)
     page.add_gap()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from qdqtool.formats.output import Style
 from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Severity
-from qdqtool.reasons.gpus import GpuLacks
-from qdqtool.reasons.quantizers import OutsideRules
+from qdqtool.reasons.gpus import GpuLimit
+from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.trt.result import Assumption, Prediction
 from qdqtool.trt.targets import target_named
 from qdqtool.util.text import format_count, format_layer_counts
@@ -228,7 +228,9 @@ def open_assumptions(prediction: Prediction) -> list[Assumption]:
 
 def describe_outside(prediction: Prediction, float_type: Precision) -> str:
     """Return a text that INT4 or FP4 is not predicted, as start of a verdict, or empty."""
-    types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
+    types = sorted(
+        {str(r.precision) for r in prediction.refusals if isinstance(r, UncoveredOperandType)}
+    )
     if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
         return ""
     return f"{' and '.join(types) or 'FP4'} Q/DQ is not predicted and counts as {float_type}; "
@@ -343,7 +345,7 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
 def has_model_errors(prediction: Prediction) -> bool:
     """Return whether an error is caused by the model itself, not by limits of the GPU."""
     return any(
-        f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLacks)
+        f.severity == Severity.ERROR and not isinstance(f.causes[0].reason, GpuLimit)
         for f in prediction.findings
     )
 

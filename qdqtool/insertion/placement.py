@@ -70,15 +70,15 @@ from qdqtool.reasons.placement import (
     EinsumProduct,
     ExcludedNode,
     FloatNode,
+    NonFloatWeights,
     PresetExclusion,
     PresetPart,
     SkipCause,
     SkippedNode,
     SmallConvolution,
     SubgraphLayers,
-    WeightsRank,
-    WeightsType,
-    nothing_to_quantize,
+    UnsupportedWeightsRank,
+    create_nothing_to_quantize_error,
 )
 from qdqtool.trt import fault_checks
 from qdqtool.trt.float_fusions import find_float_fusions
@@ -208,7 +208,7 @@ def place(model: Model, rules: PlacementRules) -> Placement:
     placer.place_weighted_nodes()
     placer.skip_subgraph_layers()
     if not any(n.op in WEIGHTED for n in model.nodes):
-        raise nothing_to_quantize(
+        raise create_nothing_to_quantize_error(
             placement.skipped,
             model.path or "model",
             has_weights=False,
@@ -488,14 +488,14 @@ class _Placer:
         element_type = self._model.elem_type(weights)
         if element_type not in QUANTIZABLE:
             type_name = onnx.TensorProto.DataType.Name(element_type).lower()
-            return WeightsType(PLACEMENT, name, type_name)
+            return NonFloatWeights(PLACEMENT, name, type_name)
         shape = self._model.constant_shape(weights)
         assert shape is not None
         if 0 in shape:
             return FloatNode(PLACEMENT, name, SkipCause.EMPTY_WEIGHTS)
         if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY:
             if len(shape) != 2:
-                return WeightsRank(PLACEMENT, name, len(shape))
+                return UnsupportedWeightsRank(PLACEMENT, name, len(shape))
             if node.integer("transA", 0):
                 return FloatNode(PLACEMENT, name, SkipCause.TRANSPOSED_INPUT)
         return None if self._rules.transposed else fault_checks.check_deconvolution(PLACEMENT, node)

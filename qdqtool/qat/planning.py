@@ -38,7 +38,7 @@ from qdqtool.reasons.placement import (
     FloatNode,
     SkipCause,
     SkippedNode,
-    nothing_to_quantize,
+    create_nothing_to_quantize_error,
 )
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -235,7 +235,7 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
     names = _name_modules(model, traced)
     placement, reasons = _choose_placement(model, traced, network, names, target, options)
     if not placement.inputs:
-        raise nothing_to_quantize(placement.skipped, type(network).__name__)
+        raise create_nothing_to_quantize_error(placement.skipped, type(network).__name__)
     call = as_call(sample)
     plan = Plan(
         target.name,

@@ -66,7 +66,7 @@ from qdqtool.ir.modelfile import ModelSource
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding, Severity
-from qdqtool.reasons.placement import NothingToQuantize, nothing_to_quantize
+from qdqtool.reasons.placement import NothingToQuantize, create_nothing_to_quantize_error
 from qdqtool.reasons.scales import ScaleImplausible, ScaleOwner
 from qdqtool.timing import gpus
 from qdqtool.timing.on_gpu import predict_on_gpu
@@ -482,7 +482,7 @@ class _Inserter:
                 self._model.sha256 = None  # cached statistics of the original model do not fit
                 placement = place(self._model, rule_set)
         if not placement.inputs:
-            raise nothing_to_quantize(placement.skipped, result.source or "model")
+            raise create_nothing_to_quantize_error(placement.skipped, result.source or "model")
         result.skipped = placement.skipped
         return placement
 
@@ -787,7 +787,7 @@ def _note_errors(prediction: Prediction) -> list[Note]:
         others = f" (and {counts[code] - 1} more)" if counts[code] > 1 else ""
         reason = finding.causes[0].reason
         if isinstance(reason, ScaleImplausible) and reason.owner == ScaleOwner.ACTIVATION:
-            text = f"{code}: {reason.calibrated_message()}{others}"
+            text = f"{code}: {reason.message_after_calibration()}{others}"
             notes.append(Note(text, code="of-finding", finding=finding))
         else:
             notes.append(_note_finding(finding, f"{others} {finding.fix}"))

@@ -1,7 +1,7 @@
 """Reasons about matrix products, attention, normalizations and regions of Myelin."""
 
 from qdqtool.ir.precision import Precision
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message, format_step, list_names
 from qdqtool.util.text import format_count
@@ -87,7 +87,7 @@ class DecomposedNorm(Reason):
             else empty.
     """
 
-    rules = (fixable("NORM-PIECES"),)
+    rules = (fixable_rule("NORM-PIECES"),)
 
     exact: bool
     opset: int
@@ -119,7 +119,7 @@ class DecomposedNorm(Reason):
         return text
 
 
-class FusedByMyelin(Reason):
+class MyelinCompiledRegion(Reason):
     """Attention and normalizations that Myelin compiles; the node is the first of them.
 
     Attributes:
@@ -176,7 +176,7 @@ class FusedByMyelin(Reason):
         return f"{text}."
 
 
-class InMyelin(Reason, key="in-myelin"):
+class FloatMyelinLayer(Reason, key="in-myelin"):
     """A layer with weights that Myelin runs in float, together with connected layers.
 
     Attributes:
@@ -201,7 +201,7 @@ class InMyelin(Reason, key="in-myelin"):
         return f"{self.node} {where}, has {missing} and runs in float."
 
 
-class QuantizedStream(Reason):
+class QuantizedResidualStream(Reason):
     """An Add in the residual stream of a transformer whose inputs come from DQs.
 
     Attributes:

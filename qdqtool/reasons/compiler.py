@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from qdqtool.reasons.convolutions import FloatDeconvolution
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.fp8 import FloatFp8Column, LargeFp8Kernel, NonzeroFp8ZeroPoint
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.tensors import PathStep
@@ -92,7 +92,7 @@ UnsupportedForm = StrEnum(
 """Operator, or form of an operator, that the parser rejects (messages: ``_FORMS``)."""
 
 
-def _has_cause(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
+def _match_causes(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
     return lambda r: (r.why if isinstance(r, IntegersLost) else r.fault) in reasons
 
 
@@ -342,16 +342,17 @@ class IntegersLost(Reason):
     """
 
     rules: ClassVar[tuple[FindingRule, ...]] = (
-        FindingRule("POOL-MIXED", _has_cause(LossCause.POOL)),
-        fixable("SCALE-SHAPE1", _has_cause(LossCause.INPUT_SHAPE1)),
-        FindingRule("QTYPE", _has_cause(LossCause.TYPES)),
-        FindingRule("FLOAT-SM75", _has_cause(LossCause.TURING)),
-        FindingRule("W-AXIS", _has_cause(LossCause.WEIGHTS_AXIS)),
+        FindingRule("POOL-MIXED", _match_causes(LossCause.POOL)),
+        fixable_rule("SCALE-SHAPE1", _match_causes(LossCause.INPUT_SHAPE1)),
+        FindingRule("QTYPE", _match_causes(LossCause.TYPES)),
+        FindingRule("FLOAT-SM75", _match_causes(LossCause.TURING)),
+        FindingRule("W-AXIS", _match_causes(LossCause.WEIGHTS_AXIS)),
         FindingRule(
             "W-AXIS", lambda r: r.weights and r.why in (LossCause.AXIS, LossCause.SUM_AXIS)
         ),
-        fixable(
-            "ACT-PER-CHANNEL", _has_cause(LossCause.INPUT_AXIS, LossCause.AXIS, LossCause.SUM_AXIS)
+        fixable_rule(
+            "ACT-PER-CHANNEL",
+            _match_causes(LossCause.INPUT_AXIS, LossCause.AXIS, LossCause.SUM_AXIS),
         ),
         FindingRule("W-NO-DQ", lambda r: r.weights),
         FindingRule("IN-BLOCKED"),
@@ -380,10 +381,10 @@ class IntegersLost(Reason):
         return where + message.format(**filled), fix.format(**filled)
 
 
-class ScalesJoined(IntegersLost):
+class IntegersLostAtJoin(IntegersLost):
     """Integers lost because the inputs of a Concat or similar node have different scales."""
 
-    rules = (fixable("CONCAT-SCALE"),)
+    rules = (fixable_rule("CONCAT-SCALE"),)
 
 
 class CompilerFault(Reason):
@@ -398,11 +399,11 @@ class CompilerFault(Reason):
     rules = (
         FindingRule(
             "QTYPE",
-            _has_cause(FaultKind.CONSTANT_TYPE, FaultKind.OUTPUT_TYPE, FaultKind.HARDWARE_TYPE),
+            _match_causes(FaultKind.CONSTANT_TYPE, FaultKind.OUTPUT_TYPE, FaultKind.HARDWARE_TYPE),
         ),
-        FindingRule("BUILD-CRASHES", _has_cause(FaultKind.SCALE)),
-        FindingRule("SCALE-RANK", _has_cause(FaultKind.BLOCKS)),
-        FindingRule("ZP-NONZERO", _has_cause(FaultKind.ZERO_POINT)),
+        FindingRule("BUILD-CRASHES", _match_causes(FaultKind.SCALE)),
+        FindingRule("SCALE-RANK", _match_causes(FaultKind.BLOCKS)),
+        FindingRule("ZP-NONZERO", _match_causes(FaultKind.ZERO_POINT)),
         FindingRule("BUILD-FAILS"),
     )
 
@@ -428,7 +429,7 @@ class CompilerFault(Reason):
         return message.format(*self.values, **filled), fix.format(*self.values, **filled)
 
 
-def ends_build(reason: Reason) -> bool:
+def is_build_failure(reason: Reason) -> bool:
     """Return whether a reason makes the build fail; other reasons make a layer run in float."""
     return not isinstance(reason, _FLOAT_REASONS)
 

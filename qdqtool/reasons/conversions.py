@@ -7,8 +7,15 @@ from typing import ClassVar
 from qdqtool.evidence import Evidence
 from qdqtool.ir.operators import JOINS
 from qdqtool.ir.precision import Precision
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, attempted, fixable
-from qdqtool.reasons.outputs import OutputScale
+from qdqtool.reasons.finding import (
+    Cause,
+    Finding,
+    FindingRule,
+    Reason,
+    attempted_rule,
+    fixable_rule,
+)
+from qdqtool.reasons.outputs import UnfusableOutputScale
 from qdqtool.reasons.scales import describe_different_scales, list_scale_rules
 from qdqtool.reasons.tensors import (
     ConsumerKind,
@@ -17,9 +24,9 @@ from qdqtool.reasons.tensors import (
     TensorConsumer,
     TensorOrigin,
     TensorSize,
+    find_operator_between_quantizers,
+    find_operator_between_scales,
     float_consumers,
-    operator_between,
-    operator_between_quantizers,
     quantizer_consumers,
 )
 from qdqtool.reasons.text import (
@@ -28,7 +35,7 @@ from qdqtool.reasons.text import (
     advise_common_scale,
     consumer_names,
     describe_consumers,
-    describe_unread_consumers,
+    describe_unanalyzed_consumers,
     format_node,
     format_scale,
     list_names,
@@ -36,7 +43,7 @@ from qdqtool.reasons.text import (
 from qdqtool.util.records import field_values
 
 
-class NotCommuting(Reason, key="not-commuting"):
+class OperatorNotCommuting(Reason, key="not-commuting"):
     """A Q cannot move up past the operator."""
 
     op: str
@@ -55,7 +62,7 @@ class ManyConsumers(Reason, key="many-consumers"):
     consumers: tuple[TensorConsumer, ...]
 
 
-class ConcatReadElsewhere(Reason, key="output-not-only-quantized"):
+class ConcatReadAsFloat(Reason, key="output-not-only-quantized"):
     """A Q cannot pass a Concat whose result has consumers other than the Q."""
 
     consumers: tuple[TensorConsumer, ...]
@@ -71,7 +78,7 @@ def sibling_quantizers(r: RemainingConversion) -> list[TensorConsumer]:
 COVERED_TYPES = (Precision.INT8, Precision.FP8, Precision.INT32, Precision.UNKNOWN)
 
 
-def _name_consumers(r: RemainingConversion) -> str:
+def _list_consumers(r: RemainingConversion) -> str:
     return list_names(
         "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.consumers
     )
@@ -86,7 +93,7 @@ def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
         places = (f"{code} at {node}" if node else code for code, node in cause.see)
         return f"see {', and '.join(places)}"
     if not r.quantize:
-        return f"{_name_consumers(r) or 'its consumer'} cannot absorb it"
+        return f"{_list_consumers(r) or 'its consumer'} cannot absorb it"
     if cause.also:
         return _describe_obstacle(r, cause.also[0])
     if origin.int8:
@@ -97,24 +104,24 @@ def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
 
 
 def _describe_obstacle(r: RemainingConversion, reason: Reason) -> str:
-    if isinstance(reason, OutputScale):
+    if isinstance(reason, UnfusableOutputScale):
         scale = "a computed scale" if reason.computed else "one scale per channel"
         return f"{r.origin.node} cannot absorb a Q with {scale}"
-    if isinstance(reason, NotCommuting):
+    if isinstance(reason, OperatorNotCommuting):
         return f"a Q cannot move up past {format_node(reason.node, reason.op)}"
     if isinstance(reason, ManyConsumers):
         floats = float_consumers(reason.consumers)
-        unread = describe_unread_consumers(reason.consumers)
+        unread = describe_unanalyzed_consumers(reason.consumers)
         clause = describe_consumers(floats, it="")
         if any(x.kind == ConsumerKind.OUTPUT for x in floats):
             clause = f"is also read by {list_names(consumer_names(floats))}"
         operator = format_node(reason.node, reason.op)
         return f"it cannot move up past {operator}, which {clause}{unread}"
-    if isinstance(reason, ConcatReadElsewhere):
+    if isinstance(reason, ConcatReadAsFloat):
         return (
             f"{reason.node} (Concat) is also read as float by "
             f"{list_names(consumer_names(float_consumers(reason.consumers)))}"
-            f"{describe_unread_consumers(reason.consumers)}"
+            f"{describe_unanalyzed_consumers(reason.consumers)}"
         )
     return f"{reason.node} runs in float"
 
@@ -146,8 +153,8 @@ class RemainingConversion(Reason, key="stays"):
     """
 
     rules: ClassVar[tuple[FindingRule, ...]] = (
-        attempted("CONVERSION", lambda r: not r.quantize or r.requantizes or r.origin.node),
-        attempted("INPUT-CONVERSION"),
+        attempted_rule("CONVERSION", lambda r: not r.quantize or r.requantizes or r.origin.node),
+        attempted_rule("INPUT-CONVERSION"),
     )
 
     name: str
@@ -193,24 +200,24 @@ class RemainingConversion(Reason, key="stays"):
         )
 
 
-class ScalesAround(RemainingConversion):
+class ConversionBetweenScales(RemainingConversion):
     """A remaining conversion that is reported because of different scales around it."""
 
     rules = (
-        fixable("DOUBLE-QDQ", lambda r: r.requantizes and not r.path),
+        fixable_rule("DOUBLE-QDQ", lambda r: r.requantizes and not r.path),
         *list_scale_rules(
             lambda r: (
-                operator_between(r.path)
+                find_operator_between_scales(r.path)
                 if r.requantizes
-                else operator_between_quantizers(r.siblings)
+                else find_operator_between_quantizers(r.siblings)
             )
         ),
     )
 
     @staticmethod
-    def from_conversion(conversion: RemainingConversion) -> ScalesAround:
+    def from_conversion(conversion: RemainingConversion) -> ConversionBetweenScales:
         """Return a copy of a conversion as an instance of this class."""
-        return ScalesAround(*field_values(conversion))
+        return ConversionBetweenScales(*field_values(conversion))
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         if not self.requantizes:
@@ -232,7 +239,7 @@ class ScalesAround(RemainingConversion):
         ):
             consequence = f"{self.node} requantizes"
             return describe_different_scales(cause, self.tensor, quantizers, consequence)
-        between = operator_between(self.path)
+        between = find_operator_between_scales(self.path)
         where = "" if between is None else f"{between.node} ({between.op}) is between "
         return (
             f"{where}scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted "

@@ -91,7 +91,7 @@ class GroupedConvolution(Reason):
         return f"{self.node} has {self.groups} groups of {self.channels} channels."
 
 
-class ChannelNumbers(Reason):
+class SlowChannelCounts(Reason):
     """Numbers of channels for which INT8 kernels are slow.
 
     Attributes:

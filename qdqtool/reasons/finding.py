@@ -53,19 +53,19 @@ class FindingRule(NamedTuple):
     is_promised: bool = False
     is_on_request: bool = False
 
-    def applies(self, reason: Reason) -> bool:
+    def is_met_by(self, reason: Reason) -> bool:
         """Return whether the rule's condition holds for a reason."""
         return self.when is None or bool(self.when(reason))
 
 
-def fixable(
+def fixable_rule(
     code: FindingCode, when: Callable[[Any], object] | None = None, *, on_request: bool = False
 ) -> FindingRule:
     """Return a rule whose findings ``fix`` can remove without data."""
     return FindingRule(code, when, is_attempted=True, is_promised=True, is_on_request=on_request)
 
 
-def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) -> FindingRule:
+def attempted_rule(code: FindingCode, when: Callable[[Any], object] | None = None) -> FindingRule:
     """Return a rule whose findings ``fix`` removes only if the simulation shows a gain."""
     return FindingRule(code, when, is_attempted=True)
 

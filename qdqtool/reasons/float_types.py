@@ -1,12 +1,12 @@
 """Reasons about float types: FP32, FP16 and bfloat16 in a quantized model."""
 
 from qdqtool.ir.precision import Precision
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.text import format_number
 from qdqtool.util.text import format_layer_counts
 
 
-class UnreadBfloat16(Reason):
+class UnsupportedBfloat16(Reason):
     """bfloat16 tensors, which the target's parser does not support.
 
     Attributes:
@@ -65,8 +65,8 @@ class RemainingFloat(Reason):
     # reformat to write FP16, but not to write FP32. Therefore, FP16 may cost time if nearly all
     # layers are quantized.
     rules = (
-        fixable("FLOAT-FP32", lambda r: r.quantized < 0.9 * r.total),
-        fixable("FLOAT-FP32", on_request=True),
+        fixable_rule("FLOAT-FP32", lambda r: r.quantized < 0.9 * r.total),
+        fixable_rule("FLOAT-FP32", on_request=True),
     )
 
     convolutions: int

@@ -1,8 +1,21 @@
 """Reasons about fusions: activations, BatchNormalizations, Pads and pools of convolutions."""
 
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, attempted, fixable
+from qdqtool.reasons.finding import (
+    Cause,
+    Finding,
+    FindingRule,
+    Reason,
+    attempted_rule,
+    fixable_rule,
+)
 from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize
-from qdqtool.reasons.text import Message, describe_origin, float_result, format_size, list_names
+from qdqtool.reasons.text import (
+    Message,
+    describe_float_result,
+    describe_origin,
+    format_size,
+    list_names,
+)
 
 
 class ActivationBeforeAdd(Reason, key="activation-before-add"):
@@ -16,7 +29,7 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
         consumers: Consumers of the sum.
     """
 
-    rules = (attempted("ADD-ACT"),)
+    rules = (attempted_rule("ADD-ACT"),)
 
     identity_excludes = (*Reason.identity_excludes, "consumers")
 
@@ -31,10 +44,12 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
         if self.residual is not None:
             state = "is quantized" if self.residual.quantizer else "is not quantized either"
             other = f", whose other input, {describe_origin(self.residual)}, {state}"
-        return f"{float_result(self)}: {self.activation} is between it and {self.add}{other}."
+        return (
+            f"{describe_float_result(self)}: {self.activation} is between it and {self.add}{other}."
+        )
 
 
-class ActivationJoined(Reason, key="activation-joined"):
+class PointwiseReadsOtherTensors(Reason, key="activation-joined"):
     """A convolution cannot fuse the pointwise kernel after it, which also reads other tensors.
 
     Attributes:
@@ -51,13 +66,14 @@ class ActivationJoined(Reason, key="activation-joined"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{float_result(self)}: the nodes after it ({list_names(self.pointwise)}) become one "
+            f"{describe_float_result(self)}: the nodes after it ({list_names(self.pointwise)}) "
+            "become one "
             f"pointwise kernel, which also reads {list_names(map(describe_origin, self.others))}. "
             "No convolution fuses such a kernel."
         )
 
 
-class InsideActivation(Reason, key="inside-activation"):
+class QuantizerInsideActivation(Reason, key="inside-activation"):
     """A Q separates a convolution from its activation, or a SiLU's Sigmoid from its Mul.
 
     Convolution and activation then remain separate layers.
@@ -71,7 +87,7 @@ class InsideActivation(Reason, key="inside-activation"):
             there.
     """
 
-    rules = (fixable("SILU-INNER-Q", lambda r: r.silu), fixable("ACT-INNER-Q"))
+    rules = (fixable_rule("SILU-INNER-Q", lambda r: r.silu), fixable_rule("ACT-INNER-Q"))
 
     identity_excludes = (*Reason.identity_excludes, "second")
 
@@ -91,13 +107,13 @@ class InsideActivation(Reason, key="inside-activation"):
         )
 
 
-class PadBeforeConvolution(Reason, key="behind-pad"):
+class QuantizerAfterPad(Reason, key="behind-pad"):
     """A Q/DQ pair is between a Pad of zeros and its convolution.
 
     The Pad becomes a separate layer in INT8.
     """
 
-    rules = (attempted("PAD-SPLIT"),)
+    rules = (attempted_rule("PAD-SPLIT"),)
 
     pad: str
 
@@ -125,7 +141,7 @@ class StemBeforePool(Reason, key="stem-before-pool"):
 class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):
     """A BatchNormalization was decomposed: its parameters are not plain constants."""
 
-    rules = (fixable("BN-UNFOLDED"),)
+    rules = (fixable_rule("BN-UNFOLDED"),)
 
     batchnorm: str
     elements: TensorSize | None = None
@@ -140,7 +156,7 @@ class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):
 class ConvTransposeBatchNorm(Reason, key="convtranspose-batchnorm"):
     """A BatchNormalization after a quantized ConvTranspose is not folded."""
 
-    rules = (fixable("CT-BN"),)
+    rules = (fixable_rule("CT-BN"),)
 
     batchnorm: str
     elements: TensorSize | None = None

@@ -27,7 +27,7 @@ GpuFact = StrEnum(
 """Fact of the GPU table that concerns a Q/DQ network (messages: ``_TEXTS``)."""
 
 
-def _has_fact(*facts: GpuFact) -> Callable[[Any], bool]:
+def _match_facts(*facts: GpuFact) -> Callable[[Any], bool]:
     return lambda r: r.fact in facts
 
 
@@ -57,7 +57,7 @@ _TEXTS: dict[GpuFact, str] = {
 }
 
 
-class GpuLacks(Reason):
+class GpuLimit(Reason):
     """A limit of the GPU that affects a layer of the prediction.
 
     Attributes:
@@ -69,16 +69,16 @@ class GpuLacks(Reason):
     """
 
     rules = (
-        FindingRule("GPU-NO-INT8", _has_fact(GpuFact.NO_INT8)),
-        FindingRule("FP8-GPU", _has_fact(GpuFact.NO_FP8)),
-        FindingRule("GPU-NO-BF16", _has_fact(GpuFact.NO_BF16)),
+        FindingRule("GPU-NO-INT8", _match_facts(GpuFact.NO_INT8)),
+        FindingRule("FP8-GPU", _match_facts(GpuFact.NO_FP8)),
+        FindingRule("GPU-NO-BF16", _match_facts(GpuFact.NO_BF16)),
         FindingRule(
-            "GPU-DP4A", _has_fact(GpuFact.DP4A_TENSOR, GpuFact.DP4A_FP16, GpuFact.DP4A_FP32)
+            "GPU-DP4A", _match_facts(GpuFact.DP4A_TENSOR, GpuFact.DP4A_FP16, GpuFact.DP4A_FP32)
         ),
-        FindingRule("GPU-FUSION", _has_fact(GpuFact.FUSION)),
-        FindingRule("GPU-KERNELS", _has_fact(GpuFact.KERNELS)),
-        FindingRule("GPU-JETSON", _has_fact(GpuFact.JETSON)),
-        FindingRule("GPU-NO-FP16", _has_fact(GpuFact.NO_FP16)),
+        FindingRule("GPU-FUSION", _match_facts(GpuFact.FUSION)),
+        FindingRule("GPU-KERNELS", _match_facts(GpuFact.KERNELS)),
+        FindingRule("GPU-JETSON", _match_facts(GpuFact.JETSON)),
+        FindingRule("GPU-NO-FP16", _match_facts(GpuFact.NO_FP16)),
         FindingRule("GPU-VERSION"),
     )
 

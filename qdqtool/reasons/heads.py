@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, Severity, fixable
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, Severity, fixable_rule
 from qdqtool.reasons.text import format_number
 
 
@@ -15,7 +15,7 @@ def describe_lost_scores(r: ConcatAfterHead) -> str:
     return f"scores up to {format_number(r.zero_limit)} become 0"
 
 
-def describe_harm(findings: Sequence[Finding]) -> str:
+def describe_destroyed_scores(findings: Sequence[Finding]) -> str:
     """Describe the scores that a wrong Concat scale destroys; empty if all scores are kept."""
     for finding in findings:
         r = finding.causes[0].reason
@@ -42,7 +42,7 @@ class ConcatAfterHead(Reason):
         raw: Whether the Concat joins unchanged results of the last convolutions (logits).
     """
 
-    rules = (fixable("HEAD-CONCAT", on_request=True),)
+    rules = (fixable_rule("HEAD-CONCAT", on_request=True),)
 
     concat: str
     scale: float | None = None
@@ -66,7 +66,7 @@ class ConcatAfterHead(Reason):
         return f"{text}: {describe_lost_scores(self)} ({limit})."
 
 
-class HeadQuantized(Reason):
+class QuantizedHead(Reason):
     """A quantized layer at the end of a detection head; such a layer is better left float.
 
     Attributes:
@@ -76,7 +76,7 @@ class HeadQuantized(Reason):
 
     rules = (
         FindingRule("HEAD-SCORE", lambda r: r.branch == "class"),
-        fixable("HEAD-QUANT", on_request=True),
+        fixable_rule("HEAD-QUANT", on_request=True),
     )
 
     branch: str

@@ -69,7 +69,7 @@ class InputNotDequantized(Reason, key="input-not-dequantized"):
         )
 
 
-class TypesDiffer(Reason, key="types"):
+class OperandTypesDiffer(Reason, key="types"):
     """Data and weights are quantized to types that cannot be multiplied."""
 
     dq: str

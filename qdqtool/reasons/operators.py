@@ -1,6 +1,6 @@
 """Reasons about operators that TensorRT cannot import, or that were not analyzed."""
 
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.text import Message, list_names
 from qdqtool.util.text import format_count
 
@@ -131,7 +131,7 @@ class FloatOperator(Reason):
 class LocalFunctions(Reason):
     """Functions of the model that the parser does not inline."""
 
-    rules = (fixable("FUNC-LOCAL"),)
+    rules = (fixable_rule("FUNC-LOCAL"),)
 
     functions: tuple[str, ...]
 

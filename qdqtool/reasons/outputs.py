@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdqtool.ir.operators import AVERAGES, OPERATORS, LayerKind
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.residuals import advise_residual_pair
 from qdqtool.reasons.scales import describe_different_scales, list_scale_rules
 from qdqtool.reasons.tensors import (
@@ -14,8 +14,8 @@ from qdqtool.reasons.tensors import (
     TensorConsumer,
     TensorOrigin,
     TensorSize,
+    find_operator_between_quantizers,
     float_consumers,
-    operator_between_quantizers,
     quantizer_consumers,
 )
 from qdqtool.reasons.text import (
@@ -23,8 +23,8 @@ from qdqtool.reasons.text import (
     Message,
     consumer_names,
     describe_consumers,
-    describe_unread_consumers,
-    float_result,
+    describe_float_result,
+    describe_unanalyzed_consumers,
     format_scale,
     format_step,
     list_names,
@@ -44,7 +44,7 @@ def describe_reduction(r: ReduceNotPooling) -> str:
     )
 
 
-class PoolingOneSide(Reason, key="pooling-one-side"):
+class PoolingQuantizedOnOneSide(Reason, key="pooling-one-side"):
     """An averaging pooling is quantized on one side only.
 
     Attributes:
@@ -99,7 +99,7 @@ class ReduceNotPooling(Reason, key="reduce-not-pooling"):
         return (describe_reduction(self), REDUCTION_ADVICE)
 
 
-def find_float_sum(r: OutputManyConsumers) -> TensorConsumer | None:
+def find_float_sum(r: OutputMixedConsumers) -> TensorConsumer | None:
     """Return the first residual sum that reads a result as float, else None."""
     return next((x for x in float_consumers(r.consumers) if x.kind == ConsumerKind.SUM), None)
 
@@ -129,7 +129,7 @@ def _is_silu_last(r: OutputNotQuantized) -> bool:
 _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 
 
-def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
+def find_shared_pooling(r: OutputMixedConsumers) -> PathStep | None:
     """Return the pooling or Resize between a result and all its consumers, else None.
 
     This operator has quantized and float consumers, so that no Q can move up past it.
@@ -143,7 +143,7 @@ def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
     return shared if operator.kind in _POOLS or shared.op == "GlobalMaxPool" else None
 
 
-def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
+def quantizers_after_pooling(r: OutputMixedConsumers) -> list[TensorConsumer]:
     """Return the Qs after the shared pooling; their paths begin after the pooling."""
     return [replace(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
 
@@ -173,13 +173,16 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
 
     def _explain_pooling(self, finding: Finding, pooling: Reason | None) -> Message | str:
         if isinstance(pooling, ReduceNotPooling):
-            return f"{float_result(self)} because {describe_reduction(pooling)}", REDUCTION_ADVICE
+            return (
+                f"{describe_float_result(self)} because {describe_reduction(pooling)}",
+                REDUCTION_ADVICE,
+            )
         why = "it is not quantized"
-        if isinstance(pooling, PoolingOneSide):
+        if isinstance(pooling, PoolingQuantizedOnOneSide):
             quantizers_after = quantizer_consumers(pooling.consumers)
             if quantizers_after:
                 why = f"only its output is quantized ({quantizers_after[0].node})"
-        return f"{float_result(self)} because {finding.node} runs in float: {why}."
+        return f"{describe_float_result(self)} because {finding.node} runs in float: {why}."
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         quantized = quantizer_consumers(self.consumers)
@@ -188,7 +191,7 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         if is_before_normalization(self) and self.node in finding.convolutions:
             norm = self.consumers[0]
             return (
-                f"{float_result(self)}: {norm.node} ({norm.op}) reads it as float.",
+                f"{describe_float_result(self)}: {norm.node} ({norm.op}) reads it as float.",
                 (
                     f"Put Q/DQ before {norm.node}: {self.node} then writes 8 bits with faster "
                     "kernels (ModelOpt pull request 1117). The normalization itself remains "
@@ -198,24 +201,25 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         if quantized:
             past = list_names(format_step(s) for s in quantized[0].path)
             return (
-                f"{float_result(self)}: {quantized[0].node} remains after {past or 'it'} and "
+                f"{describe_float_result(self)}: {quantized[0].node} remains after {past or 'it'} "
+                "and "
                 "cannot move up."
             )
         clause = describe_consumers(self.consumers)
         if finding.code == "SILU-NO-Q-AFTER":
-            return f"{float_result(self)} after SiLU: {clause}."
+            return f"{describe_float_result(self)} after SiLU: {clause}."
         if feeds_no_weighted_layer(self) and any(
             x.kind != ConsumerKind.OUTPUT for x in self.consumers
         ):
             several = len({x.node for x in self.consumers}) > 1
             clause += f" ({'those layers are' if several else 'that layer is'} not quantized)"
-        return f"{float_result(self)}: {clause}."
+        return f"{describe_float_result(self)}: {clause}."
 
 
 class OutputDifferentScales(Reason, key="output-different-scales"):
     """Several Qs with different scales are the only consumers of the result."""
 
-    rules = list_scale_rules(lambda r: operator_between_quantizers(r.consumers))
+    rules = list_scale_rules(lambda r: find_operator_between_quantizers(r.consumers))
 
     tensor: str
     consumers: tuple[TensorConsumer, ...]
@@ -223,19 +227,19 @@ class OutputDifferentScales(Reason, key="output-different-scales"):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         writes = (
-            float_result(self)
+            describe_float_result(self)
             if self.node in finding.convolutions
             else f"'{self.tensor}' is converted once for each scale"
         )
         return describe_different_scales(cause, self.tensor, self.consumers, writes)
 
 
-class OutputManyConsumers(Reason, key="output-many-consumers"):
+class OutputMixedConsumers(Reason, key="output-many-consumers"):
     """The result has a Q and a float consumer."""
 
     rules = (
-        fixable("POOL-MIXED", find_shared_pooling),
-        fixable("SKIP-FLOAT", find_float_sum),
+        fixable_rule("POOL-MIXED", find_shared_pooling),
+        fixable_rule("SKIP-FLOAT", find_float_sum),
         FindingRule("OUT-MIXED"),
     )
 
@@ -248,9 +252,11 @@ class OutputManyConsumers(Reason, key="output-many-consumers"):
         add, pool = find_float_sum(self), find_shared_pooling(self)
         if pool is not None:
             return (
-                f"{float_result(self)} because {pool.node} ({pool.op}) is read through Q/DQ by "
+                f"{describe_float_result(self)} because {pool.node} ({pool.op}) is read through "
+                "Q/DQ by "
                 f"{list_names(consumer_names(quantized))} and as float by "
-                f"{list_names(consumer_names(floats))}{describe_unread_consumers(self.consumers)}: "
+                f"{list_names(consumer_names(floats))}"
+                f"{describe_unanalyzed_consumers(self.consumers)}: "
                 "no Q can move up past it.",
                 advise_residual_pair(
                     add.node, f"the result of {pool.node}", quantizers_after_pooling(self)
@@ -260,15 +266,16 @@ class OutputManyConsumers(Reason, key="output-many-consumers"):
             )
         if add is not None:
             return (
-                f"{float_result(self)} because {add.node} reads it as float (its residual input "
-                f"has no Q/DQ){describe_unread_consumers(self.consumers)}.",
+                f"{describe_float_result(self)} because {add.node} reads it as float (its residual "
+                "input "
+                f"has no Q/DQ){describe_unanalyzed_consumers(self.consumers)}.",
                 advise_residual_pair(add.node, f"'{self.tensor}'", quantized),
             )
         names = list(dict.fromkeys(consumer_names(floats)))
         return (
-            f"{float_result(self)} because {list_names(names)} "
+            f"{describe_float_result(self)} because {list_names(names)} "
             f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
-            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}."
+            f"{list_names(consumer_names(quantized))}{describe_unanalyzed_consumers(self.consumers)}."
             + ("" if finding.gains else " No action needed: Q/DQ gain nothing for this consumer."),
             (f"Quantize the float consumer as well, with scale {format_scale(quantized[0].scale)}.")
             if finding.gains
@@ -276,7 +283,7 @@ class OutputManyConsumers(Reason, key="output-many-consumers"):
         )
 
 
-class OutputScale(Reason, key="output-scale"):
+class UnfusableOutputScale(Reason, key="output-scale"):
     """The Q after a layer cannot be fused: its scale is computed, or varies by channel."""
 
     rules = (FindingRule("OUT-FLOAT"),)

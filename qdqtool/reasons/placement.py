@@ -147,7 +147,7 @@ class CustomDomain(Reason):
         return f"operator of the domain '{self.domain}'"
 
 
-class WeightsType(Reason):
+class NonFloatWeights(Reason):
     """Weights that are not float; ``kind`` names their type."""
 
     kind: str
@@ -156,7 +156,7 @@ class WeightsType(Reason):
         return f"its weights are {self.kind}, not float"
 
 
-class WeightsRank(Reason):
+class UnsupportedWeightsRank(Reason):
     """Weights of a matrix product with a number of dimensions other than two."""
 
     dimensions: int
@@ -254,7 +254,7 @@ class NothingToQuantize(ModelError):
     count = 0
 
 
-def nothing_to_quantize(
+def create_nothing_to_quantize_error(
     skipped: Iterable[SkippedNode], source: str, has_weights: bool = True, hidden: str = ""
 ) -> NothingToQuantize:
     """Return the error for a network in which insertion skipped all nodes.

@@ -1,7 +1,7 @@
 """Reasons about quantizers: types, zero points, axes, and forms other than Q/DQ."""
 
 from qdqtool.ir.precision import Precision
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.tensors import Scale
 from qdqtool.reasons.text import Message, format_scale
 from qdqtool.util.text import format_count
@@ -33,7 +33,7 @@ class NothingQuantized(Reason):
         )
 
 
-class TypeUnknown(Reason):
+class UnsupportedQuantizedType(Reason):
     """A quantizer to a type that TensorRT lacks; ``kind`` names the type."""
 
     rules = (FindingRule("QTYPE"),)
@@ -56,7 +56,7 @@ class UnsignedZeroPoint(Reason):
         scale: Scale of the quantizer.
     """
 
-    rules = (fixable("ZP-UINT8"),)
+    rules = (fixable_rule("ZP-UINT8"),)
 
     is_explicit: bool
     scale: Scale
@@ -72,7 +72,7 @@ class UnsignedZeroPoint(Reason):
 class ZeroPointMissing(Reason):
     """A quantizer without a zero point (third input)."""
 
-    rules = (fixable("DQ-3-INPUTS"),)
+    rules = (fixable_rule("DQ-3-INPUTS"),)
 
     op: str
 
@@ -83,7 +83,7 @@ class ZeroPointMissing(Reason):
 class ZeroPointCount(Reason):
     """Different numbers of scales and zero points."""
 
-    rules = (fixable("ZP-VOLUME"),)
+    rules = (fixable_rule("ZP-VOLUME"),)
 
     scales: int
     zero_points: int
@@ -96,7 +96,7 @@ class ZeroPointCount(Reason):
 class NonzeroZeroPoint(Reason, key="zero-point"):
     """A zero point that is not 0; ``zero_points`` has the smallest and the largest value."""
 
-    rules = (fixable("ZP-NONZERO"),)
+    rules = (fixable_rule("ZP-NONZERO"),)
 
     identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
 
@@ -142,7 +142,7 @@ class ParameterIndirect(Reason):
         more: Number of further quantizers that read the parameter.
     """
 
-    rules = (fixable("SCALE-INDIRECT"),)
+    rules = (fixable_rule("SCALE-INDIRECT"),)
 
     parameter: str
     tensor: str
@@ -158,7 +158,7 @@ class ParameterIndirect(Reason):
         )
 
 
-class OtherTypes(Reason):
+class UncoveredTypes(Reason):
     """Quantizers of types that the prediction does not cover; the node is the first of them.
 
     Attributes:
@@ -177,7 +177,7 @@ class OtherTypes(Reason):
         )
 
 
-class OutsideRules(Reason, key="outside-rules"):
+class UncoveredOperandType(Reason, key="outside-rules"):
     """Data or weights that are quantized to INT4.
 
     The simulated Q/DQ passes do not cover this type.
@@ -249,7 +249,7 @@ class FakeQuantizers(Reason):
         other: Name of the first quantizer that Q and DQ cannot express.
     """
 
-    rules = (fixable("FAKE-QUANT", lambda r: r.exact), FindingRule("FAKE-QUANT"))
+    rules = (fixable_rule("FAKE-QUANT", lambda r: r.exact), FindingRule("FAKE-QUANT"))
 
     form: str
     count: int

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from qdqtool.reasons.finding import Cause, Finding, Reason, attempted, fixable
+from qdqtool.reasons.finding import Cause, Finding, Reason, attempted_rule, fixable_rule
 from qdqtool.reasons.tensors import (
     ConsumerKind,
     Scale,
@@ -14,8 +14,8 @@ from qdqtool.reasons.tensors import (
 from qdqtool.reasons.text import (
     Message,
     describe_consumers,
+    describe_float_result,
     describe_origin,
-    float_result,
     format_scale,
     format_size,
 )
@@ -44,7 +44,7 @@ class ResidualFloat(Reason, key="residual-float"):
         quantizers: Qs that read the residual.
     """
 
-    rules = (fixable("SKIP-FLOAT"),)
+    rules = (fixable_rule("SKIP-FLOAT"),)
 
     add: str
     residual: TensorOrigin
@@ -69,13 +69,13 @@ class ResidualFloat(Reason, key="residual-float"):
                 f" This helps only if the result of {self.add} is quantized as well: "
                 f"{describe_consumers(others)}."
             )
-        return f"{float_result(self)} because {how}.", fix
+        return f"{describe_float_result(self)} because {how}.", fix
 
 
 class ResidualBothQuantized(Reason, key="residual-both-quantized"):
     """A residual Add whose inputs are both quantized; the node is the convolution before it."""
 
-    rules = (fixable("ADD-BOTH"),)
+    rules = (fixable_rule("ADD-BOTH"),)
 
     add: str
     quantizer: str
@@ -94,7 +94,7 @@ class ResidualBothQuantized(Reason, key="residual-both-quantized"):
 class AddOutputNotQuantized(Reason, key="add-output-not-quantized"):
     """A residual Add with a quantized residual, whose result has consumers other than one Q."""
 
-    rules = (attempted("ADD-OUT-FLOAT"),)
+    rules = (attempted_rule("ADD-OUT-FLOAT"),)
 
     add: str
     residual: TensorOrigin

@@ -9,20 +9,20 @@ from typing import Any
 
 from qdqtool.ir.operators import CUTS, JOINS
 from qdqtool.ir.qdq import PerChannel
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.tensors import (
     PathStep,
     Scale,
     TensorConsumer,
     TensorSize,
-    operator_between_quantizers,
+    find_operator_between_quantizers,
     quantizer_consumers,
 )
 from qdqtool.reasons.text import (
     Message,
     advise_common_scale,
     consumer_names,
-    describe_unread_consumers,
+    describe_unanalyzed_consumers,
     format_number,
     format_scale,
     list_names,
@@ -36,10 +36,12 @@ def list_scale_rules(find_operator: Callable[[Any], PathStep | None]) -> tuple[F
     ``find_operator`` returns this operator for a reason; None if the scales are on one tensor.
     """
     return (
-        fixable("CONCAT-SCALE", lambda r: (s := find_operator(r)) is not None and s.op in JOINS),
-        fixable("SPLIT-SCALE", lambda r: (s := find_operator(r)) is not None and s.op in CUTS),
-        fixable("POOL-SCALE", find_operator),
-        fixable("SIBLING-SCALE"),
+        fixable_rule(
+            "CONCAT-SCALE", lambda r: (s := find_operator(r)) is not None and s.op in JOINS
+        ),
+        fixable_rule("SPLIT-SCALE", lambda r: (s := find_operator(r)) is not None and s.op in CUTS),
+        fixable_rule("POOL-SCALE", find_operator),
+        fixable_rule("SIBLING-SCALE"),
     )
 
 
@@ -76,14 +78,14 @@ def describe_different_scales(
     if len({s for s in scales if s is not None}) < 2:
         return (
             f"{consequence}: {list_names(consumer_names(quantizers))} quantize "
-            f"it{describe_unread_consumers(consumers)}, and their scales "
+            f"it{describe_unanalyzed_consumers(consumers)}, and their scales "
             "are not available to compare.",
             "",
         )
     listed = list_names(
         (f"{format_scale(q.scale)} ({q.node})" for q in quantizers), _MAX_LISTED_SCALES
-    ) + describe_unread_consumers(consumers)
-    between = operator_between_quantizers(consumers)
+    ) + describe_unanalyzed_consumers(consumers)
+    between = find_operator_between_quantizers(consumers)
     where = (
         f"scales {listed} on '{tensor}'"
         if between is None
@@ -102,7 +104,7 @@ class ConcatScales(Reason, key="concat-scales"):
         elements: Number of elements of the result.
     """
 
-    rules = (fixable("CONCAT-SCALE"),)
+    rules = (fixable_rule("CONCAT-SCALE"),)
 
     parts: tuple[Scale, ...]
     output_scale: Scale
@@ -115,7 +117,7 @@ class ConcatScales(Reason, key="concat-scales"):
 class ScalesDiffer(Reason, key="scales-differ"):
     """Quantizers in a row, or on one tensor, have different scales."""
 
-    rules = (fixable("DOUBLE-QDQ"),)
+    rules = (fixable_rule("DOUBLE-QDQ"),)
 
     tensor: str
     quantizers: tuple[str, ...]
@@ -146,14 +148,14 @@ class PairScalesDiffer(Reason):
         )
 
 
-def _format_omitted(bad: int, listed: int) -> str:
+def _format_omitted_count(bad: int, listed: int) -> str:
     return f"; and {bad - listed} more" if bad > listed else ""
 
 
-class ScaleHalf(Reason):
+class Float16Scale(Reason):
     """Scales in float16, which TensorRT 8 reads as float32."""
 
-    rules = (fixable("SCALE-FP16"),)
+    rules = (fixable_rule("SCALE-FP16"),)
 
     scale: Scale
 
@@ -208,7 +210,7 @@ class ScaleNotPositive(Reason):
     """
 
     rules = (
-        fixable("SCALE-NONPOS", lambda r: r.is_recomputable),
+        fixable_rule("SCALE-NONPOS", lambda r: r.is_recomputable),
         FindingRule("SCALE-NONPOS"),
     )
 
@@ -229,13 +231,13 @@ class ScaleNotPositive(Reason):
         return self.owner == ScaleOwner.WEIGHTS or self.is_negative
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        text = f"{self.node} has scale {format_number(self.value)}{self._place()}"
+        text = f"{self.node} has scale {format_number(self.value)}{self._describe_channels()}"
         if self.is_negative:
             return (f"{text}: a scale cannot be negative."), (
                 "Use the absolute value of the scale."
             )
         if self.owner == ScaleOwner.ACTIVATION:
-            return f"{text}: {self._activation_cause()}.", _RECALIBRATE
+            return f"{text}: {self._explain_activation_scale()}.", _RECALIBRATE
         if self.owner == ScaleOwner.BROKEN_WEIGHTS:
             return (
                 f"{text}: the weights contain NaN or infinity, so the training diverged or the "
@@ -250,7 +252,8 @@ class ScaleNotPositive(Reason):
             )
         if self.value == 0:
             return (
-                f"{text}: these weights are all 0 (pruned or dead){self._half_cause()}, or the "
+                f"{text}: these weights are all 0 (pruned or "
+                f"dead){self._describe_rounding_to_zero()}, or the "
                 "quantizer was not calibrated.",
                 "Use any positive scale for weights of zeros, max|w| over 127 for others.",
             )
@@ -259,22 +262,23 @@ class ScaleNotPositive(Reason):
             "Compute the scale from the weights in the file: max|w| over 127.",
         )
 
-    def _activation_cause(self) -> str:
+    def _explain_activation_scale(self) -> str:
         if self.value == 0:
             return (
-                f"the tensor was 0 on every calibration image{self._half_cause()}, the quantizer "
+                f"the tensor was 0 on every calibration image{self._describe_rounding_to_zero()}, "
+                "the quantizer "
                 "was not calibrated, or its range (amax) was not loaded before the export"
             )
         half = " (or the scale exceeded FP16's 65504)" if self.is_half else ""
         return f"{_UNCALIBRATED}, or training or calibration diverged{half}"
 
-    def _half_cause(self) -> str:
+    def _describe_rounding_to_zero(self) -> str:
         """Return the text that a float16 scale may have been rounded to 0; empty for float32."""
         if not self.is_half:
             return ""
         return f", float16 rounded a scale below {_SMALLEST_HALF:g} to 0"
 
-    def _place(self) -> str:
+    def _describe_channels(self) -> str:
         where = ""
         if self.count > 1:
             channels = ", ".join(map(str, self.channels)) + (
@@ -296,7 +300,7 @@ class ScaleImplausible(Reason):
     """
 
     rules = (
-        fixable("SCALE-EXTREME", lambda r: r.owner == ScaleOwner.WEIGHTS),
+        fixable_rule("SCALE-EXTREME", lambda r: r.owner == ScaleOwner.WEIGHTS),
         FindingRule("SCALE-EXTREME"),
     )
 
@@ -330,7 +334,7 @@ class ScaleImplausible(Reason):
         )
         return f"{text}{effect}. {reason}", _RECALIBRATE
 
-    def calibrated_message(self) -> str:
+    def message_after_calibration(self) -> str:
         """Return the message for an activation whose scale was computed from images."""
         return (
             f"{self._describe_range()}: the float network computes such values from the "
@@ -347,7 +351,7 @@ class ScaleImplausible(Reason):
 
 
 @dataclass(frozen=True)
-class DeadPart:
+class DeadTensor:
     """A tensor, or a part of a Concat, whose values all become one value after Q and DQ.
 
     Attributes:
@@ -378,21 +382,21 @@ class ScaleDead(Reason):
             parts with further tensors.
     """
 
-    rules = (fixable("SCALE-DEAD"),)
+    rules = (fixable_rule("SCALE-DEAD"),)
 
     scale: float
     zero_point: int
-    parts: tuple[DeadPart, ...]
+    parts: tuple[DeadTensor, ...]
     whole: bool
 
     @property
-    def reach(self) -> float | None:
+    def largest_magnitude(self) -> float | None:
         """Largest possible magnitude of the input, from which a scale can be computed.
 
         None if the magnitude is 0, infinite or unknown for a part of the input.
         """
-        reach = max(abs(self.parts[0].low), abs(self.parts[0].high))
-        return reach if self.whole and 0 < reach < float("inf") else None
+        magnitude = max(abs(self.parts[0].low), abs(self.parts[0].high))
+        return magnitude if self.whole and 0 < magnitude < float("inf") else None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         first = self.parts[0]
@@ -410,10 +414,11 @@ class ScaleDead(Reason):
                 "Keep the Concat in float, or quantize its inputs separately: no common scale "
                 "fits all of them."
             )
-        if self.reach is None:
+        if self.largest_magnitude is None:
             return text, ("Calibrate again: the scale and zero point belong to another tensor.")
         return text, (
-            f"Scale {format_number(self.reach / 127)} covers all values of {first.op}; calibration "
+            f"Scale {format_number(self.largest_magnitude / 127)} covers all values of {first.op}; "
+            "calibration "
             "may find a smaller one."
         )
 
@@ -471,7 +476,7 @@ class ScaleComputed(Reason, key="scale-computed"):
 class ActivationPerChannel(Reason, key="activation-per-channel"):
     """An activation with one scale per channel."""
 
-    rules = (fixable("ACT-PER-CHANNEL"),)
+    rules = (fixable_rule("ACT-PER-CHANNEL"),)
 
     identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
 
@@ -531,7 +536,7 @@ class ActivationScales(Reason):
     factor: float = 0.0
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        def fit(f: ActivationFit) -> str:
+        def describe_fit(f: ActivationFit) -> str:
             clips = f"clips {f.clipped:.1%} of its values, which reach {f.used:.1f} times its range"
             effect = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
             return f"{f.quantizer} (scale {format_number(f.scale)}) {effect}"
@@ -545,7 +550,8 @@ class ActivationScales(Reason):
         return (
             f"{self.bad} of {self.total} activation scales do not fit "
             f"{format_count(self.samples, 'sample')}{factor}: "
-            f"{'; '.join(map(fit, self.worst))}{_format_omitted(self.bad, len(self.worst))}."
+            f"{'; '.join(map(describe_fit, self.worst))}"
+            f"{_format_omitted_count(self.bad, len(self.worst))}."
         )
 
 
@@ -607,7 +613,7 @@ class OutlierScales(Reason):
         message = (
             f"{self.bad} of {self.total} activation scales cover outliers, so other values "
             f"have only one or two of 127 steps. {where}, the largest value is many times the "
-            f"typical one: {listed}{_format_omitted(self.bad, len(self.worst))}."
+            f"typical one: {listed}{_format_omitted_count(self.bad, len(self.worst))}."
         )
         if self.linear:
             return message

@@ -169,7 +169,7 @@ def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorCons
     return next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
 
 
-def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
+def find_operator_between_scales(steps: Sequence[PathStep]) -> PathStep | None:
     """Return the operator on a path that messages name as the cause of different scales.
 
     The first Concat (or other join) is preferred, then the first Split or Slice, then the first
@@ -181,6 +181,6 @@ def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
 
 
 @cache_shared
-def operator_between_quantizers(consumers: Sequence[TensorConsumer]) -> PathStep | None:
-    """Return :func:`operator_between` for the paths of all Qs that read a tensor."""
-    return operator_between([s for q in quantizer_consumers(consumers) for s in q.path])
+def find_operator_between_quantizers(consumers: Sequence[TensorConsumer]) -> PathStep | None:
+    """Return :func:`find_operator_between_scales` for the paths of all Qs that read a tensor."""
+    return find_operator_between_scales([s for q in quantizer_consumers(consumers) for s in q.path])

@@ -100,15 +100,15 @@ def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> 
         names = list(dict.fromkeys(consumer_names(consumers)))
         return (
             f"{list_names(names)} {'quantize' if len(names) > 1 else 'quantizes'}{it}"
-            f"{describe_unread_consumers(consumers)}"
+            f"{describe_unanalyzed_consumers(consumers)}"
         )
     return (
         f"{list_names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as "
-        f"float{describe_unread_consumers(consumers)}"
+        f"float{describe_unanalyzed_consumers(consumers)}"
     )
 
 
-def describe_unread_consumers(consumers: Sequence[TensorConsumer]) -> str:
+def describe_unanalyzed_consumers(consumers: Sequence[TensorConsumer]) -> str:
     """Return a remark about consumers that were not analyzed; empty if all were analyzed."""
     more = getattr(consumers, "more", "")
     return f" (and others after {more}, which were not analyzed)" if more else ""
@@ -153,6 +153,6 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
     return f"Use one scale for all, {format_number(largest)}{cost}."
 
 
-def float_result(reason: Any) -> str:
+def describe_float_result(reason: Any) -> str:
     """Return ``node writes float`` with the size, for a reason that has a node and a size."""
     return f"{reason.node} writes float{format_size(reason.elements)}"

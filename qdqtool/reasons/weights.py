@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from qdqtool.ir.precision import Precision
-from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable
+from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.tensors import PathStep, TensorSize
 from qdqtool.reasons.text import Message, list_names
 
@@ -18,7 +18,7 @@ class OperatorsOnWeights(Reason):
         more: Number of operators that ``steps`` does not list.
     """
 
-    rules = (fixable("W-NONCONST", lambda r: not r.stored), fixable("WEIGHT-INDIRECT"))
+    rules = (fixable_rule("W-NONCONST", lambda r: not r.stored), fixable_rule("WEIGHT-INDIRECT"))
 
     steps: tuple[PathStep, ...]
     quantizer: str
@@ -42,7 +42,7 @@ class MisreadConstant(Reason):
         quantizer: Quantizer whose zero point the node computes; empty for other nodes.
     """
 
-    rules = (fixable("WEIGHT-INDIRECT"),)
+    rules = (fixable_rule("WEIGHT-INDIRECT"),)
 
     op: str
     tensor: str
@@ -58,10 +58,10 @@ class MisreadConstant(Reason):
         )
 
 
-class WeightsStored(Reason):
+class WeightsStoredAsIntegers(Reason):
     """Weights stored as integers, with a DQ but no Q."""
 
-    rules = (fixable("WEIGHT-PREQUANT"),)
+    rules = (fixable_rule("WEIGHT-PREQUANT"),)
 
     convolution: str
     weight: str
@@ -76,7 +76,7 @@ class WeightsStored(Reason):
 class WeightsNotDequantized(Reason, key="weights-not-dequantized"):
     """Weights that do not come from a DQ, although the data does."""
 
-    rules = (fixable("W-NO-DQ"),)
+    rules = (fixable_rule("W-NO-DQ"),)
 
     weight: str
     dq: str = ""
@@ -121,7 +121,7 @@ class WeightsAxis(Reason, key="weights-axis"):
         shape: Shape of the weights; empty if unknown.
     """
 
-    rules = (fixable("CT-AXIS", lambda r: r.transposed), FindingRule("W-AXIS"))
+    rules = (fixable_rule("CT-AXIS", lambda r: r.transposed), FindingRule("W-AXIS"))
 
     dq: str
     axis: int
@@ -161,7 +161,7 @@ class WeightsShared(Reason, key="weights-shared"):
         more: Number of layers that ``convolutions`` omits.
     """
 
-    rules = (fixable("W-SHARED"),)
+    rules = (fixable_rule("W-SHARED"),)
 
     identity_excludes = (*Reason.identity_excludes, "node")  # equal for all consumers
 
@@ -251,7 +251,7 @@ class WeightScales(Reason):
         channels: Number of channels whose scales do not fit, if all other channels fit.
     """
 
-    rules = (fixable("W-SCALE"),)
+    rules = (fixable_rule("W-SCALE"),)
 
     cause: WeightScalesCause
     layers: tuple[str, ...]
@@ -292,7 +292,7 @@ class WeightsPerTensor(Reason):
         rounded: Number of layers for which the file has only rounded weights.
     """
 
-    rules = (fixable("W-PER-TENSOR"),)
+    rules = (fixable_rule("W-PER-TENSOR"),)
 
     layers: tuple[str, ...]
     total: int
@@ -321,7 +321,7 @@ class WeightsPerTensor(Reason):
         )
 
 
-class WeightsOutput(Reason):
+class QuantizedWeightsOutput(Reason):
     """Quantized weights that are also an output of the network."""
 
     rules = (FindingRule("W-Q-OUTPUT"),)
@@ -335,7 +335,7 @@ class WeightsOutput(Reason):
 class BiasQuantized(Reason):
     """A bias that comes from a DQ."""
 
-    rules = (fixable("BIAS-DQ"),)
+    rules = (fixable_rule("BIAS-DQ"),)
 
     convolution: str
     precision: Precision

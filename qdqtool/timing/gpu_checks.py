@@ -10,7 +10,7 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.reasons.finding import Finding
-from qdqtool.reasons.gpus import GpuFact, GpuLacks
+from qdqtool.reasons.gpus import GpuFact, GpuLimit
 from qdqtool.timing.gpus import Gpu, find_gpu, find_rates, load_rates
 from qdqtool.trt.gpu_support import GpuSupport, find_gpu_support
 from qdqtool.trt.result import ConvOutcome, Prediction
@@ -74,7 +74,7 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     facts = [*_int8_facts(prediction, gpu, model), *_other_facts(prediction, gpu)]
     for fact, convolutions, evidence, values in facts:
         first = convolutions[0] if convolutions else ""
-        reason = GpuLacks("GPU", "", fact, name, len(convolutions), first, values)
+        reason = GpuLimit("GPU", "", fact, name, len(convolutions), first, values)
         fatal = False if fact == GpuFact.PARTLY else None
         report.add(reason, convolutions=convolutions, evidence=evidence, fatal=fatal)
     start = max((finding.id for finding in prediction.findings), default=-1) + 1

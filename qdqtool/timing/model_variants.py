@@ -23,7 +23,7 @@ from qdqtool.proto.external_data import has_data
 from qdqtool.proto.shapes import infer_node
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import STANDARD
-from qdqtool.reasons.placement import nothing_to_quantize
+from qdqtool.reasons.placement import create_nothing_to_quantize_error
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 
@@ -117,7 +117,7 @@ def quantized_variant(model: Model, target: Target, precision: str = "int8") -> 
     network = prepare_network(model, target, options.weights, None, model, number_format)
     _, placement = choose_placement(network.model, options, target)
     if not placement.inputs:
-        raise nothing_to_quantize(placement.skipped, model.path or "model")
+        raise create_nothing_to_quantize_error(placement.skipped, model.path or "model")
     groups = find_scale_groups(network.model, placement.inputs)
     variant = build_simulation_model(network.model, placement, groups)
     if network.fp16:

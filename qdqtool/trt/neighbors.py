@@ -13,9 +13,9 @@ from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.qdq import precision_of
 from qdqtool.reasons import fp8
 from qdqtool.reasons.finding import Reason
-from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
-from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
-from qdqtool.reasons.quantizers import OutsideRules
+from qdqtool.reasons.inputs import InputNotDequantized, OperandTypesDiffer
+from qdqtool.reasons.outputs import OutputDifferentScales, OutputMixedConsumers, OutputNotQuantized
+from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.reasons.scales import ScalesDiffer
 from qdqtool.reasons.tensors import (
     STEPS,
@@ -424,7 +424,7 @@ def _precedes_weighted(layer: Layer) -> bool:
 
 def explain_float_output(
     layer: Layer, pass_name: str
-) -> OutputNotQuantized | OutputDifferentScales | OutputManyConsumers:
+) -> OutputNotQuantized | OutputDifferentScales | OutputMixedConsumers:
     """Return the reason why an INT8 layer writes float, from the consumers of its output.
 
     Args:
@@ -435,7 +435,7 @@ def explain_float_output(
     node, tensor, size = node_name(layer), layer.out.source, tensor_size(layer.out)
     quantizers = [consumer for consumer in consumers if consumer.kind == ConsumerKind.Q]
     if quantizers and len(quantizers) < len(consumers):
-        return OutputManyConsumers(pass_name, node, tensor, consumers, size)
+        return OutputMixedConsumers(pass_name, node, tensor, consumers, size)
     different = check_output_scales(pass_name, node, tensor, consumers, size)
     if different is not None:
         return different
@@ -583,13 +583,13 @@ def _type_obstacles(
     types = (_quantized_precision(data), _quantized_precision(weights))
     if Precision.INT4 in types:
         int4 = data if types[0] == Precision.INT4 else weights
-        yield OutsideRules(pass_name, node, node_name(int4), Precision.INT4)
+        yield UncoveredOperandType(pass_name, node, node_name(int4), Precision.INT4)
     computed_type = _product_type(data)
     if {computed_type, _product_type(weights)} == {"INT8", "FP8"}:
         dq_names = node_name(data), node_name(weights)
         yield fp8.MixedOperands(pass_name, node, dq_names, types, tensor_size(layer.out))
     if computed_type is None or computed_type != _product_type(weights):
-        yield TypesDiffer(pass_name, node, node_name(data), node_name(weights), types)
+        yield OperandTypesDiffer(pass_name, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
         floats = (_output_float_type(data), _output_float_type(weights))
         yield fault_checks.check_float_types(

@@ -43,7 +43,7 @@ from qdqtool.ir.input_shapes import remember_size
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.network_kind import warn_preprocess
-from qdqtool.reasons.placement import nothing_to_quantize
+from qdqtool.reasons.placement import create_nothing_to_quantize_error
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.gpu_support import require_gpu_support
@@ -329,7 +329,7 @@ class _TuningRun:
         planner = self.planner
         placement = planner.placement(Configuration())
         if not placement.inputs:
-            raise nothing_to_quantize(placement.skipped, planner.model.path or "model")
+            raise create_nothing_to_quantize_error(placement.skipped, planner.model.path or "model")
         groups = planner.groups(placement)
         planner.methods.check([t for group in groups for t in group.tensors])
         self.cluster = replace(self.options.cluster, cluster=client)

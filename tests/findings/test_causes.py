@@ -11,7 +11,7 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import advise, predict
 from qdqtool.reasons.finding import Finding, Severity
-from qdqtool.reasons.outputs import OutputScale, ReduceNotPooling
+from qdqtool.reasons.outputs import ReduceNotPooling, UnfusableOutputScale
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.scales import ConcatScales
 from qdqtool.reasons.tensors import ConsumerKind
@@ -256,7 +256,7 @@ def test_finding_of_many_convolutions_takes_linear_time() -> None:
     def report_outputs(count: int) -> FindingReport:
         report = FindingReport("trt8.5")
         for i in range(count):
-            report.add(OutputScale("Pass", "one", "q", False), convolutions=[f"conv{i}"])
+            report.add(UnfusableOutputScale("Pass", "one", "q", False), convolutions=[f"conv{i}"])
         assert all(report.find_node("OUT-FLOAT", f"conv{i}") == "one" for i in range(count))
         assert report.find_node("W-NO-DQ", "conv0") is None
         return report

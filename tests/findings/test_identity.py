@@ -20,7 +20,7 @@ from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost, LossCause
 from qdqtool.reasons.conversions import COVERED_TYPES, RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, Severity
-from qdqtool.reasons.outputs import OutputNotQuantized, PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.outputs import OutputNotQuantized, PoolingQuantizedOnOneSide, ReduceNotPooling
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.trt.result import Prediction
@@ -97,7 +97,9 @@ def test_key_of_pooling_is_its_quantized_side() -> None:
 
     def pooling(quantized: bool, node: str, *consumers: TensorConsumer) -> Any:
         return key_of(
-            PoolingOneSide("pass", "n", quantized, TensorOrigin("t", node, "Relu"), consumers)
+            PoolingQuantizedOnOneSide(
+                "pass", "n", quantized, TensorOrigin("t", node, "Relu"), consumers
+            )
         )
 
     assert pooling(True, "m", q, r) == pooling(True, "m", CONV, q) != pooling(True, "o", q)

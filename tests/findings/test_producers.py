@@ -25,12 +25,12 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons import fp8
 from qdqtool.reasons.compiler import IntegersLost
-from qdqtool.reasons.conversions import ConcatReadElsewhere, ManyConsumers, NotCommuting
+from qdqtool.reasons.conversions import ConcatReadAsFloat, ManyConsumers, OperatorNotCommuting
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import ActivationBeforeAdd
-from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
-from qdqtool.reasons.outputs import OutputScale
-from qdqtool.reasons.quantizers import OutsideRules
+from qdqtool.reasons.inputs import InputNotDequantized, OperandTypesDiffer
+from qdqtool.reasons.outputs import UnfusableOutputScale
+from qdqtool.reasons.quantizers import UncoveredOperandType
 from qdqtool.reasons.weights import WeightsAxis, WeightsNotDequantized
 from qdqtool.trt import fault_checks, neighbors
 from qdqtool.trt.passes import quantize_double_input_nodes
@@ -147,11 +147,11 @@ def test_callables_are_those_of_the_source(source: str) -> None:
 
 # Reasons that neither a finding nor a placement reports.
 NOT_REPORTED = {
-    TypesDiffer: "the fault of a quantizer (MODEL_FAULTS), which the checks report by its type",
-    OutsideRules: "like TypesDiffer",
-    NotCommuting: "why a Q stays; part of the conversion (RemainingConversion) or of the float result after it",
-    ManyConsumers: "like NotCommuting",
-    ConcatReadElsewhere: "like NotCommuting",
+    OperandTypesDiffer: "the fault of a quantizer (MODEL_FAULTS), which the checks report by its type",
+    UncoveredOperandType: "like OperandTypesDiffer",
+    OperatorNotCommuting: "why a Q stays; part of the conversion (RemainingConversion) or of the float result after it",
+    ManyConsumers: "like OperatorNotCommuting",
+    ConcatReadAsFloat: "like OperatorNotCommuting",
 }
 
 
@@ -161,7 +161,7 @@ def test_reasons_are_reported_except_some() -> None:
     assert kinds - REPORTED - placed == NOT_REPORTED.keys()
     assert not any(kind.rules for kind in NOT_REPORTED)
     without_code = {kind for kind in MODEL_FAULTS if not finding_codes(kind)}
-    assert without_code == {TypesDiffer, OutsideRules}
+    assert without_code == {OperandTypesDiffer, UncoveredOperandType}
 
 
 def made_in(module: ModuleType, start: str = "") -> set[type[Reason]]:
@@ -188,7 +188,7 @@ def made_in(module: ModuleType, start: str = "") -> set[type[Reason]]:
 def test_reasons_of_a_layer_are_reported_or_faults_of_the_model() -> None:
     of_layers = made_in(neighbors, "find_int8_obstacle") | made_in(quantize_double_input_nodes)
     reported = {
-        OutputScale,
+        UnfusableOutputScale,
         InputNotDequantized,
         WeightsNotDequantized,
         fp8.FloatFp8Deconvolution,

@@ -8,10 +8,10 @@ from qdqtool.findings.rules import REASON_MODULES
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.reasons import compiler
-from qdqtool.reasons.conversions import ScalesAround
+from qdqtool.reasons.conversions import ConversionBetweenScales
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fp8 import FloatFp8Column
-from qdqtool.reasons.quantizers import OtherTypes, TypeUnknown
+from qdqtool.reasons.quantizers import UncoveredTypes, UnsupportedQuantizedType
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.util.records import field_values
 from tests.findings.graphs import GRAPHS
@@ -24,7 +24,7 @@ CLASSES = {
     if isinstance(kind, type)
     and issubclass(kind, Reason)
     and kind.key
-    and kind not in (Reason, ScalesAround, FloatFp8Column)  # the last is TensorRT-RTX's
+    and kind not in (Reason, ConversionBetweenScales, FloatFp8Column)  # the last is TensorRT-RTX's
 }
 
 # Finding that each class becomes, and values in its causes.
@@ -75,7 +75,11 @@ FINDINGS: dict[str, tuple[str, set[object]]] = {
 }
 
 # Classes that another record reports: a check of the model, or the conversion that results.
-OTHERS = {"types": TypeUnknown, "outside-rules": OtherTypes, "scales-differ": ScalesAround}
+OTHERS = {
+    "types": UnsupportedQuantizedType,
+    "outside-rules": UncoveredTypes,
+    "scales-differ": ConversionBetweenScales,
+}
 
 # Reasons that do not exist on 8.5
 TARGETS = {

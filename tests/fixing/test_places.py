@@ -14,8 +14,8 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Reason
-from qdqtool.reasons.fusions import InsideActivation
-from qdqtool.reasons.outputs import OutputManyConsumers
+from qdqtool.reasons.fusions import QuantizerInsideActivation
+from qdqtool.reasons.outputs import OutputMixedConsumers
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
 from tests.findings.lint.test_api import shared_model
@@ -145,7 +145,9 @@ def test_pair_without_activation_is_not_moved(g: Graph) -> None:
     out = g.op("Gemm", [flat, weights], "fc")
     end = g.op("Tanh", g.pair(y, "b", 0.1), "tanh")
     model = Model(g.model(out, end))
-    (told,) = (r for r in predict(model, "trt8.5").refusals if isinstance(r, InsideActivation))
+    (told,) = (
+        r for r in predict(model, "trt8.5").refusals if isinstance(r, QuantizerInsideActivation)
+    )
     assert (told.node, told.activation) == ("a.Q", "tanh")
     assert find_sites(pairs.find_pairs_inside_activations, model) == []
 
@@ -166,6 +168,6 @@ def test_sum_is_automatic_if_scales_of_float_inputs_are_known(
     total = g.add(first, g.pair(second, "o") if other == "pair" else second, "sum")
     model = Model(g.model(*ends, g.conv(g.relu(total, "rs"), "c4", 16)))
     (told,) = (f for f in predict(model, "trt8.5").findings if f.code == "SKIP-FLOAT")
-    assert told.node == "sum" and [type(c.reason) for c in told.causes] == [OutputManyConsumers]
+    assert told.node == "sum" and [type(c.reason) for c in told.causes] == [OutputMixedConsumers]
     assert told.automatic == (automatic and told.gains)
     assert [s.node for s in find_sites(pairs.find_float_residuals, model)] == ["sum"] * automatic

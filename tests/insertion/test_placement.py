@@ -467,8 +467,8 @@ def test_unsuitable_weights_are_left_float_with_reason(net: Net) -> None:
     net.output(net.op("Conv", "d", wide, double), dtype=11)
     assert reasons(place_net(net, PlacementRules(include=["k"]))) == {
         "c": (WeightsNotConstant, "kr.out", False),
-        "d": (placement_reasons.WeightsType, "double"),
-        "m3": (placement_reasons.WeightsRank, 3),
+        "d": (placement_reasons.NonFloatWeights, "double"),
+        "m3": (placement_reasons.UnsupportedWeightsRank, 3),
     }
 
 

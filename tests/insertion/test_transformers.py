@@ -18,7 +18,7 @@ from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
-from qdqtool.reasons.attention import FusedByMyelin
+from qdqtool.reasons.attention import MyelinCompiledRegion
 from qdqtool.reasons.compiler import IntegersLost
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.placement import PresetPart
@@ -62,11 +62,11 @@ def quantize(**choices: Any) -> qdqtool.Insertion:
     return qdqtool.insert(vit(), samples(vit()), predict=False, losses=0, **choices)
 
 
-def myelin_region(prediction: Prediction) -> FusedByMyelin:
+def myelin_region(prediction: Prediction) -> MyelinCompiledRegion:
     (region,) = (
         c.reason for f in prediction.findings if f.code == "MYELIN-REGION" for c in f.causes
     )
-    assert isinstance(region, FusedByMyelin)
+    assert isinstance(region, MyelinCompiledRegion)
     return region
 
 

@@ -6,7 +6,7 @@ from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.finding import Severity
-from qdqtool.reasons.scales import DeadPart, ScaleDead
+from qdqtool.reasons.scales import DeadTensor, ScaleDead
 
 MAX_PARTS = 8  # maximum number of parts of a quantizer's input that a finding lists
 
@@ -27,7 +27,7 @@ def run(view: View, report: FindingReport) -> None:
             report.add(
                 dead,
                 convolutions=view.consuming_convolutions(q),
-                automatic=unread or dead.reach is not None,
+                automatic=unread or dead.largest_magnitude is not None,
             )
 
 
@@ -42,7 +42,7 @@ def find_dead_parts(view: View, q: Node) -> ScaleDead | None:
         return None
     for tensors in ([q.input(0)], find_concat_parts(view.model, q.input(0))):
         parts = tuple(
-            DeadPart(tensor, bounds[tensor].low, bounds[tensor].high, *made_by, value)
+            DeadTensor(tensor, bounds[tensor].low, bounds[tensor].high, *made_by, value)
             for tensor in tensors
             if (value := find_constant_value(params, bounds.get(tensor))) is not None
             and (made_by := (bounds[tensor].node, bounds[tensor].op))

@@ -25,7 +25,7 @@ from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import DecomposedNorm
-from qdqtool.reasons.float_types import ConstantsBeyondFp16, RemainingFloat, UnreadBfloat16
+from qdqtool.reasons.float_types import ConstantsBeyondFp16, RemainingFloat, UnsupportedBfloat16
 from qdqtool.trt.targets import target_named
 
 _FP16_MAX = 65504.0
@@ -123,7 +123,7 @@ def check_bfloat16(view: View, report: FindingReport) -> None:
         return
     tensor = find_bfloat16(view.model)
     if tensor:
-        report.add(UnreadBfloat16(MODEL_CHECK, "", tensor))
+        report.add(UnsupportedBfloat16(MODEL_CHECK, "", tensor))
 
 
 def check_float_types(view: View, report: FindingReport) -> None:

@@ -15,8 +15,8 @@ from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View, adds_computed
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons import MODEL_CHECK
-from qdqtool.reasons.attention import QuantizedStream
-from qdqtool.reasons.heads import ConcatAfterHead, HeadQuantized
+from qdqtool.reasons.attention import QuantizedResidualStream
+from qdqtool.reasons.heads import ConcatAfterHead, QuantizedHead
 
 
 def find_last_convolutions(view: View) -> list[Node]:
@@ -85,7 +85,7 @@ def run(view: View, report: FindingReport) -> None:
 
     def add(conv: Node, branch: str, sums: tuple[str, ...] = ()) -> None:
         if conv.index in view.fully_quantized_nodes:
-            fault = HeadQuantized(MODEL_CHECK, conv.name, branch, sums)
+            fault = QuantizedHead(MODEL_CHECK, conv.name, branch, sums)
             report.add(fault, convolutions=[conv.name])
 
     for index in sorted(find_coordinate_nodes(view)):
@@ -176,7 +176,7 @@ def check_residual_streams(view: View, report: FindingReport) -> None:
         names = tuple(dq.name for dq, _ in pairs)
         if names:
             report.add(
-                QuantizedStream(MODEL_CHECK, add.name, names, norm),
+                QuantizedResidualStream(MODEL_CHECK, add.name, names, norm),
                 values=view.element_count(add.output),
             )
 

@@ -28,12 +28,12 @@ from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import AttentionHead, FloatEinsum, FloatNormalization
 from qdqtool.reasons.convolutions import (
-    ChannelNumbers,
     Convolution3D,
     DepthwiseAdd,
     DepthwiseSilu,
     GroupedConvolution,
     LargeKernel,
+    SlowChannelCounts,
 )
 from qdqtool.reasons.operators import (
     AtenNodes,
@@ -42,7 +42,7 @@ from qdqtool.reasons.operators import (
     RuntimeOperators,
     UnknownOperator,
 )
-from qdqtool.reasons.quantizers import FakeQuantizers, NothingQuantized, OtherTypes
+from qdqtool.reasons.quantizers import FakeQuantizers, NothingQuantized, UncoveredTypes
 from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import SILU
 from qdqtool.trt.result import ConvOutcome
@@ -164,7 +164,7 @@ def _report_other_types(
     nodes = [n for group in quantizers.values() for n in group]
     kinds = tuple((kind, len(group)) for kind, group in quantizers.items())
     report.add(
-        OtherTypes(MODEL_CHECK, nodes[0].name, kinds),
+        UncoveredTypes(MODEL_CHECK, nodes[0].name, kinds),
         node="",
         convolutions=[c for n in nodes for c in view.consuming_convolutions(n)],
     )
@@ -367,7 +367,7 @@ def _check_channels(
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
     if small or odd:
-        fault = ChannelNumbers(MODEL_CHECK, conv.name, inputs, outputs, odd, small)
+        fault = SlowChannelCounts(MODEL_CHECK, conv.name, inputs, outputs, odd, small)
         report.add(fault, convolutions=[conv.name])
 
 

@@ -18,11 +18,11 @@ from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.quantizers import (
     AxisOpset,
     ParameterIndirect,
-    TypeUnknown,
     UnsignedZeroPoint,
+    UnsupportedQuantizedType,
     ZeroPointMissing,
 )
-from qdqtool.reasons.scales import PairScalesDiffer, ScaleHalf
+from qdqtool.reasons.scales import Float16Scale, PairScalesDiffer
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
 
@@ -195,7 +195,7 @@ def _find_zero_point_faults(view: View, node: Node, params: QuantParams) -> Iter
     kind = _find_type(view, node, params)
     if not _is_supported(params) or kind in _UNSUPPORTED_FP8:
         type_name = onnx.TensorProto.DataType.Name(kind).lower()
-        yield TypeUnknown(MODEL_CHECK, name, _UNSUPPORTED_FP8.get(kind, type_name))
+        yield UnsupportedQuantizedType(MODEL_CHECK, name, _UNSUPPORTED_FP8.get(kind, type_name))
         return
     if params.precision == Precision.FP8:
         # The parser ignores the zero points of FP8 quantizers.
@@ -253,7 +253,7 @@ def _find_scale_faults(
         return
     is_rtx = target_named(target).is_rtx
     if params.scale_type == _HALF:
-        yield ScaleHalf(MODEL_CHECK, name, params.summary)
+        yield Float16Scale(MODEL_CHECK, name, params.summary)
     yield fault_checks.check_scale_positive(MODEL_CHECK, view.model, node, params.scales)
     yield fault_checks.check_scale_plausible(
         MODEL_CHECK, view.model, node, params.scales, is_rtx, limit

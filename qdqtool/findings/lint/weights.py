@@ -14,7 +14,11 @@ from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import ProductOfActivations
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.tensors import STEPS, PathStep
-from qdqtool.reasons.weights import OperatorsOnWeights, WeightsOutput, WeightsStored
+from qdqtool.reasons.weights import (
+    OperatorsOnWeights,
+    QuantizedWeightsOutput,
+    WeightsStoredAsIntegers,
+)
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
 
@@ -118,12 +122,14 @@ def _check_quantized_weights(
         report.add(fault, convolutions=convolutions)
     if weights.q is None:
         report.add(
-            WeightsStored(MODEL_CHECK, first.name, conv.name, weights.source),
+            WeightsStoredAsIntegers(MODEL_CHECK, first.name, conv.name, weights.source),
             convolutions=convolutions,
         )
     for node in (weights.q, weights.dq):
         if node is not None and view.model.is_output(node.output):
-            report.add(WeightsOutput(MODEL_CHECK, node.name, conv.name), convolutions=convolutions)
+            report.add(
+                QuantizedWeightsOutput(MODEL_CHECK, node.name, conv.name), convolutions=convolutions
+            )
     _check_axis(view, report, conv, weights)
 
 

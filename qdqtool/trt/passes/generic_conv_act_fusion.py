@@ -1,5 +1,5 @@
 from qdqtool.evidence import Evidence
-from qdqtool.reasons.fusions import ActivationBeforeAdd, ActivationJoined
+from qdqtool.reasons.fusions import ActivationBeforeAdd, PointwiseReadsOtherTensors
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.trt.neighbors import find_origin, tensor_size
 from qdqtool.trt.passes._infra import (
@@ -82,7 +82,9 @@ class GenericConvActFusion(Pass):
         others = tuple(find_origin(t) for t in pointwise.inputs if t is not layer.out)
         node, size = node_name(layer), tensor_size(layer.out)
         if pointwise.activation_and_add is None:
-            self.refuse(ActivationJoined(self.name, node, tuple(pointwise.nodes), others, size))
+            self.refuse(
+                PointwiseReadsOtherTensors(self.name, node, tuple(pointwise.nodes), others, size)
+            )
             return
         activation, add = pointwise.activation_and_add
         other = others[0] if others else None

@@ -1,6 +1,6 @@
 from collections.abc import Container
 
-from qdqtool.reasons.attention import InMyelin
+from qdqtool.reasons.attention import FloatMyelinLayer
 from qdqtool.trt.neighbors import to_step
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
@@ -74,7 +74,7 @@ class MyelinOptimization(Pass):
     def _refuse(self, trigger: Layer, member: Layer) -> None:
         data, *weights = (dq_before(tensor) is not None for tensor in member.inputs[:2])
         name = node_name(member)
-        self.refuse(InMyelin(self.name, name, to_step(trigger), data, all(weights)))
+        self.refuse(FloatMyelinLayer(self.name, name, to_step(trigger), data, all(weights)))
 
 
 def _find_varying(network: Network) -> dict[Layer, None]:

@@ -1,5 +1,5 @@
 from qdqtool.ir.operators import ZERO_PAD
-from qdqtool.reasons.fusions import PadBeforeConvolution
+from qdqtool.reasons.fusions import QuantizerAfterPad
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented, node_name
 
 PLAIN = documented(
@@ -26,7 +26,7 @@ class PadConvFusion(Pass):
             if pad.passage is not ZERO_PAD:
                 continue
             if conv.int8 and not pad.dq_moved_past:
-                self.refuse(PadBeforeConvolution(self.name, node_name(conv), node_name(pad)))
+                self.refuse(QuantizerAfterPad(self.name, node_name(conv), node_name(pad)))
                 continue
             conv.add_cases(PLAIN, *pad.cases)
             conv.name = f"{pad.name} + {conv.name}"

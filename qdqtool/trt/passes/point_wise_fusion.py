@@ -1,7 +1,7 @@
 import math
 
 from qdqtool.ir.operators import GATES
-from qdqtool.reasons.fusions import InsideActivation
+from qdqtool.reasons.fusions import QuantizerInsideActivation
 from qdqtool.trt.neighbors import tensor_size
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
@@ -102,7 +102,7 @@ class PointWiseFusion(Pass):
         if self.target.fuses_quantized_relu and _is_quantized_relu(consumers):
             return
         self.refuse(
-            InsideActivation(
+            QuantizerInsideActivation(
                 self.name,
                 node_name(q),
                 node_name(conv),
@@ -120,7 +120,7 @@ class PointWiseFusion(Pass):
         consumers = _consumers_past_dq(q)
         if any(layer.op == "Mul" and gate.data in layer.inputs for layer in consumers):
             self.refuse(
-                InsideActivation(
+                QuantizerInsideActivation(
                     self.name,
                     node_name(q),
                     node_name(conv),

@@ -1,7 +1,7 @@
 from qdqtool.reasons import fp8
 from qdqtool.reasons.convolutions import Deconvolution3D
 from qdqtool.reasons.float_types import FloatTypesDiffer
-from qdqtool.reasons.outputs import OutputDifferentScales, OutputScale
+from qdqtool.reasons.outputs import OutputDifferentScales, UnfusableOutputScale
 from qdqtool.trt import fault_checks
 from qdqtool.trt.neighbors import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.passes._infra import (
@@ -290,7 +290,9 @@ class QuantizeDoubleInputNodes(Pass):
             return None
         name = node_name(q)
         if not can_absorb(q):
-            self.refuse(OutputScale(self.name, node_name(layer), name, q.has_computed_scale))
+            self.refuse(
+                UnfusableOutputScale(self.name, node_name(layer), name, q.has_computed_scale)
+            )
             return None
         types = layer.quantized_type, quantized_type(q)
         if types[0] != types[1] and Precision.FP8 in types and self.target.has_fp8:

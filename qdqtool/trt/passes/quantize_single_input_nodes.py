@@ -1,5 +1,5 @@
 from qdqtool.ir.operators import AVERAGES
-from qdqtool.reasons.outputs import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.outputs import PoolingQuantizedOnOneSide, ReduceNotPooling
 from qdqtool.trt.neighbors import find_consumers, find_origin, tensor_size
 from qdqtool.trt.passes._infra import (
     REMOVING,
@@ -71,7 +71,9 @@ class QuantizeSingleInputNodes(Pass):
         if dq is None or q is None:
             origin, consumers = find_origin(layer.data), find_consumers(layer.out)
             name, size = node_name(layer), tensor_size(layer.data)
-            self.refuse(PoolingOneSide(self.name, name, dq is not None, origin, consumers, size))
+            self.refuse(
+                PoolingQuantizedOnOneSide(self.name, name, dq is not None, origin, consumers, size)
+            )
             return
         case = WINDOW if layer.op == "AveragePool" else GLOBAL
         self.fire_running(case, layer)

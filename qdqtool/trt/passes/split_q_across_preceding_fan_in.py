@@ -1,7 +1,7 @@
 from collections import deque
 
 from qdqtool.errors import ModelError
-from qdqtool.reasons.conversions import ConcatReadElsewhere
+from qdqtool.reasons.conversions import ConcatReadAsFloat
 from qdqtool.reasons.scales import ConcatScales
 from qdqtool.reasons.tensors import Scale
 from qdqtool.trt.neighbors import find_consumers, quantizer_scale, tensor_size, to_step
@@ -80,7 +80,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
             self._compare_scales(concat)
             return
         consumers = find_consumers(concat.out)
-        reason = ConcatReadElsewhere(self.name, node_name(concat), consumers)
+        reason = ConcatReadAsFloat(self.name, node_name(concat), consumers)
         self.refuse(reason)
         for q in quantizers:
             q.blocked_by = reason

@@ -1,7 +1,7 @@
 from collections import deque
 
 from qdqtool.ir.operators import QPassage
-from qdqtool.reasons.conversions import ManyConsumers, NotCommuting
+from qdqtool.reasons.conversions import ManyConsumers, OperatorNotCommuting
 from qdqtool.reasons.tensors import TensorConsumer
 from qdqtool.trt.neighbors import find_consumers, to_step
 from qdqtool.trt.passes._infra import (
@@ -84,7 +84,7 @@ class VanillaSwapWithFollowingQ(Pass):
 
     def _refuse_operator(self, op: Layer, q: Layer) -> None:
         if op.kind in _KINDS_WITH_OPTIONAL_PASSAGE or op.passage is not None:
-            q.blocked_by = NotCommuting(self.name, node_name(op), op.op, node_name(q))
+            q.blocked_by = OperatorNotCommuting(self.name, node_name(op), op.op, node_name(q))
             self.refuse(q.blocked_by)
 
     def _refuse_consumers(self, op: Layer, q: Layer) -> None:

@@ -17,7 +17,7 @@ from qdqtool.ir import constants, qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.ir.sizes import RANDOM, find_contraction
-from qdqtool.reasons.compiler import COMPILER, IntegersLost, LossCause, ScalesJoined
+from qdqtool.reasons.compiler import COMPILER, IntegersLost, IntegersLostAtJoin, LossCause
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.tensors import PathStep
@@ -143,7 +143,7 @@ def integer_loss(
     """
     step = PathStep(place.name, place.op) if place is not None else None
     values = (COMPILER, node.name, reason, step, dq.name if dq is not None else "", weights)
-    return ScalesJoined(*values) if reason is LossCause.JOIN_SCALE else IntegersLost(*values)
+    return IntegersLostAtJoin(*values) if reason is LossCause.JOIN_SCALE else IntegersLost(*values)
 
 
 def _explain_float_side(node: Node, left: State, right: State) -> Reason:

@@ -11,7 +11,7 @@ from qdqtool.ir.sizes import is_multiplication
 from qdqtool.patterns.heads import find_attentions
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.view import View
-from qdqtool.reasons.compiler import CompilerFault, FaultKind, LossCause, ends_build
+from qdqtool.reasons.compiler import CompilerFault, FaultKind, LossCause, is_build_failure
 from qdqtool.reasons.finding import Reason
 from qdqtool.trt.result import ConvOutcome, MyelinRegion, Prediction
 from qdqtool.trt.rtx.compiler_faults import (
@@ -103,7 +103,7 @@ def _describe_regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
 
 def build_status(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
     """Return how the build ends: success, a rejected model, or a compiler crash."""
-    faults = [reason for reason in prediction.refusals if ends_build(reason)]
+    faults = [reason for reason in prediction.refusals if is_build_failure(reason)]
     if not faults:
         return "built"
     # The parser stops at the first fault; a crash needs a model that the parser accepts.

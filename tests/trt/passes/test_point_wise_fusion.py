@@ -6,7 +6,7 @@ import pytest
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.operators import LayerKind
 from qdqtool.prediction import predict
-from qdqtool.reasons.fusions import InsideActivation
+from qdqtool.reasons.fusions import QuantizerInsideActivation
 from qdqtool.trt import importer
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.targets import TARGETS, target_named
@@ -309,7 +309,7 @@ def test_pair_inside_activation_is_reported(
     y = g.op("Mul", [x, y], "mul") if act in ("Sigmoid", "Tanh") else y
     y = g.pair(y, "p", 0.1) if place == "after" else y
     records = run_pass(g.model(y), PointWiseFusion).records
-    reports = [r for r in records if isinstance(r, InsideActivation)]
+    reports = [r for r in records if isinstance(r, QuantizerInsideActivation)]
     assert [(r.node, r.activation, r.silu, r.gate, r.second) for r in reports] == (
         [report] if report is not None and weights == "qdq" else []
     )
