@@ -21,7 +21,7 @@ from qdqtool.ir.qdq import uses_fp8
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import all_tensors, read_location
 from qdqtool.proto.slim import strip_data
-from qdqtool.proto.subgraphs import extract_part
+from qdqtool.proto.subgraphs import extract_submodel
 from qdqtool.runtime import sessions
 from qdqtool.runtime.sessions import open_proto
 from qdqtool.util import limits
@@ -180,7 +180,7 @@ def partial_model(
     initializers = source.graph.initializer
     stored = initializers if weights else map(_strip_weights, initializers)
     outputs = [onnx.ValueInfoProto(name=t) for t in tensors]
-    result, needed = extract_part(
+    result, needed = extract_submodel(
         source, [n.proto for n in model.ordered], outputs, stored, fed_names
     )
     result.ir_version = min(source.ir_version, sessions.IR_VERSION)
@@ -214,7 +214,7 @@ def external_folder(model: Model) -> str:
                 code="external-weights",
                 node=tensor.name,
             )
-        if external.find_file(tensor, model.base_dir, model.path) is None:
+        if external.find_weight_file(tensor, model.base_dir, model.path) is None:
             raise ModelError(
                 f"weight file '{location}' of tensor '{tensor.name}' is missing. Copy it next to "
                 "the model",

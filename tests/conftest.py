@@ -66,14 +66,14 @@ def convert_in_this_process() -> Iterator[None]:
     """
     import onnx
 
-    from qdqtool.proto.shapes import convert_opset, is_safe
+    from qdqtool.proto.shapes import convert_opset, is_safe_to_infer
 
     def convert(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         try:
             onnx.checker.check_model(proto)
         except onnx.checker.ValidationError:
             return convert_opset(proto, opset)
-        if is_safe(proto):
+        if is_safe_to_infer(proto):
             return onnx.version_converter.convert_version(proto, opset)
         return convert_opset(proto, opset)
 

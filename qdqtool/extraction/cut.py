@@ -11,7 +11,7 @@ from qdqtool.errors import ModelError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.slim import strip_data, tensor_bytes
-from qdqtool.proto.subgraphs import extract_part, find_dependencies, remove_unused_opsets
+from qdqtool.proto.subgraphs import extract_submodel, find_dependencies, remove_unused_opsets
 
 _SMALL = 4096  # maximum size in bytes of constants that a sketch contains
 
@@ -294,7 +294,7 @@ class ModelCutter:
         consumed = {t for n in nodes for t in n.consumed_tensors}
         constants = (consumed & self._constant_order.keys()) - ends.keys()
         ordered_constants = sorted(constants, key=self._constant_order.__getitem__)
-        proto, _ = extract_part(
+        proto, _ = extract_submodel(
             self.model.proto,
             [n.proto for n in nodes],
             [ends[t] for t in part.outputs],

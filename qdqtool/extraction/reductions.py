@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 
 from qdqtool.ir import qdq
 from qdqtool.proto.external_data import to_array
-from qdqtool.proto.subgraphs import STANDARD, extract_part, find_captured_tensors
+from qdqtool.proto.subgraphs import STANDARD, extract_submodel, find_captured_tensors
 from qdqtool.util import limits
 
 Reduction = Callable[..., Iterator[onnx.ModelProto]]
@@ -40,7 +40,9 @@ def prune(proto: onnx.ModelProto, convert: ConstantLookup) -> onnx.ModelProto:
         convert: Function that is applied to each constant.
     """
     graph = proto.graph
-    pruned, needed = extract_part(proto, graph.node, graph.output, map(convert, graph.initializer))
+    pruned, needed = extract_submodel(
+        proto, graph.node, graph.output, map(convert, graph.initializer)
+    )
     pruned.graph.input.extend(v for v in graph.input if v.name in needed)
     nodes = (n for n in pruned.graph.node if not _is_inferred(n, proto))
     unknown = {o for n in nodes for o in n.output}

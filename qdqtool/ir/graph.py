@@ -504,11 +504,11 @@ class Model:
         if not self.base_dir:
             return None
         location = external.read_location(proto)
-        if external.find_file(proto, self.base_dir, self.path) is None:
+        if external.find_weight_file(proto, self.base_dir, self.path) is None:
             return None
         from onnx import checker, external_data_helper
 
-        loaded = external.with_length(proto)
+        loaded = external.copy_with_length(proto)
         try:
             # onnx refuses absolute paths, '..' and links that leave the folder.
             external_data_helper.load_external_data_for_tensor(loaded, self.base_dir)
@@ -565,7 +565,7 @@ class Model:
         for node in self.ordered:
             if self._is_typed(node):
                 continue
-            outputs = self._conversion_types(node) or cache.outputs(
+            outputs = self._conversion_types(node) or cache.infer_outputs(
                 node.proto, node.op, [self.tensor_type(tensor) for tensor in node.inputs]
             )
             if outputs is None:
@@ -632,7 +632,7 @@ def _read_type(value: onnx.TypeProto) -> TensorType:
 
 def hash_message(proto: onnx.ModelProto) -> str:
     """Return the SHA-256 of a message; empty if the message is too large for a file."""
-    parts = external.message_parts(proto)
+    parts = external.serialize_in_parts(proto)
     if parts is None or sum(map(len, parts)) > limits.MODEL_MESSAGE:
         return ""
     digest = hashlib.sha256()

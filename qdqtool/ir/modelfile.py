@@ -20,7 +20,7 @@ from qdqtool.ir.graph import Model, hash_message
 from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
 from qdqtool.proto.custom_quantizers import has_custom_quantizers, replace_custom_quantizers
-from qdqtool.proto.functions import check_functions, inline_functions
+from qdqtool.proto.functions import check_function_sizes, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
 from qdqtool.proto.subgraphs import message_fields, with_subgraph_nodes
 from qdqtool.util import compression, limits
@@ -194,7 +194,7 @@ def _load(model: ModelSource) -> Model:
     sha256 = hashlib.sha256(data).hexdigest()
     proto = _parse(data, str(path))
     del data
-    external.check_weights(proto, base_dir, str(path))
+    external.check_external_weights(proto, base_dir, str(path))
     return _index(proto, sha256, str(path), base_dir)
 
 
@@ -266,7 +266,7 @@ def _parse(data: bytes, path: str) -> onnx.ModelProto:
 def _check(proto: onnx.ModelProto, path: str) -> None:
     _check_message(proto, path)
     _check_form(proto, path)
-    check_functions(proto, path)
+    check_function_sizes(proto, path)
 
 
 def load_full(model: ModelSource | Model) -> Model:
@@ -296,7 +296,7 @@ def require_weights(model: Model) -> None:
     """
     tensors = {external.read_location(t): t for t in external.external_tensors(model.proto.graph)}
     for tensor in tensors.values():
-        if external.find_file(tensor, model.base_dir, model.path) is None:
+        if external.find_weight_file(tensor, model.base_dir, model.path) is None:
             raise _missing_weights(model, tensor)
 
 
@@ -343,7 +343,7 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
         proto: The model. It is not changed.
         path: Output file.
     """
-    parts = external.message_parts(proto)
+    parts = external.serialize_in_parts(proto)
     if parts is None or sum(map(len, parts)) >= MAX_PROTO_BYTES:
         _split_weights(proto, Path(path))
         return

@@ -18,7 +18,7 @@ from google.protobuf.message import EncodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from qdqtool.errors import ModelError
-from qdqtool.proto.slim import without_initializers
+from qdqtool.proto.slim import copy_without_initializers
 from qdqtool.proto.subgraphs import attribute_graphs
 from qdqtool.util import limits
 from qdqtool.util.files import INVALID_NAME, record_input
@@ -140,7 +140,7 @@ def read_location(tensor: onnx.TensorProto) -> str:
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
-def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
+def find_weight_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
     """Return the path of an external tensor's file; None if it is not a regular file.
 
     Args:
@@ -177,7 +177,7 @@ def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | Non
         return None
 
 
-def check_weights(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
+def check_external_weights(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     """Check the locations and sizes of all external weights, and record their files as inputs.
 
     The weights themselves are not read.
@@ -196,11 +196,11 @@ def check_weights(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     for tensor in external_tensors(proto.graph):
         location = read_location(tensor)
         if location not in file_sizes:
-            path = find_file(tensor, base_dir, model)
+            path = find_weight_file(tensor, base_dir, model)
             file_sizes[location] = 0 if path is None else path.stat().st_size
             if path is not None:
                 record_input(path)
-        total += _used_bytes(tensor, file_sizes[location], model)
+        total += _count_used_bytes(tensor, file_sizes[location], model)
     subject = "the external weights of all tensors together take"
     limits.check_size(
         total, limits.EXTERNAL_DATA, subject, ModelError, path=model, code="weights-too-large"
@@ -215,7 +215,7 @@ def check_weights(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
         )
 
 
-def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
+def _count_used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
     """Return the number of bytes that an external tensor uses in its file.
 
     Raises:
@@ -227,22 +227,22 @@ def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
     for entry in tensor.external_data:
         # If a key is present twice, libraries differ in the entry that they use.
         if keys.count(entry.key) > 1 and entry.key in ("location", *numbers):
-            raise _tensor_error(tensor, f"it has more than one {entry.key}", model)
+            raise _damaged_tensor_error(tensor, f"it has more than one {entry.key}", model)
         if entry.key in numbers:
             if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
                 state = f"its {entry.key} in '{read_location(tensor)}' is '{entry.value[:40]}'"
-                raise _tensor_error(tensor, state, model)
+                raise _damaged_tensor_error(tensor, state, model)
             numbers[entry.key] = int(entry.value)
     if numbers["length"] > needed:
         state = (
             f"its length in '{read_location(tensor)}' is {numbers['length']}, but its "
             f"dimensions need at most {needed}"
         )
-        raise _tensor_error(tensor, state, model)
+        raise _damaged_tensor_error(tensor, state, model)
     return max(0, min(numbers["length"], file_size - numbers["offset"]))
 
 
-def _tensor_error(tensor: onnx.TensorProto, state: str, model: str) -> ModelError:
+def _damaged_tensor_error(tensor: onnx.TensorProto, state: str, model: str) -> ModelError:
     return ModelError(
         f"tensor '{tensor.name}' is damaged: {state}. Export the model again",
         model,
@@ -257,7 +257,7 @@ def data_size(tensor: onnx.TensorProto) -> int:
     return max(0, -(-elements * _BITS.get(tensor.data_type, 128) // 8))
 
 
-def with_length(tensor: onnx.TensorProto) -> onnx.TensorProto:
+def copy_with_length(tensor: onnx.TensorProto) -> onnx.TensorProto:
     """Return a copy of an external tensor that states its length.
 
     Without a length, libraries read the rest of the file.
@@ -281,33 +281,35 @@ _INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 _LENGTH_DELIMITED = 2  # wire type of messages and strings
 
 
-def message_parts(proto: onnx.ModelProto) -> list[bytes] | None:
+def serialize_in_parts(proto: onnx.ModelProto) -> list[bytes] | None:
     """Return byte strings that together are the serialized model.
 
     Weights are serialized one at a time, because protobuf needs three times the memory of what it
     serializes. None if a part is larger than 2 GB.
     """
     try:
-        if _needs_whole(proto):
+        if _has_inseparable_fields(proto):
             return [proto.SerializeToString(deterministic=True)]
-        light = without_initializers(proto)
+        light = copy_without_initializers(proto)
         # The weights replace one initializer with a name that no other text contains.
         light.graph.initializer.add(name=uuid.uuid4().hex)
         graph = light.graph.SerializeToString(deterministic=True)
-        marker = _field(_INITIALIZER, light.graph.initializer[0].SerializeToString())
+        marker = _encode_field(_INITIALIZER, light.graph.initializer[0].SerializeToString())
         before, after = graph.split(marker)
-        front, back = light.SerializeToString(deterministic=True).split(_field(_GRAPH, graph))
+        front, back = light.SerializeToString(deterministic=True).split(
+            _encode_field(_GRAPH, graph)
+        )
         weights: list[bytes] = []
         for tensor in proto.graph.initializer:
             data = tensor.SerializeToString(deterministic=True)
-            weights += (_field_header(_INITIALIZER, len(data)), data)
+            weights += (_encode_field_header(_INITIALIZER, len(data)), data)
     except (ValueError, EncodeError):  # the class depends on the version of protobuf
         return None
     content = [before, *weights, after]
-    return [front, _field_header(_GRAPH, sum(map(len, content))), *content, back]
+    return [front, _encode_field_header(_GRAPH, sum(map(len, content))), *content, back]
 
 
-def _needs_whole(proto: onnx.ModelProto) -> bool:
+def _has_inseparable_fields(proto: onnx.ModelProto) -> bool:
     """Return whether a copy of a model without weights would lose a field."""
     messages = (proto, proto.graph)
     return not proto.HasField("graph") or any(
@@ -316,11 +318,11 @@ def _needs_whole(proto: onnx.ModelProto) -> bool:
     )
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return _field_header(number, len(content)) + content
+def _encode_field(number: int, content: bytes) -> bytes:
+    return _encode_field_header(number, len(content)) + content
 
 
-def _field_header(number: int, length: int) -> bytes:
+def _encode_field_header(number: int, length: int) -> bytes:
     """Return protobuf's bytes before a field's content: field number, wire type and length."""
     header = bytearray([number << 3 | _LENGTH_DELIMITED])
     while length > 0x7F:

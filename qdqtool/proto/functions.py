@@ -38,7 +38,7 @@ class _FunctionSize:
     levels: int
 
 
-def check_functions(proto: onnx.ModelProto, path: str) -> None:
+def check_function_sizes(proto: onnx.ModelProto, path: str) -> None:
     """Raise an error if a model would be too large after its functions are inlined.
 
     For example, thirty functions that each call the next function twice result in a billion nodes.
@@ -66,10 +66,10 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
         )
     keys = [_callee_key(node) for node in with_subgraph_nodes(proto.graph.node)]
     called = [sizes[key] for key in keys if key in sizes]
-    _check_totals(called, sum(f.ByteSize() for f in _functions_by_key(proto).values()), path)
+    _check_inlined_size(called, sum(f.ByteSize() for f in _functions_by_key(proto).values()), path)
 
 
-def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
+def _check_inlined_size(called: list[_FunctionSize], stored: int, path: str) -> None:
     total = sum(size.nodes for size in called)
     if total > limits.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
@@ -165,7 +165,7 @@ def inline_functions(proto: onnx.ModelProto, path: str) -> tuple[tuple[str, ...]
     The names of inlined nodes and tensors begin with the name of the call: ``layer1/Conv``.
 
     Args:
-        proto: The model, which :func:`check_functions` has accepted.
+        proto: The model, which :func:`check_function_sizes` has accepted.
         path: Path of the model for messages.
 
     Returns:
@@ -311,7 +311,9 @@ class _InliningScope:
         del nodes[:]
         nodes.extend(expanded)
 
-    def _check_call(self, call: onnx.NodeProto, function: onnx.FunctionProto, prefix: str) -> None:
+    def _check_call_arity(
+        self, call: onnx.NodeProto, function: onnx.FunctionProto, prefix: str
+    ) -> None:
         if len(call.input) > len(function.input) or len(call.output) > len(function.output):
             raise ModelError(
                 f"node '{prefix}' calls function '{function.name}' with more inputs or outputs "
@@ -323,7 +325,7 @@ class _InliningScope:
 
     def _copy_body(self, call: onnx.NodeProto, body: _FunctionBody) -> list[onnx.NodeProto]:
         function, prefix = body.function, self._unique_prefix(call)
-        self._check_call(call, function, prefix)
+        self._check_call_arity(call, function, prefix)
         tensors = dict.fromkeys(function.input, "")
         tensors.update(zip(function.input, call.input, strict=False))
         copies = []
@@ -335,7 +337,7 @@ class _InliningScope:
         nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in body.nodes]
         attributes = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
         for node in with_subgraph_nodes(nodes):
-            _set_attributes(node, attributes)
+            _resolve_attribute_references(node, attributes)
             if node.name:
                 source = body.sources.get(node.name, node.name)
                 node.name = f"{prefix}/{node.name}"
@@ -396,7 +398,9 @@ def _declared_tensors(graph: onnx.GraphProto) -> Iterable[Any]:
     yield from (sparse.values for sparse in graph.sparse_initializer)
 
 
-def _set_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> None:
+def _resolve_attribute_references(
+    node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]
+) -> None:
     """Replace references to a function's attributes by their values, in place.
 
     References without a value are removed.

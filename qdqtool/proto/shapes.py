@@ -108,12 +108,12 @@ def infer_shapes(
     Raises:
         Exception: onnx rejects the model, crashes, or exceeds its limits.
     """
-    if is_safe(proto):
+    if is_safe_to_infer(proto):
         return onnx.shape_inference.infer_shapes(
             proto, check_type=check_type, strict_mode=strict_mode, data_prop=data_prop
         )
     numbers = int(check_type), int(strict_mode), int(data_prop)
-    return _parse(_run_in_child(proto.SerializeToString(), "infer", *numbers))
+    return _parse_model(_run_in_child(proto.SerializeToString(), "infer", *numbers))
 
 
 def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -124,7 +124,7 @@ def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """
     source = proto.SerializeToString(deterministic=True)
     convert = _convert_small if len(source) <= _SMALL_MODEL else _convert_opset
-    return _parse(convert(source, opset))
+    return _parse_model(convert(source, opset))
 
 
 def _convert_opset(source: bytes, opset: int) -> bytes:
@@ -135,7 +135,7 @@ def _convert_opset(source: bytes, opset: int) -> bytes:
 _convert_small = functools.lru_cache(16)(_convert_opset)
 
 
-def _parse(data: bytes) -> onnx.ModelProto:
+def _parse_model(data: bytes) -> onnx.ModelProto:
     model: onnx.ModelProto = onnx.ModelProto.FromString(data)
     return model
 
@@ -165,17 +165,17 @@ def _run_in_child(source: bytes, task: str, *numbers: int) -> bytes:
 # Static check -----------------------------------------------------------------------------------
 
 
-def is_safe(proto: onnx.ModelProto) -> bool:
+def is_safe_to_infer(proto: onnx.ModelProto) -> bool:
     """Return whether onnx certainly infers a model without crashing or taking much memory."""
     nodes = list(all_nodes(proto))
-    if proto.functions or not all(map(_is_harmless, nodes)):
+    if proto.functions or not all(map(_is_harmless_node, nodes)):
         return False
     constants = _collect_constants(proto, nodes)
     lengths = _vector_lengths(proto, constants)
     if not all(_has_usual_sizes(node, constants, lengths) for node in nodes):
         return False
     if any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
-        if _states_negative_size(proto, constants):
+        if _has_negative_size(proto, constants):
             return False
         producers = {node.output[0]: node for node in nodes if node.output}
         if not all(_keeps_sizes_positive(node, constants, producers) for node in nodes):
@@ -183,7 +183,7 @@ def is_safe(proto: onnx.ModelProto) -> bool:
     return not _has_long_vectors(nodes, lengths, _largest_input(proto))
 
 
-def _is_harmless(node: onnx.NodeProto) -> bool:
+def _is_harmless_node(node: onnx.NodeProto) -> bool:
     if node.domain not in STANDARD:  # onnx ignores unknown domains
         return not node.domain.startswith("ai.onnx")
     if node.op_type.startswith("Gather") and len(set(node.input)) < len(node.input):
@@ -212,13 +212,13 @@ def _collect_constants(
     for node in nodes:
         for attribute in node.attribute:
             if node.op_type == "Constant" and node.output:
-                constants[node.output[0]] = _as_tensor(attribute)
+                constants[node.output[0]] = _read_constant_attribute(attribute)
             for graph in attribute_graphs(attribute):
                 constants.update((tensor.name, tensor) for tensor in graph.initializer)
     return constants
 
 
-def _as_tensor(attribute: onnx.AttributeProto) -> onnx.TensorProto:
+def _read_constant_attribute(attribute: onnx.AttributeProto) -> onnx.TensorProto:
     if attribute.name == "value":
         return attribute.t
     ints = attribute.ints or ([attribute.i] if attribute.name == "value_int" else [])
@@ -226,9 +226,7 @@ def _as_tensor(attribute: onnx.AttributeProto) -> onnx.TensorProto:
     return onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[count], int64_data=ints)
 
 
-def _states_negative_size(
-    proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
-) -> bool:
+def _has_negative_size(proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
     graph = proto.graph
     values = (*graph.input, *graph.output, *graph.value_info)
     return any(d.dim_value < 0 for v in values for d in v.type.tensor_type.shape.dim) or any(
@@ -244,7 +242,7 @@ def _has_usual_sizes(
         return False
     for tensor in _size_inputs(node):
         if tensor in constants:
-            values = _small_values(constants[tensor], len(node.output))
+            values = _read_small_constant(constants[tensor], len(node.output))
             if values is None or max(map(abs, values), default=0) > _LARGE_SIZE:
                 return False
         elif lengths.get(tensor, 0) > limits.RANK or node.op_type == "Slice":
@@ -264,12 +262,12 @@ def _keeps_sizes_positive(
 ) -> bool:
     """Return whether the output sizes of a node cannot be negative if its input sizes are not."""
     if node.op_type in _WINDOWED:
-        return _fits_window(node, constants, producers)
+        return _keeps_window_sizes_positive(node, constants, producers)
     if node.op_type not in _RESIZING:
         return True
     numbers: list[float] = []
     for tensor in _size_inputs(node):
-        values = _small_values(constants.get(tensor), len(node.output))
+        values = _read_small_constant(constants.get(tensor), len(node.output))
         if values is None:
             return False
         numbers += values
@@ -282,7 +280,7 @@ def _keeps_sizes_positive(
     return all(0 <= number <= _LARGE_SIZE for number in numbers)
 
 
-def _fits_window(
+def _keeps_window_sizes_positive(
     node: onnx.NodeProto,
     constants: Mapping[str, onnx.TensorProto],
     producers: Mapping[str, onnx.NodeProto],
@@ -333,7 +331,7 @@ def _has_positive_sizes(
     return True
 
 
-def _small_values(tensor: onnx.TensorProto | None, outputs: int) -> list[Any] | None:
+def _read_small_constant(tensor: onnx.TensorProto | None, outputs: int) -> list[Any] | None:
     """Return the values of a short constant: at most one for each dimension or output.
 
     Returns:
@@ -422,7 +420,7 @@ def infer_node(
         onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items()
     )
     proto.graph.initializer.extend(values.values())
-    if any(a.HasField("g") for a in node.attribute) or not is_safe(proto):
+    if any(a.HasField("g") for a in node.attribute) or not is_safe_to_infer(proto):
         return {}
     return _infer_outputs(node, opset, types, values)
 
@@ -456,7 +454,7 @@ class NodeTypeCache:
         self._operators = _TYPED_BY_INPUTS - functions
         self._outputs: dict[tuple[object, ...], list[KnownType] | None] = {}
 
-    def outputs(
+    def infer_outputs(
         self, node: onnx.NodeProto, op: str, inputs: Sequence[KnownType]
     ) -> list[KnownType] | None:
         """Return the types of a node's outputs; None if the cache does not support the node.
@@ -471,11 +469,13 @@ class NodeTypeCache:
         attributes = [a.SerializeToString() for a in node.attribute] if node.attribute else ()
         key = (op, len(node.output), *inputs, *attributes)
         if key not in self._outputs:
-            self._outputs[key] = self._infer(node, inputs)
+            self._outputs[key] = self._infer_output_types(node, inputs)
         return self._outputs[key]
 
-    def _infer(self, node: onnx.NodeProto, inputs: Sequence[KnownType]) -> list[KnownType] | None:
-        if not has_sane_attributes(node) or not all(map(_is_complete, inputs)):
+    def _infer_output_types(
+        self, node: onnx.NodeProto, inputs: Sequence[KnownType]
+    ) -> list[KnownType] | None:
+        if not has_sane_attributes(node) or not all(map(_is_complete_type, inputs)):
             return None
         types = {
             tensor: onnx.helper.make_tensor_type_proto(*tensor_type)
@@ -493,6 +493,6 @@ class NodeTypeCache:
         return outputs
 
 
-def _is_complete(tensor_type: KnownType) -> bool:
+def _is_complete_type(tensor_type: KnownType) -> bool:
     elem_type, dims = tensor_type
     return bool(elem_type) and dims is not None and None not in dims and len(dims) <= limits.RANK

@@ -32,7 +32,7 @@ def strip_large_weights(
         keep: Maximum size in bytes of initializers that keep their data.
         only: Names of the initializers that may lose their data; None for all.
     """
-    slim = without_initializers(proto)
+    slim = copy_without_initializers(proto)
     for tensor in proto.graph.initializer:
         is_chosen = only is None or tensor.name in only
         keeps_data = not is_chosen or not _is_larger(tensor, keep)
@@ -46,7 +46,7 @@ def _is_larger(tensor: onnx.TensorProto, size: int) -> bool:
     return math.prod(tensor.dims) > 2 * size or tensor_bytes(tensor) > size
 
 
-def without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+def copy_without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a model without initializers.
 
     Documentation that is not UTF-8 is left out, because protobuf does not accept it.

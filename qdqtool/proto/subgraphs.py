@@ -91,10 +91,10 @@ def find_captured_tensors(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the outer tensors that the subgraphs of a node read, once for each subgraph."""
     for attribute in node.attribute:
         for graph in attribute_graphs(attribute):
-            yield from _outside_tensors(graph)
+            yield from _find_outside_tensors(graph)
 
 
-def _outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
+def _find_outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
     inside = {value.name for value in graph.input} | {t.name for t in graph.initializer}
     outside: dict[str, None] = {}
     for node in graph.node:
@@ -201,7 +201,7 @@ def find_dependencies(
     return dependencies[::-1], needed
 
 
-def extract_part(
+def extract_submodel(
     proto: onnx.ModelProto,
     nodes: Sequence[onnx.NodeProto],
     outputs: Iterable[onnx.ValueInfoProto],

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 import qdqtool
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.proto.external_data import message_parts
-from qdqtool.proto.subgraphs import extract_part
+from qdqtool.proto.external_data import serialize_in_parts
+from qdqtool.proto.subgraphs import extract_submodel
 from tests.calibration.nets import conv_net
 from tests.comparison.networks import float_network, network
 from tests.errors import has
@@ -96,7 +96,7 @@ def with_unknown_field(part: str) -> onnx.ModelProto:
 )
 def test_joined_parts_are_the_message(build: Callable[[], onnx.ModelProto]) -> None:
     model = build()
-    parts = message_parts(model)
+    parts = serialize_in_parts(model)
     assert parts is not None
     assert b"".join(parts) == model.SerializeToString(deterministic=True)
 
@@ -161,7 +161,7 @@ def whole() -> onnx.ModelProto:
 
 def test_part_has_nodes_and_constants_that_its_outputs_need() -> None:
     proto = whole()
-    part, needed = extract_part(
+    part, needed = extract_submodel(
         proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer
     )
     assert [n.op_type for n in part.graph.node] == ["Relu", "If", "Mul"]
@@ -174,7 +174,7 @@ def test_part_has_nodes_and_constants_that_its_outputs_need() -> None:
 
 def test_part_does_not_compute_tensors_that_are_fed() -> None:
     proto = whole()
-    part, needed = extract_part(
+    part, needed = extract_submodel(
         proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer, {"b"}
     )
     assert [n.op_type for n in part.graph.node] == ["Mul"] and needed == {"b", "sparse", "c"}

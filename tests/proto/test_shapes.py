@@ -21,7 +21,7 @@ from qdqtool.proto.shapes import (
     infer_node,
     infer_shapes,
     infer_types,
-    is_safe,
+    is_safe_to_infer,
 )
 from tools.fuzz.grammar import network
 from tools.growth.families import FAMILIES
@@ -125,28 +125,28 @@ ORDINARY = {
 
 @pytest.mark.parametrize("name", CRASHES)
 def test_is_safe_refuses_models_that_crash_onnx(name: str) -> None:
-    assert not is_safe(CRASHES[name])
+    assert not is_safe_to_infer(CRASHES[name])
 
 
 @pytest.mark.parametrize("name", ORDINARY)
 def test_is_safe_clears_ordinary_nodes(name: str) -> None:
-    assert is_safe(ORDINARY[name])
+    assert is_safe_to_infer(ORDINARY[name])
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"functions"}))
 def test_is_safe_clears_families_of_networks(family: str) -> None:
-    assert is_safe(FAMILIES[family](30))
+    assert is_safe_to_infer(FAMILIES[family](30))
 
 
 def test_is_safe_clears_random_networks() -> None:
-    assert all(is_safe(network(seed)) for seed in range(30))
+    assert all(is_safe_to_infer(network(seed)) for seed in range(30))
 
 
 def test_infer_shapes_reports_a_crash_and_infers_the_next_model() -> None:
     with pytest.raises(RuntimeError, match="crashes"):
         infer_shapes(CRASHES["conv"])
     whole = before_slice("Conv", "x w", dims=(1, 8, 9, 9), w=LARGE_KERNEL)
-    assert not is_safe(whole)
+    assert not is_safe_to_infer(whole)
     inferred = {v.name: v.type.tensor_type.shape for v in infer_shapes(whole).graph.value_info}
     assert [d.dim_value for d in inferred["z"].dim] == [1, 8, 3, 3]
 
@@ -268,7 +268,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_is_safe_refuses_models_that_exhaust_memory(name: str) -> None:
-    assert not is_safe(BOMBS[name])
+    assert not is_safe_to_infer(BOMBS[name])
 
 
 def test_infer_types_takes_little_memory(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_node_type_cache_agrees_with_inference_of_the_model(op: str) -> None:
     inferred = onnx.shape_inference.infer_shapes(proto).graph.output
     expected = [(FLOAT, tuple(d.dim_value for d in v.type.tensor_type.shape.dim)) for v in inferred]
     inputs = [(FLOAT, tuple(d)) for d in dims]
-    assert NodeTypeCache(proto).outputs(proto.graph.node[0], op, inputs) == expected
+    assert NodeTypeCache(proto).infer_outputs(proto.graph.node[0], op, inputs) == expected
 
 
 @pytest.mark.parametrize(
@@ -381,15 +381,17 @@ def test_node_type_cache_agrees_with_inference_of_the_model(op: str) -> None:
 )
 def test_node_type_cache_needs_complete_types(tensor_type: Any) -> None:
     proto = one_node("Concat", [[2, 3]], axis=1)
-    assert NodeTypeCache(proto).outputs(proto.graph.node[0], "Concat", [tensor_type]) is None
+    assert NodeTypeCache(proto).infer_outputs(proto.graph.node[0], "Concat", [tensor_type]) is None
 
 
 def test_node_type_cache_skips_damaged_nodes_and_functions() -> None:
     damaged = one_node("Concat", [[2, 3]], axis=5)
-    assert NodeTypeCache(damaged).outputs(damaged.graph.node[0], "Concat", [(1, (2, 3))]) is None
+    assert (
+        NodeTypeCache(damaged).infer_outputs(damaged.graph.node[0], "Concat", [(1, (2, 3))]) is None
+    )
     proto = one_node("Relu", [[2, 3]])
     proto.functions.add(name="Relu", domain="")
-    assert NodeTypeCache(proto).outputs(proto.graph.node[0], "Relu", [(1, (2, 3))]) is None
+    assert NodeTypeCache(proto).infer_outputs(proto.graph.node[0], "Relu", [(1, (2, 3))]) is None
 
 
 def test_model_type_is_inferred_again_if_the_file_contradicts_it() -> None:
@@ -411,6 +413,6 @@ def test_onnx_crashes_without_the_check() -> None:
 def test_is_safe_refuses_vectors_of_huge_stated_length() -> None:
     """onnx propagates one symbolic entry for each element of a vector."""
     model = build([helper.make_node("Relu", ["x"], ["y"])], [value("x", IMAGE)])
-    assert is_safe(model)
+    assert is_safe_to_infer(model)
     model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.INT32, [1 << 31]))
-    assert not is_safe(model)
+    assert not is_safe_to_infer(model)
