@@ -84,7 +84,7 @@ def _find_listing_gap(build: Build) -> Gap | None:
         return Gap(Section.LISTING, GapKind.NAMES_ONLY)
     expected = _expected_layers(build)
     if expected is None:
-        return find_listing_hole(build, [tensor.name for tensor in build.parse.inputs])
+        return find_missing_layer_gap(build, [tensor.name for tensor in build.parse.inputs])
     if len(build.layers) < expected:
         return Gap(Section.LISTING, GapKind.FEWER_LAYERS, len(build.layers), expected)
     return None
@@ -99,7 +99,7 @@ def find_truncations(build: Build) -> list[Gap]:
     ]
 
 
-def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
+def find_missing_layer_gap(build: Build, inputs: Iterable[str]) -> Gap | None:
     """Return a gap if layers are missing from the listing, else None.
 
     In a complete listing, each input of a layer is a weight, an input of the network, or an output

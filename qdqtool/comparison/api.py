@@ -6,7 +6,7 @@ import os
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from qdqtool.buildlog.build_status import find_listing_hole, is_float_build
+from qdqtool.buildlog.build_status import find_missing_layer_gap, is_float_build
 from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.engine_comparison import EngineComparison, compare_engines
 from qdqtool.buildlog.read import read_build
@@ -528,7 +528,7 @@ def _summarize_engine(report: EngineReport, title: str, model: Model) -> SideSum
     if not build.layers:
         engine.gaps.append(NO_LISTING)
     if not (engine.gaps or build.bindings or build.parse.inputs):
-        hole = find_listing_hole(build, model.inputs)
+        hole = find_missing_layer_gap(build, model.inputs)
         engine.gaps += [] if hole is None else [hole]
     engine.conversions = None if engine.gaps else sum(layer.is_qdq for layer in build.layers)
     return engine

@@ -29,7 +29,7 @@ from qdqtool.verification.local_build import (
     BuiltModel,
     build_model,
     is_status_as_predicted,
-    map_build,
+    map_build_to_nodes,
     pair_convolutions,
 )
 
@@ -167,7 +167,7 @@ class BuilderCheck:
             options = BuildOptions(self._builder, timeout=TIMEOUT)
             result = build_with_package(self._process, options, path, folder)
             read_log(model, log_names(model), folder, result)
-            built = map_build(result)
+            built = map_build_to_nodes(result)
         else:
             built = build_model(path, self._builder, timeout=TIMEOUT)
         message = "" if built.status == "built" else _generalize(built.message, model)

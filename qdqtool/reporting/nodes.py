@@ -59,7 +59,7 @@ from qdqtool.trt.trace import Event
 from qdqtool.verification.api import verify_model
 from qdqtool.verification.layer_mapping import trt_name
 from qdqtool.verification.result import Verification
-from qdqtool.verification.times import float_precision, is_cuda_graph
+from qdqtool.verification.times import float_layer_precision, is_timed_as_cuda_graph
 
 MAX_NODE_LINES = 60  # maximum number of optimizer log lines per node
 MAX_CONSUMERS = 400  # maximum number of consumers listed for one Q or DQ; a dozen is usual
@@ -96,7 +96,7 @@ class ModelCollector:
         self.subject = subject
         prediction = subject.prediction
         model_info = prediction.model
-        half = subject.build is None or float_precision(subject.build) != Precision.FP32
+        half = subject.build is None or float_layer_precision(subject.build) != Precision.FP32
         headline = overall_verdict(prediction, subject.time, half=half)
         self.model = data.ModelContents(
             label=label,
@@ -643,8 +643,8 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
         prediction,
         gpu,
         apply_assumptions(target, assume),
-        float_type=float_precision(build) if build else gpu.float_type,
-        cuda_graph=build is not None and is_cuda_graph(build),
+        float_type=float_layer_precision(build) if build else gpu.float_type,
+        cuda_graph=build is not None and is_timed_as_cuda_graph(build),
     )
     prediction.time = subject.time.as_json()
     prediction.compute_capabilities = target.capability_names or [gpu.cc]

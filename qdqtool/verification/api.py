@@ -16,7 +16,7 @@ from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mism
 from qdqtool.buildlog.build_status import (
     IMPLICIT_INT8,
     LATEST_SPELLING,
-    find_listing_hole,
+    find_missing_layer_gap,
     is_implicit_int8,
 )
 from qdqtool.buildlog.read import read_build
@@ -206,7 +206,7 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     """
     if target is not None:
         resolved = target_named(target)
-        return resolved, _note_other_version(build, resolved)
+        return resolved, _list_version_notes(build, resolved)
     if build.is_rtx:
         return RTX, []
     version = build.tensorrt or build.version_hint
@@ -226,7 +226,7 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     return resolved, [note]
 
 
-def _note_other_version(build: Build, target: Target) -> list[Note]:
+def _list_version_notes(build: Build, target: Target) -> list[Note]:
     if build.tensorrt is None or _is_same_version(build.tensorrt, build.is_rtx, target):
         return []
     note = Note(
@@ -322,7 +322,7 @@ def compare_under_assumptions(
         for value in assumption.alternatives:
             alternative = predict(model, target, assume={name: value})
             results[value] = compare_with_build(model, alternative, build)
-        errors = {value: count_errors(result) for value, result in results.items()}
+        errors = {value: count_disagreements(result) for value, result in results.items()}
         value = min(errors, key=lambda value: errors[value])
         best = results[value]
         if len(set(errors.values())) == 1:
@@ -356,7 +356,7 @@ def compare_under_assumptions(
     return best
 
 
-def count_errors(verification: Verification) -> tuple[int, int]:
+def count_disagreements(verification: Verification) -> tuple[int, int]:
     """Return the number of mismatched convolutions, and the total of all disagreements.
 
     The total is the number of pass lines and layers that do not agree, plus all mismatches.
@@ -384,7 +384,7 @@ def compare_with_build(
         uncertain_convolutions: Convolutions that depend on unknown scales and count as unknown.
         uncertain_events: Pass lines that depend on unknown scales and are not compared.
     """
-    build = _add_listing_hole(model, build)
+    build = _add_listing_gap(model, build)
     mapper = NodeMapper(model, build.layers)
     complete = not build.has_gap(Section.PASSES)
     convolutions, mismatches = compare_convolutions(
@@ -407,7 +407,7 @@ def compare_with_build(
             count, kind = len(part) - MAX_MISMATCHES, part[0].kind
             text = f"{count} more mismatches of kind '{kind}'"
             notes.append(Note(text, code="more-mismatches", count=count, kind=kind))
-    if has_fp32_remainder(build):
+    if has_fp32_convolutions(build):
         notes.append(
             Note(
                 "the float layers run in FP32, because the build had no --fp16. Build with --fp16 "
@@ -428,17 +428,17 @@ def compare_with_build(
     )
 
 
-def _add_listing_hole(model: Model, build: Build) -> Build:
+def _add_listing_gap(model: Model, build: Build) -> Build:
     """Return the build, or an incomplete copy with a gap if its listing lacks layers."""
     if build.bindings or build.parse.inputs or not build.complete:
         return build
-    hole = find_listing_hole(build, model.inputs)
+    hole = find_missing_layer_gap(build, model.inputs)
     if hole is None:
         return build
     return replace(build, gaps=[*build.gaps, hole], complete=False)
 
 
-def has_fp32_remainder(build: Build) -> bool:
+def has_fp32_convolutions(build: Build) -> bool:
     """Return whether float convolutions run in FP32 because the builder had no 16-bit flag."""
     flags = build.precision_flags
     if not flags or flags & {"fp16", "best", "stronglyTyped", "bf16"}:
@@ -581,7 +581,9 @@ def verify_from_log(
             code="no-pass-lines",
         )
     _check_complete_graph(build, proto, name)
-    equal, different = (Model(copy_with_scales(proto, same), name) for same in (True, False))
+    equal, different = (
+        Model(copy_with_artificial_scales(proto, same), name) for same in (True, False)
+    )
     if next(quantizers(equal), None) is None:
         raise BuildLogError(
             f"{name}: the parse section has no Q/DQ nodes, so there is nothing to predict; give a "
@@ -650,7 +652,7 @@ def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) ->
     return tuple(name for name, outcome in outcomes.items() if others.get(name) != outcome)
 
 
-def copy_with_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:
+def copy_with_artificial_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:
     """Return a copy whose Q scales are all 1/64 if `equal`, else all slightly different."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)

@@ -84,10 +84,10 @@ def find_built_nodes(
     """
     mapper = NodeMapper(model, layers, names)
     products = [n for n in model.nodes if is_multiplication(model, n)]
-    candidates = [{id(x): x for x, _ in mapper.positions(n)}.values() for n in products]
+    candidates = [{id(x): x for x, _ in mapper.node_positions(n)}.values() for n in products]
     ambiguous = _find_ambiguous_kernels(layers, candidates)
     return [
-        _map_node(node, [layer for layer in node_layers if id(layer) not in ambiguous])
+        _read_built_node(node, [layer for layer in node_layers if id(layer) not in ambiguous])
         for node, node_layers in zip(products, candidates, strict=True)
     ]
 
@@ -108,7 +108,7 @@ def _find_ambiguous_kernels(
     return {id(layer) for layer in kernels if counts[id(layer)] > 1}
 
 
-def _map_node(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
+def _read_built_node(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
     """Read a node from the layer that most likely multiplies.
 
     Without such a layer, use the generated kernel with an abbreviated name if there is exactly one.
@@ -177,15 +177,15 @@ class PassLines:
                     side.setdefault(node.name, event.line)
 
     @functools.cached_property
-    def _names(self) -> set[str]:
+    def _printed_names(self) -> set[str]:
         return collect_printed_names(self._build)
 
-    def shows_float(self, name: str) -> bool:
+    def is_certainly_float(self, name: str) -> bool:
         """Return whether a node that no line mentions is certainly float.
 
         True if the optimizer finished and the log, if it lists nodes, names this node.
         """
-        return self.complete and (not self._build.parse.nodes or name in self._names)
+        return self.complete and (not self._build.parse.nodes or name in self._printed_names)
 
 
 def _possible_names(layer: str) -> list[str]:
@@ -217,7 +217,7 @@ def compare_convolutions(
     skipped = set(uncertain)
     unknown: list[str] = []
     mismatches: list[Mismatch] = []
-    rules = _name_rules(prediction)
+    rules = _list_deciding_passes(prediction)
     named = {node.name for node in model.nodes if node.op in _NAMED_OPERATORS}
     for conv in prediction.convolutions:
         if conv.name in skipped:
@@ -267,7 +267,7 @@ def read_built_convolution(
             built.output = built.precision
         elif lines.complete:
             built.output = Precision.FLOAT
-    elif position is None and lines.shows_float(mapper.name(node)):
+    elif position is None and lines.is_certainly_float(mapper.built_name(node)):
         built.precision = built.output = Precision.FLOAT
     return built
 
@@ -300,7 +300,7 @@ def _read_layer(
         layer: Engine layer that computes the convolution.
         position: Index of the convolution among the layers that TensorRT merged with ``||``.
     """
-    nodes = mapper.nodes(layer)
+    nodes = mapper.layer_nodes(layer)
     built = BuiltConvolution(layer=layer.name, line=layer.line)
     if is_myelin_kernel(layer):
         # A kernel that computes two convolutions does not show the type of each.
@@ -370,7 +370,7 @@ def _precision_name(precision: Precision) -> str:
     return "float" if precision == Precision.FLOAT else str(precision)
 
 
-def _name_rules(prediction: Prediction) -> dict[str, str]:
+def _list_deciding_passes(prediction: Prediction) -> dict[str, str]:
     """Return the pass that decided about each node, by the node's name.
 
     This is the pass with the first reason against a fusion at the node, else the first pass that

@@ -105,7 +105,7 @@ def _fused_kernel_precision(layer: BuiltLayer) -> Precision:
     if _has_cast_after_product(layer):
         if len(set(floats)) == 1:
             return floats[0]
-        if Precision.FP16 in floats and _casts_product(layer):
+        if Precision.FP16 in floats and _casts_product_directly(layer):
             return Precision.FP16
     return _float_kernel_precision(layer, floats)
 
@@ -128,7 +128,7 @@ def _has_cast_after_product(layer: BuiltLayer) -> bool:
     return "Cast" in _steps_after_product(layer)
 
 
-def _casts_product(layer: BuiltLayer) -> bool:
+def _casts_product_directly(layer: BuiltLayer) -> bool:
     return _steps_after_product(layer).startswith("Cast")
 
 

@@ -103,18 +103,18 @@ class NodeMapper:
             or self._by_plain_name.get(plain_name(name))
         )
 
-    def name(self, node: Node) -> str:
+    def built_name(self, node: Node) -> str:
         """Return the name that a node of the model has in the build."""
         return self._names[node.index]
 
-    def nodes(self, layer: BuiltLayer) -> list[Node]:
+    def layer_nodes(self, layer: BuiltLayer) -> list[Node]:
         """Return the ONNX nodes of a layer, in the order in which its name lists them.
 
         Empty if :attr:`layers` does not contain the layer.
         """
         return self._nodes.get(id(layer), [])
 
-    def positions(self, node: Node) -> list[LayerPosition]:
+    def node_positions(self, node: Node) -> list[LayerPosition]:
         """Return each layer that contains a node, with the node's position in a ``||`` merge.
 
         Myelin may spread one node over several layers.
@@ -126,7 +126,7 @@ class NodeMapper:
 
         Among several layers, those with the best :func:`product_rank` qualify.
         """
-        positions = self.positions(node)
+        positions = self.node_positions(node)
         if len(positions) > 1:
             ranks = [product_rank(layer) for layer, _ in positions]
             best = min((rank for rank in ranks if rank is not None), default=None)
@@ -204,7 +204,7 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
             conflicts[node.name] = conflict
     weight_names = set(weights.values())
     for layer in mapper.layers:
-        products = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
+        products = [n for n in mapper.layer_nodes(layer) if n.op in WEIGHTED]
         if len(products) != 1 or product_rank(layer) is None:
             continue
         product = products[0]

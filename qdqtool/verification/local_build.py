@@ -75,7 +75,7 @@ def build_model(
     Arguments and errors are those of :func:`qdqtool.builders.build`. With ``output``, the layers
     and convolutions are written to ``layers.json`` there.
     """
-    built = map_build(
+    built = map_build_to_nodes(
         builders.build(
             model,
             builder=builder,
@@ -91,14 +91,14 @@ def build_model(
         table = {
             **to_json_fields(built, "builder", "version"),
             "targets": [f"SM{s}" for s in built.targets],
-            **inspector_json(built.build.layers, built.build.bindings),
+            **to_inspector_json(built.build.layers, built.build.bindings),
             **to_json_fields(built, "nodes"),
         }
         write_text(built.layers_path, json.dumps(table, indent=1) + "\n")
     return built
 
 
-def map_build(result: BuildResult) -> BuiltModel:
+def map_build_to_nodes(result: BuildResult) -> BuiltModel:
     """Return a build together with the convolutions and matrix products as built.
 
     The layers of ``result`` are changed: their ``onnx_names`` become the names in the model.
@@ -115,7 +115,7 @@ def map_build(result: BuildResult) -> BuiltModel:
     return built
 
 
-def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str]) -> Json:
+def to_inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str]) -> Json:
     """Return layers in the format of TensorRT's engine inspector.
 
     Args:

@@ -120,13 +120,13 @@ def compare_trace(
         return PartComparison(TraceCounts(len(predicted)))
     logged = [e for e in build.trace if is_compared(e) and e.event not in excluded]
     events = [e.event for e in logged]
-    mismatches = _list_unpredicted(predicted, logged, kind)
+    mismatches = _list_unpredicted_lines(predicted, logged, kind)
     if complete:
-        mismatches += _list_unlogged(predicted, events, kind)
+        mismatches += _list_unlogged_events(predicted, events, kind)
     return PartComparison(count_agreement(predicted, events), mismatches)
 
 
-def _list_unpredicted(
+def _list_unpredicted_lines(
     predicted: Sequence[Event], logged: Sequence[LogEvent], kind: MismatchKind
 ) -> list[Mismatch]:
     extra = Counter(line.event for line in logged) - Counter(predicted)
@@ -139,7 +139,7 @@ def _list_unpredicted(
     return mismatches
 
 
-def _list_unlogged(
+def _list_unlogged_events(
     predicted: Sequence[Event], logged: Sequence[Event], kind: MismatchKind
 ) -> list[Mismatch]:
     missing = Counter(predicted) - Counter(logged)
@@ -248,9 +248,9 @@ def _is_predictable(layer: BuiltLayer) -> bool:
 
 
 def _compare_types(predicted: EngineLayer, built: BuiltLayer) -> Mismatch | None:
-    difference = _type_difference(
+    difference = _find_type_difference(
         Difference.INPUT, predicted.inputs, built.inputs
-    ) or _type_difference(Difference.OUTPUT, predicted.outputs, built.outputs)
+    ) or _find_type_difference(Difference.OUTPUT, predicted.outputs, built.outputs)
     if difference is None:
         return None
     sides = (predicted.as_json(), built.as_json())
@@ -267,7 +267,7 @@ def _layer_key(name: str) -> str:
     return match[1] if match else plain
 
 
-def _type_difference(
+def _find_type_difference(
     side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]
 ) -> DetailedDifference | None:
     for ours, theirs in zip(predicted, built, strict=False):

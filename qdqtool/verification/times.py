@@ -36,9 +36,9 @@ def compare_times(
         prediction,
         gpu,
         target,
-        float_type=float_precision(build),
+        float_type=float_layer_precision(build),
         compare=False,
-        cuda_graph=is_cuda_graph(build),
+        cuda_graph=is_timed_as_cuda_graph(build),
     )
     layers = _layer_times(prediction, build, time)
     overhead = 0.0 if build.gpu_ms is not None else _fit_overhead_us(gpu.name, layers)
@@ -135,14 +135,14 @@ def _fit_overhead_us(gpu: str, layers: list[Json]) -> float:
     return overhead.overhead_us if overhead.overhead_us > lowest else usual
 
 
-def float_precision(build: Build) -> Precision:
+def float_layer_precision(build: Build) -> Precision:
     """Return the type of float layers under the builder's flags; FP16 if flags are unknown."""
     flags = build.precision_flags
     is_half = not flags or bool(flags & {"fp16", "best", "bf16", "stronglyTyped"})
     return Precision.FP16 if is_half else Precision.FP32
 
 
-def is_cuda_graph(build: Build) -> bool:
+def is_timed_as_cuda_graph(build: Build) -> bool:
     """Return whether the engine was timed as a CUDA graph."""
     return build.options.get("Inference", {}).get("CUDA Graph", "") == "Enabled"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.build_status import find_listing_hole, set_build_status
+from qdqtool.buildlog.build_status import find_missing_layer_gap, set_build_status
 from qdqtool.buildlog.read import merge
 from qdqtool.buildlog.summary import rerun_commands
 from qdqtool.buildlog.types import (
@@ -244,14 +244,16 @@ def test_listing_hole(
 
     Nothing is a hole in a log that counts its layers.
     """
-    assert find_listing_hole(Build(layers=layers, bindings=bindings, **changes), inputs) == hole
+    assert (
+        find_missing_layer_gap(Build(layers=layers, bindings=bindings, **changes), inputs) == hole
+    )
     counted = Build(
         source=BuildSource.LOG,
         layers=layers,
         bindings=bindings,
         milestones=milestones(("After reformat layers", 2)),
     )
-    assert find_listing_hole(counted, inputs) is None
+    assert find_missing_layer_gap(counted, inputs) is None
 
 
 def test_build_status_marks_q_and_dq_with_other_names() -> None:

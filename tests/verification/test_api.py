@@ -40,7 +40,7 @@ from qdqtool.verification.api import (
     choose_target,
     choose_target_for_gpu,
     exit_code,
-    has_fp32_remainder,
+    has_fp32_convolutions,
     verify,
 )
 from qdqtool.verification.convolutions import BuiltNode
@@ -412,7 +412,7 @@ def test_check_same_model_rejects_fewer_names(build: Build, total: int, count: i
 )
 def test_has_fp32_remainder(flags: str, layers: list[BuiltLayer], expected: bool) -> None:
     build = Build(precision_flags=frozenset(flags.split()), layers=layers)
-    assert has_fp32_remainder(build) is expected
+    assert has_fp32_convolutions(build) is expected
 
 
 @pytest.mark.parametrize(

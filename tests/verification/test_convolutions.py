@@ -23,7 +23,7 @@ from qdqtool.verification.convolutions import (
     read_built_convolution,
 )
 from qdqtool.verification.layer_mapping import NodeMapper
-from qdqtool.verification.local_build import inspector_json
+from qdqtool.verification.local_build import to_inspector_json
 from tests.builders.models import two_convolutions
 from tests.trt.builder import Graph
 from tests.verification.test_api import layer
@@ -586,7 +586,7 @@ def test_inspector_json() -> None:
         for p, s in zip((Precision.INT8, Precision.UNKNOWN, Precision.BF16), shapes, strict=True)
     ]
     listed = BuiltLayer("n", "kgen", tensors[:1], tensors[1:], tactic="0x1", onnx_names=["a", "b"])
-    table = inspector_json([listed], ["x", "y"])
+    table = to_inspector_json([listed], ["x", "y"])
     assert table["Bindings"] == ["x", "y"]
     (data,) = table["Layers"]
     edges = [(t["Dimensions"], t["Datatype"]) for t in (*data["Inputs"], *data["Outputs"])]

@@ -39,7 +39,7 @@ def proto(case: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(("equal", "output"), [(True, "INT8"), (False, "FLOAT")])
 def test_output_of_the_stem_depends_on_scales(equal: bool, output: str) -> None:
     """Two Qs consume the MaxPool of this ResNet-18. INT8 reaches the stem only if their scales are equal."""
-    model = Model(api.copy_with_scales(proto("resnet18-qat-rtx2000-trt8510"), equal))
+    model = Model(api.copy_with_artificial_scales(proto("resnet18-qat-rtx2000-trt8510"), equal))
     assert predict(model, advice=False).convolution("Conv_9").output == output
 
 
@@ -94,7 +94,7 @@ def test_copy_with_scales_keeps_sizes_and_other_constants(
     x = g.pair(g.input(1, 8, 4, 4), "in", 0.3)
     before = Model(g.model(g.conv(x, "c", 8, 1, scale=None, bias=True)))
     bytes_before = before.proto.SerializeToString(deterministic=True)
-    after = Model(api.copy_with_scales(before.proto, equal))
+    after = Model(api.copy_with_artificial_scales(before.proto, equal))
     assert before.proto.SerializeToString(deterministic=True) == bytes_before
     old, new = ([read_params(m, q).scale for q in quantizers(m)] for m in (before, after))
     assert [s is not None and s.size for s in new] == [s is not None and s.size for s in old]

@@ -145,7 +145,7 @@ def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
 def test_mapper_splits_the_name_of_a_layer_once() -> None:
     """Many convolutions can be in one layer, and mapping each of them needs all nodes of the layer."""
     mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv")])
-    assert mapper.nodes(mapper.layers[0]) == [FIRST, SECOND]
+    assert mapper.layer_nodes(mapper.layers[0]) == [FIRST, SECOND]
     assert count_calls(mapper.nodes, mapper.layers[0]) < 5
 
 
@@ -153,7 +153,7 @@ def test_mapper_positions_in_a_merged_layer() -> None:
     mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv + node_of_r:0")])
     positions = [mapper.find_layer(n) for n in (FIRST, SECOND, RELU)]
     assert [None if p is None else p[1] for p in positions] == [0, 1, 1]
-    assert mapper.nodes(mapper.layers[0]) == [FIRST, SECOND, RELU]
+    assert mapper.layer_nodes(mapper.layers[0]) == [FIRST, SECOND, RELU]
 
 
 def test_mapper_prefers_metadata_to_the_name() -> None:

@@ -15,7 +15,7 @@ from qdqtool.buildlog.agreement import (
     MismatchKind,
     TraceCounts,
 )
-from qdqtool.buildlog.build_status import find_listing_hole
+from qdqtool.buildlog.build_status import find_missing_layer_gap
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import (
     Build,
@@ -534,7 +534,7 @@ def test_missing_layer_is_found_from_the_inputs_of_the_model(complete: bool) -> 
     assert compare_with_build(RESNET, prediction(CASE), whole).build.complete
     cut = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, gaps=[])
     facts = compare_with_build(RESNET, prediction(CASE), cut).build
-    hole = find_listing_hole(cut, RESNET.inputs)
+    hole = find_missing_layer_gap(cut, RESNET.inputs)
     assert hole is not None
     assert (facts.complete, list(facts.missing)) == (False, [str(hole)] * complete)
 

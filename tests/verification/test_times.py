@@ -26,13 +26,18 @@ from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import TARGETS
-from qdqtool.verification.api import compare_under_assumptions, count_errors, exit_code, verify
+from qdqtool.verification.api import (
+    compare_under_assumptions,
+    count_disagreements,
+    exit_code,
+    verify,
+)
 from qdqtool.verification.result import Verification
 from qdqtool.verification.times import (
     compare_times,
     explain_missing_estimate,
     find_measured_time,
-    float_precision,
+    float_layer_precision,
 )
 from tests.buildlog.samples import build_of
 from tests.errors import has
@@ -193,7 +198,7 @@ def test_medians_of_the_profile_are_used() -> None:
     ],
 )
 def test_float_precision_of_flags(flags: tuple[str, ...], plain: Precision) -> None:
-    assert float_precision(Build(precision_flags=frozenset(flags))) == plain
+    assert float_layer_precision(Build(precision_flags=frozenset(flags))) == plain
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
@@ -364,4 +369,4 @@ def test_count_errors(
     names = {"c": MismatchKind.CONVOLUTION, "l": MismatchKind.LAYER}
     mismatches = [Mismatch(names[k], "n", {}, {}, Difference.ABSENT) for k in kinds]
     result = Verification(Build().facts, trace=trace, layers=layers, mismatches=mismatches)
-    assert count_errors(result) == wrong
+    assert count_disagreements(result) == wrong

@@ -16,7 +16,7 @@ from qdqtool.trt.targets import DEFAULT_SM, RTX
 from qdqtool.verification.local_build import (
     BuiltModel,
     is_status_as_predicted,
-    map_build,
+    map_build_to_nodes,
     pair_convolutions,
 )
 
@@ -70,7 +70,7 @@ class Lab:
         result = build_with_package(self.process, options, path, self.work)
         model = modelfile.load(proto)
         read_log(model, log_names(model), self.work, result)
-        return map_build(result)
+        return map_build_to_nodes(result)
 
     def answer(self, proto: onnx.ModelProto) -> Answer:
         """Return the disagreements between prediction and build."""
