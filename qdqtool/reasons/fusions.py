@@ -2,7 +2,7 @@
 
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, attempted, fixable
 from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize
-from qdqtool.reasons.text import Message, describe_origin, float_result, format_size, list_names
+from qdqtool.reasons.text import Message, describe_origin, float_result, list_names
 
 
 class ActivationBeforeAdd(Reason, key="activation-before-add"):
@@ -31,7 +31,9 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
         if self.residual is not None:
             state = "is quantized" if self.residual.quantizer else "is not quantized either"
             other = f", whose other input, {describe_origin(self.residual)}, {state}"
-        return f"{float_result(self)}: {self.activation} is between it and {self.add}{other}."
+        return (
+            f"{float_result(self)}: {self.activation} is between this layer and {self.add}{other}."
+        )
 
 
 class ActivationJoined(Reason, key="activation-joined"):
@@ -51,9 +53,9 @@ class ActivationJoined(Reason, key="activation-joined"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{float_result(self)}: the nodes after it ({list_names(self.pointwise)}) become one "
-            f"pointwise kernel, which also reads {list_names(map(describe_origin, self.others))}. "
-            "No convolution fuses such a kernel."
+            f"{float_result(self)}: the nodes after this layer ({list_names(self.pointwise)}) "
+            "become one pointwise kernel, which also reads "
+            f"{list_names(map(describe_origin, self.others))}. No convolution fuses such a kernel."
         )
 
 
@@ -147,7 +149,6 @@ class ConvTransposeBatchNorm(Reason, key="convtranspose-batchnorm"):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         return (
-            f"{self.node}: {self.batchnorm} after it is not folded, so its output is "
-            f"float{format_size(self.elements)}.",
+            f"{float_result(self)}: {self.batchnorm} after this layer is not folded.",
             f"Fold {self.batchnorm} into the weights of {self.node} before quantizing.",
         )

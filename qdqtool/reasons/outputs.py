@@ -65,14 +65,14 @@ class PoolingOneSide(Reason, key="pooling-one-side"):
         quantizers_after = quantizer_consumers(self.consumers)
         if self.quantized_input:
             why = (
-                f"its result has consumers other than {quantizers_after[0].node}"
+                f"the result has consumers other than {quantizers_after[0].node}"
                 if quantizers_after
-                else "no QuantizeLinear is after it"
+                else "no QuantizeLinear is after this node"
             )
-            return f"{self.node} runs in float: {self.origin.node} is before it, but {why}."
+            return f"{self.node} runs in float: {self.origin.node} is before this node, but {why}."
         return (
             f"{self.node} runs in float: {list_names(consumer_names(quantizers_after))} is after "
-            f"it, but no DequantizeLinear is before it."
+            "this node, but no DequantizeLinear is before this node."
         )
 
 
@@ -188,7 +188,7 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         if is_before_normalization(self) and self.node in finding.convolutions:
             norm = self.consumers[0]
             return (
-                f"{float_result(self)}: {norm.node} ({norm.op}) reads it as float.",
+                f"{float_result(self)}: {norm.node} ({norm.op}) reads the result as float.",
                 (
                     f"Put Q/DQ before {norm.node}: {self.node} then writes 8 bits with faster "
                     "kernels (ModelOpt pull request 1117). The normalization itself remains "
@@ -198,8 +198,8 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         if quantized:
             past = list_names(format_step(s) for s in quantized[0].path)
             return (
-                f"{float_result(self)}: {quantized[0].node} remains after {past or 'it'} and "
-                "cannot move up."
+                f"{float_result(self)}: {quantized[0].node} remains after {past or 'this layer'} "
+                "and cannot move up."
             )
         clause = describe_consumers(self.consumers)
         if finding.code == "SILU-NO-Q-AFTER":
@@ -251,7 +251,7 @@ class OutputManyConsumers(Reason, key="output-many-consumers"):
                 f"{float_result(self)} because {pool.node} ({pool.op}) is read through Q/DQ by "
                 f"{list_names(consumer_names(quantized))} and as float by "
                 f"{list_names(consumer_names(floats))}{describe_unread_consumers(self.consumers)}: "
-                "no Q can move up past it.",
+                f"no Q can move up past {pool.node}.",
                 advise_residual_pair(
                     add.node, f"the result of {pool.node}", quantizers_after_pooling(self)
                 )
@@ -260,15 +260,18 @@ class OutputManyConsumers(Reason, key="output-many-consumers"):
             )
         if add is not None:
             return (
-                f"{float_result(self)} because {add.node} reads it as float (its residual input "
-                f"has no Q/DQ){describe_unread_consumers(self.consumers)}.",
+                f"{float_result(self)} because {add.node} reads the result as float (the residual "
+                f"input of the {add.op} has no Q/DQ){describe_unread_consumers(self.consumers)}.",
                 advise_residual_pair(add.node, f"'{self.tensor}'", quantized),
             )
         names = list(dict.fromkeys(consumer_names(floats)))
+        quantizer_names = list(dict.fromkeys(consumer_names(quantized)))
         return (
             f"{float_result(self)} because {list_names(names)} "
-            f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
-            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}."
+            f"{'reads' if len(names) == 1 else 'read'} the result as float, although "
+            f"{list_names(quantizer_names)} "
+            f"{'quantizes' if len(quantizer_names) == 1 else 'quantize'} the result"
+            f"{describe_unread_consumers(self.consumers)}."
             + ("" if finding.gains else " No action needed: Q/DQ gain nothing for this consumer."),
             (f"Quantize the float consumer as well, with scale {format_scale(quantized[0].scale)}.")
             if finding.gains
