@@ -407,7 +407,7 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
         height, width = _complete_size(spec, height, width, size)
     if height < 1 or width < 1 or height * width > limits.INPUT_PIXELS:
         raise DataError(
-            f"{label}: image size {height}x{width} is not possible; the limit is "
+            f"{label}: image size {height}x{width} is not possible; give a size of at most "
             f"{limits.INPUT_PIXELS} pixels",
             code="out-of-range",
             parameter="size",
