@@ -75,7 +75,7 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
             f"{name}: holds {dtype}; save booleans, integers or floats", code="wrong-type"
         )
     if min(shape, default=0) < 0:
-        reason = f"declares the shape {list(shape)}; save the array again"
+        reason = f"has a negative size in its shape {list(shape)}; save the array again"
         raise DataError(f"{name}: {reason}", code="wrong-shape")
     available = max(0, size - header.start)
     if header.nbytes > available:

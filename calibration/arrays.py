@@ -168,9 +168,10 @@ class StackedSource(SampleSource):
             return {self.inputs[0].name: StackedArray(self.path, archive, member)}
         for spec in self.inputs:
             if spec.name not in archive.members:
-                members = ", ".join(f"'{name}'" for name in archive.members) or "nothing"
+                members = ", ".join(f"'{name}'" for name in archive.members) or "none"
                 raise DataError(
-                    f"has no array for the model's input '{spec.name}'; it has {members}",
+                    f"has no array for the model's input '{spec.name}' (arrays: {members}); "
+                    "name each array like its input",
                     str(self.path),
                     code="missing-input",
                     node=spec.name,

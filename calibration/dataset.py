@@ -157,7 +157,8 @@ class InputSpec:
         if array.ndim != len(self.shape) or any(size not in (None, have) for size, have in sizes):
             shape = "[" + ", ".join(map(str, array.shape)) + "]"
             raise DataError(
-                f"{what} has the shape {shape}, but {takes} {self.shape_text()}",
+                f"{what} has the shape {shape}, but {takes} {self.shape_text()}; give an array of "
+                "this shape",
                 code="wrong-shape",
                 node=self.name,
             )
@@ -172,7 +173,7 @@ class InputSpec:
             rounds = dtype.kind in "iub" and array.dtype.kind == "f"
             if array.dtype.kind not in "fiub" or rounds:
                 raise DataError(
-                    f"{what} holds {array.dtype}, but {takes} {dtype}",
+                    f"{what} holds {array.dtype}, but {takes} {dtype}; convert the array",
                     code="wrong-type",
                     node=self.name,
                 )
@@ -272,9 +273,10 @@ def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: st
     if missing and len(inputs) == 1 and len(arrays) == 1:
         arrays, missing = {inputs[0].name: next(iter(arrays.values()))}, []
     if missing:
-        names = ", ".join(f"'{name}'" for name in arrays) or "nothing"
+        names = ", ".join(f"'{name}'" for name in arrays) or "none"
         raise DataError(
-            f"{label} has no array for the model's input '{missing[0]}'; it has {names}",
+            f"{label} has no array for the model's input '{missing[0]}' (arrays: {names}); name "
+            "each array like its input",
             code="missing-input",
             node=missing[0],
         )

@@ -81,7 +81,8 @@ def read_image(source: ImageFile, name: str = "") -> Image.Image:
             width, height = image.size
             if width * height > limits.IMAGE_PIXELS:  # checked before the pixels are decoded
                 raise DataError(
-                    f"{width}x{height} pixels; the limit is {limits.IMAGE_PIXELS}",
+                    f"{width}x{height} exceeds the limit of {limits.IMAGE_PIXELS} pixels; make the "
+                    "image smaller, or leave the image out",
                     code="image-too-large",
                 )
             return _to_upright_rgb(image)
@@ -220,8 +221,8 @@ def _crop_center(
         wide = int(tall * image.width / image.height)
     if tall * wide > limits.IMAGE_PIXELS:
         raise DataError(
-            f"{image.width}x{image.height} pixels, which become {wide}x{tall} before the crop; the "
-            f"limit is {limits.IMAGE_PIXELS}",
+            f"resizing {image.width}x{image.height} to {wide}x{tall} before the crop exceeds the "
+            f"limit of {limits.IMAGE_PIXELS} pixels; leave the image out",
             code="image-too-large",
         )
     pixels = _resize(image, tall, wide, preprocess.interpolation)
@@ -406,7 +407,7 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
         height, width = _complete_size(spec, height, width, size)
     if height < 1 or width < 1 or height * width > limits.INPUT_PIXELS:
         raise DataError(
-            f"{label}: image size {height}x{width} is not possible; the limit is "
+            f"{label}: image size {height}x{width} is not possible; give a size of at most "
             f"{limits.INPUT_PIXELS} pixels",
             code="out-of-range",
             parameter="size",

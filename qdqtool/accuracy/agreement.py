@@ -288,8 +288,8 @@ class _SampleFeeder:
                 return
         names = ", ".join(f"'{b.name}' ({b.dtype})" for _, b in self._pairs)
         raise ModelError(
-            f"input {names} cannot take these data: it is neither float, as in the other network, "
-            "nor uint8 with images of a folder as data. Insert Q/DQ again with "
+            f"the data do not fit the input {names}: each input must be float as in the other "
+            "network, or uint8 if the data are a folder of images. Insert Q/DQ again with "
             "`input_type='float'`, and compare the new model.",
             model.path or "model",
             code="wrong-type",

@@ -418,10 +418,10 @@ class ExtractionJob:
     # Result ---------------------------------------------------------------------------------------
 
     def finish(self, options: ShrinkOptions) -> Extraction:
-        """Make the final model private if requested, predict it, and return the result.
+        """Anonymize the final model if requested, predict it, and return the result.
 
         Raises:
-            ModelError: The final model lost an invariant, or cannot be made private.
+            ModelError: The final model does not show what it must, or cannot be anonymized.
         """
         proto, invariants = self.proto, self.invariants
         prediction = predict(proto, self.target)

@@ -319,7 +319,7 @@ class CommandCheck:
             ) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        """Return whether the command has the exit code of the whole model and prints the text."""
+        """Return whether the command exits as for the whole model, and prints the text."""
         return self.run(proto, self._timeout) == self._code and self._has_printed_text()
 
     @property

@@ -107,10 +107,11 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     place = f" at '{node}'" if node is not None else ""
     if not findings:
         counts = [f"{c} ({n})" for c, n in prediction.findings_by_code().items()]
-        message = (
-            f"has no finding {code}{place} on {prediction.target}; give one of its findings: "
-            f"{', '.join(counts) or 'none'}"
-        )
+        message = f"has no finding {code}{place} on {prediction.target}"
+        if counts:
+            message += f"; give one of its findings: {', '.join(counts)}"
+        else:
+            message += "; the prediction has no findings"
         raise _finding_error(message, "unknown-choice", prediction, node)
     if not colon:
         return findings[0]

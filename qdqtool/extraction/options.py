@@ -73,7 +73,8 @@ class SelectionOptions:
                 )
         elif self.hops is not None and (self.node is None or self.findings):
             raise QdqtoolError(
-                "`hops` is a distance from a node; give `node`, and leave `finding` out",
+                "`hops` is a distance from a node; "
+                + ("leave `hops` or `finding` out" if self.findings else "give `node`"),
                 code="option-conflict" if self.findings else "missing-argument",
                 parameter="hops" if self.findings else "node",
             )

@@ -27,7 +27,7 @@ class BuildMethod:
         name: Name for ``--for``.
         title: Name in a sentence.
         weak: Settings that allow INT8 and FP16 up to TensorRT 10.
-        strong: Advice from TensorRT 11 on, where the ONNX types decide.
+        strong: Advice from TensorRT 11 on, where the types in the ONNX model set the precision.
         log: Setting for a verbose log, for ``qdqtool verify``.
         care: Further advice for Q/DQ models.
         source: Source of the entry.

@@ -192,11 +192,13 @@ class OutputJudge:
         self.noise = self.first_noise = self._limit = self._measure(proto, reference)
         self._reference = reference
         if self.noise.relative > _WEAK:
+            advice = "give images with `data`, because random inputs do not fit the scales"
+            if self.has_samples:
+                advice = "check that the images and their preprocessing fit the scales"
             self._notes.append(
                 Note(
-                    f"the outputs differ by {self.noise.relative:.0%} from the float network: the "
-                    "inputs do not match the scales, so the comparison is unreliable; give "
-                    "images with `data`",
+                    f"the outputs differ by {self.noise.relative:.0%} from the float network, so "
+                    f"the comparison is unreliable; {advice}",
                     code="weak-comparison",
                 )
             )

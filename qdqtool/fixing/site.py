@@ -136,8 +136,8 @@ class _ReasonReport:
         code: Code of the finding.
         node: Node of the finding.
         reasons: Reasons of the finding, or the single reason.
-        rank: Priority for naming a change, lowest first: findings with an automatic fix, other
-            findings, reasons without a finding.
+        rank: Order of preference as the finding that a change is reported for: 0 for a finding
+            with an automatic fix, 1 for another finding, 2 for a reason without a finding.
     """
 
     code: FindingCode

@@ -188,7 +188,7 @@ def _add_facts(
         page.add_row(
             "Rules",
             f"those of {target.name}: TensorRT {target.requested_version} has no rules of its own, "
-            "so its builds may differ",
+            "so the builds of this version may differ",
         )
     if page.everything and prediction.target_evidence:
         page.add_row("Evidence", prediction.target_evidence)

@@ -306,7 +306,7 @@ def _describe_normalizations(model: Model) -> list[Note]:
         notes.append(
             Note(
                 f"{format_count_were(count, 'decomposed normalization')} replaced by "
-                "LayerNormalization, because FP16 cannot hold the squares of their inputs",
+                "LayerNormalization, because FP16 cannot hold the squares of large inputs",
                 code="norms-written",
                 count=count,
             )

@@ -66,7 +66,8 @@ def check_input_type(input_type: str, target: Target, number_format: NumberForma
     """Check that a target accepts inputs of a type.
 
     Raises:
-        QdqtoolError: The target does not accept the type, or the format of the pairs is not INT8.
+        QdqtoolError: The target does not accept the type, or the type is not float and the format
+            of the pairs is not INT8.
     """
     if input_type != "float" and number_format != INT8:
         raise QdqtoolError(

@@ -108,7 +108,7 @@ def _check_float_model(model: Model) -> None:
     path = model.path or "model"
     if is_quantized(model):
         raise ModelError(
-            "is quantized already (it has Q/DQ or integer operators); give its float model, or "
+            "is quantized already (it has Q/DQ or integer operators); give the float model, or "
             "run 'qdqtool predict' on this model",
             path,
             code="already-quantized",
@@ -117,7 +117,7 @@ def _check_float_model(model: Model) -> None:
     if nested is not None:
         raise ModelError(
             f"is quantized already ({format_count(nested.quantizers, 'Q/DQ node')} in the "
-            f"subgraphs of '{nested.node.name}' ({nested.node.op})); give its float model, or run "
+            f"subgraphs of '{nested.node.name}' ({nested.node.op})); give the float model, or run "
             "'qdqtool predict' on this model",
             path,
             code="already-quantized",

@@ -273,9 +273,11 @@ def _check_excluded_operator(op: str, model: Model, candidates: Sequence[Node]) 
     reason, code = "the model has no such operator", "no-match"
     if op.lower() in {n.op.lower() for n in model.nodes}:
         reason, code = "this operator always remains float", "never-quantized"
+    choices = ", ".join(sorted(operators))
+    if choices:
+        choices = f", or name an operator that can be quantized: {choices}"
     raise QdqtoolError(
-        f"`exclude_op` {op}: {reason}. Leave the option out, or name an operator that can be "
-        f"quantized: {', '.join(sorted(operators)) or 'none'}",
+        f"`exclude_op` {op}: {reason}. Leave the option out{choices}",
         code=code,
         parameter="exclude_op",
     )

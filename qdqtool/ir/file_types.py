@@ -145,7 +145,7 @@ def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_
     if file_type is not None:
         reason = f"is {file_type.name}, not an ONNX model; {file_type.advice}"
     elif missing:
-        reason = f"not an ONNX model ({missing})"
+        reason = f"not an ONNX model ({missing}); export it again"
     elif head[0] == 0x08:  # exporters write the field ir_version first, with this byte as its key
         reason = "the ONNX model is truncated or damaged; export or copy it again"
         return error(reason, name, code="file-damaged")

@@ -318,11 +318,11 @@ class Model:
     def _replace_messages(
         self, nodes: Sequence[Node | onnx.NodeProto], changed: Container[int]
     ) -> list[Node]:
-        """Rewrite and renumber the nodes; return the new and changed nodes.
+        """Replace the list of nodes and renumber the nodes; return the new and changed nodes.
 
         Args:
             nodes: The new list.
-            changed: Contains the ids of the nodes whose messages were changed.
+            changed: Contains the ids of the nodes whose NodeProto was changed.
         """
         graph = self.proto.graph
         if len(nodes) != len(self.nodes) or any(map(operator.is_not, nodes, self.nodes)):

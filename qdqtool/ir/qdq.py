@@ -330,7 +330,7 @@ def _typed_tensors(graph: onnx.GraphProto, kind: int) -> Iterator[str]:
 
 
 def _typed_outputs(nodes: Iterable[onnx.NodeProto], kind: int) -> Iterator[str]:
-    """Yield an output of each node that has a type attribute or constant of an element type."""
+    """Yield an output of each node whose attributes name or hold the element type `kind`."""
     for node in nodes:
         for attribute in node.attribute:
             is_typed = attribute.name in _TYPE_ATTRIBUTES and attribute.i == kind

@@ -219,7 +219,8 @@ def _count_used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> i
     """Return the number of bytes that an external tensor uses in its file.
 
     Raises:
-        ModelError: The offset or length is stated twice, is not a number, or is too large.
+        ModelError: The location, offset or length is stated twice, or the offset or length is not a
+            number or is too large.
     """
     needed = data_size(tensor)
     numbers = {"offset": 0, "length": min(file_size, needed)}

@@ -117,7 +117,8 @@ def _convert_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Networ
         if isinstance(batch.get(key), Tensor):
             return NetworkCall((batch[key],))
     raise DataError(
-        f"a batch is a dict with {', '.join(map(str, list(batch)[:6]))}; {_HELP}",
+        f"a batch is a dict with the keys {', '.join(map(str, list(batch)[:6]))}, which are not "
+        f"the arguments of the network; {_HELP}",
         code="unknown-keys",
         parameter="data",
     )

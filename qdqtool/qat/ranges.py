@@ -159,7 +159,7 @@ def _collect_statistics(
     calls: Iterable[NetworkCall],
     members: dict[tuple[int, str], QuantizerReference],
 ) -> DataStatistics:
-    """Run a network on batches with quantizers off, and collect statistics of their inputs.
+    """Run a network on batches with quantizers off; collect statistics of quantizer inputs.
 
     Args:
         model: Prepared network.

@@ -116,7 +116,7 @@ def _describe_obstacle(r: RemainingConversion, reason: Reason) -> str:
         if any(x.kind == ConsumerKind.OUTPUT for x in floats):
             clause = f"is also read by {list_names(consumer_names(floats))}"
         operator = format_node(reason.node, reason.op)
-        return f"it cannot move up past {operator}, which {clause}{unread}"
+        return f"the Q cannot move up past {operator}, which {clause}{unread}"
     if isinstance(reason, ConcatReadAsFloat):
         return (
             f"{reason.node} (Concat) is also read as float by "

@@ -9,13 +9,7 @@ from qdqtool.reasons.finding import (
     fixable_rule,
 )
 from qdqtool.reasons.tensors import TensorConsumer, TensorOrigin, TensorSize
-from qdqtool.reasons.text import (
-    Message,
-    describe_float_result,
-    describe_origin,
-    format_size,
-    list_names,
-)
+from qdqtool.reasons.text import Message, describe_float_result, describe_origin, list_names
 
 
 class ActivationBeforeAdd(Reason, key="activation-before-add"):
@@ -45,7 +39,8 @@ class ActivationBeforeAdd(Reason, key="activation-before-add"):
             state = "is quantized" if self.residual.quantizer else "is not quantized either"
             other = f", whose other input, {describe_origin(self.residual)}, {state}"
         return (
-            f"{describe_float_result(self)}: {self.activation} is between it and {self.add}{other}."
+            f"{describe_float_result(self)}: {self.activation} is between this "
+            f"layer and {self.add}{other}."
         )
 
 
@@ -66,10 +61,10 @@ class PointwiseReadsOtherTensors(Reason, key="activation-joined"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{describe_float_result(self)}: the nodes after it ({list_names(self.pointwise)}) "
-            "become one "
-            f"pointwise kernel, which also reads {list_names(map(describe_origin, self.others))}. "
-            "No convolution fuses such a kernel."
+            f"{describe_float_result(self)}: the nodes after this layer "
+            f"({list_names(self.pointwise)}) "
+            "become one pointwise kernel, which also reads "
+            f"{list_names(map(describe_origin, self.others))}. No convolution fuses such a kernel."
         )
 
 
@@ -163,7 +158,6 @@ class ConvTransposeBatchNorm(Reason, key="convtranspose-batchnorm"):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         return (
-            f"{self.node}: {self.batchnorm} after it is not folded, so its output is "
-            f"float{format_size(self.elements)}.",
+            f"{describe_float_result(self)}: {self.batchnorm} after this layer is not folded.",
             f"Fold {self.batchnorm} into the weights of {self.node} before quantizing.",
         )

@@ -62,7 +62,7 @@ class ConcatAfterHead(Reason):
             return f"{text}."
         limit = f"the scores '{self.scores}' are at most 1"
         if self.own is not None:
-            limit += f", and have scale {format_number(self.own)} before it"
+            limit += f", and have scale {format_number(self.own)} before {self.concat}"
         return f"{text}: {describe_lost_scores(self)} ({limit})."
 
 

@@ -65,14 +65,14 @@ class PoolingQuantizedOnOneSide(Reason, key="pooling-one-side"):
         quantizers_after = quantizer_consumers(self.consumers)
         if self.quantized_input:
             why = (
-                f"its result has consumers other than {quantizers_after[0].node}"
+                f"the result has consumers other than {quantizers_after[0].node}"
                 if quantizers_after
-                else "no QuantizeLinear is after it"
+                else "no QuantizeLinear is after this node"
             )
-            return f"{self.node} runs in float: {self.origin.node} is before it, but {why}."
+            return f"{self.node} runs in float: {self.origin.node} is before this node, but {why}."
         return (
             f"{self.node} runs in float: {list_names(consumer_names(quantizers_after))} is after "
-            f"it, but no DequantizeLinear is before it."
+            "this node, but no DequantizeLinear is before this node."
         )
 
 
@@ -191,7 +191,8 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         if is_before_normalization(self) and self.node in finding.convolutions:
             norm = self.consumers[0]
             return (
-                f"{describe_float_result(self)}: {norm.node} ({norm.op}) reads it as float.",
+                f"{describe_float_result(self)}: {norm.node} ({norm.op}) reads the result as "
+                "float.",
                 (
                     f"Put Q/DQ before {norm.node}: {self.node} then writes 8 bits with faster "
                     "kernels (ModelOpt pull request 1117). The normalization itself remains "
@@ -201,9 +202,9 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         if quantized:
             past = list_names(format_step(s) for s in quantized[0].path)
             return (
-                f"{describe_float_result(self)}: {quantized[0].node} remains after {past or 'it'} "
-                "and "
-                "cannot move up."
+                f"{describe_float_result(self)}: {quantized[0].node} remains after "
+                f"{past or 'this layer'} "
+                "and cannot move up."
             )
         clause = describe_consumers(self.consumers)
         if finding.code == "SILU-NO-Q-AFTER":
@@ -257,7 +258,7 @@ class OutputMixedConsumers(Reason, key="output-many-consumers"):
                 f"{list_names(consumer_names(quantized))} and as float by "
                 f"{list_names(consumer_names(floats))}"
                 f"{describe_unanalyzed_consumers(self.consumers)}: "
-                "no Q can move up past it.",
+                f"no Q can move up past {pool.node}.",
                 advise_residual_pair(
                     add.node, f"the result of {pool.node}", quantizers_after_pooling(self)
                 )
@@ -266,16 +267,20 @@ class OutputMixedConsumers(Reason, key="output-many-consumers"):
             )
         if add is not None:
             return (
-                f"{describe_float_result(self)} because {add.node} reads it as float (its residual "
-                "input "
-                f"has no Q/DQ){describe_unanalyzed_consumers(self.consumers)}.",
+                f"{describe_float_result(self)} because {add.node} reads the result as float (the "
+                "residual "
+                f"input of the {add.op} has no "
+                f"Q/DQ){describe_unanalyzed_consumers(self.consumers)}.",
                 advise_residual_pair(add.node, f"'{self.tensor}'", quantized),
             )
         names = list(dict.fromkeys(consumer_names(floats)))
+        quantizer_names = list(dict.fromkeys(consumer_names(quantized)))
         return (
             f"{describe_float_result(self)} because {list_names(names)} "
-            f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
-            f"{list_names(consumer_names(quantized))}{describe_unanalyzed_consumers(self.consumers)}."
+            f"{'reads' if len(names) == 1 else 'read'} the result as float, although "
+            f"{list_names(quantizer_names)} "
+            f"{'quantizes' if len(quantizer_names) == 1 else 'quantize'} the result"
+            f"{describe_unanalyzed_consumers(self.consumers)}."
             + ("" if finding.gains else " No action needed: Q/DQ gain nothing for this consumer."),
             (f"Quantize the float consumer as well, with scale {format_scale(quantized[0].scale)}.")
             if finding.gains

@@ -56,9 +56,9 @@ class ResidualFloat(Reason, key="residual-float"):
     def message(self, finding: Finding, cause: Cause) -> Message:
         origin = describe_origin(self.residual, self.tensor)
         how = (
-            f"{self.add} is fused into it and reads {origin} as float"
+            f"{self.add} is fused into this layer and reads {origin} as float"
             if cause.fused
-            else (f"{self.add} adds it to {origin}, both as float")
+            else (f"{self.add} adds the result to {origin}, both as float")
         )
         fix = advise_residual_pair(self.add, f"'{self.tensor}'", self.quantizers)
         others = [x for x in self.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]

@@ -162,7 +162,7 @@ class Float16Scale(Reason):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"{self.node} has float16 scales ({format_scale(self.scale)}), which TensorRT 8 reads "
-            f"as float32."
+            "as float32."
         )
 
 
@@ -402,7 +402,7 @@ class ScaleDead(Reason):
         first = self.parts[0]
         values = f"every value of '{first.tensor}'"
         if len(self.parts) > 1:
-            values += f" (and of {len(self.parts) - 1} more parts)"
+            values += f" (and of {format_count(len(self.parts) - 1, 'more part')})"
         bounds = f"{first.op} gives {format_number(first.low)} to {format_number(first.high)}"
         shift = f" and zero point {self.zero_point}" if self.zero_point else ""
         text = (

@@ -82,8 +82,8 @@ def consumer_names(consumers: Sequence[TensorConsumer]) -> list[str]:
     ]
 
 
-def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> str:
-    """Return a clause such as ``/add (Add) reads it as float`` about a tensor's consumers.
+def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " the result") -> str:
+    """Return a clause such as ``/add (Add) reads the result as float`` about a tensor's consumers.
 
     If only Qs read the tensor, the clause names them. ``it`` is the object of the verb; it is
     empty for a clause that begins with ``which``.

@@ -6,6 +6,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.reasons.finding import Cause, Finding, FindingRule, Reason, fixable_rule
 from qdqtool.reasons.tensors import PathStep, TensorSize
 from qdqtool.reasons.text import Message, list_names
+from qdqtool.util.text import format_count
 
 
 class OperatorsOnWeights(Reason):
@@ -84,8 +85,8 @@ class WeightsNotDequantized(Reason, key="weights-not-dequantized"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node}: its input is quantized{f' ({self.dq})' if self.dq else ''}, but its "
-            f"weights '{self.weight}' are not, so it runs in float."
+            f"{self.node} runs in float: its input is quantized"
+            f"{f' ({self.dq})' if self.dq else ''}, but its weights '{self.weight}' are not."
         )
 
 
@@ -101,7 +102,7 @@ class WeightsNotConstant(Reason, key="weights-not-constant"):
         state = "computed at run time"
         if self.sparse:
             state = "stored as a sparse tensor (store them as a dense tensor)"
-        return f"{self.node}: its weights '{self.weight}' are {state}, so it runs in float."
+        return f"{self.node} runs in float: its weights '{self.weight}' are {state}."
 
     def skip_reason(self) -> str:
         if self.sparse:
@@ -305,10 +306,10 @@ class WeightsPerTensor(Reason):
         text = (
             f"{len(self.layers)} of {self.total} layers have one scale for all output channels of "
             f"their weights; ranges of the channels of {self.node} differ {self.spread:.3g}-fold, "
-            f"and {self.lost:.0%} of them lose two bits or more"
+            f"and {self.lost:.0%} of these channels lose two bits or more"
         )
         text += (
-            f" ({self.lossy} layers with such a loss in a quarter of the channels)."
+            f" ({format_count(self.lossy, 'layer')} with such a loss in a quarter of the channels)."
             if self.lossy
             else "."
         )

@@ -36,8 +36,9 @@ class TimedEngine:
         gpu: The GPU.
         prediction: Prediction with engine layers.
         workload: Work of the layers and extra kernels.
-        kernel_ms: Milliseconds of each work, without gaps; shape [all work].
-        counts: Number of kernels of each work, 0 if it takes no time; shape [all work].
+        kernel_ms: Milliseconds of each entry of ``workload.all_work``, without gaps between
+            kernels; shape [entries].
+        counts: Number of kernels of each entry, 0 if the entry takes no time; shape [entries].
         clock_share: Share of the GPU's boost clock that its power limit allows for this engine.
     """
 
@@ -51,7 +52,7 @@ class TimedEngine:
     def running_ms(
         self, correction: TimeCalibration | None = None, *, has_gaps: bool = True
     ) -> Array:
-        """Return milliseconds in a running engine, of shape [all work].
+        """Return the milliseconds of each entry in a running engine, of shape [entries].
 
         A correction from a profile adds no gaps between kernels, because a profile measures
         kernels alone.
@@ -74,7 +75,7 @@ class TimedEngine:
         return replace(self, kernel_ms=estimate_seconds(idle, self.gpu) * 1e3)
 
     def profile_ms(self, correction: TimeCalibration | None) -> Array:
-        """Return milliseconds with the overhead of profiling, of shape [all work]."""
+        """Return milliseconds with the overhead of profiling, of shape [entries]."""
         overhead_us = load_constants().overhead_us
         if correction and correction.profiled:
             overhead_us = correction.overhead_us

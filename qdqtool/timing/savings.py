@@ -43,8 +43,8 @@ def add_savings(
         simulated: Prediction with engine layers: `prediction` itself, or a prediction for a similar
             target if the target does not name layers.
         workload: Work of the layers of `simulated`.
-        ms: Milliseconds of each kernel in a running engine, of shape [all work].
-        profile_ms: Milliseconds of each kernel with the overhead of a profile, of shape [all work],
+        ms: Milliseconds of each kernel in a running engine, of shape [entries].
+        profile_ms: Milliseconds of each kernel with the overhead of a profile, of shape [entries],
             for findings about a conversion.
         gpu: The GPU.
         correction: Correction of the times.

@@ -133,7 +133,7 @@ class LayerWeights:
         dilations: As in ONNX; empty for a matrix product.
         group: As in ONNX.
         auto_pad: As in ONNX.
-        from_matmul: Whether the layer was a matrix product.
+        from_matmul: Whether the layer is a convolution that replaced a matrix product.
         dfl: Whether the layer is YOLO's distribution focal loss.
     """
 

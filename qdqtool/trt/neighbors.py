@@ -340,10 +340,11 @@ def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
 def _gains_from_qdq(layer: Layer) -> bool:
     """Return whether Q/DQ before a layer that reads float would make the engine faster.
 
-    This requires INT8 kernels for the layer and consumers that need its result in INT8. It holds
+    The layer needs INT8 kernels, and its consumers need the result in INT8. These conditions hold
     for a layer with quantizable weights (such as a convolution) upstream of another layer with
-    weights, and for a sum or average whose result only Qs read. Activations, other sums and
-    operators that a Q can pass may be between the layer and these Qs.
+    weights, and for a sum, an average, or a pointwise layer of activation and Add, if only Qs read
+    the result. Activations, other sums and operators that a Q can pass may be between the layer and
+    these Qs.
     """
     if layer.kind in WEIGHTED:
         has_int8_weights = layer.weights.constant or any(map(dq_before, layer.inputs[1:]))

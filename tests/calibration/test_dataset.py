@@ -177,7 +177,7 @@ A, B = InputSpec("a", (1,)), InputSpec("b", (1,))
 def test_fit_all_names_the_input_without_an_array(
     names: str, inputs: list[InputSpec], missing: str
 ) -> None:
-    present = ", ".join(f"'{n}'" for n in names) or "nothing"
+    present = ", ".join(f"'{n}'" for n in names) or "none"
     with pytest.raises(DataError, check=reports("missing-input", "it", present, node=missing)):
         fit_inputs(dict.fromkeys(names, VALUE), inputs, "it")
 

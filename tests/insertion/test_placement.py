@@ -337,7 +337,13 @@ def relu_net() -> Net:
             r"Relu.*Add, Conv",
         ),
         (relu_net(), PlacementRules(include=["r"]), "no-match", "include", "'r'"),
-        (relu_net(), PlacementRules(exclude_ops=["Relu"]), "never-quantized", "exclude_op", "none"),
+        (
+            relu_net(),
+            PlacementRules(exclude_ops=["Relu"]),
+            "never-quantized",
+            "exclude_op",
+            r"Relu.*Leave the option out$",
+        ),
     ],
 )
 def test_option_that_fits_no_node_is_refused(
