@@ -164,14 +164,16 @@ class MyelinCompiledRegion(Reason):
         if self.possible:
             return (
                 f"Myelin may compile {where}: up to {self.possible} of the predicted conversions "
-                "would then be part of its kernels."
+                "would then be part of Myelin's kernels."
             )
         text = f"Myelin compiles {where}"
         if self.fused:
             verb = "becomes" if self.fused == 1 else "become"
-            text += f": {format_count(self.fused, 'Q/DQ node')} {verb} part of its kernels"
+            text += f": {format_count(self.fused, 'Q/DQ node')} {verb} part of Myelin's kernels"
             text += (
-                f", but up to {self.uncertain} of them may be conversions" if self.uncertain else ""
+                f", but up to {self.uncertain} of these nodes may be conversions"
+                if self.uncertain
+                else ""
             )
         return f"{text}."
 

@@ -127,12 +127,12 @@ _LOST: dict[LossCause, Message] = {
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
     LossCause.JOIN_FLOAT: (
-        "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
+        "{conv}: {node} ({op}) has an input without Q/DQ, so {node} writes float.",
         "Put Q/DQ directly before {conv}, or put Q/DQ with one common scale on every input of "
         "{node}.",
     ),
     LossCause.JOIN_SCALE: (
-        "{conv}: the inputs of {node} ({op}) have different scales, so its result is float.",
+        "{conv}: the inputs of {node} ({op}) have different scales, so {node} writes float.",
         "Give all inputs of {node} one scale, or put Q/DQ directly before {conv}.",
     ),
     LossCause.PAD: (
@@ -165,7 +165,7 @@ _LOST: dict[LossCause, Message] = {
     ),
     LossCause.CAST: (
         "{conv}: a Cast to a wider float is between {dq} and this layer.",
-        "Give {dq} scales of the wider type, so that it writes this type.",
+        "Give {dq} scales of the wider type, so that the DQ writes this type.",
     ),
     LossCause.TYPES: (
         "{conv}: its inputs are quantized to types that cannot be multiplied.",
@@ -198,7 +198,7 @@ _FAULTS: dict[FaultKind, Message] = {
     FaultKind.ONE_VALUE: (
         "{node} normalizes a single value. TensorRT-RTX stops with "
         '"Error during shape inference of ... inorm".',
-        "Remove the InstanceNormalization: its result is its bias.",
+        "Remove the InstanceNormalization: its result is always the bias.",
     ),
     FaultKind.UINT8_INPUT: (
         "{node} reads a uint8 network input. TensorRT-RTX stops with "

@@ -143,7 +143,7 @@ class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} writes float because {self.batchnorm} after it remains a separate layer: "
+            f"{self.node} writes float because {self.batchnorm} remains a separate layer: "
             f"the parameters of {self.batchnorm} are not plain constants."
         )
 

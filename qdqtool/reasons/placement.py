@@ -43,7 +43,7 @@ class SkipCause(StrEnum):
     FP8_DECONVOLUTION = "no build shows an FP8 ConvTranspose (`include` quantizes it anyway)"
     # Nodes for which INT8 gains nothing: residual Adds, then averaging poolings.
     RESULT_READ_AS_FLOAT = (
-        "another consumer reads its result as float, so this Add writes float anyway"
+        "another consumer reads the result of this Add as float, so the Add writes float anyway"
     )
     RESULT_NOT_QUANTIZED = "its result has no quantized consumer"
     RESIDUAL_NOT_REQUESTED = "residual is not quantized (`residual='none'`)"
@@ -53,7 +53,7 @@ class SkipCause(StrEnum):
     )
     NO_QUANTIZED_PRODUCER = "its input does not come from a quantized node"
     INPUT_READ_AS_FLOAT = (
-        "another consumer reads its input as float, so its producer writes float anyway"
+        "another consumer reads the same input as float, so the producer writes float anyway"
     )
     # Nodes of a PyTorch network that cannot get a quantizer for training.
     UNTRACED_WEIGHTS = (

@@ -227,8 +227,8 @@ _FORMS = {
         "export_torch_mode(), which writes Q/DQ",
     ),
     "QCDQ": (
-        "Q/DQ with a Clip of integers in between. The parser reads its bounds as 0 without a "
-        "message, so that all values become 0",
+        "Q/DQ with a Clip of integers in between. The parser reads the bounds of the Clip as 0 "
+        "without a message, so that all values become 0",
         "Export without narrow ranges and with 8 bits, so that Brevitas writes no Clip",
     ),
     "other": (

@@ -78,7 +78,7 @@ def describe_different_scales(
     if len({s for s in scales if s is not None}) < 2:
         return (
             f"{consequence}: {list_names(consumer_names(quantizers))} quantize "
-            f"it{describe_unanalyzed_consumers(consumers)}, and their scales "
+            f"the tensor{describe_unanalyzed_consumers(consumers)}, and the scales of these nodes "
             "are not available to compare.",
             "",
         )
@@ -317,7 +317,7 @@ class ScaleImplausible(Reason):
             "diverged."
         )
         if self.largest is not None:
-            effect = "clipped to it" if 127 * self.value < self.largest else "rounded to 0"
+            effect = "clipped to this range" if 127 * self.value < self.largest else "rounded to 0"
             return (
                 f"{text}the weights, up to {format_number(self.largest)}, are {effect}. {reason}",
                 "Compute the scale from the weights in the file: max|w| over 127.",
@@ -330,7 +330,7 @@ class ScaleImplausible(Reason):
         effect = (
             f"every value below {format_number(self.value / 2)} becomes 0"
             if self.value > 1
-            else f"every value beyond +-{format_number(127 * self.value)} is clipped to it"
+            else f"every value beyond +-{format_number(127 * self.value)} is clipped to this range"
         )
         return f"{text}{effect}. {reason}", _RECALIBRATE
 
@@ -338,7 +338,7 @@ class ScaleImplausible(Reason):
         """Return the message for an activation whose scale was computed from images."""
         return (
             f"{self._describe_range()}: the float network computes such values from the "
-            "calibration images. The network is untrained, its training diverged, or the images "
+            "calibration images. The network is untrained, the training diverged, or the images "
             "are not prepared as in training. Check the outputs of the float network."
         )
 
