@@ -146,7 +146,7 @@ def test_mapper_splits_the_name_of_a_layer_once() -> None:
     """Many convolutions can be in one layer, and mapping each of them needs all nodes of the layer."""
     mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv")])
     assert mapper.layer_nodes(mapper.layers[0]) == [FIRST, SECOND]
-    assert count_calls(mapper.nodes, mapper.layers[0]) < 5
+    assert count_calls(mapper.layer_nodes, mapper.layers[0]) < 5
 
 
 def test_mapper_positions_in_a_merged_layer() -> None:
@@ -165,7 +165,7 @@ def test_mapper_ignores_foreign_nodes() -> None:
     block = layer("{ForeignNode[/m.0/cv.../m_1/cv]}", "Other")
     assert (
         NodeMapper(MODEL, [block]).find_layer(FIRST) is None
-        and NodeMapper(MODEL, []).nodes(block) == []
+        and NodeMapper(MODEL, []).layer_nodes(block) == []
     )
 
 
