@@ -96,7 +96,7 @@ def networks(given: list[list[str]]) -> str:
             measure = compared.agreement.measures[0]
             value = f"{measure.value:.3f} ({measure.low:.3f} to {measure.high:.3f})"
             error = auto.choice.errors[precision]
-            wide = sum(fit.suits_fp8 for fit in auto.fits) / len(auto.fits)
+            wide = sum(fit.is_fp8_better for fit in auto.fits) / len(auto.fits)
             chosen = {precision: "chosen", "fp16": "FP16 chosen"}.get(auto.precision, "")
             lines.append(
                 (

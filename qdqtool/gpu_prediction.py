@@ -124,6 +124,6 @@ def predict_with_time(
 def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
     """Add the time that automatic fixes save, if the prediction has automatic fixes."""
     if any(f.automatic for f in prediction.findings):
-        from qdqtool.fixing.api import add_fixes
+        from qdqtool.fixing.api import add_fix_savings
 
-        add_fixes(model, prediction, time, target)
+        add_fix_savings(model, prediction, time, target)

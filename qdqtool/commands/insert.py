@@ -134,7 +134,7 @@ def command(
     from qdqtool.formats.output import Style, use_option_names
     from qdqtool.formats.time_text import add_speed, describe_fastest
     from qdqtool.insertion.format_choice import FLOAT
-    from qdqtool.insertion.rules import choose_fp8_target
+    from qdqtool.insertion.rules import restrict_to_fp8
     from qdqtool.quantization.api import insert
 
     result = insert(
@@ -152,7 +152,7 @@ def command(
     )
     result.save(path)
     cache = _write_table(result, write_table)
-    built = choose_fp8_target(chosen_target) if result.precision == "fp8" else chosen_target
+    built = restrict_to_fp8(chosen_target) if result.precision == "fp8" else chosen_target
     time, formats = _estimate_times(model, result, gpu, chosen_target, built)
     seconds = perf_counter() - started
 

@@ -125,7 +125,7 @@ def compare(
                 code="option-without-effect",
                 parameter="data",
             )
-        comparison = _compare(first, second, target, gpu)
+        comparison = _compare_by_kind(first, second, target, gpu)
         if isinstance(first, Model) and isinstance(second, Model) and data is not None:
             agreement = _measure_agreement(first, second, data, images, max_images, progress)
             comparison.agreement = agreement
@@ -164,7 +164,7 @@ def _measure_agreement(
     )
 
 
-def _compare(
+def _compare_by_kind(
     first: Model | EngineReport,
     second: Model | EngineReport,
     target: str | Target | None,
@@ -229,7 +229,7 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
     return False
 
 
-def distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, str]:
+def choose_distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, str]:
     """Return display names for two sets of files, with their folders if the names are equal."""
 
     def join_names(paths: Sequence[str], parts: int) -> str:
@@ -249,9 +249,9 @@ def _compare_models(
     if gpu is not None:
         device = choose_gpu(gpu)
         require_gpu_support(resolved, device.cc, device.name)
-    titles = distinct_names([first.path or "first model"], [second.path or "second model"])
+    titles = choose_distinct_names([first.path or "first model"], [second.path or "second model"])
     a, b = (
-        ModelSide(View(model), _predict(model, resolved, gpu), title)
+        ModelSide(View(model), _predict_with_times(model, resolved, gpu), title)
         for model, title in zip((first, second), titles, strict=True)
     )
     matching = match(a.view, b.view)
@@ -273,7 +273,7 @@ def _compare_models(
     return comparison
 
 
-def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
+def _predict_with_times(model: Model, target: Target, gpu: str | None) -> Prediction:
     if gpu is None:
         return predict(model, target)
     from qdqtool.timing.on_gpu import predict_on_gpu
@@ -312,7 +312,7 @@ def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[N
     for index, partner in matching.pairs.items():
         if index in a.nodes or partner.index in b.nodes:
             change = compare_sides(a.find_node(nodes[index]), b.find_node(partner))
-            changes.append(explainer.explain(change))
+            changes.append(explainer.explain_change(change))
     paired = {partner.index for partner in matching.pairs.values()}
     changes += [_one_sided_change(s, None) for i, s in a.nodes.items() if i not in matching.pairs]
     changes += [_one_sided_change(None, s) for i, s in b.nodes.items() if i not in paired]
@@ -364,7 +364,7 @@ class _ChangeExplainer:
         is_output_lost = ChangeKind.LOST_INT8_OUTPUT in changes and name not in self._int8_to_int8
         return self._findings.get(name) if is_lost or is_output_lost else None
 
-    def explain(self, node: NodeChange) -> NodeChange:
+    def explain_change(self, node: NodeChange) -> NodeChange:
         """Set `lost`, `finding` and `why` of a change in place, and return the change.
 
         Both sides of the change must have the node.
@@ -399,7 +399,7 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
     for report in (first, second):
         _check_listing(report.build)
     engines = compare_engines(first, second)
-    titles = distinct_names(first.build.files, second.build.files)
+    titles = choose_distinct_names(first.build.files, second.build.files)
     comparison = Comparison(
         summarize_build(first, titles[0]),
         summarize_build(second, titles[1]),
@@ -469,7 +469,7 @@ def _compare_with_build(
     check_not_empty(build)
     resolved, notes = choose_target(build, target)
     prediction = predict(model, resolved)
-    titles = distinct_names([model.path or "model in memory"], build.files)
+    titles = choose_distinct_names([model.path or "model in memory"], build.files)
     side = ModelSide(View(model), None, titles[0])
     requested = side.nodes
     realized, matched_by = map_nodes(side.view, prediction, build)
@@ -492,7 +492,7 @@ def _compare_with_build(
     engine.count_int8(realized.values())
     file.count_layers(prediction)
     engine.count_layers(prediction)
-    file.conversions = _predicted_conversions(prediction, engine.conversions)
+    file.conversions = _choose_predicted_conversions(prediction, engine.conversions)
     file.conversions_range = None
     file.obstacle = describe_obstacles(prediction.findings)
     sides = _order_sides(file, engine, build_first)
@@ -505,7 +505,7 @@ def _compare_with_build(
         unknown = NodeSide(conv.name, conv.op, Precision.UNKNOWN)
         built = realized.get(conv.index, unknown)
         nodes = _order_sides(requested[conv.index], built, build_first)
-        comparison.nodes.append(explainer.explain(compare_sides(*nodes, scales=False)))
+        comparison.nodes.append(explainer.explain_change(compare_sides(*nodes, scales=False)))
     return comparison
 
 
@@ -534,7 +534,7 @@ def _summarize_engine(report: EngineReport, title: str, model: Model) -> SideSum
     return engine
 
 
-def _predicted_conversions(prediction: Prediction, built: int | None) -> int | None:
+def _choose_predicted_conversions(prediction: Prediction, built: int | None) -> int | None:
     """Return the predicted number of conversions; None if unknown.
 
     If the fusions of Myelin are unknown, the prediction is a range. Then return the number in

@@ -95,7 +95,7 @@ def map_nodes(view: View, prediction: Prediction, build: Build) -> tuple[dict[in
     names: dict[int, str] | None = None
     if not _are_names_equal(view, build, mapper):
         if not any(node.outputs for node in build.parse.nodes):
-            return _match_shapes(view, build), "shapes"
+            return _match_weights_and_shapes(view, build), "shapes"
         parsed = match(view, View(Model(graph_from_log(build)[0], "the log's graph")))
         if parsed.likeness < MIN_LIKENESS:
             raise _different_network_error(view, build)
@@ -162,7 +162,7 @@ def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
     return named >= MIN_NAMED * total and not numbered
 
 
-def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
+def _match_weights_and_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     """Match nodes with layers by names of weights, else in order by kernel and channels.
 
     Returns:
@@ -180,7 +180,7 @@ def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     pairs += align(
         [(node, _weights_shape(view, node)) for node in nodes if id(node) not in paired],
         [(layer, _layer_shape(layer)) for layer in layers if id(layer) not in paired],
-        _compare_shapes,
+        _rate_similarity,
     )
     if len(pairs) < MIN_LIKENESS * max(len(nodes), len(layers)):
         raise _different_network_error(view, build)
@@ -218,7 +218,7 @@ def _layer_shape(layer: BuiltLayer) -> tuple[Shape | None, str]:
     return layer.outputs[0].shape if layer.outputs else None, str(layer.extras.get("Kernel") or "")
 
 
-def _compare_shapes(weights: tuple[Shape, int | None], layer: tuple[Shape | None, str]) -> int:
+def _rate_similarity(weights: tuple[Shape, int | None], layer: tuple[Shape | None, str]) -> int:
     """Return a similarity for :func:`align`: 2 if output channels and kernel agree, else 0."""
     (shape, axis), (output, kernel) = weights, layer
     if output is None or axis is None or axis >= len(shape) or shape[axis] not in output:

@@ -103,7 +103,7 @@ def _find_anchors_upstream(view: View, anchors: set[int]) -> dict[int, frozenset
     producers = {name: frozenset({-1 - i}) for i, name in enumerate(view.model.inputs)}
     for node in view.model.ordered:
         inputs = [t for t in _data_inputs(node, anchors) if t not in view.constants]
-        upstream[node.index] = _unite(producers.get(t, frozenset()) for t in inputs)
+        upstream[node.index] = _unite_limited(producers.get(t, frozenset()) for t in inputs)
         source = frozenset({node.index}) if node.index in anchors else upstream[node.index]
         producers.update(dict.fromkeys(node.outputs, source))
     return upstream
@@ -113,10 +113,10 @@ def _find_anchors_downstream(view: View, anchors: set[int]) -> dict[int, frozens
     downstream: dict[int, frozenset[int]] = {}
     consumers: dict[str, frozenset[int]] = {}
     for node in reversed(view.model.ordered):
-        downstream[node.index] = _unite(consumers.get(t, frozenset()) for t in node.outputs)
+        downstream[node.index] = _unite_limited(consumers.get(t, frozenset()) for t in node.outputs)
         sink = frozenset({node.index}) if node.index in anchors else downstream[node.index]
         for tensor in _data_inputs(node, anchors):
-            consumers[tensor] = _unite([consumers.get(tensor, frozenset()), sink])
+            consumers[tensor] = _unite_limited([consumers.get(tensor, frozenset()), sink])
     return downstream
 
 
@@ -126,7 +126,7 @@ def _data_inputs(node: Node, anchors: set[int]) -> list[str]:
     return [tensor for tensor in inputs if tensor]
 
 
-def _unite(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+def _unite_limited(sets: Iterable[frozenset[int]]) -> frozenset[int]:
     union = frozenset[int]().union(*sets)
     return frozenset(sorted(union)[:_MAX_NEIGHBORS]) if len(union) > _MAX_NEIGHBORS else union
 
@@ -155,11 +155,11 @@ def match(first_view: View, second_view: View) -> NodeMatching:
     late_rounds = rounds[: _MIN_ORDERED_ROUND - 1 : -1]
     for colors in late_rounds:
         _pair_single_nodes(colors, pairs)
-    use_names = _names_agree(first, second, pairs)
+    use_names = _are_names_consistent(first, second, pairs)
     for colors in late_rounds:
         _pair_classes(first, second, colors, pairs, use_names)
     if use_names:
-        _pair_names(first, second, pairs)
+        _pair_equal_names(first, second, pairs)
     for colors in rounds[:_MIN_ORDERED_ROUND][::-1]:
         _pair_single_nodes(colors, pairs)
     _pair_in_order(first, second, pairs)
@@ -189,11 +189,13 @@ def _measure_likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[in
             (first.upstream[i], second.upstream[j]),
             (first.downstream[i], second.downstream[j]),
         )
-        agree += all(_have_partners(ours, theirs, pairs) for ours, theirs in sides)
+        agree += all(_has_matched_neighbors(ours, theirs, pairs) for ours, theirs in sides)
     return agree / smaller
 
 
-def _have_partners(ours: frozenset[int], theirs: frozenset[int], pairs: Mapping[int, int]) -> bool:
+def _has_matched_neighbors(
+    ours: frozenset[int], theirs: frozenset[int], pairs: Mapping[int, int]
+) -> bool:
     """Return whether a node of `ours` has its partner in `theirs`, or both sets are empty."""
     return (not ours and not theirs) or bool(
         {pairs.get(i, i if i < 0 else None) for i in ours} & theirs
@@ -280,7 +282,9 @@ def _pair_classes(
         pairs |= zip((i for i in left if i not in by_name), rest, strict=True)
 
 
-def _names_agree(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> bool:
+def _are_names_consistent(
+    first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]
+) -> bool:
     """Return whether equal names stand for equal nodes in both graphs.
 
     The names are checked against the pairs found by structure. Without such pairs, they are
@@ -304,7 +308,7 @@ def _find_unpaired_anchors(
     return left, [n for n in second.anchors if n.index not in paired]
 
 
-def _pair_names(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int]) -> None:
+def _pair_equal_names(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int]) -> None:
     left, right = _find_unpaired_anchors(first, second, pairs)
     indices = {n.name: n.index for n in right}
     for node in left:

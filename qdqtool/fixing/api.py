@@ -262,11 +262,11 @@ def _rewrite_quantizers(
     ]
     narrow = sum(fake.is_narrow for fake in fakes)
     inexact = sum(fake.is_inexact for fake in fakes)
-    notes = [_describe_narrow(narrow)] if narrow else []
-    return copy, attempts, [*notes, _describe_inexact(inexact)] if inexact else notes
+    notes = [_describe_narrow_range(narrow)] if narrow else []
+    return copy, attempts, [*notes, _describe_inexact_rounding(inexact)] if inexact else notes
 
 
-def _describe_inexact(count: int) -> Note:
+def _describe_inexact_rounding(count: int) -> Note:
     return Note(
         f"{format_count(count, 'quantizer')} of the original model did not round x / scale in "
         "float32 as Q does: they multiply by the reciprocal, or compute in float16. Values halfway "
@@ -276,7 +276,7 @@ def _describe_inexact(count: int) -> Note:
     )
 
 
-def _describe_narrow(count: int) -> Note:
+def _describe_narrow_range(count: int) -> Note:
     return Note(
         f"{format_count(count, 'quantizer')} clipped at -127 steps, but Q clips at -128: the fixed "
         "model has a Clip before each Q of an activation, and clipped weights",
@@ -366,11 +366,13 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
             not requested and session.is_tried_by_default(model_step)
         ):
             session.try_model_step(model_step)
-    session.report_unfixed(requested)
-    session.report_losses()
+    session.record_unfixed(requested)
+    session.note_losses()
 
 
-def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
+def add_fix_savings(
+    model: Model, prediction: Prediction, time: TimeEstimate, target: Target
+) -> None:
     """Add to a time estimate, in place, the time that each kind of automatic fix saves.
 
     Fixes are left out if they save no time, cannot be applied because weights are missing, or

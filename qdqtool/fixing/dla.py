@@ -129,7 +129,7 @@ def translate_for_dla(
         notes: list[Note] = []
         quantizer_scales = _read_scales(view, notes)
         int8 = {n.name for n in view.nodes_with_weights if n.index in view.fully_quantized_nodes}
-        _check_weights(view, notes)
+        _note_custom_weight_scales(view, notes)
         constants = _dequantize_constants(view) | _clip_weights(view)
         floats = remove_quantizers(model.copy(), weights=True, constants=constants)
         _require_no_quantizers(floats)
@@ -191,11 +191,11 @@ def _prepare_quantized_model(model: Model) -> Model:
         rewrite_fake_quantizers(model)
     _require_quantizers(model)
     model = model.copy()
-    _store_parameters(model)
-    return _name_nodes(model)
+    _fold_computed_parameters(model)
+    return _make_names_unique(model)
 
 
-def _name_nodes(model: Model) -> Model:
+def _make_names_unique(model: Model) -> Model:
     """Give each node a unique name, in place, because trtexec sets precisions by name."""
     editor, names = Editor(model), Counter(node.proto.name for node in model.nodes)
     for node in model.nodes:
@@ -205,7 +205,7 @@ def _name_nodes(model: Model) -> Model:
     return editor.finish()
 
 
-def _store_parameters(model: Model) -> None:
+def _fold_computed_parameters(model: Model) -> None:
     """Replace scales and zero points that are computed from constants by constants, in place."""
     evaluator, editor = ConstantEvaluator(model), Editor(model)
     for tensor, consumers in find_computed_parameters(model).items():
@@ -273,10 +273,12 @@ def _symmetric_scale(view: View, q: Node) -> float:
     return max(abs(limits[0] - point), abs(limits[1] - point)) * step / LEVELS
 
 
-def _check_weights(view: View, notes: list[Note]) -> None:
+def _note_custom_weight_scales(view: View, notes: list[Note]) -> None:
     """Add a note on weights whose scales differ from TensorRT's, max|w| / 127 per channel."""
     others = [
-        node.name for node, q, value in _quantized_weights(view) if _is_custom(view, q, value)
+        node.name
+        for node, q, value in _quantized_weights(view)
+        if _has_custom_scales(view, q, value)
     ]
     if others:
         notes.append(
@@ -302,7 +304,7 @@ def _quantized_weights(view: View) -> Iterator[tuple[Node, Node, npt.NDArray[Any
             yield node, weights.q, value
 
 
-def _is_custom(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
+def _has_custom_scales(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
     """Return whether scales of weights differ from max|w| / 127.
 
     Weights that exceed the range are clipped first, unless they exceed it by a factor of 4.

@@ -29,14 +29,14 @@ class PredictionCounts:
         int8: INT8 convolutions.
         int8_to_int8: INT8 convolutions that write INT8.
         conversions: Number of remaining Q and DQ.
-        left: Number of findings with the codes to fix.
+        remaining_findings: Number of findings with the codes to fix.
         errors: Number of findings that prevent the build, by code.
     """
 
     int8: int = 0
     int8_to_int8: int = 0
     conversions: int = 0
-    left: int = 0
+    remaining_findings: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -102,7 +102,7 @@ def _compare_counts(
         after.int8 > before.int8
         or after.int8_to_int8 > before.int8_to_int8
         or after.conversions < before.conversions
-        or after.left < before.left
+        or after.remaining_findings < before.remaining_findings
     )
     return None if is_better else NO_GAIN
 
@@ -155,7 +155,7 @@ def _count_by_group(
         counts[nearest.get(name if name in nearest else base_name(name), _FAR)].conversions += 1
     for finding in prediction.findings:
         group = counts[nearest.get(finding.node, _FAR)]
-        group.left += finding.code in criteria.codes
+        group.remaining_findings += finding.code in criteria.codes
         if finding.severity == Severity.ERROR:
             group.errors[finding.code] += 1
     return counts

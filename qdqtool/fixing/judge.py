@@ -12,7 +12,7 @@ from qdqtool.fixing.outputs import (
     OutputPart,
     find_output_parts,
     find_worst_part,
-    is_within,
+    is_growth_permitted,
     list_output_errors,
     measure_noise,
 )
@@ -23,9 +23,9 @@ from qdqtool.fixing.runner import (
     RunError,
     RunLimitError,
     check_finite,
-    check_inputs,
     cut_runnable_part,
-    random_inputs,
+    draw_random_inputs,
+    select_inputs,
 )
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
@@ -105,7 +105,9 @@ class OutputJudge:
                 cause=self.failure.code if self.failure else "",
             )
         try:
-            return self._accept(current, candidate, criteria, self.has_samples and not fewer_errors)
+            return self._judge_candidate(
+                current, candidate, criteria, self.has_samples and not fewer_errors
+            )
         except RunError as error:
             return Note(
                 f"onnxruntime cannot run the result: {error}",
@@ -113,7 +115,7 @@ class OutputJudge:
                 cause=error.code,
             )
 
-    def _accept(
+    def _judge_candidate(
         self, current: Model, candidate: Model, criteria: FixCriteria, parts: bool
     ) -> Note | None:
         assert self._reference is not None and self.noise is not None
@@ -123,32 +125,32 @@ class OutputJudge:
         before = self._limit or self.noise
         reference = self._reference
         if criteria.requantizes_weights:
-            exact = self._run(_to_float_network(part, weights=True).proto)
+            exact = self._run_samples(_to_float_network(part, weights=True).proto)
             current_proto, _ = cut_runnable_part(current, self._body)
-            current_noise = self._measure(current_proto, exact)
-            after = self._measure(proto, exact)
-            if not is_within(current_noise, after, factor, rounding):
+            current_noise = self._measure_noise(current_proto, exact)
+            after = self._measure_noise(proto, exact)
+            if not is_growth_permitted(current_noise, after, factor, rounding):
                 return _describe_growth(current_noise, after)
         if criteria.requantizes_weights or criteria.costs_speed:
-            reference = self._run(_to_float_network(part).proto)
-        noise = self._measure(proto, reference)
+            reference = self._run_samples(_to_float_network(part).proto)
+        noise = self._measure_noise(proto, reference)
         # If outputs are NaN before and after a change, another fix has to repair the scale.
         is_compared = noise.finite or before.finite
         if (
             is_compared
             and not criteria.requantizes_weights
-            and not is_within(before, noise, factor, rounding, parts=parts)
+            and not is_growth_permitted(before, noise, factor, rounding, parts=parts)
         ):
             worst = find_worst_part(before, noise, factor) if parts else None
             return _describe_growth(before, noise, worst, self.noise)
         self._reference, self.noise = reference, noise
         return None
 
-    def _run(self, proto: onnx.ModelProto) -> list[Arrays]:
+    def _run_samples(self, proto: onnx.ModelProto) -> list[Arrays]:
         return [self._runner.run(proto, arrays) for arrays in self._inputs]
 
-    def _measure(self, proto: onnx.ModelProto, reference: list[Arrays]) -> OutputNoise:
-        outputs = self._run(proto)
+    def _measure_noise(self, proto: onnx.ModelProto, reference: list[Arrays]) -> OutputNoise:
+        outputs = self._run_samples(proto)
         return measure_noise(list(zip(outputs, reference, strict=True)), self._parts)
 
     def run_reference(self) -> None:
@@ -184,12 +186,12 @@ class OutputJudge:
         proto, cut = cut_runnable_part(self._model, self._body)
         part = Model(proto, self._model.path, sha256="part") if cut else self._model
         if self._samples is None:
-            self._inputs = [random_inputs(part)]
+            self._inputs = [draw_random_inputs(part)]
         else:
-            self._inputs = [check_inputs(part, sample) for sample in self._samples]
+            self._inputs = [select_inputs(part, sample) for sample in self._samples]
         floats, reference = self._run_float_network(part)
         self._parts = find_output_parts(floats, self._inputs[0], self._runner.run)
-        self.noise = self.first_noise = self._limit = self._measure(proto, reference)
+        self.noise = self.first_noise = self._limit = self._measure_noise(proto, reference)
         self._reference = reference
         if self.noise.relative > _WEAK:
             advice = "give images with `data`, because random inputs do not fit the scales"
@@ -221,12 +223,12 @@ class OutputJudge:
             RunError: onnxruntime cannot run the network, or its outputs are not finite.
         """
         floats = _to_float_network(part)
-        reference = self._run(floats.proto)
+        reference = self._run_samples(floats.proto)
         try:
             check_finite(reference)
         except NotFiniteError:
             floats = _to_float_network(part, weights=True)
-            reference = self._run(floats.proto)
+            reference = self._run_samples(floats.proto)
             check_finite(reference)
         return floats, reference
 
@@ -263,7 +265,7 @@ def _describe_growth(
         kept = None if kept_noise is None else kept_noise.parts.get(part)
         return Note(
             f"the error of '{tensor}' in output '{output}' against the float network would grow "
-            f"from {before.parts.get(part, 0.0):.2%}{_describe_kept(kept)} to "
+            f"from {before.parts.get(part, 0.0):.2%}{_describe_kept_error(kept)} to "
             f"{after.parts[part]:.2%}",
             code="distance-of-part-grows",
         )
@@ -271,10 +273,10 @@ def _describe_growth(
     kept = None if kept_noise is None else kept_noise.each.get(worst)
     return Note(
         f"the error of output '{worst}' against the float network would grow from "
-        f"{before.each.get(worst, 0.0):.2%}{_describe_kept(kept)} to {after.each[worst]:.2%}",
+        f"{before.each.get(worst, 0.0):.2%}{_describe_kept_error(kept)} to {after.each[worst]:.2%}",
         code="distance-grows",
     )
 
 
-def _describe_kept(error: float | None) -> str:
+def _describe_kept_error(error: float | None) -> str:
     return "" if error is None else f" ({error:.2%} with the changes that were kept)"

@@ -152,7 +152,7 @@ def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPar
         for number, tensor in enumerate(parts):
             mask = labels == number
             if mask.any():
-                channels, axis = _find_channels(mask)
+                channels, axis = _find_channel_range(mask)
                 output_parts.append(OutputPart(output, tensor, channels, axis, mask))
     return output_parts
 
@@ -230,7 +230,7 @@ def _nodes_between(model: Model, output: str, parts: list[str]) -> list[Node]:
     return [n for n in model.ordered if n.index in indices]
 
 
-def _find_channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
+def _find_channel_range(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
     """Return the first and the last index of a masked range, and the axis of the range.
 
     Return None and 0 if the true elements are not all elements of one range along one axis.
@@ -371,7 +371,7 @@ def list_output_errors(
     return errors
 
 
-def is_within(
+def is_growth_permitted(
     before: OutputNoise,
     after: OutputNoise,
     factor: float,

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from qdqtool.fixing.site import (
     FixSite,
     collect_names,
+    drop_missing_sites,
     find_nodes,
     find_reason_nodes,
-    list_sites,
     map_reason_nodes,
     select_reasons,
 )
@@ -184,7 +184,9 @@ def find_float_residuals(view: View, target: Target, reasons: Sequence[Reason]) 
     for r in select_reasons(ResidualFloat, reasons):
         residuals.setdefault(r.add, r.tensor)
     adds = find_nodes(view, collect_names(reasons))
-    return list_sites(_float_residual_site(view, add, residuals.get(add.name)) for add in adds)
+    return drop_missing_sites(
+        _float_residual_site(view, add, residuals.get(add.name)) for add in adds
+    )
 
 
 def _float_residual_site(view: View, add: Node, residual: str | None) -> FixSite | None:
@@ -292,12 +294,14 @@ def find_pairs_after_head(view: View, target: Target, reasons: Sequence[Reason])
     parts = [r for r in select_reasons(ScaleDead, reasons) if not r.whole]
     joined = select_reasons(ConcatAfterHead, reasons)
     for start in find_reason_nodes(view, [*joined, *parts]):
-        if start.index in visited or _reaches_weights(view, start):
+        if start.index in visited or _has_weighted_consumer(view, start):
             continue
         tail = _find_unweighted_nodes(view, start, dfl)
         visited |= tail
         inside = (q for q in view.activation_qs if q.index in tail)
-        pairs = [q for q in inside if _consuming_dqs(view, q) and not _reaches_weights(view, q)]
+        pairs = [
+            q for q in inside if _consuming_dqs(view, q) and not _has_weighted_consumer(view, q)
+        ]
         if pairs:
             sites.append(_head_tail_site(view, pairs))
     return sites
@@ -333,7 +337,7 @@ def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set
     return indices
 
 
-def _reaches_weights(view: View, q: Node) -> bool:
+def _has_weighted_consumer(view: View, q: Node) -> bool:
     """Return whether a layer with weights (also of a DFL) consumes a Q's values downstream."""
     if q.index in view.feeds_weighted:
         return True
@@ -359,7 +363,7 @@ def find_different_scales(view: View, target: Target, reasons: Sequence[Reason])
         places |= _find_moving_producers(view.model, group.tensors)
         if not places.isdisjoint(names):
             sites.append(_common_scale_site(view, quantizers, places))
-    return list_sites(sites)
+    return drop_missing_sites(sites)
 
 
 def _find_moving_producers(model: Model, tensors: Iterable[str]) -> set[str]:

@@ -14,8 +14,8 @@ from qdqtool.fixing.site import (
     FixSite,
     broadcast_along,
     collect_names,
+    drop_missing_sites,
     find_reason_nodes,
-    list_sites,
     select_reasons,
 )
 from qdqtool.fixing.weights import find_computed_weights, make_float_constant_site
@@ -57,7 +57,7 @@ def find_asymmetric_quantizers(
         if qdq.is_dq(nodes[0]) and nodes[0].index not in weights:
             site = _asymmetric_constant_site(view, nodes[0])
         sites.append(site or _symmetric_site(view, nodes, scales))
-    return list_sites(sites)
+    return drop_missing_sites(sites)
 
 
 def _weight_dqs(view: View) -> set[int]:
@@ -135,7 +135,7 @@ def _symmetric_site(
     clips = clips_negative_values(view, first)
     key = params.key or first.index  # the key is None if a scale is NaN
     if key not in scales:
-        scales[key] = _make_symmetric(params)
+        scales[key] = _compute_symmetric_scales(params)
     scale = scales[key]
 
     def prepare(editor: Editor) -> None:
@@ -144,7 +144,7 @@ def _symmetric_site(
         if clips:
             insert_relu(editor, first)
 
-    description = _describe_symmetric(first, params.scale, scale, clips=clips)
+    description = _describe_symmetric_scale(first, params.scale, scale, clips=clips)
     return _new_scale_site(view, nodes, scale, description, prepare)
 
 
@@ -168,12 +168,12 @@ def _new_scale_site(
     def apply(editor: Editor) -> None:
         prepare(editor)
         for node in nodes:
-            _set_scale(view, editor, node, scale)
+            _set_symmetric_scale(view, editor, node, scale)
 
     return FixSite(nodes[0].name, description, apply, [n.name for n in nodes])
 
 
-def _describe_symmetric(node: Node, old: FloatArray, new: FloatArray, *, clips: bool) -> str:
+def _describe_symmetric_scale(node: Node, old: FloatArray, new: FloatArray, *, clips: bool) -> str:
     text = f"{node.name}: int8, zero point 0, scale {format_number(float(old[0]))}"
     text += " ..." if old.size > 1 else ""
     if not np.array_equal(new, old):
@@ -182,7 +182,7 @@ def _describe_symmetric(node: Node, old: FloatArray, new: FloatArray, *, clips: 
     return text + relu if clips else text
 
 
-def _make_symmetric(params: QuantParams) -> FloatArray:
+def _compute_symmetric_scales(params: QuantParams) -> FloatArray:
     """Return symmetric int8 scales that cover the range of the old parameters."""
     assert params.scale is not None and params.zero_point is not None
     low, high = (0, 255) if params.precision == Precision.UINT8 else (-128, 127)
@@ -195,7 +195,7 @@ def _make_symmetric(params: QuantParams) -> FloatArray:
     return np.asarray(params.scale * steps, np.float64)
 
 
-def _set_scale(view: View, editor: Editor, node: Node, scale: FloatArray) -> None:
+def _set_symmetric_scale(view: View, editor: Editor, node: Node, scale: FloatArray) -> None:
     params = view.params(node)
     shape = params.scale_shape if params.scale_shape is not None else scale.shape
     if int(np.prod(shape)) != scale.size:
@@ -254,7 +254,7 @@ def find_weight_scales(view: View, target: Target, reasons: Sequence[Reason]) ->
         layer = layers.get(q.index, "")
         if layer in misfits or not extreme.isdisjoint(n.name for n in nodes):
             sites.append(_weight_scale_site(view, nodes, layer, everything=layer in misfits))
-    return list_sites(sites)
+    return drop_missing_sites(sites)
 
 
 def _weight_scale_site(
@@ -345,7 +345,7 @@ def find_dead_scales(view: View, target: Target, reasons: Sequence[Reason]) -> l
     candidates = [
         _dead_scale_site(view, q, by_node[q.name]) for q in find_reason_nodes(view, reasons)
     ]
-    return [*sites, *list_sites(candidates)]
+    return [*sites, *drop_missing_sites(candidates)]
 
 
 def _dead_scale_site(view: View, q: Node, reason: ScaleDead) -> FixSite | None:
@@ -368,7 +368,7 @@ def find_scale_vectors(view: View, target: Target, reasons: Sequence[Reason]) ->
     names = collect_names(reasons)
     groups = [[q, *dqs] for q, dqs in view.pairs()]
     named = [nodes for nodes in groups if not names.isdisjoint(n.name for n in nodes)]
-    return list_sites(_scalar_scale_site(view, target, nodes) for nodes in named)
+    return drop_missing_sites(_scalar_scale_site(view, target, nodes) for nodes in named)
 
 
 def _scalar_scale_site(view: View, target: Target, nodes: list[Node]) -> FixSite | None:
@@ -408,7 +408,7 @@ def to_float32(model: Model, target: Target) -> Model | None:
     if target.float16_scales or not fp16.has_fp16(model):
         return None
     copy = model.copy()
-    fp16.convert_to_fp32(copy)
+    fp16.widen_float16(copy)
     return copy
 
 

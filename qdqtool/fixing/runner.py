@@ -172,14 +172,14 @@ def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto
         needed = {n.index for n in view.nodes_with_weights} | view.feeds_weighted
         removed = {n.index for n in model.nodes if n.index not in needed}
         return _remove_nodes(model, removed), _list_node_names(model, removed)
-    removed = {n.index for n in model.nodes if not _can_run(n.op, n.domain, model.opset)}
+    removed = {n.index for n in model.nodes if not _can_run_operator(n.op, n.domain, model.opset)}
     if not removed:
         return model.proto, []
     names = _list_node_names(model, removed)
-    return _remove_nodes(model, _add_downstream(model, removed)), names
+    return _remove_nodes(model, _with_downstream(model, removed)), names
 
 
-def _add_downstream(model: Model, indices: set[int]) -> set[int]:
+def _with_downstream(model: Model, indices: set[int]) -> set[int]:
     dependent: set[int] = set()
     tensors: set[str] = set()
     for node in model.ordered:
@@ -205,11 +205,11 @@ def _remove_nodes(model: Model, removed: set[int]) -> onnx.ModelProto:
     return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])
 
 
-def _can_run(op: str, domain: str, opset: int) -> bool:
+def _can_run_operator(op: str, domain: str, opset: int) -> bool:
     return bool(onnx.defs.has(op, max(opset, 1))) if domain in STANDARD else domain in RUN_DOMAINS
 
 
-def random_inputs(model: Model) -> Arrays:
+def draw_random_inputs(model: Model) -> Arrays:
     """Return a random array for every graph input, within the range of the input's first Q.
 
     Inputs of rank 4 get images of smooth shapes and noise. Unknown sizes become 1 (batch) or 256.
@@ -221,7 +221,7 @@ def random_inputs(model: Model) -> Arrays:
         shape, dtype = _input_shape(model, name), _input_type(model, name)
         if np.issubdtype(dtype, np.floating):
             images = _draw_images(generator, shape)
-            images *= np.float32(_input_range(view, name))
+            images *= np.float32(_input_maximum(view, name))
             inputs[name] = images.astype(dtype, copy=False)
         else:
             low = -100 if np.issubdtype(dtype, np.signedinteger) else 0
@@ -272,7 +272,7 @@ def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArra
     return noise + np.float32(0.75) * smooth
 
 
-def _input_range(view: View, name: str) -> float:
+def _input_maximum(view: View, name: str) -> float:
     """Return the largest value that the first Q of an input can represent.
 
     The result is 1 if no Q reads the input with a single plausible scale.
@@ -285,7 +285,7 @@ def _input_range(view: View, name: str) -> float:
     return 1.0
 
 
-def check_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+def select_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     """Return the user's arrays for the inputs of a model, without other arrays.
 
     Raises:

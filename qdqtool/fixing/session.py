@@ -126,13 +126,13 @@ class FixSession:
         tries = 0
         while sites := self._find_open_sites(step, codes, refused, done):
             if tries == limit:
-                reason = _describe_limit(limit, reason)
+                reason = _describe_try_limit(limit, reason)
                 refused.update((s.place, _make_attempt(s, reason)) for s in sites)
                 break
             tries += 1
             half = suspects[: max(1, len(suspects) // 2)]
             selection = [s for s in sites if s.place in half] or sites
-            reason, culprits = self._attempt(selection, step)
+            reason, culprits = self._try_sites(selection, step)
             if reason is None:
                 done.update(s.place for s in selection)
                 suspects = [place for place in suspects if place not in done]
@@ -170,7 +170,9 @@ class FixSession:
             return {0: reason}
         return culprits if len(sites) > _FEW_SITES else {}
 
-    def _attempt(self, sites: list[FixSite], step: FixStep) -> tuple[Note | None, dict[int, Note]]:
+    def _try_sites(
+        self, sites: list[FixSite], step: FixStep
+    ) -> tuple[Note | None, dict[int, Note]]:
         """Apply sites together, and keep the changes if prediction and outputs permit.
 
         Returns:
@@ -184,7 +186,9 @@ class FixSession:
         prediction = predict(candidate, self.target)
         objection = gains.find_objection(self.prediction, prediction, step)
         if objection is None:
-            return self._keep(candidate, prediction, [_make_attempt(s) for s in sites], step), {}
+            return self._keep_if_accepted(
+                candidate, prediction, [_make_attempt(s) for s in sites], step
+            ), {}
         culprits = gains.find_worsening_changes(
             self.model, candidate, edited, self.prediction, prediction, step
         )
@@ -208,13 +212,15 @@ class FixSession:
                 return
             prediction = predict(candidate, self.target)
             objection = gains.find_objection(self.prediction, prediction, step)
-            attempt.why_not = objection or self._keep(candidate, prediction, [attempt], step) or ""
+            attempt.why_not = (
+                objection or self._keep_if_accepted(candidate, prediction, [attempt], step) or ""
+            )
         for f in findings:
             self._attempt_places[(f.code, f.node)] = (attempt.code, attempt.node)
         if attempt.why_not:
             self.refused.append(attempt)
 
-    def _keep(
+    def _keep_if_accepted(
         self,
         candidate: Model,
         prediction: Prediction,
@@ -222,14 +228,14 @@ class FixSession:
         criteria: FixCriteria,
     ) -> Note | None:
         """Keep a changed model if its outputs are accepted; return the reason if not."""
-        fewer_errors = _count_errors(prediction) < _count_errors(self.prediction)
+        fewer_errors = _count_error_findings(prediction) < _count_error_findings(self.prediction)
         reason = self.judge.accept(self.model, candidate, criteria, fewer_errors)
         if reason is None:
             self.model, self.prediction = candidate, prediction
             self.applied += attempts
         return reason
 
-    def report_unfixed(self, codes: Collection[str]) -> None:
+    def record_unfixed(self, codes: Collection[str]) -> None:
         """Add a note for each requested code without findings, and why other findings remain."""
         present: set[str] = {f.code for f in self.before.findings}
         present.update(a.code for a in (*self.applied, *self.refused))
@@ -250,17 +256,17 @@ class FixSession:
                     why_not = "the finding remains after the fix that was applied there"
                 self.refused.append(FixAttempt(finding.code, finding.node, finding.fix, why_not))
 
-    def report_losses(self) -> None:
+    def note_losses(self) -> None:
         """Add notes for errors that grew, and advise insertion if fixes cost accuracy."""
         if self.judge.has_samples:
             self.judge.run_reference()  # has not run yet if no fix was tried
         errors = self.judge.list_errors()
         inputs = "" if self.judge.has_samples else " on random inputs"
-        self.notes += _describe_errors(errors, inputs)
+        self.notes += _note_worse_outputs(errors, inputs)
         # Fixes may store these constants as floats, but quantization already lost exact values.
         rounded = quantizers.find_rounded_constants(View(self._original))
         if rounded:
-            self.notes.append(_describe_rounded(rounded))
+            self.notes.append(_describe_rounded_constants(rounded))
         halved = any(a.code in HALVING_CODES for a in self.applied)
         is_worse = self.judge.has_samples and any(e.has_grown for e in errors)
         if halved or is_worse or rounded or _has_lossy_weights(self.prediction):
@@ -277,7 +283,7 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
     return FixAttempt(site.code, site.node, site.description, why_not)
 
 
-def _describe_limit(tries: int, reason: Note | None) -> Note:
+def _describe_try_limit(tries: int, reason: Note | None) -> Note:
     text = (
         f"{tries} tries did not show which of these fixes prevent an improvement; give single "
         "codes with `only`"
@@ -295,11 +301,11 @@ def _explain_untried(finding: Finding) -> str:
     return "the fix would not improve the prediction"
 
 
-def _count_errors(prediction: Prediction) -> int:
+def _count_error_findings(prediction: Prediction) -> int:
     return sum(f.severity == Severity.ERROR for f in prediction.findings)
 
 
-def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
+def _describe_rounded_constants(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     return Note(
         f"{format_count_were(len(constants), 'constant')} stored as INT8 without being weights, so "
@@ -317,7 +323,7 @@ def _has_lossy_weights(prediction: Prediction) -> bool:
     return any(isinstance(r, WeightsPerTensor) and r.lossy for r in reasons)
 
 
-def _describe_errors(errors: Sequence[OutputError], inputs: str) -> list[Note]:
+def _note_worse_outputs(errors: Sequence[OutputError], inputs: str) -> list[Note]:
     grown = [
         Note(
             f"the error of {e.title} grew from {e.before:.2%} to {e.after:.2%}{inputs}",

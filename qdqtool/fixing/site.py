@@ -79,12 +79,14 @@ def map_reason_nodes(
 
     @functools.wraps(make_site)
     def find(view: View, target: Target, reasons: Sequence[Reason]) -> list[FixSite]:
-        return list_sites(make_site(view, target, n) for n in find_reason_nodes(view, reasons))
+        return drop_missing_sites(
+            make_site(view, target, n) for n in find_reason_nodes(view, reasons)
+        )
 
     return find
 
 
-def list_sites(candidates: Iterable[FixSite | None]) -> list[FixSite]:
+def drop_missing_sites(candidates: Iterable[FixSite | None]) -> list[FixSite]:
     """Return the sites in order, without None entries."""
     return [site for site in candidates if site is not None]
 

@@ -17,12 +17,12 @@ from qdqtool.fixing.site import (
     FixSite,
     broadcast_along,
     collect_names,
+    drop_missing_sites,
     find_nodes,
-    list_sites,
     map_reason_nodes,
     select_reasons,
 )
-from qdqtool.insertion.batchnorm import read_parameters
+from qdqtool.insertion.batchnorm import read_norm_parameters
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.ir import qdq
@@ -98,7 +98,7 @@ def find_stored_integers(view: View, target: Target, reasons: Sequence[Reason]) 
     """Return sites that replace stored integer weights by floats and a Q with the same result."""
     stored = select_reasons(WeightsStoredAsIntegers, reasons)
     convolutions = find_nodes(view, (r.convolution for r in stored))
-    return list_sites(_integer_weights_site(view, conv) for conv in convolutions)
+    return drop_missing_sites(_integer_weights_site(view, conv) for conv in convolutions)
 
 
 def _integer_weights_site(view: View, conv: Node) -> FixSite | None:
@@ -126,7 +126,9 @@ def find_shared_weights(view: View, target: Target, reasons: Sequence[Reason]) -
         weights = view.weights(conv)
         if weights.source in sources and weights.constant and not weights.after:
             users[weights.source].append((conv, weights))
-    return list_sites(_shared_weights_site(view, source, group) for source, group in users.items())
+    return drop_missing_sites(
+        _shared_weights_site(view, source, group) for source, group in users.items()
+    )
 
 
 def _shared_weights_site(
@@ -148,7 +150,7 @@ def find_computed_weights(view: View, target: Target, reasons: Sequence[Reason])
     """Return sites that replace the nodes between weights and quantizer by a constant."""
     constants = ConstantEvaluator(view.model)
     names = collect_names(reasons)
-    return list_sites(
+    return drop_missing_sites(
         _fold_weights_site(view, c, constants, names) for c in view.nodes_with_weights
     )
 
@@ -188,7 +190,7 @@ def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None
 
     def apply(editor: Editor) -> None:
         scale = weight_scale(value, axis).astype(value.dtype)
-        parameters = _store_parameters(editor, conv, scale)
+        parameters = _add_weight_parameters(editor, conv, scale)
         attributes = {} if axis is None else {"axis": axis}
         tensor = conv.input(1)
         for op in (qdq.Q, qdq.DQ):
@@ -200,7 +202,7 @@ def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None
     return FixSite(conv.name, f"{conv.name}: weights quantized {granularity}", apply)
 
 
-def _store_parameters(editor: Editor, conv: Node, scale: Array) -> list[str]:
+def _add_weight_parameters(editor: Editor, conv: Node, scale: Array) -> list[str]:
     """Store scales and zero points of 0 for a layer's weights, and return their names."""
     return [
         editor.add_constant(f"{conv.name}/weight_scale", scale),
@@ -235,12 +237,12 @@ def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite |
         return None
 
     def apply(editor: Editor) -> None:
-        scale = _round_scale(editor, weights, weight_scale(value, None))
+        scale = _round_scale_if_fp16(editor, weights, weight_scale(value, None))
         tensor = weights.source
         if weights.q is None:
             integers: Array = quantize(value, scale.astype(np.float32), None)
             tensor = editor.add_constant(f"{tensor}_one_scale", integers.astype(stored.dtype))
-        _requantize(editor, conv, weights, tensor, scale, None, "one_scale")
+        _insert_weight_pair(editor, conv, weights, tensor, scale, None, "one_scale")
 
     return FixSite(conv.name, f"{conv.name}: one scale for all its weights", apply)
 
@@ -253,13 +255,13 @@ def _scale_type(editor: Editor, weights: WeightSource) -> np.dtype[Any]:
     return dtype
 
 
-def _round_scale(editor: Editor, weights: WeightSource, scale: Array) -> Array:
+def _round_scale_if_fp16(editor: Editor, weights: WeightSource, scale: Array) -> Array:
     """Round scales up if they will be stored in FP16."""
     is_half = _scale_type(editor, weights) == np.float16
     return round_up_to_half(scale) if is_half else scale
 
 
-def _requantize(
+def _insert_weight_pair(
     editor: Editor,
     conv: Node,
     weights: WeightSource,
@@ -280,7 +282,7 @@ def _requantize(
         suffix: End of the names of the new quantizers.
     """
     scale = scale.astype(_scale_type(editor, weights))
-    parameters = _store_parameters(editor, conv, scale)
+    parameters = _add_weight_parameters(editor, conv, scale)
     attributes = {} if axis is None else {"axis": axis}
     for node in (weights.q, weights.dq):
         if node is not None:
@@ -298,7 +300,7 @@ def find_per_tensor_weights(view: View, target: Target, reasons: Sequence[Reason
     lossy = [r for r in select_reasons(WeightsPerTensor, reasons) if r.lossy]
     layers = {name for r in lossy for name in r.layers}
     convolutions = [g.node for g in granularities if not g.rounded and g.node.name in layers]
-    return list_sites(_channel_scales_site(view, target, conv) for conv in convolutions)
+    return drop_missing_sites(_channel_scales_site(view, target, conv) for conv in convolutions)
 
 
 def _channel_scales_site(view: View, target: Target, conv: Node) -> FixSite | None:
@@ -316,8 +318,8 @@ def _channel_scales_site(view: View, target: Target, conv: Node) -> FixSite | No
         source = weights.source
         if clipped is not value:
             source = editor.add_constant(f"{source}_clipped", clipped)
-        scale = _round_scale(editor, weights, weight_scale(clipped, axis))
-        _requantize(editor, conv, weights, source, scale, axis, "per_channel")
+        scale = _round_scale_if_fp16(editor, weights, weight_scale(clipped, axis))
+        _insert_weight_pair(editor, conv, weights, source, scale, axis, "per_channel")
 
     return FixSite(conv.name, f"{conv.name}: a weight scale for each channel", apply)
 
@@ -336,7 +338,7 @@ def find_batchnorm_parameters(
     constants = ConstantEvaluator(view.model)
     computed = select_reasons(BatchNormNotConstant, reasons)
     norms = find_nodes(view, (r.batchnorm for r in computed))
-    return list_sites(_batchnorm_parameters_site(view, norm, constants) for norm in norms)
+    return drop_missing_sites(_batchnorm_parameters_site(view, norm, constants) for norm in norms)
 
 
 def _batchnorm_parameters_site(
@@ -377,7 +379,7 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
     value, params = view.model.constant(weights.source), view.params(quantizer)
     if value is None or value.ndim < 2 or value.shape[1] != factor.size:
         return None
-    if params.scale is None or not _accepts_factor(view, quantizer, factor.size):
+    if params.scale is None or not _can_merge_factor(view, quantizer, factor.size):
         return None
     scale = np.broadcast_to(params.scale, factor.shape) * np.abs(factor)
     multiplier = factor if weights.q is not None else np.sign(factor)
@@ -387,7 +389,7 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
 
     def apply(editor: Editor) -> None:
         tensor = editor.add_constant(f"{weights.source}_folded", folded.astype(value.dtype))
-        _requantize(editor, conv, weights, tensor, scale, 1, "folded")
+        _insert_weight_pair(editor, conv, weights, tensor, scale, 1, "folded")
         bias = shift.astype(_scale_type(editor, weights))
         editor.set_input(conv, 2, editor.add_constant(f"{conv.name}/folded_bias", bias))
         editor.remove(norm)
@@ -400,7 +402,7 @@ def _scale_axes(view: View, weights: WeightSource) -> set[int | None]:
     return {view.axis(node) for node in (weights.q, weights.dq) if node is not None}
 
 
-def _accepts_factor(view: View, quantizer: Node, channels: int) -> bool:
+def _can_merge_factor(view: View, quantizer: Node, channels: int) -> bool:
     """Return whether a factor for each output channel can be merged into the weights' scales."""
     params = view.params(quantizer)
     is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)
@@ -418,7 +420,7 @@ def _batchnorm_affine(view: View, conv: Node, norm: Node) -> tuple[Array, Array]
     if conv.integer("group", 1) != 1 or model.is_output(conv.output):
         return None
     bias = model.constant(conv.input(2)) if conv.input(2) else np.zeros((), np.float32)
-    parameters = read_parameters(model, norm)
+    parameters = read_norm_parameters(model, norm)
     if bias is None or parameters is None:
         return None
     factor, beta, mean = parameters

@@ -170,7 +170,7 @@ def _add_fits(page: TextPage, insertion: Insertion) -> None:
     fits = insertion.fits
     if not fits:
         return
-    wide = [fit for fit in fits if fit.suits_fp8]
+    wide = [fit for fit in fits if fit.is_fp8_better]
     total = format_count(len(fits), "activation")
     text = f"INT8 is more precise than FP8 for all {total}"
     if wide:

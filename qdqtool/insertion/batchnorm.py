@@ -104,7 +104,7 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
 
     None if a parameter is not constant, or if shapes or types do not fit.
     """
-    weights, parameters = _read_weights(model, conv), read_parameters(model, norm)
+    weights, parameters = _read_weights(model, conv), read_norm_parameters(model, norm)
     if weights is None or parameters is None:
         return None
     weight, bias = weights
@@ -143,7 +143,7 @@ def _fold_into_consumers(
 
     None if the BatchNormalization cannot be folded exactly into all of the convolutions.
     """
-    parameters = read_parameters(model, norm)
+    parameters = read_norm_parameters(model, norm)
     if parameters is None:
         return None
     factor, beta, mean = parameters
@@ -199,7 +199,7 @@ def _has_padding(conv: Node) -> bool:
     )
 
 
-def read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
+def read_norm_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
     """Return factor, beta and mean of each channel of ``(x - mean) * factor + beta``.
 
     None if a parameter is not constant or shapes do not fit. Values may be NaN or infinite.

@@ -108,10 +108,10 @@ def complete_scales(
     for rule, table in (("measured", measured or {}), ("quantizer", quantizer_scales)):
         for tensor in names.intersection(table):
             result.scales[tensor], result.rules[tensor] = table[tensor], rule
-    completion = _Completion(model, names, result)
+    completion = _ScaleCompletion(model, names, result)
     completion.run(tensors)
     if unary:
-        completion.add_unary()
+        completion.add_unary_scales()
         completion.run(tensors)
     result.scales = {t: result.scales[t] for t in tensors if t in result.scales}
     result.missing = [t for t in tensors if t not in result.scales]
@@ -144,7 +144,7 @@ def measure_scales(
     return complete_scales(model, quantizer_scales, measured, unary=unary)
 
 
-class _Completion:
+class _ScaleCompletion:
     """Propagation of scales until nothing changes."""
 
     def __init__(self, model: Model, names: set[str], result: TensorScales) -> None:
@@ -156,9 +156,9 @@ class _Completion:
         """Apply the rules until nothing changes; use bounds if no other rule gives a scale."""
         for _ in range(_MAX_ROUNDS):
             before = len(self.result.scales)
-            self._apply_rule(tensors, self._from_inputs)
+            self._apply_rule(tensors, self._scale_from_inputs)
             if len(self.result.scales) == before:
-                self._apply_rule(tensors, self._from_bound)
+                self._apply_rule(tensors, self._scale_from_bound)
             if len(self.result.scales) == before:
                 return
 
@@ -170,10 +170,13 @@ class _Completion:
                 self._set_if_missing(tensor, rule(node))
         for tensor in reversed(tensors):
             if tensor not in self.result.scales:
-                for candidate in (self._from_moves(tensor), self._from_clipping(tensor)):
+                for candidate in (
+                    self._scale_from_moves(tensor),
+                    self._scale_from_clipping(tensor),
+                ):
                     self._set_if_missing(tensor, candidate)
 
-    def add_unary(self) -> None:
+    def add_unary_scales(self) -> None:
         """Set scale 1.0 for convolution results that only an Add with known scales consumes."""
         for node in self.model.ordered:
             if node.op not in WEIGHTED or node.output in self.result.scales:
@@ -189,7 +192,7 @@ class _Completion:
         if candidate is not None and tensor in self.names and tensor not in self.result.scales:
             self.result.scales[tensor], self.result.rules[tensor] = candidate
 
-    def _from_inputs(self, node: Node) -> tuple[float, str] | None:
+    def _scale_from_inputs(self, node: Node) -> tuple[float, str] | None:
         if node.op in WITHIN_ONE:
             return 1.0 / LEVELS, "fixed"
         sources = commuting_inputs(self.model, node)
@@ -199,7 +202,7 @@ class _Completion:
             return (max(present), "moved") if len(present) == len(scales) else None
         return None
 
-    def _from_bound(self, node: Node) -> tuple[float, str] | None:
+    def _scale_from_bound(self, node: Node) -> tuple[float, str] | None:
         limits = [self._bounds_scale(node.output)]
         if operator_of(node).averages or node.op in _BOUNDED:
             limits.append(self._known_scale(node.input(0)))
@@ -224,7 +227,7 @@ class _Completion:
         largest = float(np.abs(value).max())
         return largest / LEVELS if np.isfinite(largest) else None
 
-    def _from_moves(self, tensor: str) -> tuple[float, str] | None:
+    def _scale_from_moves(self, tensor: str) -> tuple[float, str] | None:
         consumers = self.model.consumers(tensor)
         copies = []
         for node in consumers:
@@ -236,7 +239,7 @@ class _Completion:
             copies += [s for s in scales if s is not None]
         return (max(copies), "moved") if copies else None
 
-    def _from_clipping(self, tensor: str) -> tuple[float, str] | None:
+    def _scale_from_clipping(self, tensor: str) -> tuple[float, str] | None:
         consumers = self.model.consumers(tensor)
         if len(consumers) != 1 or consumers[0].op not in _CLIPPING:
             return None

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.insertion.options import ImageOptions
-from qdqtool.insertion.sample_runs import sample_values
+from qdqtool.insertion.sample_runs import compute_sample_values
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import operator_of
 from qdqtool.ir.sizes import MOVES, find_size_constants
@@ -65,7 +65,7 @@ class NetworkShapes:
         constants, open_shapes = find_size_constants(model)
         if open_shapes:
             names = {t: t + _SHAPE_SUFFIX for t in open_shapes}
-            values = sample_values(model, constants, names, data, images)
+            values = compute_sample_values(model, constants, names, data, images)
             self._values = {t: values[t] for t in constants}
             self._shapes = {t: tuple(map(int, values[name])) for t, name in names.items()}
 

@@ -48,7 +48,9 @@ class MatMulForm(NamedTuple):
     shape: list[int]
 
 
-def find_matmul(view: View, node: Node, product: Contraction) -> MatMulForm | EinsumObstacle:
+def find_equivalent_matmul(
+    view: View, node: Node, product: Contraction
+) -> MatMulForm | EinsumObstacle:
     """Return the MatMul with the fewest Transposes and Reshapes, or why none is equivalent.
 
     The results are equal unless a tensor is empty.
@@ -151,7 +153,7 @@ def replace_einsums(model: Model) -> int:
         product = find_contraction(model, node)
         if product is None or node.output not in view.varying:
             continue
-        form = find_matmul(view, node, product)
+        form = find_equivalent_matmul(view, node, product)
         if isinstance(form, MatMulForm):
             _replace_einsum(editor, node, product, form)
             count += 1
@@ -201,7 +203,7 @@ def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: st
     return editor.insert_node(node, "Reshape", f"{node.name}/Reshape", [tensor, shape_input])
 
 
-def lower_equation(node: onnx.NodeProto) -> bool:
+def lowercase_equation(node: onnx.NodeProto) -> bool:
     """Write the equation of an Einsum in lower case, in place; return whether it changed.
 
     ONNX allows lower-case letters only, but exporters write capitals. An equation without an output

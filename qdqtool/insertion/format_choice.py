@@ -51,7 +51,7 @@ class FormatFit:
     fp8_db: float
 
     @property
-    def suits_fp8(self) -> bool:
+    def is_fp8_better(self) -> bool:
         """Whether FP8 is more precise than INT8 for the activation."""
         return self.fp8_db > self.int8_db
 
@@ -82,13 +82,13 @@ def compare_precision(
             continue
         largest = max(statistics[t].absmax for t in scale.group.sources)
         for tensor in scale.group.sources:
-            fit = _compare_tensor(tensor, statistics[tensor], scale.scale, largest)
+            fit = _measure_fit(tensor, statistics[tensor], scale.scale, largest)
             if fit is not None:
                 fits.append(fit)
     return fits
 
 
-def _compare_tensor(
+def _measure_fit(
     tensor: str, part: TensorStatistics, int8_scale: float, largest: float
 ) -> FormatFit | None:
     from calibration.methods import fp8_error, squared_error
@@ -175,10 +175,10 @@ def choose_number_format(
     means = dict(zip((f.name for f in formats), errors.mean(axis=0).tolist(), strict=True))
     percent = " and ".join(f"{_format_error(e)} in {n.upper()}" for n, e in means.items())
     measured = f"output error {percent} on {format_count(len(errors), 'image')}"
-    obstacles = {name: _find_obstacle(error, name, ms) for name, error in means.items()}
+    obstacles = {name: _describe_obstacle(error, name, ms) for name, error in means.items()}
     suitable = [name for name, obstacle in obstacles.items() if not obstacle]
     if len(suitable) > 1:
-        precision, remark = _choose_suitable(errors, means, ms)
+        precision, remark = _choose_suitable_format(errors, means, ms)
         measured = ", ".join(filter(None, (measured, remark)))
     else:
         precision = suitable[0] if suitable else FLOAT
@@ -193,7 +193,7 @@ def choose_number_format(
     return FormatChoice(precision, reason, means, len(errors), ms, gpu)
 
 
-def _find_obstacle(error: float, name: str, ms: Mapping[str, float]) -> str:
+def _describe_obstacle(error: float, name: str, ms: Mapping[str, float]) -> str:
     """Return why a format is unsuitable; empty if it is suitable."""
     title = name.upper()
     if not error < LARGE_ERROR:
@@ -205,7 +205,7 @@ def _find_obstacle(error: float, name: str, ms: Mapping[str, float]) -> str:
     return f"{title} is not more than {100 * (MIN_GAIN - 1):.0f} % faster than FP16"
 
 
-def _choose_suitable(
+def _choose_suitable_format(
     errors: npt.NDArray[np.float64], means: Mapping[str, float], ms: Mapping[str, float]
 ) -> tuple[str, str]:
     """Choose between two suitable formats.

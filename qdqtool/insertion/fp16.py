@@ -19,7 +19,7 @@ from qdqtool.errors import ModelError
 from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.rewrite import QuantizedTensor, round_up_to_half
-from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, largest_values
+from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, measure_fp16_maxima
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
@@ -188,7 +188,7 @@ class _Fp16Converter:
         return name
 
 
-def update_scales(
+def update_recorded_scales(
     model: Model, quantized: Sequence[QuantizedTensor], groups: Sequence[GroupScale]
 ) -> tuple[list[GroupScale], list[Note]]:
     """Update the recorded scales to the scales that an FP16 model holds.
@@ -253,7 +253,7 @@ def find_wide_tensors(
     if data is None:
         return wide
     try:
-        for tensor, largest in largest_values(model, data, images=images).items():
+        for tensor, largest in measure_fp16_maxima(model, data, images=images).items():
             if largest > WIDE:
                 wide[tensor] = max(largest, wide.get(tensor, 0.0))
     except ModelError as error:
@@ -267,7 +267,7 @@ def find_wide_tensors(
     return wide
 
 
-def describe_fp16(
+def describe_fp16_conversion(
     model: Model, target: Target, wide: Mapping[str, float], is_default: bool
 ) -> list[Note]:
     """Return notes on a conversion to FP16, and on the nodes that remain FP32."""
@@ -295,10 +295,10 @@ def describe_fp16(
                 kept=list(wide.items()),
             )
         )
-    return notes + _describe_normalizations(model)
+    return notes + _describe_squares(model)
 
 
-def _describe_normalizations(model: Model) -> list[Note]:
+def _describe_squares(model: Model) -> list[Note]:
     notes = []
     layer_norms = find_decomposed_layer_norms(model)
     remaining = [p for p in layer_norms if layer_norm_inputs(model, p) is None]
@@ -362,7 +362,7 @@ def widen_bfloat16(model: Model) -> None:
     model.reindex()
 
 
-def convert_to_fp32(model: Model) -> None:
+def widen_float16(model: Model) -> None:
     """Convert a float16 model to float32, in place.
 
     Graph inputs and outputs keep their types: Casts convert their values.

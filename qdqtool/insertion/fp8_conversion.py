@@ -24,14 +24,14 @@ def convert_pairs_to_fp8(model: Model) -> list[str]:
         The names of the nodes that became float.
     """
     editor = Editor(model)
-    floats = [node for node in model.ordered if _remains_float(model, node)]
+    floats = [node for node in model.ordered if _is_unsuitable_for_fp8(model, node)]
     for node in floats:
         for position, tensor in enumerate(node.inputs):
             if find_pair(model, tensor) is not None:
                 editor.set_input(node, position, float_tensor(model, tensor))
     quantizers = [node for node in model.ordered if is_qdq(node)]
     scales = dict.fromkeys(node.input(1) for node in quantizers)
-    parameters = {scale: _add_parameters(model, editor, scale) for scale in scales}
+    parameters = {scale: _add_fp8_parameters(model, editor, scale) for scale in scales}
     for node in quantizers:
         for position, name in enumerate(parameters[node.input(1)], 1):
             editor.set_input(node, position, name)
@@ -39,14 +39,14 @@ def convert_pairs_to_fp8(model: Model) -> list[str]:
     return [node.name for node in floats]
 
 
-def _remains_float(model: Model, node: Node) -> bool:
+def _is_unsuitable_for_fp8(model: Model, node: Node) -> bool:
     if node.op not in WEIGHTED:
         return is_average_pooling(model, node)
     weights = float_tensor(model, node.input(1))
     return model.is_constant(weights) and find_fp8_obstacle(model, node, weights) is not None
 
 
-def _add_parameters(model: Model, editor: Editor, scale: str) -> tuple[str, str]:
+def _add_fp8_parameters(model: Model, editor: Editor, scale: str) -> tuple[str, str]:
     value = model.constant(scale)
     assert value is not None
     zeros = FP8.make_tensor(f"{scale}/fp8_zero_point", np.zeros(value.shape, np.float32))

@@ -39,7 +39,7 @@ def _is_scale_only(preprocess: Preprocess) -> bool:
     return not any(preprocess.mean) and all(s == 1.0 for s in preprocess.std)
 
 
-def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> None:
+def check_pixel_range(name: str, low: float, high: float, preprocess: Preprocess) -> None:
     """Check that an input's calibration values are in the range that `preprocess` can give.
 
     Calibration arrays with another preprocessing fail this check.
@@ -104,13 +104,13 @@ def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list
     editor = Editor(model)
     notes: list[Note] = []
     for name in model.inputs:
-        tensor = _find_float_values(model, name)
+        tensor = _find_float_input(model, name)
         if model.elem_type(tensor) not in QUANTIZABLE or not _find_quantizers(model, tensor):
             continue
         if input_type == "int8":
-            notes.append(_change_to_int8(editor, name, tensor, preprocess))
+            notes.append(_convert_to_int8(editor, name, tensor, preprocess))
         else:
-            notes.append(_change_to_uint8(editor, name, tensor, preprocess))
+            notes.append(_convert_to_uint8(editor, name, tensor, preprocess))
     if not notes:
         raise ModelError(
             f"`input_type={input_type!r}`: no float input of the model is quantized; leave the "
@@ -122,7 +122,7 @@ def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list
     return notes
 
 
-def _find_float_values(model: Model, name: str) -> str:
+def _find_float_input(model: Model, name: str) -> str:
     """Return an input, or the output of the Cast that alone consumes a float16 input."""
     consumers = model.consumers(name)
     if model.elem_type(name) != TensorProto.FLOAT16 or model.is_output(name):
@@ -141,7 +141,7 @@ def _read_scale(model: Model, quantizer: Node) -> float:
     return float(value.reshape(-1)[0])
 
 
-def _change_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
+def _convert_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
     model = editor.model
     quantizers = _find_quantizers(model, tensor)
     indices = {q.index for q in quantizers}
@@ -175,7 +175,7 @@ def _change_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preproce
     return Note(text, code="feed-int8-pixels", name=name, scale=scale, factor=factor)
 
 
-def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
+def _convert_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
     model = editor.model
     if model.is_output(name):
         raise ModelError(
@@ -206,7 +206,7 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
     editor.set_type([name], TensorProto.UINT8)
     text = f"input '{name}' is uint8: feed pixels from 0 to 255"
     if quantizers:
-        _record_factor(model, preprocess.scale)
+        _record_pixel_factor(model, preprocess.scale)
     if is_scale_only:
         text += f" (the first scale includes {preprocess.scale:.6g})"
         return Note(text, code="feed-uint8-scaled", name=name, scale=preprocess.scale)
@@ -214,7 +214,7 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
     return Note(text, code="feed-uint8", name=name)
 
 
-def _record_factor(model: Model, factor: float) -> None:
+def _record_pixel_factor(model: Model, factor: float) -> None:
     """Write the factor that scales include into the metadata, where ``predict`` reads it."""
     entries = model.proto.metadata_props
     kept = [entry for entry in entries if entry.key != PIXEL_FACTOR]
@@ -236,13 +236,13 @@ def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Pr
         return insert("Mul", pixels, "factor", preprocess.scale)
     rank = len(editor.model.shape(name) or (1, 1, 1, 1))
     shape = (1, -1, *(1,) * (rank - 2))  # broadcasts along the channel axis: [1, channels, 1, 1]
-    mean = _expand_channels(editor.model, name, preprocess.mean)
-    std = _expand_channels(editor.model, name, preprocess.std)
+    mean = _to_channel_array(editor.model, name, preprocess.mean)
+    std = _to_channel_array(editor.model, name, preprocess.std)
     product = insert("Mul", pixels, "factor", (preprocess.scale / std).reshape(shape))
     return insert("Add", product, "shift", (-mean / std).reshape(shape))
 
 
-def _expand_channels(model: Model, name: str, values: Sequence[float]) -> npt.NDArray[np.float64]:
+def _to_channel_array(model: Model, name: str, values: Sequence[float]) -> npt.NDArray[np.float64]:
     """Return one value if all values are equal, else one for each channel of the input."""
     if len(set(values)) == 1:
         return np.asarray(values[:1], np.float64)

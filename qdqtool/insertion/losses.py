@@ -337,7 +337,7 @@ class _ErrorMeasurement:
                 if loaded is None:
                     continue
                 sample, errors = loaded[0], {}
-                reference = self._find_reference(number, sample)
+                reference = self._compute_reference(number, sample)
                 for tensor in left_out:
                     if tasks.stopped:  # another thread has failed
                         return
@@ -361,7 +361,7 @@ class _ErrorMeasurement:
                 names.update(dict.fromkeys(n.name for n in consumers))
         return tuple(names)
 
-    def _find_reference(self, number: int, sample: Feeds) -> ReferenceOutputs:
+    def _compute_reference(self, number: int, sample: Feeds) -> ReferenceOutputs:
         if number not in self.references:
             outputs = self._network.run(sample, self._activations)
             if not all(np.isfinite(array).all() for array in outputs.values()):
@@ -450,10 +450,10 @@ def _build_branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphP
         copy_node(dequantizer.proto, [integers, *dequantizer.inputs[1:]], [quantized]),
     ]
     source = helper.make_node("Identity", [quantizer.input(0)], [f"{dequantizer.output}/float"])
-    return {"then_branch": _build_body(pair), "else_branch": _build_body([source])}
+    return {"then_branch": _build_branch(pair), "else_branch": _build_branch([source])}
 
 
-def _build_body(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
+def _build_branch(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
     output = onnx.ValueInfoProto(name=nodes[-1].output[0])
     return helper.make_graph(nodes, "switched", [], [output])
 
@@ -477,13 +477,13 @@ class ReferenceOutputs:
 
     def __init__(self, outputs: Mapping[str, npt.NDArray[Any]], focus: FocusMap | None) -> None:
         self.focus = focus
-        self._values = {name: self._select(array) for name, array in outputs.items()}
+        self._values = {name: self._select_values(array) for name, array in outputs.items()}
         self._variances = {
             name: float(values.var()) if values.size else 0.0
             for name, values in self._values.items()
         }
 
-    def _select(self, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    def _select_values(self, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         selected = [] if self.focus is None else self.focus.values(array)
         return np.concatenate([a.reshape(-1) for a in selected or [array]]).astype(np.float64)
 
@@ -503,7 +503,7 @@ class ReferenceOutputs:
         for name, values in self._values.items():
             variance = self._variances[name]
             if variance > 0.0:
-                difference = self._select(outputs[name])
+                difference = self._select_values(outputs[name])
                 difference -= values
                 errors.append(np.sqrt(np.square(difference, out=difference).mean() / variance))
         return float(np.mean(errors)) if errors else 0.0
@@ -525,7 +525,7 @@ def remove_pair(model: Model, entry: QuantizedTensor) -> Model:
     return editor.finish()
 
 
-def predict_changes(
+def predict_count_changes(
     losses: ActivationLosses,
     model: Model,
     activations: Sequence[QuantizedTensor],
@@ -591,11 +591,11 @@ def compare_outputs(
     Raises:
         ModelError: onnxruntime cannot run one of the models.
     """
-    errors = sample_errors(float_model, [model], data, samples=samples, images=images)
+    errors = measure_sample_errors(float_model, [model], data, samples=samples, images=images)
     return Fp16Agreement(float(errors.mean()), len(errors)) if len(errors) else None
 
 
-def sample_errors(
+def measure_sample_errors(
     float_model: Model,
     models: Sequence[Model],
     data: object,

@@ -81,12 +81,12 @@ def prepare_network(
     wants_fp16 = high_precision == "fp16" or (high_precision is None and target.strongly_typed)
     try:
         network = _copy_network(source, loaded, wants_fp16)
-        _prepare(network, target, weights, number_format)
+        _prepare_in_place(network, target, weights, number_format)
     except ModelError as error:
         if not wants_fp16 or high_precision is not None:
             raise
         network = _copy_network(source, load_full(source), False)
-        _prepare(network, target, weights, number_format)
+        _prepare_in_place(network, target, weights, number_format)
         network.warnings.append(
             Note(
                 f"the layers without Q/DQ stay FP32 and run in FP32 on {target.name}, because the "
@@ -133,10 +133,10 @@ def _check_float_model(model: Model) -> None:
             code="already-quantized",
             node=fakes[0].name,
         )
-    _check_outputs(model, path)
+    _check_output_producers(model, path)
 
 
-def _check_outputs(model: Model, path: str) -> None:
+def _check_output_producers(model: Model, path: str) -> None:
     sparse = {s.values.name for s in model.proto.graph.sparse_initializer}
     produced = {*model.producers, *model.initializers, *model.inputs, *sparse}
     for output in model.outputs:
@@ -149,7 +149,7 @@ def _check_outputs(model: Model, path: str) -> None:
             )
 
 
-def _describe_subgraphs(model: Model) -> list[Note]:
+def _warn_float_subgraphs(model: Model) -> list[Note]:
     warnings = []
     for content in find_subgraph_contents(model):
         count = content.convolutions + content.products
@@ -180,7 +180,7 @@ def _widen_floats(model: Model, target: Target) -> list[Note]:
             )
         )
     if fp16.has_fp16(model) and not target.float16_scales:
-        fp16.convert_to_fp32(model)
+        fp16.widen_float16(model)
         notes.append(
             Note(
                 f"float16 was widened to float32, because {target.name} reads no FP16 scales; "
@@ -192,7 +192,7 @@ def _widen_floats(model: Model, target: Target) -> list[Note]:
     return notes
 
 
-def _prepare(
+def _prepare_in_place(
     network: PreparedNetwork, target: Target, weights: str, number_format: NumberFormat
 ) -> None:
     model, notes = network.model, network.notes
@@ -205,7 +205,7 @@ def _prepare(
                 target=target.name,
             )
         )
-    network.warnings += _describe_subgraphs(model)
+    network.warnings += _warn_float_subgraphs(model)
     # The file's hash identifies its calibration cache, because preparation results in the same
     # tensors for every opset. A widened or edited model has other tensors, so it gets no hash.
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256

@@ -31,13 +31,13 @@ import onnx
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.lint.operators import find_depthwise_faults, find_large_kernel
-from qdqtool.insertion.einsum import find_matmul
+from qdqtool.insertion.einsum import find_equivalent_matmul
 from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.structure import (
     branch_lengths,
     commuting_outputs,
-    find_hidden_layers,
+    describe_hidden_layers,
     has_only_quantized_consumers,
     walk_tensors,
 )
@@ -212,7 +212,7 @@ def place(model: Model, rules: PlacementRules) -> Placement:
             placement.skipped,
             model.path or "model",
             has_weights=False,
-            hidden=find_hidden_layers(model),
+            hidden=describe_hidden_layers(model),
         )
     placer.place_adds_and_pools()
     placer.note_unused_options()
@@ -336,7 +336,7 @@ class _Placer:
             part: PresetPart | None = None
             if rules.attention == "float" or (rules.attention == "auto" and not self._is_fp8):
                 part = PresetPart.ATTENTION
-            elif rules.attention == "auto" and not _fuses_attention(
+            elif rules.attention == "auto" and not _is_attention_fused(
                 self._model, attention, rules.max_head
             ):
                 part = PresetPart.ATTENTION_UNFUSED
@@ -356,14 +356,14 @@ class _Placer:
                 if reason is not None:
                     self.placement.skip(reason)
                 elif node.index in self._attention:
-                    self._quantize(node, range(len(node.inputs)), "input")
+                    self._place_inputs(node, range(len(node.inputs)), "input")
                 else:
-                    self._quantize(node, [0], "input")
+                    self._place_inputs(node, [0], "input")
                     self._add_weight_site(node)
                 continue
             product = find_contraction(self._model, node)
             if product is not None and node.output in self._view.varying:
-                form = find_matmul(self._view, node, product)
+                form = find_equivalent_matmul(self._view, node, product)
                 if isinstance(form, EinsumObstacle):
                     self.placement.skip(EinsumProduct(PLACEMENT, node.name, form))
 
@@ -395,7 +395,7 @@ class _Placer:
                 excluded = self._find_exclusion(node) if positions else None
                 reasons[node.index] = excluded or reason
                 if positions and excluded is None:
-                    self._quantize(node, positions, role)
+                    self._place_inputs(node, positions, role)
                     pending.remove(node)
                     changed = True
         for node in reversed(pending):
@@ -424,7 +424,7 @@ class _Placer:
                 )
             )
 
-    def _quantize(self, node: Node, positions: Iterable[int], role: str) -> None:
+    def _place_inputs(self, node: Node, positions: Iterable[int], role: str) -> None:
         for position in positions:
             self.placement.add(node.input(position), node, position, role)
         self._quantized.add(node.index)
@@ -604,7 +604,7 @@ class _Placer:
         tensor = node.input(0)
         if self._is_fp8 or not self._is_quantized_downstream(node.output):
             return [], None  # FP8 poolings were not seen in any build
-        if not self._comes_from_quantized(tensor):
+        if not self._has_quantized_producer(tensor):
             return [], FloatNode(PLACEMENT, node.name, SkipCause.NO_QUANTIZED_PRODUCER)
 
         def consumers(name: str) -> set[int]:
@@ -622,20 +622,20 @@ class _Placer:
         )
         return any(name in self.placement.inputs for name in downstream)
 
-    def _comes_from_quantized(self, tensor: str) -> bool:
+    def _has_quantized_producer(self, tensor: str) -> bool:
         """Return whether a tensor comes from a quantized node.
 
         Nodes of kinds that are never quantized may lie between that node and the tensor.
         """
         model = self._model
 
-        def inputs_above(name: str) -> Sequence[str]:
+        def upstream_inputs(name: str) -> Sequence[str]:
             node = model.producer(name)
             if node is None or operator_of(node).weights is not None:
                 return ()
             return () if is_average_pooling(model, node) else node.inputs
 
-        producers = (model.producer(name) for name in walk_tensors(tensor, inputs_above))
+        producers = (model.producer(name) for name in walk_tensors(tensor, upstream_inputs))
         return any(node is not None and node.index in self._quantized for node in producers)
 
 
@@ -713,7 +713,7 @@ def _has_single_row(shape: tuple[int | None, ...] | None) -> bool:
     return shape is not None and all(size == 1 for size in shape[:-1])
 
 
-def _fuses_attention(model: Model, attention: Attention, max_head: int) -> bool:
+def _is_attention_fused(model: Model, attention: Attention, max_head: int) -> bool:
     """Return whether TensorRT fuses an attention in FP8; False for unknown shapes.
 
     `max_head` is the largest head size that the target fuses.

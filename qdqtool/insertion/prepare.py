@@ -21,7 +21,7 @@ from onnx import helper
 
 from qdqtool.errors import ModelError
 from qdqtool.insertion.batchnorm import fold_batch_normalization
-from qdqtool.insertion.einsum import lower_equation, replace_einsums
+from qdqtool.insertion.einsum import lowercase_equation, replace_einsums
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
@@ -91,7 +91,7 @@ def _normalize_nodes(model: Model) -> list[Note]:
     for node in sums:
         editor.edit_proto(node).op_type = "Add"
     einsums = [n for n in model.nodes if n.op == "Einsum" and n.domain in DOMAINS]
-    lowered = sum(lower_equation(editor.edit_proto(n)) for n in einsums)
+    lowered = sum(lowercase_equation(editor.edit_proto(n)) for n in einsums)
     if renamed or sums or lowered:
         editor.finish()
     change = "named after an output, because onnxruntime requires unique names"
@@ -140,7 +140,7 @@ def raise_opset(model: Model, opset: int) -> None:
             code="opset-too-old",
         ) from error
     initializers = {t.name for t in proto.graph.initializer}
-    _restore_names(proto, converted)
+    _restore_names_and_docs(proto, converted)
     del proto.graph.node[:]
     proto.graph.node.extend(converted.graph.node)
     proto.graph.initializer.extend(
@@ -152,7 +152,7 @@ def raise_opset(model: Model, opset: int) -> None:
     model.reindex()
 
 
-def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
+def _restore_names_and_docs(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
     originals = {next(iter(n.output), ""): n for n in proto.graph.node}
     for node in converted.graph.node:
         original = originals.get(next(iter(node.output), ""))

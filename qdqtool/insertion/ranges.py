@@ -141,7 +141,7 @@ def read_table_scales(
         "entries": len(table),
         "unknown": len(unknown),
         "skipped_entries": len(source.skipped),
-        "notes": _note_table(source, unknown),
+        "notes": _note_ignored_entries(source, unknown),
     }
     return result, report
 
@@ -201,7 +201,7 @@ def _check_table_scale(
     )
 
 
-def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
+def _note_ignored_entries(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
     notes = []
     count = len(source.scales)
     if unknown:

@@ -181,14 +181,14 @@ class Insertion:
             "unchanged": self.unchanged,
             "formats": [f.as_json() for f in self.fits],
             "choice": self.choice.as_json() if self.choice else None,
-            "float32": largest_json(self.float32),
+            "float32": maxima_as_json(self.float32),
             "smoothed": [s.as_json() for s in self.smoothed],
             "agreement": self.agreement.as_json() if self.agreement else None,
             "prediction": self.prediction.summary() if self.prediction else None,
         }
 
 
-def largest_json(tensors: dict[str, float]) -> list[Json]:
+def maxima_as_json(tensors: dict[str, float]) -> list[Json]:
     """Return JSON objects of tensors and their largest values; null for NaN and infinity."""
     return [{"tensor": t, "largest": v if math.isfinite(v) else None} for t, v in tensors.items()]
 

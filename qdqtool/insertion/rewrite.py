@@ -126,14 +126,14 @@ class _PairWriter:
             base = self._find_free_name(node, _QUANTIZER_NAMES[entry.role])
             if tensor not in self._pairs:
                 self._insert_q(tensor, node, base, scale)
-            self._dq_outputs[key] = self._insert(node, base, qdq.DQ, self._pairs[tensor])
+            self._dq_outputs[key] = self._insert_node(node, base, qdq.DQ, self._pairs[tensor])
         self.editor.set_input(node, entry.position, self._dq_outputs[key])
 
     def _insert_q(self, tensor: str, node: Node, base: str, scale: ActivationScale) -> None:
         dtype = _float_type(self.model, tensor)
         array = np.asarray(scale.scale, np.float32).astype(dtype)
-        parameters = self._add_parameters(base, array)
-        output = self._insert(node, base, qdq.Q, [tensor, *parameters])
+        parameters = self._add_scale_and_zero_point(base, array)
+        output = self._insert_node(node, base, qdq.Q, [tensor, *parameters])
         self._pairs[tensor] = [output, *parameters]
         self.quantized.append(
             QuantizedTensor(tensor, scale.scale, scale.method, scale.group, f"{base}/{qdq.Q}")
@@ -146,27 +146,27 @@ class _PairWriter:
             return
         scale = _unit_scale(self.model, site) if form == "sketch" else self._weight_scale(site)
         base = self._find_free_name(node, "_weight_quantizer")
-        parameters = self._add_parameters(base, scale)
+        parameters = self._add_scale_and_zero_point(base, scale)
         if form in ("int8", "fp8"):
             value = self.model.constant(name)
             assert value is not None
             numbers = self.format.round_steps(_divide_by_scale(value, scale, site.axis))
-            first, source = qdq.DQ, self._add_numbers(f"{name}_quantized", numbers)
+            first, source = qdq.DQ, self._add_quantized_constant(f"{name}_quantized", numbers)
         else:
             first = qdq.Q
-            source = self._insert(node, base, qdq.Q, [name, *parameters], site.axis)
-        output = self._insert(node, base, qdq.DQ, [source, *parameters], site.axis)
+            source = self._insert_node(node, base, qdq.Q, [name, *parameters], site.axis)
+        output = self._insert_node(node, base, qdq.DQ, [source, *parameters], site.axis)
         self.editor.set_input(node, 1, output)
         scales: Any = [float(s) for s in scale] if scale.ndim else float(scale)
         self.quantized.append(QuantizedTensor(name, scales, "weights-max", None, f"{base}/{first}"))
 
-    def _add_parameters(self, base: str, scale: npt.NDArray[Any]) -> list[str]:
+    def _add_scale_and_zero_point(self, base: str, scale: npt.NDArray[Any]) -> list[str]:
         return [
             self.editor.add_constant(f"{base}/scale", scale),
-            self._add_numbers(f"{base}/zero_point", np.zeros(scale.shape, np.float32)),
+            self._add_quantized_constant(f"{base}/zero_point", np.zeros(scale.shape, np.float32)),
         ]
 
-    def _add_numbers(self, base: str, numbers: npt.NDArray[np.float32]) -> str:
+    def _add_quantized_constant(self, base: str, numbers: npt.NDArray[np.float32]) -> str:
         return self.editor.add_constant_tensor(self.format.make_tensor(base, numbers))
 
     def _weight_scale(self, site: WeightSite) -> npt.NDArray[Any]:
@@ -175,7 +175,7 @@ class _PairWriter:
         scale = weight_scale(value, site.axis, self.format.largest)
         return round_up_to_half(scale) if value.dtype == np.float16 else scale
 
-    def _insert(
+    def _insert_node(
         self, node: Node, base: str, op: str, inputs: list[str], axis: int | None = None
     ) -> str:
         attributes = {} if axis is None else {"axis": axis}

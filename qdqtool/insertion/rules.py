@@ -61,7 +61,7 @@ def choose_placement(
     return rules, placement or place(model, rules)
 
 
-def choose_fp8_target(target: Target) -> Target:
+def restrict_to_fp8(target: Target) -> Target:
     """Return a target with strong typing, restricted to GPUs that have FP8.
 
     NVIDIA advises strongly typed networks for FP8 (NVIDIA/TensorRT issue 3987). TensorRT-RTX

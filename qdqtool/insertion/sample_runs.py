@@ -22,7 +22,7 @@ _SUFFIX = "/qdqtool/largest"
 _MIN_AXES_OPSET = 18  # first opset in which ReduceMax has its axes as an input
 
 
-def largest_values(
+def measure_fp16_maxima(
     model: Model,
     data: object,
     *,
@@ -47,7 +47,7 @@ def largest_values(
         for tensor in (*node.inputs, *node.outputs)
         if tensor and _is_float_variable(model, tensor)
     )
-    maxima = _reduce_samples(model, list(tensors), data, images, samples)
+    maxima = _measure_maxima(model, list(tensors), data, images, samples)
     return {t: float(v) if np.isfinite(v) else float("inf") for t, v in maxima.items()}
 
 
@@ -59,7 +59,7 @@ def _is_float_variable(model: Model, tensor: str) -> bool:
     )
 
 
-def channel_maxima(
+def measure_channel_maxima(
     model: Model,
     channels: Mapping[str, int],
     data: object,
@@ -74,10 +74,10 @@ def channel_maxima(
     Raises:
         ModelError: onnxruntime cannot run the model.
     """
-    return _reduce_samples(model, list(channels), data, images, samples, channels)
+    return _measure_maxima(model, list(channels), data, images, samples, channels)
 
 
-def sample_values(
+def compute_sample_values(
     model: Model,
     tensors: Sequence[str],
     shapes: Mapping[str, str],
@@ -97,7 +97,7 @@ def sample_values(
     return values
 
 
-def _reduce_samples(
+def _measure_maxima(
     model: Model,
     tensors: Sequence[str],
     data: object,

@@ -321,7 +321,9 @@ def choose_scale(
             )
     if len(ranges) > 1:
         sources = [statistics[t] for t in ranges]
-        chosen_range = _shared_range(sources, list(ranges.values()), method, choice.percentile)
+        chosen_range = _choose_shared_range(
+            sources, list(ranges.values()), method, choice.percentile
+        )
     amax = chosen_range.amax
     # A shared range costs FP8 no precision: its steps are relative to each value.
     costs = ranges if choice.number_format == INT8 else {}
@@ -345,7 +347,7 @@ def _check_finite(tensor: str, statistics: TensorStatistics) -> None:
         )
 
 
-def _shared_range(
+def _choose_shared_range(
     parts: Sequence[TensorStatistics], ranges: Sequence[float], method: str, percentile: float
 ) -> Range:
     from calibration.methods import Range, amax_of
@@ -392,12 +394,14 @@ def _least_error_range(
             total += (error(part, ranges, power) / max(size, _SMALLEST)) ** (1.0 / power)
         return total
 
-    def best(power: float) -> float:
+    def choose_best_range(power: float) -> float:
         return float(candidates[int(np.argmin(total(candidates, power)))])
 
     if method == "focus":
-        return choose_focus_range(parts, best, lambda ranges, power: total(ranges, power) ** power)
-    return Range(best(2.0), 2.0)
+        return choose_focus_range(
+            parts, choose_best_range, lambda ranges, power: total(ranges, power) ** power
+        )
+    return Range(choose_best_range(2.0), 2.0)
 
 
 def clamp_scale(scale: float) -> float:

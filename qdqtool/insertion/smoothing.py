@@ -28,7 +28,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.channel_places import NetworkShapes, Places, fits_shape
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import Placement
-from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, channel_maxima
+from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, measure_channel_maxima
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of, rearranges, reduction_axes
@@ -206,7 +206,7 @@ def _smooth_regions(
     model = regions[0].model
     linears = [[n for n in region.linears if n.index in quantized] for region in regions]
     channels = {n.input(0): _count_channels(model, n) for nodes in linears for n in nodes}
-    maxima = channel_maxima(model, channels, data, images=images, samples=SAMPLES)
+    maxima = measure_channel_maxima(model, channels, data, images=images, samples=SAMPLES)
     constants: _Constants = {}
     migrations = []
     for region, nodes in zip(regions, linears, strict=True):
@@ -218,7 +218,7 @@ def _smooth_regions(
             np.maximum.at(activations, channel, maxima[node.input(0)][is_channel])
             np.maximum.at(weights, channel, _weight_maxima(model, node)[is_channel])
         factors = _compute_factors(activations, weights, alpha)
-        if factors is not None and region.apply(factors, constants):
+        if factors is not None and region.add_scaled_constants(factors, constants):
             migration = ScaleMigration(
                 tuple(dict.fromkeys(n.input(0) for n in nodes)),
                 tuple(n.name for n in region.producers),
@@ -323,10 +323,10 @@ class _ScaleRegion:
         self._folds: dict[tuple[int, int], list[tuple[Places, int]]] = {}
         visited = 0
         while visited < len(self.tensors) and not self.skip_reason:
-            self._visit(list(self.tensors)[visited])
+            self._visit_tensor(list(self.tensors)[visited])
             visited += 1
 
-    def apply(self, factors: npt.NDArray[np.float64], constants: _Constants) -> bool:
+    def add_scaled_constants(self, factors: npt.NDArray[np.float64], constants: _Constants) -> bool:
         """Add the region's new constants to `constants`, and return True.
 
         If a constant is unknown or would not be finite, nothing is added and the result is False.
@@ -347,7 +347,7 @@ class _ScaleRegion:
         constants.update(changes)
         return True
 
-    def _visit(self, tensor: str) -> None:
+    def _visit_tensor(self, tensor: str) -> None:
         """Extend the region past a tensor's producer and consumers, or set `skip_reason`."""
         model, places = self.model, self.tensors[tensor]
         producer = model.producer(tensor)
@@ -375,7 +375,7 @@ class _ScaleRegion:
         factor = _find_factor(self.model, node)
         if factor is not None:
             power = 1 if node.op == "Div" else -1
-            return self._can_fold(node, [factor], places) and self._fold_into_producer(
+            return self._can_fold(node, [factor], places) and self._record_producer_folds(
                 node, [factor], places, power
             )
         if _is_sum(node):
@@ -383,19 +383,19 @@ class _ScaleRegion:
         if node.op == "MatMul":
             return self._divide_product_operand(node, places)
         moved = None
-        if self._preserves_channels(node, places):
+        if self._has_same_channels(node, places):
             moved = [places] * (len(node.inputs) if operator_of(node).joins else 1)
         if moved is None or not self._whole:
             moved = self._shapes.map_upstream(node, node.outputs.index(tensor), places) or moved
-        return self._join_all(node.inputs, moved)
+        return self._add_tensors(node.inputs, moved)
 
     def _divide_linear(self, node: Node, places: Places) -> bool:
         bias = [2] if node.input(2) else []
         if places.ndim > 1 or not self._can_fold(node, bias, places):
             return False
         is_transposed = _input_channel_axis(node) == 1
-        self._fold_into_producer(node, [1], places[:, None] if is_transposed else places, -1)
-        return self._fold_into_producer(node, bias, places, -1)
+        self._record_producer_folds(node, [1], places[:, None] if is_transposed else places, -1)
+        return self._record_producer_folds(node, bias, places, -1)
 
     def _divide_layer_norm(self, node: Node, places: Places) -> bool:
         parameters = [p for p in (1, 2) if node.input(p)]
@@ -404,7 +404,7 @@ class _ScaleRegion:
         return (
             places.ndim == 1
             and shapes == {places.shape}
-            and self._fold_into_producer(node, parameters, places, -1)
+            and self._record_producer_folds(node, parameters, places, -1)
         )
 
     def _divide_input(self, node: Node, tensor: str, places: Places) -> bool:
@@ -417,51 +417,51 @@ class _ScaleRegion:
         if factor is not None:
             return self._divide_factor(node, factor, places)
         if _is_sum(node):
-            return self._divide_summands(node, places) and self._join(node.output, places)
+            return self._divide_summands(node, places) and self._add_tensor(node.output, places)
         if node.op == "MatMul":
             return self._divide_product_input(node, positions[0], places)
-        return all(self._divide_moved(node, position, places) for position in positions)
+        return all(self._divide_through_move(node, position, places) for position in positions)
 
     def _divide_linear_input(self, node: Node, positions: list[int], places: Places) -> bool:
         if positions != [0] or places.ndim > 1:
             return False
         self.linears.append(node)
-        self._fold(node, 1, places if _input_channel_axis(node) else places[:, None], 1)
+        self._record_fold(node, 1, places if _input_channel_axis(node) else places[:, None], 1)
         return True
 
     def _divide_factor(self, node: Node, position: int, places: Places) -> bool:
-        self._fold(node, position, places, 1 if node.op == "Mul" else -1)
+        self._record_fold(node, position, places, 1 if node.op == "Mul" else -1)
         return self._can_fold(node, [position], places)
 
     def _divide_product_input(self, node: Node, position: int, places: Places) -> bool:
         return (
             node.input(1 - position) not in self.tensors
-            and _keeps_product_axis(places, position)
-            and self._join(node.output, places)
+            and _is_outside_summed_axis(places, position)
+            and self._add_tensor(node.output, places)
         )
 
-    def _divide_moved(self, node: Node, position: int, places: Places) -> bool:
+    def _divide_through_move(self, node: Node, position: int, places: Places) -> bool:
         moved = None
-        if self._preserves_channels(node, places) and (operator_of(node).joins or position == 0):
+        if self._has_same_channels(node, places) and (operator_of(node).joins or position == 0):
             moved = [places] * len(node.outputs)
         if moved is None or not self._whole:
             moved = self._shapes.map_downstream(node, position, places) or moved
-        return self._join_all(node.outputs, moved)
+        return self._add_tensors(node.outputs, moved)
 
     def _divide_summands(self, node: Node, places: Places) -> bool:
         constant = _find_constant_operands(self.model, node)
         if len(node.inputs) != 2 or not self._can_fold(node, constant, places):
             return False
         if constant and (node.index, constant[0]) not in self._folds:
-            self._fold(node, constant[0], places, -1)
+            self._record_fold(node, constant[0], places, -1)
         tensors = [t for p, t in enumerate(node.inputs) if p not in constant]
-        return all(self._has_axes(t, places) and self._join(t, places) for t in tensors)
+        return all(self._has_axes(t, places) and self._add_tensor(t, places) for t in tensors)
 
     def _divide_product_operand(self, node: Node, places: Places) -> bool:
         for position in [p for p in (1, 0) if node.input(p) in self.tensors] or [1, 0]:
             tensor = node.input(position)
-            if _keeps_product_axis(places, position) and self._has_axes(tensor, places):
-                if self._join(tensor, places):
+            if _is_outside_summed_axis(places, position) and self._has_axes(tensor, places):
+                if self._add_tensor(tensor, places):
                     return True
         return False
 
@@ -479,24 +479,24 @@ class _ScaleRegion:
     def _has_axes(self, tensor: str, places: Places) -> bool:
         return fits_shape(self._shapes.shape(tensor) or (), places)
 
-    def _fold(self, node: Node, position: int, places: Places, power: int) -> None:
+    def _record_fold(self, node: Node, position: int, places: Places, power: int) -> None:
         self._folds.setdefault((node.index, position), []).append((places, power))
 
-    def _fold_into_producer(
+    def _record_producer_folds(
         self, node: Node, positions: Iterable[int], places: Places, power: int
     ) -> bool:
         for position in positions:
-            self._fold(node, position, places, power)
+            self._record_fold(node, position, places, power)
         if node not in self.producers:
             self.producers.append(node)
         return True
 
-    def _join_all(self, tensors: Iterable[str], places: Sequence[Places] | None) -> bool:
+    def _add_tensors(self, tensors: Iterable[str], places: Sequence[Places] | None) -> bool:
         return places is not None and all(
-            self._join(t, p) for t, p in zip(tensors, places, strict=False) if t
+            self._add_tensor(t, p) for t, p in zip(tensors, places, strict=False) if t
         )
 
-    def _join(self, tensor: str, places: Places) -> bool:
+    def _add_tensor(self, tensor: str, places: Places) -> bool:
         """Add a tensor to the region, unless none of its entries belongs to a channel of s.
 
         Args:
@@ -510,7 +510,7 @@ class _ScaleRegion:
             return True
         return np.array_equal(self.tensors.setdefault(tensor, places), places)
 
-    def _preserves_channels(self, node: Node, places: Places) -> bool:
+    def _has_same_channels(self, node: Node, places: Places) -> bool:
         """Return whether a node commutes with scaling of channels and leaves them in place."""
         model, operator = self.model, operator_of(node)
         if node.op == "Cast":
@@ -524,9 +524,9 @@ class _ScaleRegion:
             return places.shape[1:] == (1, 1) and rank == places.ndim + 1
         if node.op == "Relu" or operator.kind == LayerKind.IDENTITY:
             return not any(node.outputs[1:])
-        return places.ndim == 1 and self._preserves_last_axis(node, len(places))
+        return places.ndim == 1 and self._has_same_last_axis(node, len(places))
 
-    def _preserves_last_axis(self, node: Node, channels: int) -> bool:
+    def _has_same_last_axis(self, node: Node, channels: int) -> bool:
         """Return whether a node leaves each entry at its place along the last axis."""
         operator = operator_of(node)
         if node.op == "Transpose":
@@ -534,21 +534,23 @@ class _ScaleRegion:
             return isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
         if node.op == "Slice":
             value = self._shapes.value(node.input(3)) if node.input(3) else None
-            return value is not None and self._excludes_last_axis(node, value.reshape(-1).tolist())
+            return value is not None and self._is_last_axis_excluded(
+                node, value.reshape(-1).tolist()
+            )
         if node.op == "ReduceMean":
-            return self._excludes_last_axis(node, reduction_axes(self.model, node))
+            return self._is_last_axis_excluded(node, reduction_axes(self.model, node))
         if node.op == "Gather" or operator.cuts or operator.joins:
-            return self._excludes_last_axis(node, [node.integer("axis", 0)])
+            return self._is_last_axis_excluded(node, [node.integer("axis", 0)])
         # A Reshape keeps the last axis if its size is the same before and after.
         sizes = [(self._shapes.shape(t) or (None,))[-1] for t in (node.input(0), node.output)]
         return rearranges(node) and not operator.moves and sizes == [channels, channels]
 
-    def _excludes_last_axis(self, node: Node, axes: Sequence[int] | None) -> bool:
+    def _is_last_axis_excluded(self, node: Node, axes: Sequence[int] | None) -> bool:
         rank = self._shapes.rank(node.input(0))
         return bool(axes) and rank > 0 and all(axis % rank != rank - 1 for axis in axes or ())
 
 
-def _keeps_product_axis(places: Places, position: int) -> bool:
+def _is_outside_summed_axis(places: Places, position: int) -> bool:
     """Return whether the channels of a MatMul operand are not along the summed axis."""
     axis = 2 if position else 1
     return places.ndim < axis or places.shape[-axis] == 1

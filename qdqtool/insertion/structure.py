@@ -89,7 +89,7 @@ def _activation_nodes(model: Model, tensor: str, outputs: Iterable[str]) -> set[
     return indices
 
 
-def find_hidden_layers(model: Model) -> str:
+def describe_hidden_layers(model: Model) -> str:
     """Return a text on an operator of another framework that may hide layers, with a remedy.
 
     The text is empty if the network has no such operator.

@@ -16,8 +16,8 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.fp8_conversion import convert_pairs_to_fp8
 from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.number_formats import FORMATS, FP8, LEVELS
-from qdqtool.insertion.rules import choose_fp8_target
-from qdqtool.insertion.sample_runs import largest_values
+from qdqtool.insertion.rules import restrict_to_fp8
+from qdqtool.insertion.sample_runs import measure_fp16_maxima
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model
@@ -150,7 +150,7 @@ def export(
     plan = read_plan(network)
     target = target_named(target or plan.target)
     if precision == FP8.name:
-        target, opset = choose_fp8_target(target), max(opset, FP8.opset)
+        target, opset = restrict_to_fp8(target), max(opset, FP8.opset)
     if opset < 13:
         raise QdqtoolError(
             f"opset={opset} is too old for per-channel Q/DQ; give 13 or newer",
@@ -321,7 +321,7 @@ class _NetworkCopy:
         convert_pairs_to_fp8(model)
         if is_half:
             sample = checking.model_inputs(proto, self._call)
-            largest = largest_values(model, [sample], samples=1)
+            largest = measure_fp16_maxima(model, [sample], samples=1)
             convert_to_fp16(model, [t for t, value in largest.items() if value > WIDE])
         difference = checking.compare_outputs(model.proto, self._call, self.reference.outputs)
         if not np.isfinite(difference):

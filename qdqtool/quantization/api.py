@@ -24,15 +24,15 @@ from qdqtool.insertion.format_choice import (
     choose_number_format,
     compare_precision,
 )
-from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
+from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixel_range
 from qdqtool.insertion.losses import (
     TRIAL_SAMPLES,
     Fp16Agreement,
     compare_outputs,
     measure_losses,
-    predict_changes,
+    measure_sample_errors,
+    predict_count_changes,
     rank_activations,
-    sample_errors,
 )
 from qdqtool.insertion.network import prepare_network
 from qdqtool.insertion.number_formats import FORMATS, FP8, INT8, find_number_format
@@ -355,7 +355,7 @@ class _Inserter:
             check_cluster(options.cluster.cluster)
         self._format = find_number_format(options.placement.precision)
         if self._format == FP8:
-            target = rules.choose_fp8_target(target)
+            target = rules.restrict_to_fp8(target)
         check_input_type(options.network.input_type, target, self._format)
         self.target = target
         # A table replaces the data, so the network never runs.
@@ -446,7 +446,7 @@ class _Inserter:
 
     def measure_errors(self, models: Sequence[Model]) -> npt.NDArray[np.float64]:
         """Return output errors of models against the float model, of shape [samples, models]."""
-        return sample_errors(
+        return measure_sample_errors(
             self._network.load_float_model(),
             models,
             self._data,
@@ -528,7 +528,7 @@ class _Inserter:
         for name in self._model.inputs:
             if name in statistics and statistics[name].count:
                 low, high = statistics[name].minimum, statistics[name].maximum
-                check_pixels(name, low, high, self._preprocess)
+                check_pixel_range(name, low, high, self._preprocess)
 
     def _calibrate(self, groups: Sequence[ScaleGroup], methods: MethodChoice) -> list[GroupScale]:
         options = self._options
@@ -675,7 +675,7 @@ class _Inserter:
         options, result = self._options, self.result
         result.float32 = self.find_wide_tensors()
         result.notes.extend(
-            fp16.describe_fp16(
+            fp16.describe_fp16_conversion(
                 self._model, self.target, result.float32, options.network.high_precision is None
             )
         )
@@ -730,7 +730,9 @@ class _Inserter:
             if self._network.fp16:
                 fp16.convert_to_fp16(self._model, result.float32)
         if self._network.fp16:
-            result.groups, notes = fp16.update_scales(self._model, result.quantized, result.groups)
+            result.groups, notes = fp16.update_recorded_scales(
+                self._model, result.quantized, result.groups
+            )
             result.notes.extend(notes)
 
     def check_layer_norms(self) -> None:
@@ -756,7 +758,7 @@ class _Inserter:
             model.path, model.sha256 = "", None  # the model differs from the file
             result.prediction = prediction.predict(model, self.target)
             if result.losses is not None:
-                result.losses = predict_changes(
+                result.losses = predict_count_changes(
                     result.losses,
                     model,
                     result.activations,

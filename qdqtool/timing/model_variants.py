@@ -153,10 +153,10 @@ def fp16_variant(model: Model, target: Target) -> Model | None:
 
 def fp32_variant(model: Model) -> Model:
     """Return a copy of an FP16 network in FP32, without Casts between float types."""
-    from qdqtool.insertion.fp16 import convert_to_fp32
+    from qdqtool.insertion.fp16 import widen_float16
 
     variant = model.copy()
-    convert_to_fp32(variant)
+    widen_float16(variant)
     editor = Editor(variant)
     for node in variant.nodes:
         types = {variant.elem_type(tensor) for tensor in (*node.inputs, node.output)}

@@ -36,7 +36,8 @@ def add_savings(
 
     A fix for accuracy, or a fix that keeps a layer in float, saves no time. For other fixes, the
     convolutions are assumed to read and write INT8 and to absorb the poolings after them, so that
-    conversions and reformats after the convolutions disappear.
+    conversions and reformats after the convolutions disappear. If a float convolution gets Q/DQ,
+    the INT8 convolutions before it are also assumed to write INT8.
 
     Args:
         prediction: Prediction with the findings.
@@ -115,19 +116,24 @@ class _SavingFinder:
         for i, layer in enumerate(self.layers):
             for edge in layer.inputs:
                 self.consumers[edge.tensor].append(i)
-        self.extras = {
-            extra.name: i for i, extra in enumerate(workload.extras, len(workload.layers))
+        self.producers = {
+            edge.tensor: i for i, layer in enumerate(self.layers) for edge in layer.outputs
         }
+        self.extras: dict[str, set[int]] = defaultdict(set)  # one name can have several kernels
+        for i, extra in enumerate(workload.extras, len(workload.layers)):
+            self.extras[extra.name].add(i)
         # Cached, because findings often share layers.
         self._savings: dict[tuple[int, ...], float] = {}
 
     def find(self, names: Iterable[str | None]) -> float:
         """Return the milliseconds saved if the named convolutions read and write INT8.
 
-        Names of other layers are ignored.
+        Names of other layers are ignored. INT8 convolutions that write float for a named one are
+        included.
         """
         positions = [self.positions[name] for name in names if name in self.positions]
-        slow = tuple(i for i in positions if self.workload.layers[i].kind in work.COMPUTING)
+        named = [i for i in positions if self.workload.layers[i].kind in work.COMPUTING]
+        slow = tuple(dict.fromkeys([*named, *self._find_float_writers(named)]))
         if slow not in self._savings:
             faster = sum(max(0.0, self.ms[i] - self.best_ms[i]) for i in slow)
             vanishing = sum(self.ms[j] for j in self._find_vanishing(slow))
@@ -141,10 +147,34 @@ class _SavingFinder:
             self.layers[j].type == "Pooling" or work_of_layer.kind == work.POINTWISE
         )
 
-    def _find_extras(self, tensor: str) -> set[int]:
+    def _find_float_writers(self, convolutions: Iterable[int]) -> list[int]:
+        """Return the INT8 convolutions that write float because a given one reads float."""
+        writers = []
+        pending = [
+            edge.tensor
+            for i in convolutions
+            if self.workload.layers[i].precision.is_float
+            for edge in self.layers[i].inputs
+        ]
+        while pending:
+            i = self.producers.get(pending.pop())
+            if i is None:
+                continue
+            producer = self.workload.layers[i]
+            if producer.kind in work.COMPUTING:
+                if not producer.precision.is_float and producer.written_as.is_float:
+                    writers.append(i)
+            elif self._is_fusible(i):
+                pending += [edge.tensor for edge in self.layers[i].inputs]
+        return writers
+
+    def _find_extras(self, *names: str) -> set[int]:
+        """Return the positions of the kernels with these names outside the listed layers."""
+        return set().union(*(self.extras.get(name, ()) for name in names))
+
+    def _find_changes(self, tensor: str) -> set[int]:
         """Return the positions of the kernels that change the type or layout of a tensor."""
-        names = (f"reformat of {tensor}", f"layout of {tensor}")
-        return {self.extras[name] for name in names if name in self.extras}
+        return self._find_extras(f"reformat of {tensor}", f"layout of {tensor}")
 
     def _find_vanishing(self, convolutions: Iterable[int]) -> set[int]:
         """Return the positions of kernels that disappear if the convolutions are INT8.
@@ -157,13 +187,12 @@ class _SavingFinder:
         for i in convolutions:
             layer = self.layers[i]
             for edge in layer.inputs:
-                kernels |= self._find_extras(edge.tensor)
-            if f"PWN behind {layer.name}" in self.extras:
-                kernels.add(self.extras[f"PWN behind {layer.name}"])
+                kernels |= self._find_changes(edge.tensor)
+            kernels |= self._find_extras(f"PWN behind {layer.name}")
             pending += [edge.tensor for edge in layer.outputs]
         while pending:
             tensor = pending.pop()
-            kernels |= self._find_extras(tensor)
+            kernels |= self._find_changes(tensor)
             for j in self.consumers.get(tensor, ()):
                 if j in kernels:
                     continue

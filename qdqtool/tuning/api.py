@@ -21,7 +21,7 @@ from qdqtool import prediction
 from qdqtool.accuracy.metrics import MetricFunction, choose_metric, find_compared_tensors
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses
-from qdqtool.insertion.fp16 import describe_fp16, find_wide_tensors
+from qdqtool.insertion.fp16 import describe_fp16_conversion, find_wide_tensors
 from qdqtool.insertion.network import prepare_network
 from qdqtool.insertion.number_formats import FORMATS, FP8, find_number_format
 from qdqtool.insertion.options import (
@@ -34,7 +34,7 @@ from qdqtool.insertion.options import (
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics
-from qdqtool.insertion.rules import choose_fp8_target, choose_placement
+from qdqtool.insertion.rules import choose_placement, restrict_to_fp8
 from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
@@ -67,7 +67,7 @@ from qdqtool.tuning.time_plan import (
     JUDGING_END,
     SEARCH_END,
     describe_work,
-    fit_samples,
+    fit_samples_to_time,
     measure_run_seconds,
 )
 from qdqtool.util.checks import check_choice
@@ -225,7 +225,7 @@ def tune(
             count_default_workers() if opened is None else max(1, opened.threads())
         )
         search = run.make_search(mapper or map_on_threads(workers), workers, progress, say)
-        _run_search(search, time_limit, run.find_end(SEARCH_END), estimate=say is not None)
+        _run_search(search, time_limit, run.compute_deadline(SEARCH_END), estimate=say is not None)
         tuning = run.make_result(search, progress)
     tuning.read = inputs
     return tuning
@@ -247,7 +247,7 @@ class _TuningRun:
         check_choice("precision", options.placement.precision, FORMATS)
         self.format = find_number_format(options.placement.precision)
         if self.format == FP8:
-            target = choose_fp8_target(target)
+            target = restrict_to_fp8(target)
         self.gpu = _choose_gpu(options.gpu, target)
         self.target = target if self.gpu is None else target.with_capability(self.gpu.cc)
         self.source = load_full(model)
@@ -277,7 +277,7 @@ class _TuningRun:
             swept_on=options.search.swept_on,
         )
         # The store is opened before any long work, because its file may belong to another tuning.
-        self.store = MeasurementStore(options.search.state, self._identify())
+        self.store = MeasurementStore(options.search.state, self._compute_hashes())
         if network.smooth is not None:
             calibration = self.sets.calibration
             self.notes.append(smooth(self.model, placement, network.smooth, calibration)[1])
@@ -298,7 +298,7 @@ class _TuningRun:
         self.searched_images = 0  # number of images that gave the ranges of the search
         self.ranges_seconds = 0.0  # estimate for collecting ranges from all images
 
-    def _identify(self) -> Json:
+    def _compute_hashes(self) -> Json:
         """Return hashes of the model, the images and the settings that affect measurements."""
         options = self.options
         settings = [
@@ -311,9 +311,9 @@ class _TuningRun:
             replace(options.placement, weights="float"),
         ]
         return {
-            "model": _hash(_serialize(self.model)),
+            "model": _hash_bytes(_serialize_model(self.model)),
             "images": self.sets.fingerprint,
-            "settings": _hash(repr(settings).encode()),
+            "settings": _hash_bytes(repr(settings).encode()),
         }
 
     def collect_ranges(self, progress: bool, client: object) -> None:
@@ -335,19 +335,19 @@ class _TuningRun:
         self.cluster = replace(self.options.cluster, cluster=client)
         data = self.sets.calibration
         started = time.monotonic()
-        planner.statistics, self.ranges_report = self._collect(data, progress)
+        planner.statistics, self.ranges_report = self._collect_statistics(data, progress)
         self.searched_images = self.ranges_report["images"]
         self.ranges_seconds = (time.monotonic() - started) / len(data) * len(self.sets.complete)
-        self._report_preprocess()
+        self._record_preprocess()
         self.notes += planner.plan(Configuration()).placement.notes
         if planner.fp16:
             planner.fp32_tensors = self._find_wide_tensors(planner)
             by_default = self.options.network.high_precision is None
             self.notes.extend(
-                describe_fp16(self.model, self.target, planner.fp32_tensors, by_default)
+                describe_fp16_conversion(self.model, self.target, planner.fp32_tensors, by_default)
             )
 
-    def _report_preprocess(self) -> None:
+    def _record_preprocess(self) -> None:
         """Add notes on the preprocessing, and record the preprocessing in the model's metadata."""
         used = self.ranges_report["preprocess"]
         if used is None:
@@ -356,7 +356,7 @@ class _TuningRun:
         self.warnings.extend(warn_preprocess(self.model, used))
         record_preprocess(self.model.proto, used)
 
-    def _collect(
+    def _collect_statistics(
         self, data: Dataset, progress: bool
     ) -> tuple[Mapping[str, TensorStatistics], Json]:
         statistics, report = collect_statistics(
@@ -402,14 +402,14 @@ class _TuningRun:
         compared = tuple(find_compared_tensors(self.model))
         scores = find_class_outputs(self.model)
         job = TuningJob(
-            _serialize(self.model),
+            _serialize_model(self.model),
             self.sets.measured,
             compared,
             scores if set(scores) <= set(compared) else (),
             self.metric,
         )
         evaluator = CandidateEvaluator(
-            job, self.sets, mapper, self.store, workers, self.find_end(1.0), progress
+            job, self.sets, mapper, self.store, workers, self.compute_deadline(1.0), progress
         )
         goal = self.options.goal
         return PlacementSearch(
@@ -419,10 +419,10 @@ class _TuningRun:
             goal.budget_ms,
             self.options.search.whole_front,
             say or (lambda line: None),
-            self.find_end(JUDGING_END),
+            self.compute_deadline(JUDGING_END),
         )
 
-    def find_end(self, fraction: float) -> float | None:
+    def compute_deadline(self, fraction: float) -> float | None:
         """Return the ``time.monotonic()`` after a part of the time limit; None without limit."""
         limit = self.options.search.time_limit
         return None if limit is None else self.started + fraction * limit
@@ -430,20 +430,20 @@ class _TuningRun:
     def make_result(self, search: PlacementSearch, progress: bool) -> Tuning:
         """Choose the best placement, evaluate it on held-out images, and build its model."""
         gpu, weights = self.gpu, self.options.placement.weights
-        placement, reached = search.choose()
+        placement, reached = search.choose_placement()
         front = summary.thin_front(search.find_front(), placement)
         search.judge_placements([placement])
-        bought = search.judge_in_time(placement, front)
+        bought = search.judge_and_measure_benefits(placement, front)
         planner = self.planner
         has_more_images = len(self.sets.complete) > len(self.sets.calibration)
         if has_more_images and placement.cost.int8:
-            planner = self._use_all_images(search, placement, reached, progress)
+            planner = self._choose_final_planner(search, placement, reached, progress)
         model, quantized = planner.build(planner.plan(placement.configuration), weights)
         is_unchanged = not quantized and not planner.fp16
         if is_unchanged:
             model = self.source.copy()
         if planner.fp16:
-            self._compare_fp16(planner, placement, model)
+            self._note_fp16_error(planner, placement, model)
         model.path, model.sha256 = "", None
         base_warnings = planner.plan(Configuration()).warnings
         return Tuning(
@@ -504,7 +504,7 @@ class _TuningRun:
             float32=dict(planner.fp32_tensors),
         )
 
-    def _use_all_images(
+    def _choose_final_planner(
         self, search: PlacementSearch, placement: PlacementResult, reached: bool, progress: bool
     ) -> Planner:
         """Return a planner with ranges from all images, or the search's planner.
@@ -514,20 +514,20 @@ class _TuningRun:
         if the placement reaches the goal only with the ranges of the search.
         """
         images = len(self.sets.complete)
-        end = self.find_end(1.0)
+        end = self.compute_deadline(1.0)
         # Evaluating the placement with the new ranges takes at most as long as collecting them.
         if end is not None and time.monotonic() + 2 * self.ranges_seconds > end:
             count = self.searched_images
             text = f"ranges from {count} of {images} images: more would exceed the time limit"
             self.notes.append(Note(text, code="ranges-on", room=count, images=images))
             return self.planner
-        statistics, report = self._collect(self.sets.complete, progress)
+        statistics, report = self._collect_statistics(self.sets.complete, progress)
         planner = self.planner.with_statistics(statistics)
         if planner.fp16:
             planner.fp32_tensors = self._find_wide_tensors(planner)
         recipe = planner.plan(placement.configuration).recipe
         metric = search.judge_recipe(recipe)
-        if reached and not search.reaches_goal_with(metric):
+        if reached and not search.is_goal_reached_with(metric):
             text = (
                 f"ranges from all {images} images were not used, because the metric on the "
                 f"held-out images is then {metric:.3f}, which misses the goal"
@@ -542,7 +542,7 @@ class _TuningRun:
         self.ranges_report = report
         return planner
 
-    def _compare_fp16(self, planner: Planner, placement: PlacementResult, model: Model) -> None:
+    def _note_fp16_error(self, planner: Planner, placement: PlacementResult, model: Model) -> None:
         """Add a note that compares the output error of a placement in FP32 and in FP16.
 
         Args:
@@ -553,7 +553,7 @@ class _TuningRun:
         fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = self._take_fp16_samples()
         try:
-            errors = losses.sample_errors(
+            errors = losses.measure_sample_errors(
                 self.model, [fp32_model, model], data, samples=FP16_SAMPLES
             )
         except ModelError as error:
@@ -580,9 +580,9 @@ def _run_search(
             seconds_per_run = measure_run_seconds(search)
             search.report(describe_work(search, seconds_per_run))
             if time_limit is not None:
-                fit_samples(search, time_limit, seconds_per_run)
-        _require_agreement(search, evaluator.sets.chosen_on)
-        _require_agreement(search, evaluator.sets.judged_on)
+                fit_samples_to_time(search, time_limit, seconds_per_run)
+        _require_positive_metric(search, evaluator.sets.chosen_on)
+        _require_positive_metric(search, evaluator.sets.judged_on)
         search.measure([(search.start_name, search.start)])
     except OutOfTime:
         if not search.end_early():
@@ -594,7 +594,7 @@ def _run_search(
             ) from None
     else:
         chosen_on, judged_on = evaluator.sets.chosen_on, evaluator.sets.judged_on
-        evaluator.store.set_effort(chosen_on, judged_on, seconds_per_run)
+        evaluator.store.record_samples(chosen_on, judged_on, seconds_per_run)
         evaluator.deadline = search_end
         search.run()
     evaluator.deadline = None  # evaluating the result has a separate deadline
@@ -613,7 +613,7 @@ def _prepare_search(search: PlacementSearch) -> None:
     evaluator.deadline = deadline
 
 
-def _require_agreement(search: PlacementSearch, samples: Sequence[int]) -> None:
+def _require_positive_metric(search: PlacementSearch, samples: Sequence[int]) -> None:
     value = search.float_value(samples)
     if search.keep is not None and value <= 0.0:
         raise QdqtoolError(
@@ -625,11 +625,11 @@ def _require_agreement(search: PlacementSearch, samples: Sequence[int]) -> None:
         )
 
 
-def _hash(content: bytes) -> str:
+def _hash_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:20]
 
 
-def _serialize(model: Model) -> bytes:
+def _serialize_model(model: Model) -> bytes:
     try:
         return bytes(model.proto.SerializeToString())
     except (ValueError, EncodeError):

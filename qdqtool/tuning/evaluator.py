@@ -59,7 +59,7 @@ class CandidateEvaluator:
 
     # Sweeps: output errors of single sites, without the metric -------------------------
 
-    def sweep(
+    def measure_output_errors(
         self,
         recipes: Sequence[Recipe],
         images: Sequence[int],

@@ -89,22 +89,22 @@ def open_sets(
         least = _FEWEST * dataset.batch
         if len(indices) < least:
             raise DataError(
-                f"`data`: {_count_images(indices)} too few for calibration, search and final "
-                f"evaluation; give {least} images or more, or separate images for the final "
+                f"`data`: {_describe_image_count(indices)} too few for calibration, search and "
+                f"final evaluation; give {least} images or more, or separate images for the final "
                 "evaluation with `evaluation`",
                 code="too-few-images",
                 parameter="data",
             )
         rest, to_choose, to_judge = _split_in_three(indices, dataset.batch, chosen_on, judged_on)
-        calibration = _select(dataset, rest)
+        calibration = _select_images(dataset, rest)
         return _make_sets(dataset, calibration, dataset, to_choose, to_judge, swept_on)
     _forbid_same_path(data, evaluation)
     limit = max(max_images, chosen_on + judged_on)
     other, indices = _open_dataset(model, evaluation, images, limit, "evaluation")
     if len(indices) < 2 * other.batch:
         raise DataError(
-            f"`evaluation`: {_count_images(indices)} too few: one half is for the search, the "
-            f"other half for the final evaluation; give {2 * other.batch} images or more",
+            f"`evaluation`: {_describe_image_count(indices)} too few: one half is for the search, "
+            f"the other half for the final evaluation; give {2 * other.batch} images or more",
             code="too-few-images",
             parameter="evaluation",
         )
@@ -112,7 +112,7 @@ def open_sets(
     return _make_sets(other, dataset, dataset, to_choose, to_judge, swept_on)
 
 
-def _count_images(indices: Sequence[int]) -> str:
+def _describe_image_count(indices: Sequence[int]) -> str:
     return "1 image is" if len(indices) == 1 else f"{len(indices)} images are"
 
 
@@ -151,7 +151,7 @@ def _open_dataset(
     return dataset, dataset.indices
 
 
-def _select(dataset: Dataset, indices: Sequence[int]) -> Dataset:
+def _select_images(dataset: Dataset, indices: Sequence[int]) -> Dataset:
     return Dataset(SubsetSource(dataset.source, indices), dataset.inputs, max(1, len(indices)))
 
 
@@ -181,7 +181,7 @@ def _make_sets(
     return ImageSets(
         calibration,
         complete,
-        _select(dataset, to_choose + to_judge),
+        _select_images(dataset, to_choose + to_judge),
         tuple(range(first)),
         tuple(range(first, last)),
         tuple(spread_indices(first, min(swept_on or SWEPT_ON, first))),

@@ -254,14 +254,14 @@ class ActivationCache:
     def end_turn(self, turn: int) -> None:
         """Drop outputs that no later step uses, and further outputs if the limit is exceeded."""
         for run in [r for r in self.outputs if self._uses[r][-1] <= turn]:
-            self._drop(run)
+            self._drop_outputs(run)
         while self._bytes_left < 0 and self.outputs:
-            self._drop(max(self.outputs, key=lambda r: self._find_next_use(r, turn)))
+            self._drop_outputs(max(self.outputs, key=lambda r: self._find_next_use(r, turn)))
 
     def _find_next_use(self, run: PartRun, turn: int) -> float:
         return next((use for use in self._uses[run] if use > turn), math.inf)
 
-    def _drop(self, run: PartRun) -> None:
+    def _drop_outputs(self, run: PartRun) -> None:
         self._bytes_left += _count_bytes(self.outputs.pop(run))
 
 
@@ -359,17 +359,17 @@ class PartitionedNetwork:
         floats = [r for r in candidates if r.is_float]
         reference = self.references.get(number)
         if reference is None or floats:
-            _, tensors = next(self._run(sample, [FLOAT_RECIPE], self._tensors))
+            _, tensors = next(self._run_candidates(sample, [FLOAT_RECIPE], self._tensors))
             if reference is None:
                 reference = self._make_reference(tensors)
                 self.references.add(number, reference)
             for recipe in floats:
-                yield recipe.key, self._compare(number, reference, tensors, with_metric)
+                yield recipe.key, self._make_measurement(number, reference, tensors, with_metric)
             del tensors
         others = [r for r in candidates if not r.is_float]
         names = self._tensors if with_metric else self.job.compared
-        for recipe, tensors in self._run(sample, others, names):
-            yield recipe.key, self._compare(number, reference, tensors, with_metric)
+        for recipe, tensors in self._run_candidates(sample, others, names):
+            yield recipe.key, self._make_measurement(number, reference, tensors, with_metric)
 
     def _make_reference(self, tensors: _Arrays) -> FloatReference:
         job = self.job
@@ -379,7 +379,7 @@ class PartitionedNetwork:
             compared, job.metric.prepare({t: tensors[t] for t in job.metric.tensors})
         )
 
-    def _compare(
+    def _make_measurement(
         self, number: int, reference: FloatReference, tensors: _Arrays, with_metric: bool
     ) -> Measurement:
         error = reference.compared.error(tensors)
@@ -390,7 +390,7 @@ class PartitionedNetwork:
         image = self.job.images.name(number)
         return Measurement(error, metric.observe(reference.metric_reference, outputs, image))
 
-    def _run(
+    def _run_candidates(
         self, sample: _Arrays, candidates: Sequence[Recipe], names: Sequence[str]
     ) -> Iterator[tuple[Recipe, _Arrays]]:
         """Run candidates on a sample, and yield each candidate with the tensors in `names`.

@@ -234,12 +234,12 @@ class Planner:
         tensors = list(self.placement(Configuration()).inputs)
         for node in model.ordered:
             if can_be_quantized(model, node):
-                tensors += [t for t in node.inputs if t and self._may_be_quantized(t)]
+                tensors += [t for t in node.inputs if t and self._can_be_quantized(t)]
         for tensor in tensors:
             largest.inputs.setdefault(tensor, [])
         return [*self.groups(largest), *self.groups(largest, largest.inputs)]
 
-    def _may_be_quantized(self, tensor: str) -> bool:
+    def _can_be_quantized(self, tensor: str) -> bool:
         return not self.model.is_constant(tensor) and self.model.elem_type(tensor) in (
             *QUANTIZABLE,
             0,

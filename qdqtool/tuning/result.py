@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from qdqtool.insertion.result import largest_json
+from qdqtool.insertion.result import maxima_as_json
 from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
@@ -49,9 +49,9 @@ class SiteChoice:
         return {
             "choice": self.choice,
             "measured": self.error is not None,
-            "error": _round(self.error),
+            "error": _round_number(self.error),
             **_cost_change(self.cost, base),
-            "cost": _round(self.cost.value - base.value),
+            "cost": _round_number(self.cost.value - base.value),
             "why": self.why,
         }
 
@@ -92,14 +92,14 @@ class SiteResult:
             "tensors": list(self.tensors),
             "choice": self.choice,
             "why": self.why,
-            "loss": _round(self.loss),
+            "loss": _round_number(self.loss),
             **change,
             "choices": [choice.as_json(base) for choice in self.choices],
         }
 
 
 def _cost_change(cost: PlacementCost, base: PlacementCost) -> Json:
-    ms = None if cost.ms is None or base.ms is None else _round(cost.ms - base.ms)
+    ms = None if cost.ms is None or base.ms is None else _round_number(cost.ms - base.ms)
     return {
         "ms": ms,
         "int8": cost.int8 - base.int8,
@@ -107,7 +107,7 @@ def _cost_change(cost: PlacementCost, base: PlacementCost) -> Json:
     }
 
 
-def _round(number: float | None) -> float | None:
+def _round_number(number: float | None) -> float | None:
     return None if number is None else round(number, 6)
 
 
@@ -152,12 +152,12 @@ class PlacementResult:
             "convolutions": self.cost.convolutions,
             "int8": self.cost.int8,
             "conversions": self.cost.conversions,
-            "ms": _round(self.cost.ms),
-            "cost": _round(self.cost.value),
-            "metric": _round(self.metric),
-            "low": _round(self.low),
-            "high": _round(self.high),
-            "chosen_on": _round(self.chosen_on),
+            "ms": _round_number(self.cost.ms),
+            "cost": _round_number(self.cost.value),
+            "metric": _round_number(self.metric),
+            "low": _round_number(self.low),
+            "high": _round_number(self.high),
+            "chosen_on": _round_number(self.chosen_on),
         }
 
 
@@ -186,10 +186,10 @@ class ChoiceBenefit:
         return {
             "site": self.site,
             "choice": self.choice,
-            "metric": _round(self.metric),
+            "metric": _round_number(self.metric),
             "int8": self.int8,
             "conversions": self.conversions,
-            "ms": _round(self.ms),
+            "ms": _round_number(self.ms),
         }
 
 
@@ -339,7 +339,7 @@ class Tuning:
             "unchanged": self.unchanged,
             "float_type": self.float_type,
             "precision": self.precision,
-            "float32": largest_json(self.float32),
+            "float32": maxima_as_json(self.float32),
             "effort": self.effort,
             "notes": list(self.notes),
             "warnings": list(self.warnings),

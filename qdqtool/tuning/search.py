@@ -123,7 +123,9 @@ class PlacementSearch:
     def prepare(self) -> None:
         """Find the sites, predict the cost of every choice, and select the choices to measure."""
         self.sites = find_sites(self.planner)
-        self.start, self.decisions = select_candidates(list_candidates(self.sites), self._cost)
+        self.start, self.decisions = select_candidates(
+            list_candidates(self.sites), self._predict_cost
+        )
 
     def end_early(self) -> bool:
         """End the search before its first measurement, with the placements of earlier runs.
@@ -163,7 +165,7 @@ class PlacementSearch:
         nodes = {i.node.name for inputs in placement.inputs.values() for i in inputs}
         return Configuration(floats=frozenset(nodes) | self.start.floats)
 
-    def _cost(self, configuration: Configuration) -> PlacementCost:
+    def _predict_cost(self, configuration: Configuration) -> PlacementCost:
         """Return the predicted cost of a configuration.
 
         Raises:
@@ -190,21 +192,21 @@ class PlacementSearch:
         """
         is_limited = self.evaluator.deadline is not None
         try:
-            self._run()
+            self._run_steps()
         except OutOfTime:
             self.stopped = _TIME_LIMIT
         if is_limited:
             self._restore_placements()
         self.evaluator.store.save()
 
-    def _run(self) -> None:
+    def _run_steps(self) -> None:
         self._measure_everything_int8()
         self._report_everything_int8()
         self._add_float_model()
         if self._is_int8_enough() and not self.whole_front:
             return
         if self.evaluator.deadline is not None:
-            worst = self._list_worst(self._floats_by_own_error, "by their own error")
+            worst = self._list_worst_floats(self._floats_by_own_error, "by their own error")
             self.measure([*self._list_head_floats(), *worst])
         complete = self._sweep_choices()
         self._combine_choices(self._choose_ranges() if complete else self.start)
@@ -220,7 +222,7 @@ class PlacementSearch:
                     more.append(
                         (
                             f"{name} in {self.format_title}",
-                            self.sensitivity.apply(decision.candidate),
+                            self.sensitivity.apply_choice(decision.candidate),
                         )
                     )
             self.measure(more)
@@ -254,10 +256,10 @@ class PlacementSearch:
         is_measured = all(self.evaluator.is_measured(recipe, judged_on) for recipe in recipes)
         if self.evaluator.is_late and not is_measured:
             return False
-        if not self._is_good(self.start):
+        if not self._is_accurate_enough(self.start):
             return False
         self._measure_for_judging([self.start])
-        return self._reaches_goal(self.start, self.evaluator.sets.judged_on)
+        return self._is_goal_reached(self.start, self.evaluator.sets.judged_on)
 
     def _sweep_choices(self) -> bool:
         """Measure each choice alone, with a time limit until `_find_sweep_end`.
@@ -301,7 +303,7 @@ class PlacementSearch:
             c
             for c in list_scale_candidates(self.planner, worst[:_RANGE_SITES])
             if not c.configuration.own_scales
-            or self.planner.cost(self.sensitivity.apply(c)).value <= price
+            or self.planner.cost(self.sensitivity.apply_choice(c)).value <= price
         ]
         self.sensitivity.measure(self.scale_candidates, "Other ranges", self._find_sweep_end())
         ranges = self._join_better_ranges()
@@ -348,7 +350,7 @@ class PlacementSearch:
         self.report("putting choices together")
         self.measure(self._list_simple_placements())
         neighbors = find_neighbors(self.planner.model)
-        self._follow_chain(chain_choices(ranges, self._list_gains(), self._cost, neighbors))
+        self._follow_chain(chain_choices(ranges, self._list_gains(), self._predict_cost, neighbors))
         self._undo_choices()
         self._fit_budget()
 
@@ -372,9 +374,9 @@ class PlacementSearch:
                     )
                 )
         if chain.first_sufficient is not None:
-            self._bisect(chain, chain.first_sufficient)
+            self._bisect_chain(chain, chain.first_sufficient)
 
-    def _bisect(self, chain: _MeasuredChain, first_sufficient: int) -> None:
+    def _bisect_chain(self, chain: _MeasuredChain, first_sufficient: int) -> None:
         """Measure steps of a chain until the last insufficient and the first sufficient meet."""
         while first_sufficient - chain.last_insufficient > 1:
             middle = (first_sufficient + chain.last_insufficient) // 2
@@ -436,7 +438,7 @@ class PlacementSearch:
 
         A choice that does not reduce the error has a tiny gain, so that a chain adds it last.
         """
-        least = _LEAST_GAIN * self.sensitivity.error() ** 2
+        least = _LEAST_GAIN * self.sensitivity.start_error() ** 2
         price = self.planner.cost(self.start).value
         return [
             ChoiceGain(d.candidate.configuration, max(gain, least), d.cost.value - price)
@@ -446,7 +448,7 @@ class PlacementSearch:
     def _rank_floats(self) -> list[tuple[CandidateDecision, float]]:
         """Return measured float choices and the squared error that each removes, highest first."""
         floats = [d for d in self.list_measured_decisions() if d.candidate.choice == FLOAT]
-        gains = [(d, self.sensitivity.gain(d.candidate)) for d in floats]
+        gains = [(d, self.sensitivity.mean_gain(d.candidate)) for d in floats]
         measured = [entry for entry in gains if not math.isnan(entry[1])]
         return sorted(measured, key=lambda entry: -entry[1])
 
@@ -457,7 +459,7 @@ class PlacementSearch:
             for d, _ in self._rank_floats()
             if d.candidate.site.kind == CONVOLUTION
         ]
-        return [*self._list_head_floats(), *self._list_worst(ranked, "worst by sensitivity")]
+        return [*self._list_head_floats(), *self._list_worst_floats(ranked, "worst by sensitivity")]
 
     def _list_head_floats(self) -> list[tuple[str, Configuration]]:
         heads = [s for s in self.sites if s.kind == HEAD and s.default == INT8]
@@ -469,7 +471,7 @@ class PlacementSearch:
             placements.append(("whole head float", self.start.merge(whole)))
         return placements
 
-    def _list_worst(
+    def _list_worst_floats(
         self, ranked: Sequence[Configuration], reason: str
     ) -> list[tuple[str, Configuration]]:
         """Return placements with the first 1, 2, 4, 8 and 16 of the ranked choices.
@@ -519,11 +521,11 @@ class PlacementSearch:
         expensive = self._list_expensive_sites(current)
         fewer = {site: self._remove_site(current, site) for site in expensive}
         self.measure([("fewer choices", configuration) for configuration in fewer.values()])
-        for site in [site for site in expensive if self._is_good(fewer[site])]:
+        for site in [site for site in expensive if self._is_accurate_enough(fewer[site])]:
             less = self._remove_site(current, site)
             if self.planner.cost(less).value < self.planner.cost(current).value:
                 self.measure([("fewer choices", less)])
-                if self._is_good(less):
+                if self._is_accurate_enough(less):
                     current = less
 
     def _list_expensive_sites(self, configuration: Configuration) -> list[TuningSite]:
@@ -634,7 +636,7 @@ class PlacementSearch:
         self.evaluator.measure_metric([FLOAT_RECIPE], samples, "Float")
         return self.evaluator.value(FLOAT_RECIPE, samples)
 
-    def _reaches_goal(self, configuration: Configuration, samples: Sequence[int]) -> bool:
+    def _is_goal_reached(self, configuration: Configuration, samples: Sequence[int]) -> bool:
         value = self.evaluator.value(self.recipe(configuration), samples)
         return value >= self._goal_level(samples)
 
@@ -642,14 +644,14 @@ class PlacementSearch:
         assert self.keep is not None
         return self.keep * self.float_value(samples)
 
-    def _is_good(self, configuration: Configuration) -> bool:
-        return self._reaches_goal(configuration, self.evaluator.sets.chosen_on)
+    def _is_accurate_enough(self, configuration: Configuration) -> bool:
+        return self._is_goal_reached(configuration, self.evaluator.sets.chosen_on)
 
     def _is_sufficient(self, configuration: Configuration) -> bool:
         """Return whether a step of a chain is sufficient; see :class:`_MeasuredChain`."""
         if self.budget is not None:
             return self.planner.cost(configuration).value > self.budget
-        return self._is_good(configuration)
+        return self._is_accurate_enough(configuration)
 
     # The result -----------------------------------------------------------------------
 
@@ -668,7 +670,7 @@ class PlacementSearch:
                 front.append(point)
         return front
 
-    def choose(self) -> tuple[PlacementResult, bool]:
+    def choose_placement(self) -> tuple[PlacementResult, bool]:
         """Return the best placement, and whether it reaches the goal.
 
         With a budget, the best placement is the most accurate within the budget; if none fits, the
@@ -698,7 +700,7 @@ class PlacementSearch:
             if position and is_late and not self.evaluator.is_measured(recipe, samples):
                 continue
             self._measure_for_judging([point.configuration])
-            if self._reaches_goal(point.configuration, samples):
+            if self._is_goal_reached(point.configuration, samples):
                 return point, True
         return front[-1], False
 
@@ -718,7 +720,7 @@ class PlacementSearch:
         self.evaluator.measure_metric([FLOAT_RECIPE, recipe], samples, "Judging")
         return self.evaluator.value(recipe, samples)
 
-    def reaches_goal_with(self, metric: float) -> bool:
+    def is_goal_reached_with(self, metric: float) -> bool:
         """Return whether a metric on the held-out samples reaches the goal; True with a budget."""
         return self.keep is None or metric >= self._goal_level(self.evaluator.sets.judged_on)
 
@@ -738,7 +740,7 @@ class PlacementSearch:
                 return point
         return None
 
-    def judge_in_time(
+    def judge_and_measure_benefits(
         self, placement: PlacementResult, shown: Sequence[PlacementResult]
     ) -> list[ChoiceBenefit]:
         """Evaluate placements, and measure the benefits of one placement's choices.

@@ -30,11 +30,11 @@ class SensitivitySweep:
     start: Configuration
     _isolated: dict[Candidate, tuple[Recipe, Recipe]] = field(default_factory=dict)
 
-    def apply(self, candidate: Candidate) -> Configuration:
+    def apply_choice(self, candidate: Candidate) -> Configuration:
         """Return the start configuration with a choice applied."""
         return self.start.merge(candidate.configuration)
 
-    def isolate(self, candidate: Candidate) -> tuple[Recipe, Recipe]:
+    def isolate_choice(self, candidate: Candidate) -> tuple[Recipe, Recipe]:
         """Return two recipes, without and with a choice, that quantize only the nodes that change.
 
         All other nodes are float: in a quantized network, every change also changes rounded values
@@ -42,7 +42,7 @@ class SensitivitySweep:
         """
         if candidate not in self._isolated:
             before = self.planner.plan(self.start).recipe
-            after = self.planner.plan(self.apply(candidate)).recipe
+            after = self.planner.plan(self.apply_choice(candidate)).recipe
             self._isolated[candidate] = restrict_to_differences(before, after)
         return self._isolated[candidate]
 
@@ -58,10 +58,12 @@ class SensitivitySweep:
         Returns:
             False if the time ended before the last measurement.
         """
-        recipes = [r for c in candidates for r in self.isolate(c) if not r.is_float]
-        return self.evaluator.sweep(recipes, self.evaluator.sets.swept_on, title, until)
+        recipes = [r for c in candidates for r in self.isolate_choice(c) if not r.is_float]
+        return self.evaluator.measure_output_errors(
+            recipes, self.evaluator.sets.swept_on, title, until
+        )
 
-    def error(self) -> float:
+    def start_error(self) -> float:
         """Return the root mean square output error of the start; NaN if it was not measured."""
         recipe = self.planner.plan(self.start).recipe
         errors = self.evaluator.errors(recipe)
@@ -75,12 +77,12 @@ class SensitivitySweep:
         Returns:
             None if the start or the choice was not measured.
         """
-        before, gain = self.error(), self.gain(candidate)
+        before, gain = self.start_error(), self.mean_gain(candidate)
         if math.isnan(before + gain):
             return None
         return before, math.sqrt(max(0.0, before**2 - gain))
 
-    def gain(self, candidate: Candidate) -> float:
+    def mean_gain(self, candidate: Candidate) -> float:
         """Return the mean gain of a choice over samples; NaN if the choice was not measured."""
         gains = self.gains(candidate)
         return float(gains.mean()) if len(gains) else math.nan
@@ -88,7 +90,8 @@ class SensitivitySweep:
     def gains(self, candidate: Candidate) -> npt.NDArray[np.float64]:
         """Return the gain of a choice on each sample with a measurement of the choice."""
         before, after = (
-            0.0 if r.is_float else self.evaluator.errors(r) ** 2 for r in self.isolate(candidate)
+            0.0 if r.is_float else self.evaluator.errors(r) ** 2
+            for r in self.isolate_choice(candidate)
         )
         gains: npt.NDArray[np.float64] = np.atleast_1d(before - after)
         return gains[~np.isnan(gains)]

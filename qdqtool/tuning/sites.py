@@ -84,11 +84,11 @@ class _SiteCollector:
             self._consumers[tensor] = {i.node.name for i in inputs}
         self._order = {n.index: i for i, n in enumerate(model.ordered)}
 
-    def sort(self, indices: Iterable[int]) -> list[int]:
+    def sort_indices(self, indices: Iterable[int]) -> list[int]:
         return sorted(set(indices), key=self._order.__getitem__)
 
-    def add(self, name: str, kind: str, indices: Iterable[int], default: str = INT8) -> None:
-        names = tuple(self._model.nodes[i].name for i in self.sort(indices))
+    def add_site(self, name: str, kind: str, indices: Iterable[int], default: str = INT8) -> None:
+        names = tuple(self._model.nodes[i].name for i in self.sort_indices(indices))
         nodes = frozenset(names)
         if not names or nodes in self.sites:
             return
@@ -102,19 +102,21 @@ def find_sites(planner: Planner) -> list[TuningSite]:
     placement = planner.placement(Configuration())
     collector = _SiteCollector(model, placement)
     weighted = {w.node.index for w in placement.weights}
-    placed = collector.sort(i.node.index for inputs in placement.inputs.values() for i in inputs)
+    placed = collector.sort_indices(
+        i.node.index for inputs in placement.inputs.values() for i in inputs
+    )
     for index in placed:
         node = model.nodes[index]
         kind = ATTENTION if node.op in WEIGHTED else RESIDUAL
-        collector.add(node.name, CONVOLUTION if index in weighted else kind, [index])
+        collector.add_site(node.name, CONVOLUTION if index in weighted else kind, [index])
     for attention in find_attentions(model):
         products = {attention.scores.index, attention.values.index}
-        collector.add(
+        collector.add_site(
             f"attention of {attention.softmax.name}", ATTENTION, products.intersection(placed)
         )
     for group in planner.groups(placement):
         nodes = [i.node.index for t in group.quantized for i in placement.inputs[t]]
-        collector.add(group.quantized[0], GROUP, nodes)
+        collector.add_site(group.quantized[0], GROUP, nodes)
     _add_head_sites(collector, planner, placement, placed)
     return list(collector.sites.values())
 
@@ -125,14 +127,14 @@ def _add_head_sites(
     model = planner.model
     for name, nodes in _find_branches(model, placed).items():
         if len(nodes) > 1:
-            collector.add(name, HEAD, nodes)
+            collector.add_site(name, HEAD, nodes)
     ends = find_head(model).finals.intersection(placed)
     if len(ends) > 1:
-        collector.add(LAST_CONVOLUTIONS, HEAD, ends)
+        collector.add_site(LAST_CONVOLUTIONS, HEAD, ends)
     preset = _find_preset_floats(planner, placement)
     for nodes in [[index] for index in preset] + [preset]:
         if nodes:
-            collector.add(model.nodes[nodes[0]].name, HEAD, nodes, FLOAT)
+            collector.add_site(model.nodes[nodes[0]].name, HEAD, nodes, FLOAT)
 
 
 def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:

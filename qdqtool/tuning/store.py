@@ -95,7 +95,7 @@ class MeasurementStore:
             self.placements[candidate] = (name, configuration)
             self._changed = True
 
-    def set_effort(
+    def record_samples(
         self, chosen_on: tuple[int, ...], judged_on: tuple[int, ...], seconds_per_run: float
     ) -> None:
         """Record the samples of a run, on which all its placements are measured."""
@@ -140,7 +140,7 @@ class MeasurementStore:
                 raise _state_error(path, f"was measured with another {word}; {_REMEDY}", code)
         try:
             for candidate, rows in state["rows"].items():
-                self.rows[candidate] = {int(n): _parse_row(r) for n, r in rows.items()}
+                self.rows[candidate] = {int(n): _parse_measurement(r) for n, r in rows.items()}
                 self.resumed += len(rows)
             for candidate, fields in state.get("placements", {}).items():
                 self.placements[candidate] = str(fields["name"]), Configuration.from_json(fields)
@@ -171,7 +171,7 @@ def _state_error(path: Path, reason: str, code: str = "wrong-format") -> DataErr
     return DataError(reason, str(path), code=code, parameter="state")
 
 
-def _parse_row(row: Any) -> Measurement | None:
+def _parse_measurement(row: Any) -> Measurement | None:
     if row is None:
         return None
     error, evidence = row

@@ -68,7 +68,7 @@ def _collect_choices(
     losses: dict[_SiteKey, float] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
     entries += [
-        (candidate, search.planner.cost(search.sensitivity.apply(candidate)), "")
+        (candidate, search.planner.cost(search.sensitivity.apply_choice(candidate)), "")
         for candidate in search.scale_candidates
     ]
     for candidate, cost, reason in entries:

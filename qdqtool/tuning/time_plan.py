@@ -64,7 +64,7 @@ def describe_work(search: PlacementSearch, seconds_per_run: float) -> str:
     )
 
 
-def fit_samples(search: PlacementSearch, limit: float, seconds_per_run: float) -> None:
+def fit_samples_to_time(search: PlacementSearch, limit: float, seconds_per_run: float) -> None:
     """Reduce the samples of a search if measuring all of them would take too long.
 
     A note reports the number of remaining samples. If an earlier run used at least as many samples,

@@ -423,7 +423,7 @@ def test_fix_reports_unfixed_places():
 
 
 def test_fix_refuses_changes_that_make_outputs_worse(monkeypatch):
-    monkeypatch.setattr("qdqtool.fixing.judge.is_within", lambda *_, **__: False)
+    monkeypatch.setattr("qdqtool.fixing.judge.is_growth_permitted", lambda *_, **__: False)
     proto = FAMILIES["residual"](50)
     fixed = fix(proto, "trt8.5")
     assert not fixed.applied and fixed.proto == proto

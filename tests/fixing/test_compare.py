@@ -7,13 +7,13 @@ import pytest
 
 from qdqtool.fixing.api import fix
 from qdqtool.fixing.judge import OutputJudge
-from qdqtool.fixing.outputs import OutputNoise, is_within
+from qdqtool.fixing.outputs import OutputNoise, is_growth_permitted
 from qdqtool.fixing.runner import (
     ModelRunner,
     RunError,
     RunLimitError,
     cut_runnable_part,
-    random_inputs,
+    draw_random_inputs,
 )
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model
@@ -58,7 +58,7 @@ def test_error_of_every_output_may_grow_by_the_factor(
     after: OutputNoise, is_accepted: bool
 ) -> None:
     before = OutputNoise({"a": 1.0, "b": 0.01}, True)
-    assert is_within(before, after, 1.3) is is_accepted
+    assert is_growth_permitted(before, after, 1.3) is is_accepted
 
 
 def unknown_type() -> onnx.ModelProto:
@@ -83,7 +83,7 @@ def too_many_dimensions() -> onnx.ModelProto:
 )
 def test_random_inputs_need_type_and_shape(proto: onnx.ModelProto, code: str) -> None:
     with pytest.raises(RunError, check=lambda error: (error.code, error.node) == (code, "x")):
-        random_inputs(Model(proto))
+        draw_random_inputs(Model(proto))
 
 
 def test_runner_reports_unknown_operator() -> None:
@@ -94,19 +94,19 @@ def test_runner_reports_unknown_operator() -> None:
 
 
 def test_random_inputs_fill_the_first_quantizer(g):
-    arrays = random_inputs(Model(pair_model(0.02)))
+    arrays = draw_random_inputs(Model(pair_model(0.02)))
     assert arrays["x"].shape == (1, 4, 8, 8) and arrays["x"].dtype == np.float32
     assert 0.8 * 127 * 0.02 < arrays["x"].max() <= 127 * 0.02
-    assert np.array_equal(arrays["x"], random_inputs(Model(pair_model(0.02)))["x"])
+    assert np.array_equal(arrays["x"], draw_random_inputs(Model(pair_model(0.02)))["x"])
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {y = Relu(x)}'
     )
-    assert random_inputs(Model(proto))["x"].shape == ()
+    assert draw_random_inputs(Model(proto))["x"].shape == ()
     g.input(1, 3, 8, 8)
     shape = g.inputs[0].type.tensor_type.shape
     shape.dim[0].dim_param = "batch"
     shape.dim[2].dim_param = "h"
-    assert random_inputs(Model(g.model(g.relu("x", "r"))))["x"].shape == (1, 3, 256, 8)
+    assert draw_random_inputs(Model(g.model(g.relu("x", "r"))))["x"].shape == (1, 3, 256, 8)
 
 
 @pytest.mark.parametrize("where", ["behind the last convolution", "everywhere"])

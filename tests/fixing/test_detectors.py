@@ -18,7 +18,7 @@ from qdqtool.fixing.outputs import (
     OutputNoise,
     OutputPart,
     find_worst_part,
-    is_within,
+    is_growth_permitted,
     measure_noise,
 )
 from qdqtool.ir.graph import Model
@@ -277,8 +277,8 @@ def test_part_that_gets_worse(
     before = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: 0.1})
     after = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: scores}, frozenset(lost))
     assert find_worst_part(before, after, 1.5) == worst
-    assert is_within(before, after, 1.5)
-    assert is_within(before, after, 1.5, parts=True) == (worst is None)
+    assert is_growth_permitted(before, after, 1.5)
+    assert is_growth_permitted(before, after, 1.5, parts=True) == (worst is None)
 
 
 @pytest.mark.parametrize("count", [1, 3])

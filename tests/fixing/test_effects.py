@@ -7,7 +7,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtool.fixing import weights
-from qdqtool.fixing.api import add_fixes, fix
+from qdqtool.fixing.api import add_fix_savings, fix
 from qdqtool.fixing.gains import NO_GAIN, find_objection, find_worsening_changes
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.editor import Editor
@@ -112,7 +112,7 @@ def test_savings_of_fixes_match_estimates() -> None:
     gpu = find_gpu("RTX 3060")
     prediction = predict(model, TARGET)
     time = estimate(model, prediction, gpu, TARGET, compare=False)
-    add_fixes(model, prediction, time, TARGET)
+    add_fix_savings(model, prediction, time, TARGET)
     (skips,) = time.fixes
     assert set(skips.codes) <= {"SKIP-FLOAT", "POOL-MIXED"} and len(skips.nodes) == 5
     assert 0.2 * time.total_ms < skips.saves_ms < 0.6 * time.total_ms
@@ -146,7 +146,7 @@ def test_fixes_that_save_nothing_are_left_out(case: str, gpu: str) -> None:
     model = evidence.model(case)
     prediction = predict(model, TARGET)
     time = estimate(model, prediction, find_gpu(gpu), TARGET, compare=False)
-    add_fixes(model, prediction, time, TARGET)
+    add_fix_savings(model, prediction, time, TARGET)
     assert time.fixes == []
 
 

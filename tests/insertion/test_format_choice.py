@@ -49,7 +49,7 @@ def test_heavy_tails_suit_fp8_and_bounded_values_int8() -> None:
         amax = float(np.abs(values).max())
         scale = GroupScale(ScaleGroup(("a",), ("a",), ("a",)), amax / 127, "max", ())
         fits += compare_precision([scale], {"a": stats_of(values)})
-    assert [fit.suits_fp8 for fit in fits] == [False, False, True]
+    assert [fit.is_fp8_better for fit in fits] == [False, False, True]
     assert [fit.spread > 12 for fit in fits] == [False, False, True]
 
 

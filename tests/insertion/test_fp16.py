@@ -4,7 +4,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.fp16 import convert_to_fp16, convert_to_fp32, has_fp16
+from qdqtool.insertion.fp16 import convert_to_fp16, has_fp16, widen_float16
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.half import float32_inputs
 from qdqtool.prediction import predict
@@ -311,7 +311,7 @@ def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
     model = net.model()
     feeds = {**half_images()[0], "i": np.int32([3])}
     before = copy_model(model)
-    convert_to_fp32(Model(model))
+    widen_float16(Model(model))
     check(model)
     assert Model(model).node("cast").attributes == {"to": TensorProto.FLOAT}
     assert [v.type.tensor_type.elem_type for v in model.graph.output] == [10, 11, 10]
@@ -330,7 +330,7 @@ def test_to_float_widens_type_attributes(net: Net) -> None:
     for i, (name, before, _) in enumerate(attributes):
         net.op("Any", f"n{i}", "x", **{name: before})
     model = net.open_model()
-    convert_to_fp32(Model(model))
+    widen_float16(Model(model))
     values = [node.attribute[0].i for node in model.graph.node]
     assert values == [after for *_, after in attributes]
 

@@ -22,7 +22,7 @@ from qdqtool.insertion.losses import (
     TensorLoss,
     comparison_tensors,
     measure_losses,
-    predict_changes,
+    predict_count_changes,
     rank_activations,
     remove_pair,
 )
@@ -425,7 +425,7 @@ def test_with_predictions_counts_difference(
     losses = ActivationLosses(0.1, [TensorLoss(t.tensor, (), 0.5) for t in (kept, removed)], 1, 2)
     old, new = (prediction(int8, int8, conversions) for int8, conversions in (before, after))
     model = remove_pair(Model(result.model), removed)
-    priced = predict_changes(losses, model, result.activations, old, lambda _: new)
+    priced = predict_count_changes(losses, model, result.activations, old, lambda _: new)
     assert [(t.convolutions, t.conversions) for t in priced.tensors] == [expected, (None, None)]
 
 

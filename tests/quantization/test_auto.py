@@ -49,7 +49,7 @@ def test_network_with_outlier_channels_gets_fp8() -> None:
     assert result.choice is not None
     assert (result.precision, result.target) == ("fp8", "trt10-strongly-typed")
     assert result.choice.errors["fp8"] < result.choice.errors["int8"] / 2
-    assert sum(fit.suits_fp8 for fit in result.fits) >= 3
+    assert sum(fit.is_fp8_better for fit in result.fits) >= 3
 
 
 def test_one_calibration_serves_both() -> None:

@@ -94,6 +94,18 @@ def test_fix_saves_at_most_what_is_estimated(options: dict[str, Any]) -> None:
     assert bound_ms > 0.98 * (partial_ms - best_ms) > 0
 
 
+@pytest.mark.parametrize("gpu", ["T4", "Orin Nano 8GB", "RTX 4090"])
+def test_float_head_saves_at_most_what_is_estimated(gpu: str) -> None:
+    """The convolutions before the last ones then write INT8 too."""
+    before = qdqtool.predict(quantized_detector(), gpu=gpu)
+    after = qdqtool.predict(quantized_detector(head="none"), gpu=gpu)
+    layers = {f.node: f.saves_ms or 0.0 for f in before.findings if f.code == "NOT-QUANTIZED"}
+    assert len(layers) == 4 and "NOT-QUANTIZED" not in after.findings_by_code()
+    assert before.time is not None and after.time is not None
+    saved_ms = before.time["total_ms"] - after.time["total_ms"]
+    assert 2 * saved_ms > sum(layers.values()) > saved_ms > 0
+
+
 def test_layers_without_qdq_do_not_repeat_savings_of_fixable_findings() -> None:
     layer = "/model.22/cv2.0/cv2.0.2/Conv"
     aligned, separate = (

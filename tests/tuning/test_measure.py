@@ -81,7 +81,7 @@ def test_mapper_that_leaves_measurements_out_is_an_error(
     results: list[TaskResult], count: int
 ) -> None:
     with pytest.raises(QdqtoolError, check=has("result-missing", parameter="mapper")) as caught:
-        evaluator_with(lambda job, tasks: iter(results)).sweep(RECIPES, (0, 1), "")
+        evaluator_with(lambda job, tasks: iter(results)).measure_output_errors(RECIPES, (0, 1), "")
     assert f"{count} of 4" in str(caught.value)
 
 
@@ -96,7 +96,7 @@ def test_mapper_that_raises_is_closed() -> None:
             closed.append(True)
 
     with pytest.raises(ZeroDivisionError):
-        evaluator_with(mapper).sweep(RECIPES, (0, 1), "")
+        evaluator_with(mapper).measure_output_errors(RECIPES, (0, 1), "")
     assert closed
 
 
@@ -110,7 +110,7 @@ def test_mapper_may_repeat_results_and_run_on_after_the_last() -> None:
         ended.append(True)
 
     evaluator = evaluator_with(mapper)
-    assert evaluator.sweep(RECIPES, (0, 1), "") and ended
+    assert evaluator.measure_output_errors(RECIPES, (0, 1), "") and ended
     assert evaluator.store.rows == {key: {0: None, 1: None} for key in "ab"}
 
 

@@ -15,7 +15,7 @@ from qdqtool.tuning.measure import MeasurementTask, TaskResult, TuningJob, map_o
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.store import MeasurementStore
-from qdqtool.tuning.time_plan import fit_samples
+from qdqtool.tuning.time_plan import fit_samples_to_time
 from tests.insertion.nets import detector, images
 from tests.notes import note_codes
 from tests.tuning.conftest import Clock
@@ -56,7 +56,7 @@ def test_fit_samples_limits_both_sets(
     store = MeasurementStore(None, {})
     evaluator = CandidateEvaluator(None, sets, None, store, 1)  # type: ignore[arg-type]
     search = PlacementSearch(planner, evaluator, 0.9, None, False, print)
-    fit_samples(search, 90.0, seconds)
+    fit_samples_to_time(search, 90.0, seconds)
     assert (len(sets.chosen_on), len(sets.judged_on)) == samples
     assert set(sets.swept_on) <= set(sets.chosen_on) and len(sets.swept_on) == 4
     assert max(sets.chosen_on) > 24 and note_codes(search.notes) == codes
@@ -69,10 +69,10 @@ def test_fit_samples_keeps_more_samples_of_an_earlier_run(limit: float) -> None:
     sets = open_sets(planner.model, images(5, 16, 16), images(64, 16, 16))
     store = MeasurementStore(None, {})
     earlier = sets.chosen_on[::6], sets.judged_on[::6]
-    store.set_effort(*earlier, seconds_per_run=1.5)
+    store.record_samples(*earlier, seconds_per_run=1.5)
     evaluator = CandidateEvaluator(None, sets, None, store, 1)  # type: ignore[arg-type]
     search = PlacementSearch(planner, evaluator, 0.9, None, False, print)
-    fit_samples(search, limit, 0.0)
+    fit_samples_to_time(search, limit, 0.0)
     assert (sets.chosen_on, sets.judged_on) == earlier
 
 
@@ -141,7 +141,7 @@ def test_limited_search_measures_heads_and_own_errors_before_sensitivity(
         return False
 
     monkeypatch.setattr(PlacementSearch, "measure", record)
-    monkeypatch.setattr(CandidateEvaluator, "sweep", end)
+    monkeypatch.setattr(CandidateEvaluator, "measure_output_errors", end)
     tuning = qdqtool.tune(
         detector(), images(8, 3, 64, name="images"), keep=1.0, metric=correlate, time_limit=3600
     )

@@ -25,7 +25,7 @@ from typing import Any
 import onnx
 
 import qdqtool
-from qdqtool.fixing.api import add_fixes, fix
+from qdqtool.fixing.api import add_fix_savings, fix
 from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
@@ -135,7 +135,7 @@ def _extract_finding(model: onnx.ModelProto, **options: Any) -> None:
 WORK: dict[str, Work] = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
     "predict on a GPU": lambda model: predict_on_gpu(
-        model, "trt8.5", TimingOptions(gpu="T4"), extend=add_fixes
+        model, "trt8.5", TimingOptions(gpu="T4"), extend=add_fix_savings
     )[0].as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),
     "fix to half": lambda model: fix(model, target="rtx1.7").as_json(),
