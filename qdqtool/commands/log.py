@@ -32,7 +32,7 @@ def command(
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import find_pass_lines, summarize
     from qdqtool.errors import BuildLogError
-    from qdqtool.findings.errors import annotate
+    from qdqtool.findings.errors import explain_messages
     from qdqtool.formats.log_text import render, render_pass_lines
     from qdqtool.formats.output import Style, TextPage
     from qdqtool.util.files import reserve_output
@@ -70,6 +70,6 @@ def command(
         listed = [{"line": line, "text": line_text} for line, line_text in pass_rows]
         answer.write(lambda: listed, lambda width: render_pass_lines(pass_rows))
         return 0
-    facts = annotate(summarize(build))
+    facts = explain_messages(summarize(build))
     answer.write(lambda: facts, lambda width: render(facts, width, everything=everything))
     return 0

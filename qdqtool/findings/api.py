@@ -88,7 +88,7 @@ def _explain_convolution(recorded: RecordedReasons, outcome: ConvOutcome) -> Non
             if isinstance(reason, tuple(MODEL_FAULTS)):
                 kind = type(reason)
                 codes = (*finding_codes(kind), *(find_by_class(MODEL_FAULTS, kind) or ()))
-                recorded.refer_to_codes(outcome.name, codes)
+                recorded.explain_by_codes(outcome.name, codes)
                 return
         diagnosis = diagnose_inputs(recorded, reasons)
     diagnosis = diagnosis or diagnose_output(recorded, reasons)

@@ -35,7 +35,7 @@ class CodeScope:
     source: str
     severity: Severity | None = None
 
-    def by_target(self) -> list[CodeScope]:
+    def split_by_evidence(self) -> list[CodeScope]:
         """Return one scope for each level of evidence among the targets.
 
         On a target, the evidence of a code is at most the evidence of the target's rules.
@@ -131,7 +131,7 @@ def read_code(name: str, fields: dict[str, Any]) -> FindingCodeEntry:
     """
     scopes = [make_entry(CodeScope, s, f"{name}.holds") for s in fields.get("holds", ())]
     if fields.get("passes"):
-        scopes = [part for scope in scopes for part in scope.by_target()]
+        scopes = [part for scope in scopes for part in scope.split_by_evidence()]
     error = tuple(fields.get("error", {}).items())
     for targets, text in error:
         fields = {**fields, "log": fields["log"].replace(f"{{{targets}}}", text)}

@@ -134,7 +134,7 @@ def _diagnose_residual(
         # If a consumer needs float, Q/DQ on the residual only adds a DQ that remains
         # (resnet18-a100-qat-residual, last block).
         gains=can_be_int8(r.consumers),
-        automatic=_has_scale(recorded, r.add),
+        automatic=_has_shareable_scale(recorded, r.add),
     )
 
 
@@ -146,7 +146,7 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Dia
     r = _find_decisive_reason(reasons)
     if r is None:
         return None
-    convolutions = recorded.as_convolution(r.node)
+    convolutions = recorded.affected_convolutions(r.node)
     if isinstance(r, OutputDifferentScales):
         return diagnose_scales(recorded, r, r.consumers, convolutions)
     if isinstance(r, OutputMixedConsumers):
@@ -163,7 +163,7 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Reason]) -> Dia
     return Diagnosis(node, Cause(r), getattr(r, "elements", None), convolutions, gains=gains)
 
 
-def _has_scale(recorded: RecordedReasons, add: str, default: bool = False) -> bool:
+def _has_shareable_scale(recorded: RecordedReasons, add: str, default: bool = False) -> bool:
     """Return whether a Q on the float residual of an Add has a scale that a new pair can use.
 
     ``default`` is returned if the Add has no float residual.
@@ -203,7 +203,7 @@ def _diagnose_many_consumers(
             convolutions,
             joined=True,
             gains=can_be_int8(r.consumers),
-            automatic=_has_scale(recorded, add.node, add.shares),
+            automatic=_has_shareable_scale(recorded, add.node, add.shares),
         )
     # The list of consumers has a limit, so that the float consumer may be missing.
     first = (float_consumers(r.consumers) or r.consumers)[0]
@@ -256,20 +256,20 @@ def report_conversion(recorded: RecordedReasons, conversion: RemainingConversion
     """Report a remaining conversion, and its cause unless another finding reports the cause."""
     is_integer = conversion.precision in COVERED_TYPES
     if not is_integer and conversion.origin.node:
-        _add_conversion(recorded, conversion)
+        _add_conversion_finding(recorded, conversion)
     elif conversion.requantizes:
         _report_requantization(recorded, conversion)
     elif not conversion.quantize:
         _report_dequantization(recorded, conversion)
     elif not conversion.origin.node:
-        _add_conversion(recorded, conversion)
+        _add_conversion_finding(recorded, conversion)
         _report_sibling_scales(recorded, conversion)
     else:
         references, related = _explain_quantization(recorded, conversion)
-        _add_conversion(recorded, conversion, references, related)
+        _add_conversion_finding(recorded, conversion, references, related)
 
 
-def _add_conversion(
+def _add_conversion_finding(
     recorded: RecordedReasons,
     conversion: RemainingConversion,
     references: tuple[FindingReference, ...] = (),
@@ -359,17 +359,17 @@ def _report_requantization(recorded: RecordedReasons, conversion: RemainingConve
     if (
         between is not None
         and between.op in JOINS
-        and _joins_scales(recorded, between.node, conversion)
+        and _joins_different_scales(recorded, between.node, conversion)
     ):
         diagnosis = diagnose_scales(recorded, around, sibling_quantizers(conversion), ())
     else:
         node = conversion.node if between is None else between.node
         diagnosis = Diagnosis(node, Cause(around), conversion.elements)
     recorded.add(diagnosis, (conversion.node,))
-    _add_conversion(recorded, conversion, ((diagnosis.code, diagnosis.node),))
+    _add_conversion_finding(recorded, conversion, ((diagnosis.code, diagnosis.node),))
 
 
-def _joins_scales(recorded: RecordedReasons, join: str, conversion: RemainingConversion) -> bool:
+def _joins_different_scales(recorded: RecordedReasons, join: str, conversion: RemainingConversion) -> bool:
     return recorded.first_reason(ConcatScales, join) is not None or have_different_scales(
         sibling_quantizers(conversion)
     )
@@ -387,9 +387,9 @@ def _report_dequantization(recorded: RecordedReasons, conversion: RemainingConve
     fusing = recorded.sums.get(conversion.node, "")
     explanation = recorded.explanation(fusing) if fusing else ()
     if explanation:
-        convolutions = recorded.as_convolution(fusing)
-        _add_conversion(recorded, conversion, explanation, convolutions=convolutions)
+        convolutions = recorded.affected_convolutions(fusing)
+        _add_conversion_finding(recorded, conversion, explanation, convolutions=convolutions)
         return
     explanations = (recorded.explanation(consumer.node) for consumer in conversion.consumers)
     explanation = inner or next(filter(None, explanations), ())
-    _add_conversion(recorded, conversion, explanation, convolutions=())
+    _add_conversion_finding(recorded, conversion, explanation, convolutions=())

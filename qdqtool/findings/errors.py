@@ -78,7 +78,7 @@ _MAX_TEXT = 20_000
 
 
 @dataclass(frozen=True)
-class _TensorrtPart:
+class _TensorrtComponent:
     """A part of TensorRT's source code, recognized by the names of its files.
 
     Attributes:
@@ -119,7 +119,7 @@ class NodeKind:
 _FORMS = read_sections(Path(__file__).with_name("error_forms.toml"))
 # Meaning of ``Error Code N`` by number.
 _CODES = {entry["number"]: join_lines(entry["meaning"]) for entry in _FORMS["code"]}
-_PARTS = tuple(make_entry(_TensorrtPart, entry, "part") for entry in _FORMS["part"])
+_PARTS = tuple(make_entry(_TensorrtComponent, entry, "part") for entry in _FORMS["part"])
 _PARSER = _PARTS[0]
 NODE_KINDS = {
     k.id: k
@@ -212,7 +212,7 @@ _TOPICS = {  # topics by words in the condition or function of an error; the fir
 }
 
 
-def explain_form(text: str) -> KnownError | None:
+def explain_unlisted_error(text: str) -> KnownError | None:
     """Explain an error of TensorRT that the table lacks by its form; None for other texts."""
     error = parse_error(text)
     if not error.is_error:
@@ -227,8 +227,8 @@ def explain_form(text: str) -> KnownError | None:
         f"An error of {error.part or 'TensorRT'} that is not in our table",
         "",
         ERROR,
-        " ".join(_describe_form(error)),
-        first + _advise(error),
+        " ".join(_describe_error_parts(error)),
+        first + _advise_fix(error),
         "the form of the text; error codes: TensorRT's API documentation",
         unknown="The cause, because our table has no entry for this text. Search NVIDIA's issues "
         f"for '{name[:80]}'.",
@@ -241,7 +241,7 @@ def _find_message(text: str) -> str:
     return " ".join(rest.split()).lstrip(":.,- ") or text.strip()
 
 
-def _describe_form(error: ErrorLine) -> Iterator[str]:
+def _describe_error_parts(error: ErrorLine) -> Iterator[str]:
     """Yield one sentence for each part of an error text."""
     if error.status:
         yield f"The parser reports {error.status}."
@@ -281,7 +281,7 @@ def _explain_marked_line(text: str) -> KnownError | None:
         if level not in ("W", "E") or not message or not is_marked:
             continue
         if level == "E":
-            severity, name, fix = ERROR, "An error", _advise(ErrorLine())
+            severity, name, fix = ERROR, "An error", _advise_fix(ErrorLine())
         else:
             severity, name = WARNING, "A warning"
             fix = (
@@ -301,7 +301,7 @@ def _explain_marked_line(text: str) -> KnownError | None:
     return None
 
 
-def _advise(error: ErrorLine) -> str:
+def _advise_fix(error: ErrorLine) -> str:
     if error.part == _PARSER.name:
         return (
             "Check the model (onnx.checker, onnxruntime), fold constants ('polygraphy surgeon "
@@ -375,7 +375,7 @@ def parse_node_name(name: str) -> NamedNode:
         return NamedNode(name, NODE_KINDS["region"], ends=tuple(fused.components))
     words = [parse_operator(part) for part in fused.components or [name]]
     kinds = {kind.id for kind in map(find_node_kind, words) if kind is not None}
-    kind = _main_kind(kinds, words)
+    kind = _choose_kind(kinds, words)
     return NamedNode(
         name,
         kind,
@@ -384,7 +384,7 @@ def parse_node_name(name: str) -> NamedNode:
     )
 
 
-def _main_kind(kinds: Set[str], words: Iterable[str]) -> NodeKind:
+def _choose_kind(kinds: Set[str], words: Iterable[str]) -> NodeKind:
     """Return the kind that comes first in the table; without kinds, plug-in or other."""
     for kind in NODE_KINDS.values():
         if kind.id in kinds:
@@ -489,13 +489,13 @@ def lookup(text: str) -> KnownError | None:
     for pattern, entry in _COMPILED:
         if pattern.search(head):
             return adapt_to_node(entry, head) if entry.id == "no-implementation" else entry
-    return explain_form(head)
+    return explain_unlisted_error(head)
 
 
 _SKIPPED_TACTIC = next(entry for entry in KNOWN_ERRORS if entry.id == "tactic-skipped")
 
 
-def annotate(facts: Json) -> Json:
+def explain_messages(facts: Json) -> Json:
     """Add id, severity, cause and fix of each message to the facts of a build, in place.
 
     ``facts`` is the result of :func:`qdqtool.buildlog.summary.summarize`. For a message without an

@@ -78,17 +78,17 @@ def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
     r = cause.reason
     key = find_by_class(_KEYS_BY_CLASS, type(r))
     if key is not None:
-        return type(r), *map(_comparable, key(finding, cause, r))
+        return type(r), *map(_to_comparable, key(finding, cause, r))
     return _reason_key(r)
 
 
 def _reason_key(reason: Reason) -> IdentityKey:
     """Return the class of a reason, and its fields except those in ``identity_excludes``."""
     names = [name for name in field_names(reason) if name not in reason.identity_excludes]
-    return type(reason), *(_comparable(getattr(reason, name)) for name in names)
+    return type(reason), *(_to_comparable(getattr(reason, name)) for name in names)
 
 
-def _comparable(value: Any) -> Any:
+def _to_comparable(value: Any) -> Any:
     """Return a value in a form that can be compared between models.
 
     A tensor's origin and consumers are replaced by their keys, and NaN by text, because NaN is not
@@ -102,7 +102,7 @@ def _comparable(value: Any) -> Any:
         return (
             _consumers_key(value)
             if value and isinstance(value[0], TensorConsumer)
-            else tuple(map(_comparable, value))
+            else tuple(map(_to_comparable, value))
         )
     return "nan" if value != value else value
 
@@ -111,7 +111,7 @@ def _consumers_key(consumers: Sequence[TensorConsumer]) -> IdentityKey:
     """Return the key of a tensor's consumers, independent of their order and of paths."""
     keys = {
         _ConsumerKey(
-            "" if r.kind == ConsumerKind.OUTPUT else r.node, r.kind, r.op, _comparable(r.scale)
+            "" if r.kind == ConsumerKind.OUTPUT else r.node, r.kind, r.op, _to_comparable(r.scale)
         )
         for r in consumers
     }
@@ -192,7 +192,7 @@ def _residual_key(finding: Finding, cause: Cause, r: ResidualFloat) -> IdentityK
         cause.fused,
         r.add,
         r.tensor,
-        _comparable(r.residual),
+        _to_comparable(r.residual),
         shared,
         _consumers_key(floats),
     )

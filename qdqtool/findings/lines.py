@@ -28,7 +28,7 @@ HEADINGS = {name: join_lines(text) for name, text in _MEANINGS["headings"].items
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PassRule:
     """Pass that a line may come from.
 
     Attributes:
@@ -61,7 +61,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class LineAnswer:
+class LineExplanation:
     """Explanation of a line.
 
     Attributes:
@@ -74,7 +74,7 @@ class LineAnswer:
 
     line: str
     event: Event | None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[PassRule, ...] = ()
     note: str = ""
     counted: int | None = field(default=None)
 
@@ -90,7 +90,7 @@ class LineAnswer:
         }
 
 
-def explain_line(text: str) -> LineAnswer | None:
+def explain_line(text: str) -> LineExplanation | None:
     """Explain a line of the optimizer's log; None if the text is not such a line.
 
     The line may have TensorRT's prefix. The text may also be the name of a pass, or the id of a
@@ -114,10 +114,10 @@ def explain_line(text: str) -> LineAnswer | None:
     else:
         owners = [] if event.pass_name else _possible_passes(event)
     rules = tuple(_sort_cases(_make_rule(kind), event) for kind in owners)
-    return LineAnswer(line, event, rules, _describe_owners(event, rules))
+    return LineExplanation(line, event, rules, _explain_ambiguity(event, rules))
 
 
-def _describe_owners(event: Event, rules: Sequence[object]) -> str:
+def _explain_ambiguity(event: Event, rules: Sequence[object]) -> str:
     if not rules:
         return Note(
             f"No available build shows the pass {event.pass_name}, so qdqtool does not simulate "
@@ -144,7 +144,7 @@ def _possible_passes(event: Event) -> list[type[Pass]]:
     return sorted(decided or owners, key=lambda kind: -builds[kind])
 
 
-def _sort_cases(rule: Rule, event: Event) -> Rule:
+def _sort_cases(rule: PassRule, event: Event) -> PassRule:
     """Return the rule with the cases about the line's kind and operators first."""
     operators = re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")
     topics = {event.kind, *operators}
@@ -152,13 +152,13 @@ def _sort_cases(rule: Rule, event: Event) -> Rule:
     return replace(rule, cases=dict(ordered))
 
 
-def _explain_name(name: str, by_name: Mapping[str, type[Pass]]) -> LineAnswer:
+def _explain_name(name: str, by_name: Mapping[str, type[Pass]]) -> LineExplanation:
     owner = name.partition("/")[0]
     if owner in by_name:
         rule = _make_rule(by_name[owner])
         named = {i: c for i, c in rule.cases.items() if i == name}
-        return LineAnswer(name, None, (replace(rule, cases=named or rule.cases),))
-    rule = Rule(
+        return LineExplanation(name, None, (replace(rule, cases=named or rule.cases),))
+    rule = PassRule(
         owner,
         f"TensorRT's treatment of {owner}.",
         "",
@@ -166,31 +166,31 @@ def _explain_name(name: str, by_name: Mapping[str, type[Pass]]) -> LineAnswer:
         "qdqtool/ir/operators.py",
         "tests/ir/test_operators.py",
     )
-    return LineAnswer(name, None, (rule,))
+    return LineExplanation(name, None, (rule,))
 
 
-def _explain_heading(line: str) -> LineAnswer | None:
+def _explain_heading(line: str) -> LineExplanation | None:
     match = _HEADING.match(line)
     if match:
         default = "A stage of the build has ended. The number counts the remaining layers."
-        return LineAnswer(line, None, (), HEADINGS.get(match[1], default), int(match[2]))
+        return LineExplanation(line, None, (), HEADINGS.get(match[1], default), int(match[2]))
     for beginning, meaning in HEADINGS.items():
         if line.startswith(beginning):
-            return LineAnswer(line, None, (), meaning)
+            return LineExplanation(line, None, (), meaning)
     return None
 
 
-def _make_rule(kind: type[Pass]) -> Rule:
+def _make_rule(kind: type[Pass]) -> PassRule:
     name = kind.__name__
     module = kind.__module__.rpartition(".")[2]
     prefix = f"{name}/"
-    of_pass = {i: c for i, c in cases().items() if i.startswith(prefix) or c in kind.cases}
+    pass_cases = {i: c for i, c in cases().items() if i.startswith(prefix) or c in kind.cases}
     does = (kind.__doc__ or "").partition("\n\n")[0].strip()
-    return Rule(
+    return PassRule(
         name,
         " ".join(does.split()),
         MEANINGS.get(name, ""),
-        of_pass,
+        pass_cases,
         f"qdqtool/trt/passes/{module}.py",
         f"tests/trt/passes/test_{module}.py",
     )

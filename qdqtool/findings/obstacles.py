@@ -52,7 +52,7 @@ def describe_obstacles(findings: Iterable[Finding]) -> str:
             reasons[finding.code] += [cause.reason for cause in finding.causes]
     if not reasons:
         return ""
-    forms = " and ".join(_describe_form(code, group) for code, group in reasons.items())
+    forms = " and ".join(_describe_rejected_form(code, group) for code, group in reasons.items())
     if set(reasons) == {"ZP-UINT8"}:
         return f"{forms}: TensorRT rejects this or clips every value above 127"
     return f"{forms}: TensorRT rejects this, because it supports only symmetric INT8"
@@ -70,7 +70,7 @@ def suggest_recipe(findings: Sequence[Finding]) -> str:
     return onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
 
 
-def _describe_form(code: FindingCode, reasons: Sequence[Reason]) -> str:
+def _describe_rejected_form(code: FindingCode, reasons: Sequence[Reason]) -> str:
     if code == "QOPERATOR":
         counts = Counter(getattr(reason, "op", "") for reason in reasons).most_common()
         operators = ", ".join(f"{count} {op}" for op, count in counts[:3])

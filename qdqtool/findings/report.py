@@ -107,13 +107,13 @@ class FindingReport:
         if isinstance(cause, Reason):
             cause = Cause(cause)
         code = finding_code(cause.reason)
-        scope, severity = self._scope(code)
+        scope, severity = self._find_scope_and_severity(code)
         if scope is None or code in self.ignored_codes:
             return False
         place = cause.reason.node if node is None else node
         first = self._by_place.get((code, place))
         if first is not None:
-            first.convolutions.extend(self._new_convolutions(code, place, convolutions))
+            first.convolutions.extend(self._record_new_convolutions(code, place, convolutions))
             if gains and not first.gains:
                 first.gains, first.severity = True, severity
             first.automatic = first.automatic and automatic
@@ -130,7 +130,7 @@ class FindingReport:
             describe_finding,
             target=self.target,
             way=self.way,
-            convolutions=self._new_convolutions(code, place, convolutions),
+            convolutions=self._record_new_convolutions(code, place, convolutions),
             values=values,
             gains=gains,
         )
@@ -152,7 +152,7 @@ class FindingReport:
         """Return whether the report has a finding of a code."""
         return any(finding.code == code for finding in self.findings)
 
-    def _scope(self, code: FindingCode) -> tuple[CodeScope | None, Severity]:
+    def _find_scope_and_severity(self, code: FindingCode) -> tuple[CodeScope | None, Severity]:
         """Return the scope of a code that includes the target, and the severity on the target.
 
         The scope is None if the code does not apply to the target.
@@ -166,7 +166,7 @@ class FindingReport:
             self._scopes[code] = scope
         return scope
 
-    def _new_convolutions(
+    def _record_new_convolutions(
         self, code: FindingCode, node: str, convolutions: Iterable[str]
     ) -> list[str]:
         """Record convolutions for the finding at a node, and return those that are new."""
@@ -246,7 +246,7 @@ class RecordedReasons:
         """Return all reasons of a class."""
         return (r for reasons in self._by_node.values() for r in reasons if isinstance(r, kind))
 
-    def as_convolution(self, node: str) -> tuple[str, ...]:
+    def affected_convolutions(self, node: str) -> tuple[str, ...]:
         """Return a tuple of the node if it is a convolution of the prediction, else ``()``."""
         return (node,) if node in self.outcomes else ()
 
@@ -282,7 +282,7 @@ class RecordedReasons:
             self._explanations.setdefault(node, (diagnosis.code, diagnosis.node))
         return applies
 
-    def refer_to_codes(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
+    def explain_by_codes(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
         """Record that the first finding of one of these codes explains a convolution."""
         for code in codes:
             node = self.report.find_node(code, convolution)

@@ -78,20 +78,20 @@ def attempted_reasons(finding: Finding) -> list[Reason]:
     ]
 
 
-def _all_rules() -> Iterator[FindingRule]:
+def _iterate_rules() -> Iterator[FindingRule]:
     for kind in reason_classes():
         yield from kind.rules
 
 
-PROMISED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_promised)
+PROMISED_CODES = frozenset(rule.code for rule in _iterate_rules() if rule.is_promised)
 """Codes of findings that ``qdqtool fix`` can change without data."""
-ATTEMPTED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_attempted)
+ATTEMPTED_CODES = frozenset(rule.code for rule in _iterate_rules() if rule.is_attempted)
 """Codes of findings that ``qdqtool fix`` tries to change."""
-ON_REQUEST_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_on_request)
+ON_REQUEST_CODES = frozenset(rule.code for rule in _iterate_rules() if rule.is_on_request)
 """Codes of findings that ``qdqtool fix`` may change only on request."""
 
 
-def requires_request(finding: Finding) -> bool:
+def needs_request(finding: Finding) -> bool:
     """Return whether ``fix`` changes a finding only if the user names its code.
 
     ``fix`` changes errors without a request.
@@ -116,6 +116,6 @@ def split_fixable(findings: Iterable[Finding]) -> tuple[list[Finding], list[Find
     on_request: list[Finding] = []
     for finding in listed:
         if finding.automatic:
-            is_default = finding.code in errors or not requires_request(finding)
+            is_default = finding.code in errors or not needs_request(finding)
             (default if is_default else on_request).append(finding)
     return default, on_request

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons, requires_request
+from qdqtool.findings.rules import ON_REQUEST_CODES, attempted_reasons, needs_request
 from qdqtool.fixing import gains, quantizers
 from qdqtool.fixing.judge import OutputJudge
 from qdqtool.fixing.outputs import OutputError
@@ -107,7 +107,7 @@ class FixSession:
         that needs none.
         """
         return not ON_REQUEST_CODES.issuperset(step.codes) or any(
-            f.code in step.codes and not requires_request(f) for f in self.prediction.findings
+            f.code in step.codes and not needs_request(f) for f in self.prediction.findings
         )
 
     def try_step(self, step: FixStep, codes: set[str]) -> None:

@@ -17,7 +17,7 @@ from qdqtool.util.text import cut_middle, format_count
 if TYPE_CHECKING:
     from qdqtool.findings.build_methods import BuildMethod
     from qdqtool.findings.errors import KnownError
-    from qdqtool.findings.lines import LineAnswer, Rule
+    from qdqtool.findings.lines import LineExplanation, PassRule
 
 _MAX_ROWS = 12  # maximum number of rows of a list without --all
 
@@ -414,7 +414,7 @@ def render_build_method(way: BuildMethod, width: int) -> TextPage:
     return page
 
 
-def render_log_line(answer: LineAnswer, width: int) -> TextPage:
+def render_log_line(answer: LineExplanation, width: int) -> TextPage:
     """Return the explanation of a log line by possible passes, the likeliest pass first."""
     page = TextPage(width)
     page.fill(answer.line, 2, "  ", Style.BOLD)
@@ -427,7 +427,7 @@ def render_log_line(answer: LineAnswer, width: int) -> TextPage:
     return page
 
 
-def _add_rule(page: TextPage, rule: Rule, limit: int) -> None:
+def _add_rule(page: TextPage, rule: PassRule, limit: int) -> None:
     page.fill(rule.does, 4, f"{rule.pass_name}: ")
     if rule.means:
         page.fill(rule.means, 4, "  Meaning: ")
@@ -445,4 +445,4 @@ def _add_rule(page: TextPage, rule: Rule, limit: int) -> None:
             4,
             "    ",
         )
-    page.add_lines(f"  Rule: {rule.file}", f"  Test: {rule.test}")
+    page.add_lines(f"  PassRule: {rule.file}", f"  Test: {rule.test}")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from qdqtool import prediction
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.findings.lint.activation_scales import check_outliers
-from qdqtool.findings.lint.floats import check_norms
+from qdqtool.findings.lint.floats import check_decomposed_norms
 from qdqtool.findings.report import FindingReport
 from qdqtool.insertion import fp16, rules
 from qdqtool.insertion.format_choice import (
@@ -738,7 +738,7 @@ class _Inserter:
     def check_layer_norms(self) -> None:
         """Report decomposed layer normalizations; one warning describes the first of them."""
         report = FindingReport(self.target.name)
-        check_norms(View(self._model), report)
+        check_decomposed_norms(View(self._model), report)
         findings = report.findings
         self.result.findings.extend(findings)
         if findings:

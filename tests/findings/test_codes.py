@@ -14,7 +14,7 @@ from qdqtool.findings import codes
 from qdqtool.findings.api import report_regions
 from qdqtool.findings.build_methods import BUILD_METHODS, BuildMethod, find_build_method
 from qdqtool.findings.codes import ALL_TARGETS
-from qdqtool.findings.lines import HEADINGS, LineAnswer, explain_line
+from qdqtool.findings.lines import HEADINGS, LineExplanation, explain_line
 from qdqtool.findings.report import FindingReport
 from qdqtool.formats.log_text import render_log_line
 from qdqtool.ir.input_shapes import ModelInfo
@@ -220,7 +220,7 @@ LINES = [
 ]
 
 
-def explain(line: str) -> LineAnswer:
+def explain(line: str) -> LineExplanation:
     answer = explain_line(line)
     assert answer is not None
     return answer

@@ -9,7 +9,7 @@ from qdqtool.findings.errors import (
     KNOWN_ERRORS,
     NODE_KINDS,
     KnownError,
-    annotate,
+    explain_messages,
     lookup,
     parse_error,
     parse_missing_kernel,
@@ -266,6 +266,6 @@ def test_note_of_a_skipped_tactic_needs_no_action() -> None:
         "Could not infer output types for operation: dequantize"
     )
     facts = {"messages": [{"level": level, "text": text} for level in ("note", "error")]}
-    note, error = annotate(facts)["messages"]
+    note, error = explain_messages(facts)["messages"]
     assert (note["known"], note["severity"]) == ("tactic-skipped", "warning")
     assert error["known"] != "tactic-skipped"

@@ -71,7 +71,7 @@ def find_int8_quantizers(view: View) -> list[Node]:
     ]
 
 
-def check_uniform(view: View, report: FindingReport) -> None:
+def check_uniform_scales(view: View, report: FindingReport) -> None:
     """Add a finding if all activations and weights have the same scale (placeholders)."""
     quantizers = find_int8_quantizers(view)
     scales = [_quantizer_scale(view, quantizer) for quantizer in quantizers]
@@ -114,7 +114,7 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
             fits.append(_measure_fit(q.name, tensor_statistics, float(scale[0])))
             candidates.append((q.name, q.input(0), float(scale[0]), [tensor_statistics]))
     check_outliers(report, view.model, candidates, statistics.images)
-    check_gains(view, report, {name for name, *_ in candidates})
+    check_outliers_by_gains(view, report, {name for name, *_ in candidates})
     misfits = _find_misfits(fits)
     if misfits:
         misfits.sort(
@@ -136,7 +136,7 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
         )
 
 
-def check_gains(view: View, report: FindingReport, checked: Collection[str] = ()) -> None:
+def check_outliers_by_gains(view: View, report: FindingReport, checked: Collection[str] = ()) -> None:
     """Report scales that cover outliers after normalizations, without calibration data.
 
     Gains (scale factors) of the normalization show the outliers. Before the gains, the mean square

@@ -35,19 +35,19 @@ _MAX_CONSTANT_VALUES = 1 << 20  # larger constants are not checked; attention ma
 _MAX_LISTED = 3
 
 
-def check_half(view: View, report: FindingReport) -> None:
+def check_fp16_limits(view: View, report: FindingReport) -> None:
     """Add findings about values of a Q/DQ model that FP16 cannot hold.
 
     On strongly typed targets, only nodes with FP16 types in the file are checked.
     """
     if not qdq.is_quantized(view.model):
         return
-    check_norms(view, report)
+    check_decomposed_norms(view, report)
     if not target_named(report.target).strongly_typed:
         _check_constants(view, report)
 
 
-def check_norms(view: View, report: FindingReport) -> None:
+def check_decomposed_norms(view: View, report: FindingReport) -> None:
     """Add a finding for each decomposed LayerNorm or sum of squares that may run in FP16."""
     target, model = target_named(report.target), view.model
     whole = find_decomposed_layer_norms(model)

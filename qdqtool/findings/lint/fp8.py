@@ -23,7 +23,7 @@ def run(view: View, report: FindingReport) -> None:
     target, first = report.tensorrt, nodes[0].name
     if not target.has_fp8:
         fault = fp8.Fp8Unsupported(MODEL_CHECK, first, target.display_name, len(nodes))
-        report.add(fault, convolutions=_find_convolutions(view, nodes))
+        report.add(fault, convolutions=_find_consuming_convolutions(view, nodes))
         return
     if not target.strongly_typed or target.typed_for_fp8:
         report.add(
@@ -36,7 +36,7 @@ def run(view: View, report: FindingReport) -> None:
         report.add(hopper, convolutions=convolutions)
 
 
-def _find_convolutions(view: View, nodes: Collection[Node]) -> list[str]:
+def _find_consuming_convolutions(view: View, nodes: Collection[Node]) -> list[str]:
     return list(dict.fromkeys(c for node in nodes for c in view.consuming_convolutions(node)))
 
 
@@ -53,7 +53,7 @@ def is_fp8(view: View, conv: Node) -> bool:
     return pair is not None and view.params(pair[0]).precision == Precision.FP8
 
 
-def check_shape(report: FindingReport, conv: Node, inputs: int, outputs: int, groups: int) -> None:
+def check_fp8_channels(report: FindingReport, conv: Node, inputs: int, outputs: int, groups: int) -> None:
     """Report a convolution of FP8 whose channels or groups have no fast kernel.
 
     Args:

@@ -30,7 +30,7 @@ def find_last_convolutions(view: View) -> list[Node]:
         < 2
     ):
         return []  # not a detector; this saves building the float network
-    finals = _float_network(view)[0].finals
+    finals = _find_float_head(view)[0].finals
     last = [n for n in view.nodes_with_weights if n.op == "Conv" and n.index in finals]
     return last if len(last) >= 2 else []
 
@@ -39,10 +39,10 @@ def find_coordinate_nodes(view: View) -> set[int]:
     """Return the nodes of boxes and sampling points of a DETR, which insertion leaves float."""
     if not any(n.op == "GridSample" for n in view.model.nodes) and not find_attentions(view.model):
         return set()
-    return _float_network(view)[1]()
+    return _find_float_head(view)[1]()
 
 
-def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
+def _find_float_head(view: View) -> tuple[Head, Callable[[], set[int]]]:
     """Return the head of the float network, and a function that finds coordinate layers.
 
     Both use the node indices of the Q/DQ model.
@@ -93,7 +93,7 @@ def run(view: View, report: FindingReport) -> None:
     last = find_last_convolutions(view)
     if not last:
         return
-    head, _ = _float_network(view)
+    head, _ = _find_float_head(view)
     for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
         add(conv, "dfl", _find_sums_after(view.model, conv))
     for conv in last:  # "box" becomes a warning, "class" a note
@@ -121,18 +121,18 @@ def _check_concats(view: View, report: FindingReport) -> None:
 
 def _build_concat_fault(view: View, q: Node, concat: Node) -> ConcatAfterHead:
     """Return the fault of a Q that gives all inputs of a Concat one scale."""
-    scale, bounds = _single_scale(view, q), find_bounds(view.model)
+    scale, bounds = _read_single_scale(view, q), find_bounds(view.model)
     parts = find_concat_parts(view.model, q.input(0))
     scores = [t for t in parts if t in bounds and 0.0 <= bounds[t].low < bounds[t].high <= 1.0]
     if not scores or len(scores) == len(parts):
         raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
         return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, raw=raw)
-    of_scores = (_single_scale(view, c) for c in view.model.consumers(scores[0]) if qdq.is_q(c))
+    of_scores = (_read_single_scale(view, c) for c in view.model.consumers(scores[0]) if qdq.is_q(c))
     first = next((value for value in of_scores if value is not None), None)
     return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, scores[0], own=first)
 
 
-def _single_scale(view: View, q: Node) -> float | None:
+def _read_single_scale(view: View, q: Node) -> float | None:
     scale = view.params(q).scale
     return float(scale[0]) if scale is not None and scale.size == 1 else None
 

@@ -82,7 +82,7 @@ def run(view: View, report: FindingReport) -> None:
         _report_other_types(view, report, other_types)
     _report_unknown(view, report, unknown)
     if not other_types and not any(f.code == "FAKE-QUANT" for f in report.findings):
-        _check_any_quantizer(view, report)
+        _check_missing_quantizers(view, report)
 
 
 def _report_unknown(
@@ -149,7 +149,7 @@ def check_functions(view: View, report: FindingReport) -> None:
         report.add(LocalFunctions(MODEL_CHECK, "", functions))
 
 
-def _check_any_quantizer(view: View, report: FindingReport) -> None:
+def _check_missing_quantizers(view: View, report: FindingReport) -> None:
     if not qdq.is_quantized(view.model):
         floats = [n for n in view.nodes_with_weights if view.weights(n).folded]
         if floats and not any(fault_checks.computes_integers(n) for n in view.model.nodes):
@@ -326,7 +326,7 @@ def check_shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvO
     """Add findings about shapes of quantized convolutions that are slow or fail in INT8."""
     for conv in view.nodes_with_weights:
         if conv.index in view.fully_quantized_nodes and conv.op in CONVOLUTIONS:
-            _check_shape(view, report, conv, outcomes.get(conv.name))
+            _check_convolution_shape(view, report, conv, outcomes.get(conv.name))
 
 
 def _check_depthwise(view: View, report: FindingReport, conv: Node, outcome: ConvOutcome) -> None:
@@ -338,7 +338,7 @@ def _check_depthwise(view: View, report: FindingReport, conv: Node, outcome: Con
         report.add(form, convolutions=[conv.name])
 
 
-def _check_shape(
+def _check_convolution_shape(
     view: View, report: FindingReport, conv: Node, outcome: ConvOutcome | None
 ) -> None:
     channels = view.channels(conv)
@@ -347,7 +347,7 @@ def _check_shape(
     inputs, outputs, groups = channels
     if fp8.is_fp8(view, conv):
         if outcome is not None and outcome.is_fp8:
-            fp8.check_shape(report, conv, inputs, outputs, groups)
+            fp8.check_fp8_channels(report, conv, inputs, outputs, groups)
         return
     if groups > 1 and groups == inputs and outcome is not None:
         _check_depthwise(view, report, conv, outcome)

@@ -81,7 +81,7 @@ def _check_pairs(view: View, report: FindingReport) -> None:
             continue
         if not (first.scales.is_positive and second.scales.is_positive):
             continue
-        if not _are_close(first.scales, second.scales) and not _converts_pixels(view, q, dq):
+        if not _are_close_scales(first.scales, second.scales) and not _converts_pixels(view, q, dq):
             scales = (first.scales.summary, second.scales.summary)
             fault = PairScalesDiffer(MODEL_CHECK, dq.name, q.name, scales)
             report.add(fault, convolutions=view.consuming_convolutions(dq))
@@ -111,7 +111,7 @@ def _read_pixel_factor(model: Model) -> float:
         return _PIXEL_FACTOR
 
 
-def _are_close(first: ParameterValues, second: ParameterValues) -> bool:
+def _are_close_scales(first: ParameterValues, second: ParameterValues) -> bool:
     a, b = first.values, second.values
     return a.size == b.size and bool(np.allclose(a, b, rtol=_SCALE_TOLERANCE, atol=0))
 

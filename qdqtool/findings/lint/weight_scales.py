@@ -148,8 +148,8 @@ def _find_misfit(view: View, fits: list[_LayerFit]) -> WeightScales | None:
     checks = _GENERAL_CHECKS if len(fits) >= _MIN_LAYERS else (_check_equal_factor,)
     misfit = _find_first_misfit(fits, checks)
     if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
-        misfit = None if _are_learned(view, fits) else misfit
-    return misfit or _find_first_misfit(fits, (_check_exceptions, _check_layers, _check_saturated))
+        misfit = None if _are_learned_scales(view, fits) else misfit
+    return misfit or _find_first_misfit(fits, (_check_exceptional_channels, _check_exceptional_layers, _check_saturated))
 
 
 def _find_first_misfit(
@@ -167,13 +167,13 @@ def _select_layers(
     return [f for f in fits if id(f.channels) in selected]
 
 
-def _check_axis(fits: list[_LayerFit]) -> WeightScales | None:
+def _check_swapped_axis(fits: list[_LayerFit]) -> WeightScales | None:
     """Return the fault of scales that fit along the other axis, but not along their own axis."""
     bad = [
         f
         for f in fits
         if f.other_axis_ratios.size
-        and _deviation(f.channels.ratios) > _FACTOR_TOLERANCE >= _deviation(f.other_axis_ratios)
+        and _largest_deviation(f.channels.ratios) > _FACTOR_TOLERANCE >= _largest_deviation(f.other_axis_ratios)
     ]
     return _build_fault(WeightScalesCause.AXIS, bad, fits) if bad else None
 
@@ -184,7 +184,7 @@ def _median(values: npt.NDArray[np.float64]) -> float:
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def _deviation(ratios: npt.NDArray[np.float64]) -> float:
+def _largest_deviation(ratios: npt.NDArray[np.float64]) -> float:
     """Return the largest logarithmic distance from a perfect fit, minus the tolerance."""
     return (
         max(0.0, float(np.abs(np.log(ratios)).max()) - _ROUNDING_TOLERANCE) if ratios.size else 0.0
@@ -220,9 +220,9 @@ def _check_equal_factor(fits: list[_LayerFit]) -> WeightScales | None:
     return None
 
 
-def _check_channels(fits: list[_LayerFit]) -> WeightScales | None:
+def _check_channel_ranges(fits: list[_LayerFit]) -> WeightScales | None:
     """Return the fault of many channels that are clipped or lose two bits."""
-    clipped, wasted = _bad_shares(fits)
+    clipped, wasted = _measure_bad_shares(fits)
     if clipped <= _MAX_BAD_SHARE and wasted <= _MAX_BAD_SHARE:
         return None
     bad = _select_layers(
@@ -240,7 +240,7 @@ def _check_channels(fits: list[_LayerFit]) -> WeightScales | None:
     return _build_fault(WeightScalesCause.TOO_LARGE, bad, fits)
 
 
-def _are_learned(view: View, fits: list[_LayerFit]) -> bool:
+def _are_learned_scales(view: View, fits: list[_LayerFit]) -> bool:
     """Return whether training learned the scales.
 
     LSQ begins with 2 mean|w| / sqrt(127), and training of 8 bits hardly changes this scale. It is
@@ -280,10 +280,10 @@ def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
     )
 
 
-_GENERAL_CHECKS = (_check_axis, _check_common_factor, _check_uniform_scales, _check_channels)
+_GENERAL_CHECKS = (_check_swapped_axis, _check_common_factor, _check_uniform_scales, _check_channel_ranges)
 
 
-def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
+def _check_exceptional_channels(fits: list[_LayerFit]) -> WeightScales | None:
     """Return the fault of single channels that do not fit, if nearly all others are exact."""
     if not fits:
         return None
@@ -305,7 +305,7 @@ def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
     return _build_fault(WeightScalesCause.EXCEPTION, bad, fits, channels=count)
 
 
-def _check_layers(fits: list[_LayerFit]) -> WeightScales | None:
+def _check_exceptional_layers(fits: list[_LayerFit]) -> WeightScales | None:
     """Return the fault of layers whose median ratio is far from that of the other layers."""
     if len(fits) < _MIN_LAYERS_FOR_MEDIAN:
         return None
@@ -336,7 +336,7 @@ def _is_saturated(fit: _LayerFit) -> bool:
     return float(np.mean(fit.channels.saturated & alive)) > _MAX_SATURATED_SHARE
 
 
-def _bad_shares(fits: list[_LayerFit]) -> tuple[float, float]:
+def _measure_bad_shares(fits: list[_LayerFit]) -> tuple[float, float]:
     """Return the shares of all channels that are clipped, and that lose two bits or more."""
     ratios = np.concatenate([f.ratios for f in fits])
     return float(np.mean(np.concatenate([f.channels.clipped for f in fits]))), float(
@@ -359,7 +359,7 @@ def _build_fault(
         cause,
         tuple(f.node.name for f in bad),
         len(fits),
-        *_bad_shares(fits),
+        *_measure_bad_shares(fits),
         largest if largest > 1 / smallest else smallest,
         factor,
         channels,
@@ -427,7 +427,7 @@ def _measure_layer(
     is_float = weights.q is not None
     if (
         is_float
-        and _deviation(measurement.ratios) > _FACTOR_TOLERANCE
+        and _largest_deviation(measurement.ratios) > _FACTOR_TOLERANCE
         and _fits_other_axis(node, shape, axis)
     ):
         other_axis_ratios = measure_along(1 - axis).ratios

@@ -36,7 +36,7 @@ def run(view: View, report: FindingReport) -> None:
             fault = fault_checks.check_weights_constant(
                 MODEL_CHECK, conv.name, weights.source, weights.folded, sparse
             )
-            _add(report, fault, conv)
+            _report_fault(report, fault, conv)
         elif _multiplies_int8_activations(view, conv, weights):
             report.add(ProductOfActivations(MODEL_CHECK, conv.name), convolutions=[conv.name])
         _check_bias(view, report, conv)
@@ -55,10 +55,10 @@ def _check_shared(
     if len(users) == 1:
         consumers += _other_consumers(view, *users[0])
     fault = fault_checks.check_weights_shared(MODEL_CHECK, source, source, tuple(consumers))
-    _add(report, fault, *convs)
+    _report_fault(report, fault, *convs)
 
 
-def _add(report: FindingReport, fault: Reason | None, *convolutions: Node) -> None:
+def _report_fault(report: FindingReport, fault: Reason | None, *convolutions: Node) -> None:
     if fault is not None:
         report.add(fault, convolutions=[c.name for c in convolutions])
 
@@ -87,7 +87,7 @@ def _report_misread_constants(view: View, report: FindingReport) -> None:
 def _check_float_types(view: View, report: FindingReport, conv: Node) -> None:
     """Report data and weights of different float types; a DQ writes the type of its scale."""
     data, weights = (_float_type(view, conv.input(i)) for i in (0, 1))
-    _add(report, fault_checks.check_float_types(MODEL_CHECK, conv.name, (data, weights)), conv)
+    _report_fault(report, fault_checks.check_float_types(MODEL_CHECK, conv.name, (data, weights)), conv)
 
 
 def _float_type(view: View, tensor: str) -> Precision:
@@ -154,7 +154,7 @@ def _check_axis(view: View, report: FindingReport, conv: Node, weights: WeightSo
         params, axis = view.params(node), view.axis(node)
         if node is weights.first_quantizer and _has_wrong_count(node, params, axis, shape):
             return
-        _add(
+        _report_fault(
             report,
             fault_checks.check_weights_axis(
                 MODEL_CHECK,
@@ -184,4 +184,4 @@ def _check_bias(view: View, report: FindingReport, conv: Node) -> None:
         fault = fault_checks.check_bias(
             MODEL_CHECK, pair[0].name, conv.name, precision, conv.op != "MatMul"
         )
-        _add(report, fault, conv)
+        _report_fault(report, fault, conv)
