@@ -121,7 +121,7 @@ def _translate_for_dla(
 ) -> None:
     """Write the float model and the calibration cache for ``--dla-cache``."""
     from qdqtool.fixing.dla import translate_for_dla
-    from qdqtool.formats.insertion_text import add_cache
+    from qdqtool.formats.insertion_text import add_calibration_cache
     from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
     from qdqtool.util.files import reserve_output
 
@@ -135,7 +135,7 @@ def _translate_for_dla(
         page.fill(f"Wrote {output}: the model without Q and DQ", style=Style.BOLD)
         for note in translation.notes:
             page.fill(f"note: {as_options(note)}", style=Style.NOTE)
-        add_cache(page, report)
+        add_calibration_cache(page, report)
         return page
 
     answer.write(

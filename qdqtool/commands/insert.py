@@ -130,9 +130,9 @@ def command(
         (calib_cache, "--calib-cache"),
     ):
         reserve_output(output_path, option)
-    from qdqtool.formats.insertion_text import add_cache, render
+    from qdqtool.formats.insertion_text import add_calibration_cache, render
     from qdqtool.formats.output import Style, use_option_names
-    from qdqtool.formats.time_text import add_speed, describe_fastest
+    from qdqtool.formats.time_text import add_speed_verdict, describe_fastest
     from qdqtool.insertion.format_choice import FLOAT
     from qdqtool.insertion.rules import restrict_to_fp8
     from qdqtool.quantization.api import insert
@@ -160,14 +160,14 @@ def command(
         page = render(result, width, everything=everything)
         if time is not None and result.precision != FLOAT:
             page.add_heading(f"Estimated on {time.gpu.name}")
-            add_speed(page, [time])
+            add_speed_verdict(page, [time])
             if formats is not None:
                 page.fill(describe_fastest(formats, time), 4, "  ")
         page.add_gap()
         written = "the float model unchanged to " if result.unchanged else ""
         page.fill(f"Wrote {written}{path} ({seconds:.1f} s)", style=Style.BOLD)
         if cache is not None:
-            add_cache(page, cache)
+            add_calibration_cache(page, cache)
         can_compare = calib is not None and settings["input_type"] != "int8"
         words = ["qdqtool", "compare", model, path, "--calib", _OTHER_IMAGES]
         compare = words if can_compare else None

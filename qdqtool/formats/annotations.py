@@ -177,10 +177,10 @@ def _markdown_section(review: ModelReview) -> list[str]:
     if not review.prediction.findings:
         return [*lines, "No findings.", ""]
     lines += _finding_table(review.prediction.findings)
-    return [*lines, *_list_floats(review.prediction.convolutions), ""]
+    return [*lines, *_list_float_layers(review.prediction.convolutions), ""]
 
 
-def _list_floats(convolutions: Sequence[ConvOutcome]) -> list[str]:
+def _list_float_layers(convolutions: Sequence[ConvOutcome]) -> list[str]:
     names = [c.name for c in convolutions if not c.is_quantized]
     if not names:
         return []

@@ -155,7 +155,7 @@ def _add_changes(page: TextPage, comparison: Comparison) -> None:
         listed.update(map(id, nodes))
         if nodes:
             page.add_heading(f"{name_formats(title, ChangeKind(change), nodes)} ({len(nodes)})")
-            _add_nodes(page, nodes)
+            _add_changed_nodes(page, nodes)
 
 
 def render_comparison(
@@ -173,8 +173,8 @@ def render_comparison(
     style = Style.BAD if losses else Style.GOOD if comparison.changed else Style.BOLD
     page.fill(f"B against A: {summarize(comparison)}", style=style)
     page.add_gap()
-    _add_side(page, "A", comparison.a)
-    _add_side(page, "B", comparison.b)
+    _add_side_summary(page, "A", comparison.a)
+    _add_side_summary(page, "B", comparison.b)
     page.fill(f"Matched by {comparison.matched_by}.", 0)
     if comparison.agreement is not None:
         page.add_gap()
@@ -215,7 +215,7 @@ def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
         page.fill(_METRICS.get(measure.metric, measure.sentence), 2, "  ")
 
 
-def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
+def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
     layers = format_layer_counts(side.plain, side.products)
     if side.kind == "build" and side.int8 is None:
         layers = "times of layers, no data types"
@@ -252,14 +252,14 @@ def _describe_formats(side: SideSummary) -> str:
     return " and ".join(texts) or "0 in INT8"
 
 
-def _add_nodes(page: TextPage, nodes: list[NodeChange]) -> None:
+def _add_changed_nodes(page: TextPage, nodes: list[NodeChange]) -> None:
     for node in page.iterate_rows(nodes, _MAX_NODES):
         other = f" ({node.b.name} in B)" if node.a and node.b and node.a.name != node.b.name else ""
         time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _MIN_MS else ""
         page.fill(f"{node.name}{other}: {node.why}{time}", 6, "  ")
 
 
-def _add_kinds(page: TextPage, comparison: EngineComparison, timed: bool) -> None:
+def _add_kind_table(page: TextPage, comparison: EngineComparison, timed: bool) -> None:
     columns = f" {'A ms':>10} {'B ms':>10} {'change':>10}" if timed else ""
     page.add_lines(f"{'By kind':<26} {'A':>7} {'B':>7}{columns}")
     for kind, (a, b) in comparison.totals_by_kind.items():
@@ -277,7 +277,7 @@ def add_engines(page: TextPage, comparison: EngineComparison) -> None:
             f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / first.total_ms:.1%}) "
             f"{'slower' if change > 0 else 'faster'}"
         )
-    _add_kinds(page, comparison, timed)
+    _add_kind_table(page, comparison, timed)
     pairs = comparison.pairs
     order = "in the order of A"
     if timed:
@@ -291,7 +291,7 @@ def add_engines(page: TextPage, comparison: EngineComparison) -> None:
         "", f"By layer, {order} (aligned by {comparison.aligned_by}); ms in A, in B, change"
     )
     for pair in page.iterate_rows(pairs, _MAX_LAYERS, "... "):
-        _add_pair(page, pair, timed)
+        _add_layer_pair(page, pair, timed)
 
 
 def _format_types(cost: LayerCost | None) -> str | None:
@@ -304,7 +304,7 @@ def _format_types(cost: LayerCost | None) -> str | None:
     return f"{inputs} -> {cost.layer.output_precision}"
 
 
-def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
+def _add_layer_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
     first, second = (
         f"{cost.ms:9.4f}" if cost is not None and cost.ms is not None else f"{'-':>9}"
         for cost in (pair.first, pair.second)
@@ -376,7 +376,7 @@ def render_verification(
     exceptions = _describe_exceptions(result)
     page.fill(f"{outcome}: {_describe_build(result)} {consequence}{exceptions}", style=style)
     page.add_gap()
-    _add_counts(page, result)
+    _add_compared_counts(page, result)
     _add_times(page, result)
     for note in result.notes:
         page.fill(f"note: {as_options(note)}.", style=Style.NOTE)
@@ -417,7 +417,7 @@ def _describe_build(result: Verification) -> str:
     return f"{version} on {build.device}" if build.device else version
 
 
-def _add_counts(page: TextPage, result: Verification) -> None:
+def _add_compared_counts(page: TextPage, result: Verification) -> None:
     build, prediction = result.build, result.prediction
     target = target_named(prediction.target).title if prediction else "no target"
     page.add_row("Compared", f"{build.source} with the prediction for {target}", 19)

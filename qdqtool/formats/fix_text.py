@@ -34,7 +34,7 @@ def render(
         seconds: Time that the command took. None: not printed.
     """
     page = TextPage(width)
-    _add_result(page, fixed)
+    _add_fix_result(page, fixed)
     page.add_row("Before", verdict(fixed.before))
     page.add_row("After", verdict(fixed.after))
     _add_errors(page, fixed)
@@ -44,7 +44,7 @@ def render(
     places = fixed.fixed_places()
     _add_changes(page, "Applied", fixed.applied, places)
     _add_changes(page, "Not applied", fixed.refused)
-    _add_rest(page, fixed, output, options)
+    _add_remaining_findings(page, fixed, output, options)
     page.add_gap()
     time = "" if seconds is None else f" ({seconds:.1f} s)"
     written = f"Wrote {output}" if fixed.applied else f"Wrote a copy to {output}"
@@ -53,7 +53,7 @@ def render(
     return page
 
 
-def _add_result(page: TextPage, fixed: Fixed) -> None:
+def _add_fix_result(page: TextPage, fixed: Fixed) -> None:
     count = fixed.fixed_places().total()
     style = SEVERITY_STYLES[Severity.WARNING] if fixed.ok else SEVERITY_STYLES[Severity.ERROR]
     text = f"Nothing {'to fix' if fixed.after.ok else 'fixed'}"
@@ -63,7 +63,7 @@ def _add_result(page: TextPage, fixed: Fixed) -> None:
     page.add_gap()
 
 
-def _add_rest(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
+def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
     counts = fixed.after.findings_by_code()
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     losses = [note for note in fixed.notes if note.code in _LOSSES]
@@ -74,10 +74,10 @@ def _add_rest(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
         text = as_options(note)
         page.fill(f"{text[0].upper()}{text[1:]}.", 2, "  ", SEVERITY_STYLES[Severity.WARNING])
     if serious:
-        _add_on_request(page, fixed, output, options)
+        _add_untried_fixes(page, fixed, output, options)
 
 
-def _add_on_request(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
+def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
     tried = {change.code for change in (*fixed.applied, *fixed.refused)}
     left = [f for group in split_fixable(fixed.after.findings) for f in group]
     codes = dict.fromkeys(

@@ -44,8 +44,8 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     if insertion.prediction is not None and insertion.float_type != "fp16":
         float_type = name_float_type(insertion.prediction)
     if insertion.choice is not None and insertion.choice.is_float:
-        return _render_float(page, insertion)
-    _add_counts(page, insertion)
+        return _render_float_choice(page, insertion)
+    _add_quantization_counts(page, insertion)
     _add_skipped(page, insertion.skipped, float_type)
     _add_groups(page, insertion.groups)
     if insertion.choice is not None or everything:
@@ -68,14 +68,14 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     return page
 
 
-def _render_float(page: TextPage, insertion: Insertion) -> TextPage:
+def _render_float_choice(page: TextPage, insertion: Insertion) -> TextPage:
     assert insertion.choice is not None
     page.fill("Nothing was quantized: the float model was chosen", style=Style.BOLD)
     page.add_gap()
     reason = as_options(insertion.choice.reason)
     page.add_row("Chosen", f"FP16: {reason}")
     _add_images(page, insertion)
-    _add_fits(page, insertion)
+    _add_format_fits(page, insertion)
     _add_agreement(page, insertion, "FP16")
     _add_remarks(page, insertion.notes, insertion.warnings)
     return page
@@ -96,7 +96,7 @@ def _format_title(insertion: Insertion) -> str:
     return find_number_format(insertion.precision).title
 
 
-def _add_counts(page: TextPage, insertion: Insertion) -> None:
+def _add_quantization_counts(page: TextPage, insertion: Insertion) -> None:
     activations, weights = insertion.activations, insertion.weights
     layers = format_count(len(weights), "layer")
     target = (insertion.requested_target or target_named(insertion.target)).title
@@ -163,10 +163,10 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
 def _add_formats(page: TextPage, insertion: Insertion) -> None:
     if insertion.choice is not None:
         page.add_row("Chosen", f"{_format_title(insertion)}: {as_options(insertion.choice.reason)}")
-    _add_fits(page, insertion)
+    _add_format_fits(page, insertion)
 
 
-def _add_fits(page: TextPage, insertion: Insertion) -> None:
+def _add_format_fits(page: TextPage, insertion: Insertion) -> None:
     fits = insertion.fits
     if not fits:
         return
@@ -218,7 +218,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         page.add_row("", _describe_unconfirmed(losses))
     title = _format_title(insertion)
     for loss in losses.tensors if page.everything else confirmed:
-        page.fill(f"{_describe_loss(loss)}{_describe_cost(loss, title)}", 19, f"{'':17}- ")
+        page.fill(f"{_describe_activation_loss(loss)}{_describe_cost(loss, title)}", 19, f"{'':17}- ")
     for loss in confirmed[:1]:
         # add_row() does not split words, so the option can be copied.
         page.add_row("", f"Try: --exclude {_exclude_pattern(loss)}")
@@ -235,7 +235,7 @@ def _describe_unconfirmed(losses: ActivationLosses) -> str:
     return f"too few images to find the worst activation ({tried}; --losses 16 uses more)"
 
 
-def _describe_loss(loss: TensorLoss) -> str:
+def _describe_activation_loss(loss: TensorLoss) -> str:
     nodes = ", ".join(loss.readers)
     if loss.confirmed_gain is None:
         return f"input of {nodes} float: {-loss.gain:+.0%} error, not confirmed"
@@ -270,7 +270,7 @@ def _add_remarks(page: TextPage, notes: Iterable[str], warnings: Iterable[str]) 
             page.fill(f"{severity.word}: {as_options(text)}", style=style)
 
 
-def add_cache(page: TextPage, cache: CacheReport) -> None:
+def add_calibration_cache(page: TextPage, cache: CacheReport) -> None:
     """Add the report on a calibration cache, and the command that builds with the cache."""
     for line in cache.lines():
         indent = " " * (len(line) - len(line.lstrip()))

@@ -28,14 +28,14 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> TextPag
     ``everything`` lists every conversion, reformat and merge.
     """
     page = TextPage(width, everything)
-    _add_head(page, facts)
+    _add_log_summary(page, facts)
     for write in (
         _add_problems,
         _add_layers,
         _add_passes,
         functools.partial(_add_edges, title="Q/DQ layers at run time", field="conversions"),
         functools.partial(_add_edges, title="Reformats (layout only)", field="reformats"),
-        _add_merged,
+        _add_merged_layers,
         _add_tuning,
         _add_memory,
         _add_performance,
@@ -54,7 +54,7 @@ def _add_fact(page: TextPage, label: str, text: str) -> None:
     page.fill(text, 12, f"{label:<12}")
 
 
-def _add_head(page: TextPage, facts: Json) -> None:
+def _add_log_summary(page: TextPage, facts: Json) -> None:
     build = facts["build"]
     result = {True: ", PASSED", False: ", FAILED", None: ""}[facts["passed"]]
     style = {True: Style.GOOD, False: Style.BAD, None: Style.BOLD}[facts["passed"]]
@@ -177,7 +177,7 @@ def _format_shape(row: Json) -> str:
     return "x".join("?" if d is None else str(d) for d in row["shape"] or ())
 
 
-def _add_merged(page: TextPage, facts: Json) -> None:
+def _add_merged_layers(page: TextPage, facts: Json) -> None:
     if facts["merged"]:
         page.add_heading(f"Layers merged horizontally: {len(facts['merged'])}")
     for group in page.iterate_rows(facts["merged"], _MAX_ROWS):

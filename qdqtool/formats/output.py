@@ -229,10 +229,10 @@ _PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
 
 def as_options(text: str) -> str:
     """Write parameters in backticks as options: ``--exclude`` instead of `exclude`."""
-    return _PARAMETER.sub(lambda match: _option(match[1], match[2] or ""), text)
+    return _PARAMETER.sub(lambda match: _format_option(match[1], match[2] or ""), text)
 
 
-def _option(name: str, value: str) -> str:
+def _format_option(name: str, value: str) -> str:
     option = _OPTION_NAMES.get(name, name).replace("_", "-")
     if value == "False":
         return f"--no-{option}"
@@ -251,15 +251,15 @@ def fixed_model_path(path: str) -> str:
 
 def use_option_names(answer: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a JSON object whose messages name options instead of parameters."""
-    notes = {name: _all_as_options(answer[name]) for name in _NOTE_FIELDS if name in answer}
+    notes = {name: _replace_parameters(answer[name]) for name in _NOTE_FIELDS if name in answer}
     return answer | notes
 
 
-def _all_as_options(data: Any) -> Any:
+def _replace_parameters(data: Any) -> Any:
     if isinstance(data, str):
         return as_options(data)
     if isinstance(data, list):
-        return [_all_as_options(d) for d in data]
+        return [_replace_parameters(d) for d in data]
     if isinstance(data, dict):
-        return {k: v if k in _NAME_FIELDS else _all_as_options(v) for k, v in data.items()}
+        return {k: v if k in _NAME_FIELDS else _replace_parameters(v) for k, v in data.items()}
     return data

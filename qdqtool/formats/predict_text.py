@@ -13,7 +13,7 @@ from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path
-from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
+from qdqtool.formats.time_text import add_slowest_layers, add_speed_verdict, describe_saving, format_ms
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.ir.precision import EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Severity
@@ -88,7 +88,7 @@ def render(
     _add_verdict(page, prediction, times, float_type)
     if has_details:
         page.add_gap()
-        _add_facts(page, prediction, times, float_type, target)
+        _add_prediction_facts(page, prediction, times, float_type, target)
     if way is not None:
         _add_build_method(page, way, prediction.target)
     _add_findings(page, prediction, engine_times)
@@ -96,13 +96,13 @@ def render(
         _add_conversions(page, prediction)
     _add_convolution_tables(page, prediction, float_type)
     if engine_times and (everything or layers):
-        add_kernels(page, engine_times[0])
+        add_slowest_layers(page, engine_times[0])
     if layers:
         _add_layers(page, prediction, float_type)
     if trace:
         _add_trace(page, prediction)
     options = options or NextOptions(target_option(target.display_name))
-    _add_closing(page, prediction, times, _choose_precision(options, times))
+    _add_next_steps(page, prediction, times, _choose_precision(options, times))
     return page
 
 
@@ -152,27 +152,27 @@ def _add_verdict(
                 page.fill(f"No times for {names}: TensorRT builds no engine.", 4, "  ")
             return
     if times and verdicts.is_analyzed(prediction):
-        add_speed(page, times)
+        add_speed_verdict(page, times)
     elif problem is None:
         text, style = verdicts.quality_verdict(prediction, float_type)
         page.fill(text, 2, "  ", style)
 
 
-def _add_facts(
+def _add_prediction_facts(
     page: TextPage,
     prediction: Prediction,
     times: Sequence[TimeEstimate],
     float_type: Precision,
     target: Target,
 ) -> None:
-    outside = verdicts.describe_outside(prediction, float_type)
+    outside = verdicts.describe_uncovered_types(prediction, float_type)
     if outside:
         page.add_row("Not covered", outside.rstrip("; "))
     nested = verdicts.describe_subgraphs(prediction.model.subgraphs)
     if nested and prediction.convolutions:
         page.add_row("Not analyzed", nested)
     if verdicts.is_analyzed(prediction) and not verdicts.has_no_qdq(prediction):
-        for label, text in verdicts.layer_rows(prediction, float_type).items():
+        for label, text in verdicts.describe_layers_by_kind(prediction, float_type).items():
             page.add_row(label, text)
         page.add_row("Q/DQ layers", _describe_conversions(prediction, times))
     kernels = verdicts.myelin_kernels(prediction)
@@ -245,7 +245,7 @@ def _is_unexplained(conv: ConvOutcome, prediction: Prediction) -> bool:
     return not conv.findings and not is_best
 
 
-def has_quantized(prediction: Prediction) -> bool:
+def has_quantized_layer(prediction: Prediction) -> bool:
     """Return whether a layer of the engine, such as an Add, reads or writes INT8 or FP8."""
     return any(
         t.precision in EIGHT_BITS
@@ -256,7 +256,7 @@ def has_quantized(prediction: Prediction) -> bool:
 
 def is_built_quantized(prediction: Prediction) -> bool:
     """Return whether TensorRT builds the model, and the engine uses INT8 or FP8."""
-    return has_quantized(prediction) and not verdicts.describe_rejection(prediction)
+    return has_quantized_layer(prediction) and not verdicts.describe_rejection(prediction)
 
 
 def _requested_target(prediction: Prediction) -> Target:
@@ -311,7 +311,7 @@ def _add_findings(page: TextPage, prediction: Prediction, times: Sequence[TimeEs
     marks |= {f.code: f" {_ON_REQUEST}" for f in on_request}
     for same in _group_by_code(prediction.findings):
         if same[0].severity != Severity.INFO or page.everything:
-            _add_code(page, same, marks, products, times)
+            _add_findings_of_code(page, same, marks, products, times)
 
 
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -327,7 +327,7 @@ def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
     return [list(group) for _, group in itertools.groupby(together, key=lambda f: f.code)]
 
 
-def _add_code(
+def _add_findings_of_code(
     page: TextPage,
     same: list[Finding],
     marks: Mapping[str, str],
@@ -392,7 +392,7 @@ def _count_findings(groups: Sequence[Sequence[Finding]]) -> list[str]:
     return counts
 
 
-def _add_closing(
+def _add_next_steps(
     page: TextPage, prediction: Prediction, times: Sequence[TimeEstimate], options: NextOptions
 ) -> None:
     groups = _group_by_code(prediction.findings)
@@ -489,7 +489,7 @@ def _add_convolutions(
     float_type: Precision,
 ) -> None:
     signatures = [
-        f"{_name_types(c.inputs, float_type, ' + ')} -> {_name_types([c.output], float_type)}"
+        f"{_format_types(c.inputs, float_type, ' + ')} -> {_format_types([c.output], float_type)}"
         for c in convolutions
     ]
     column = max(map(len, signatures), default=0)
@@ -504,7 +504,7 @@ def _add_convolutions(
         page.fill(text, column + 6, f"  {signature:<{column}}  ")
 
 
-def _name_types(types: Iterable[Precision], float_type: Precision, between: str = ", ") -> str:
+def _format_types(types: Iterable[Precision], float_type: Precision, between: str = ", ") -> str:
     names = [str(float_type if t == Precision.FLOAT else t) for t in types]
     return between.join(names) or "-"
 
@@ -536,7 +536,7 @@ def _add_layer(page: TextPage, layer: EngineLayer, float_type: Precision, start:
         types = f"{c['from']} -> {c['to']}"
         page.fill(f"Reformat: {types}, {c['ms']:.4f} ms, {c['tensor']}", indent, start)
     inputs, outputs = (
-        _name_types((t.precision for t in ends), float_type)
+        _format_types((t.precision for t in ends), float_type)
         for ends in (layer.inputs, layer.outputs)
     )
     time = "" if layer.ms is None else f", {layer.ms:.4f} ms"

@@ -32,7 +32,7 @@ def format_ms(value: float, *, unit: bool = True) -> str:
     return f"{value:.{digits}f}" + (" ms" if unit else "")
 
 
-def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
+def add_speed_verdict(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     """Add the verdict on the speed, and a table: types on one GPU, or a row for each GPU."""
     if len(times) > 1:
         _add_gpu_table(page, times)
@@ -203,7 +203,7 @@ def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:
     return [*texts, *time.notes]
 
 
-def add_kernels(page: TextPage, time: TimeEstimate) -> None:
+def add_slowest_layers(page: TextPage, time: TimeEstimate) -> None:
     """Add the slowest layers."""
     if time.kernels:
         page.add_heading("Slowest layers, as in a profile (profiling adds a few us per layer)")

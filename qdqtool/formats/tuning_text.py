@@ -22,7 +22,7 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     ``everything`` lists every site: nodes that are quantized or float together.
     """
     page = TextPage(width, everything)
-    _add_result(page, tuning)
+    _add_tuning_result(page, tuning)
     for warning in tuning.warnings:
         page.fill(f"warning: {as_options(warning)}", style=Style.UNCLEAR)
     _add_choices(page, tuning)
@@ -39,7 +39,7 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     return page
 
 
-def _add_result(page: TextPage, tuning: Tuning) -> None:
+def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
     page.fill(_describe_goal(tuning), style=Style.GOOD if tuning.reached else Style.UNCLEAR)
     page.fill(f"Chosen: {_describe_placement(tuning.chosen, tuning)}", 4, "  ")
     cheaper = tuning.cheapest_plausible
@@ -51,7 +51,7 @@ def _add_result(page: TextPage, tuning: Tuning) -> None:
             4,
             "  ",
         )
-    for fact in _list_facts(tuning):
+    for fact in _list_result_facts(tuning):
         page.fill(fact, 4, "  ")
 
 
@@ -129,7 +129,7 @@ def _format_metric(point: PlacementResult) -> str:
     return f"{point.metric:.3f} ({point.low:.3f} to {point.high:.3f})"
 
 
-def _list_facts(tuning: Tuning) -> list[str]:
+def _list_result_facts(tuning: Tuning) -> list[str]:
     facts = [tuning.metric["sentence"]]
     if tuning.metric["float"] != 1.0:
         facts.append(f"the float model has {tuning.metric['float']:.4f}")

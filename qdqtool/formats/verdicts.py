@@ -48,16 +48,16 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
         return f"Not analyzed: {nested}"
     if has_no_qdq(prediction):
         return f"Nothing is quantized: {describe_layer_counts(prediction)} in {float_type}"
-    rows = layer_rows(prediction, float_type, nouns=True)
+    rows = describe_layers_by_kind(prediction, float_type, nouns=True)
     if not rows:
-        return f"{describe_outside(prediction, float_type)}{describe_layer_counts(prediction)}"
+        return f"{describe_uncovered_types(prediction, float_type)}{describe_layer_counts(prediction)}"
     if prediction.conversions is not None:
         number, dependence = count_conversions(prediction)
         verb = "remains" if number == 1 else "remain"
         rows["Q/DQ layers"] = f"{format_count(number, 'Q/DQ layer')} {verb}{dependence}"
     if kernels := myelin_kernels(prediction):
         rows["Myelin"] = f"{format_count(len(kernels), 'Q/DQ kernel')} of Myelin"
-    return f"{describe_outside(prediction, float_type)}{'; '.join(rows.values())}"
+    return f"{describe_uncovered_types(prediction, float_type)}{'; '.join(rows.values())}"
 
 
 def has_no_qdq(prediction: Prediction) -> bool:
@@ -124,7 +124,7 @@ def describe_layer_counts(prediction: Prediction) -> str:
     return format_layer_counts(convolutions, counts["matrix_products"])
 
 
-def layer_rows(
+def describe_layers_by_kind(
     prediction: Prediction, float_type: Precision, *, nouns: bool = False
 ) -> dict[str, str]:
     """Return texts about the types of convolutions and of matrix products, by label.
@@ -226,7 +226,7 @@ def open_assumptions(prediction: Prediction) -> list[Assumption]:
     return [a for a in prediction.assumptions if not a.given]
 
 
-def describe_outside(prediction: Prediction, float_type: Precision) -> str:
+def describe_uncovered_types(prediction: Prediction, float_type: Precision) -> str:
     """Return a text that INT4 or FP4 is not predicted, as start of a verdict, or empty."""
     types = sorted(
         {str(r.precision) for r in prediction.refusals if isinstance(r, UncoveredOperandType)}

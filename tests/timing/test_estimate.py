@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.timing_data import NETWORKS, network_work, read
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
-from qdqtool.formats.time_text import add_speed
+from qdqtool.formats.time_text import add_speed_verdict
 from qdqtool.formats.verdicts import speed_verdict
 from qdqtool.insertion.number_formats import MIN_GAIN
 from qdqtool.ir.graph import Model
@@ -169,7 +169,7 @@ def test_int8_gains_little_in_a_network_of_small_kernels() -> None:
     _, time = estimate_model(convolution_chain(8, channels=16, size=20), find_gpu("RTX 4090"))
     assert time.gain < MIN_GAIN
     page = TextPage(200)
-    add_speed(page, [time])
+    add_speed_verdict(page, [time])
     assert f"{len(time.kernels)} kernels" in str(page)
 
 
