@@ -13,7 +13,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.reasons.finding import Severity
 from qdqtool.reporting import data, sections
-from qdqtool.reporting.graphs import draw
+from qdqtool.reporting.graphs import add_drawings
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject, analyze_model, choose_gpu
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import render_page, require_packages
@@ -163,10 +163,10 @@ def collect(
         before = analyze_model(inputs.before, inputs, gpu, None, subject.target)
         _check_same_network(before, subject)
         page.before = _collect_model(ModelCollector(before, "before"))
-        _add_outcomes_before(page.model, page.before)
+        _add_earlier_outcomes(page.model, page.before)
     page.groups = sections.collect_scale_groups(collector, before)
-    page.parts = sections.collect_parts(subject, before)
-    page.parts_note = sections.describe_parts(subject, page.parts)
+    page.parts = sections.collect_time_parts(subject, before)
+    page.parts_note = sections.explain_time_parts(subject, page.parts)
     page.unlisted = sections.collect_unlisted_rows(subject)
     page.roof = sections.collect_roofline(subject)
     page.agreement = sections.collect_agreement(collector)
@@ -180,7 +180,7 @@ def collect(
 def _collect_model(collector: ModelCollector) -> data.ModelContents:
     contents = collector.collect()
     contents.time = sections.collect_time(collector.subject)
-    draw(collector)
+    add_drawings(collector)
     return contents
 
 
@@ -202,7 +202,7 @@ def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
         )
 
 
-def _add_outcomes_before(model: data.ModelContents, before: data.ModelContents) -> None:
+def _add_earlier_outcomes(model: data.ModelContents, before: data.ModelContents) -> None:
     """Copy outcomes of convolutions and times of layers from the model to compare with.
 
     Convolutions are matched by name.

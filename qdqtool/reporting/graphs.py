@@ -38,11 +38,11 @@ _MAX_MARKS = 64  # maximum number of Q and DQ on one edge
 _TABLES = "The tables below list every node."
 
 
-def draw(collector: ModelCollector) -> None:
+def add_drawings(collector: ModelCollector) -> None:
     """Add the three drawings of a model to the page; a drawing may be too large."""
     model = collector.model
     boxes, edges = _OnnxDrawing(collector).build()
-    model.onnx = _lay_out(boxes, edges)
+    model.onnx = _lay_out_drawing(boxes, edges)
     model.modules = _draw_modules(model.nodes, boxes, edges)
     if not model.layers:
         model.engine.why = (
@@ -52,7 +52,7 @@ def draw(collector: ModelCollector) -> None:
         return
     engine = _EngineDrawing(collector)
     if engine.build():
-        model.engine = _lay_out(engine.boxes, engine.edges)
+        model.engine = _lay_out_drawing(engine.boxes, engine.edges)
     else:
         model.engine.why = (
             f"The layers of the engine have more than {_MAX_EDGES:,} edges, "
@@ -60,7 +60,7 @@ def draw(collector: ModelCollector) -> None:
         )
 
 
-def _lay_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing:
+def _lay_out_drawing(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing:
     """Set the coordinates of boxes and edges, and return the drawing.
 
     Args:
@@ -78,7 +78,7 @@ def _lay_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing
     return data.GraphDrawing(boxes, edges, width, height)
 
 
-def _end_box(role: str, tensor: str, precision: Precision) -> data.Box:
+def _create_end_box(role: str, tensor: str, precision: Precision) -> data.Box:
     """Return the box of a network input or output."""
     title = shorten_name(tensor, NAME_WIDTH)
     return data.Box(role, title, str(precision), choose_paint(precision), -1, [])
@@ -141,10 +141,10 @@ class _OnnxDrawing:
         numbers: dict[str | int, int] = {}
         for name in filter(self._has_consumer, self.index.inputs):
             numbers[name] = len(boxes)
-            boxes.append(_end_box("input", name, self._tensor_precision(name)))
+            boxes.append(_create_end_box("input", name, self._tensor_precision(name)))
         for first in order:
             numbers[first] = len(boxes)
-            boxes.append(self._node_box(members[first]))
+            boxes.append(self._create_node_box(members[first]))
         edges = self._connect_nodes(numbers)
         edges += self._add_outputs(boxes, numbers)
         self._set_precisions(boxes, edges)
@@ -188,7 +188,7 @@ class _OnnxDrawing:
         position = None if producer is None else self.collector.positions.get(producer.index)
         return _TensorOrigin(tensor, position, marks[::-1])
 
-    def _node_box(self, positions: list[int]) -> data.Box:
+    def _create_node_box(self, positions: list[int]) -> data.Box:
         nodes = [self.model.nodes[p] for p in positions]
         main = next((n for n in nodes if n.conv >= 0), nodes[-1])
         layer = self.model.layers[main.layer] if main.layer >= 0 else None
@@ -213,7 +213,7 @@ class _OnnxDrawing:
     def _tensor_precision(self, tensor: str) -> Precision:
         return qdq.precision_of(self.index.elem_type(tensor))
 
-    def _edge(self, source: int, target: int, tensor: str, marks: list[data.EdgeMark]) -> data.Edge:
+    def _create_edge(self, source: int, target: int, tensor: str, marks: list[data.EdgeMark]) -> data.Edge:
         """Return an edge without precision, which :meth:`_set_precisions` sets later."""
         shape = self.collector.format_shape(tensor)
         return data.Edge(source, target, display_name(tensor), "", "", marks, shape)
@@ -227,7 +227,7 @@ class _OnnxDrawing:
                 source = self._find_box(origin, numbers)
                 if source is None or target is None or source >= target:
                     continue
-                new = self._edge(source, target, origin.tensor, origin.marks)
+                new = self._create_edge(source, target, origin.tensor, origin.marks)
                 edge = edges.setdefault((source, target, origin.tensor), new)
                 if len(new.marks) > len(edge.marks):
                     edge.marks = new.marks
@@ -246,8 +246,8 @@ class _OnnxDrawing:
             origin = self._find_origin(name)
             source = None if origin.producer is None else self._find_box(origin, numbers)
             if source is not None:
-                edges.append(self._edge(source, len(boxes), origin.tensor, origin.marks))
-                boxes.append(_end_box("output", name, self._tensor_precision(name)))
+                edges.append(self._create_edge(source, len(boxes), origin.tensor, origin.marks))
+                boxes.append(_create_end_box("output", name, self._tensor_precision(name)))
         return edges
 
     def _set_precisions(self, boxes: list[data.Box], edges: list[data.Edge]) -> None:
@@ -262,7 +262,7 @@ class _OnnxDrawing:
                 edge.paint = choose_paint(edge.precision)
             precision = self._output_precision(box)
             if precision is None:
-                precision = _pass_precision(box, incoming[number])
+                precision = _inherit_precision(box, incoming[number])
             written[number] = precision
 
     def _output_precision(self, box: data.Box) -> str | None:
@@ -310,7 +310,7 @@ def _draw_modules(
         seen[title] += 1
         if title and repeated[title] > 1:
             title = f"{title} ({seen[title]})"
-        module_boxes.append(_module_box(title, member_boxes, nodes))
+        module_boxes.append(_create_module_box(title, member_boxes, nodes))
     return data.GraphDrawing(module_boxes, _join_edges(edges, numbers))
 
 
@@ -335,7 +335,7 @@ def _find_modules(
     return [*inputs, *_split_modules(paths, max(MIN_SPLIT, len(paths) // 6)), *outputs]
 
 
-def _module_box(
+def _create_module_box(
     title: str, members: Sequence[data.Box], nodes: Sequence[data.NodeEntry]
 ) -> data.Box:
     rows = [n for box in members for n in box.rows]
@@ -491,7 +491,7 @@ class _EngineDrawing:
         for name in dict.fromkeys([*network_outputs, *unused]):
             box = len(self.boxes)
             precision = Precision(self.sources[name][-1].precision)
-            self.boxes.append(_end_box("output", name, precision))
+            self.boxes.append(_create_end_box("output", name, precision))
             for source in self.sources[name]:
                 self._add_edge(box, name, source)
         return True
@@ -531,7 +531,7 @@ class _EngineDrawing:
             return self.sources[tensor]
         if tensor not in self.inputs:
             self.inputs[tensor] = _TensorSource(len(self.boxes), precision)
-            self.boxes.append(_end_box("input", tensor, Precision(precision)))
+            self.boxes.append(_create_end_box("input", tensor, Precision(precision)))
         return [dataclasses.replace(self.inputs[tensor], precision=precision)]
 
     def _add_edge(self, box: int, tensor: str, source: _TensorSource) -> None:
@@ -548,7 +548,7 @@ class _EngineDrawing:
         )
 
 
-def _pass_precision(box: data.Box, incoming: Sequence[data.Edge]) -> str:
+def _inherit_precision(box: data.Box, incoming: Sequence[data.Edge]) -> str:
     """Return the precision of a box that has the type of its input, such as a view."""
     inputs = [edge.precision for edge in incoming if edge.precision != "UNKNOWN"]
     if not inputs:

@@ -129,7 +129,7 @@ class ModelCollector:
         self._add_convolutions()
         self._add_findings()
         self._add_conversions()
-        self._add_lines()
+        self._add_trace_lines()
         return self.model
 
     # Nodes ----------------------------------------------------------------------------------------
@@ -191,10 +191,10 @@ class ModelCollector:
         for position in range(len(node.inputs)):
             quantizer = self._find_input_quantizer(node, position)
             if quantizer is not None:
-                scales.append(self._describe_scale(_input_role(node, position), quantizer))
+                scales.append(self._collect_scale(_input_role(node, position), quantizer))
         for tensor in filter(None, node.outputs):
             scales += [
-                self._describe_scale("output", consumer)
+                self._collect_scale("output", consumer)
                 for consumer in dict.fromkeys(self.subject.model.consumers(tensor))
                 if is_q(consumer)
             ]
@@ -217,7 +217,7 @@ class ModelCollector:
         q = model.producer(dq.input(0))
         return q if q is not None and is_q(q) else dq
 
-    def _describe_scale(self, where: str, quantizer: OnnxNode) -> data.NodeScale:
+    def _collect_scale(self, where: str, quantizer: OnnxNode) -> data.NodeScale:
         params = self.subject.view.params(quantizer)
         scale = params.scale
         low = high = None
@@ -306,21 +306,21 @@ class ModelCollector:
                     title=self._layer_title(layer, nodes),
                     type=layer.type,
                     kind=time_kind(layer),
-                    precision=str(compute_precision(layer)),
+                    precision=str(first_tensor_precision(layer)),
                     inputs=[[display_name(t.tensor), str(t.precision)] for t in layer.inputs],
                     outputs=[[display_name(t.tensor), str(t.precision)] for t in layer.outputs],
                     nodes=nodes,
                     findings=[],
-                    at=self._main_node(nodes) if nodes else self.find_first_node(layer.nodes),
+                    at=self._find_main_node(nodes) if nodes else self.find_first_node(layer.nodes),
                     ms=layer.ms,
                 )
             )
-        self._add_work(layers)
+        self._add_work_and_times(layers)
         # Several layers of a module, such as a convolution and an Add, may have the same title.
         titles = Counter(entry.title for entry in self.model.layers)
         for entry in self.model.layers:
             if titles[entry.title] > 1 and entry.nodes:
-                entry.title += f" ({self.model.nodes[self._main_node(entry.nodes)].op})"
+                entry.title += f" ({self.model.nodes[self._find_main_node(entry.nodes)].op})"
 
     def _find_layer_nodes(self, layer: EngineLayer) -> list[int]:
         nodes = (self._by_name.get(name) for name in layer.nodes)
@@ -333,18 +333,18 @@ class ModelCollector:
         if self.model.nodes[position].layer < 0:
             self.model.nodes[position].layer = layer
 
-    def _main_node(self, nodes: list[int]) -> int:
+    def _find_main_node(self, nodes: list[int]) -> int:
         """Return the node after which a layer is named: its first convolution, else its last."""
         return next((n for n in nodes if self.model.nodes[n].op in WEIGHTED), nodes[-1])
 
     def _layer_title(self, layer: EngineLayer, nodes: list[int]) -> str:
         if not nodes:
             return display_name(layer.name)
-        node = self.model.nodes[self._main_node(nodes)]
+        node = self.model.nodes[self._find_main_node(nodes)]
         weighted = sum(self.model.nodes[n].op in WEIGHTED for n in nodes)
         return strip_operator(node.name, node.op) + (f" (+{weighted - 1})" if weighted > 1 else "")
 
-    def _add_work(self, layers: Sequence[EngineLayer]) -> None:
+    def _add_work_and_times(self, layers: Sequence[EngineLayer]) -> None:
         for entry, work in zip(self.model.layers, self.subject.work, strict=False):
             if work.kind not in ("unknown", "nothing"):
                 entry.macs, entry.bytes = round(work.macs), round(work.bytes_moved)
@@ -406,7 +406,7 @@ class ModelCollector:
             convolutions = [by_convolution.get(name, -1) for name in finding.convolutions]
             drawn = [position for position in convolutions if position >= 0]
             nodes = list(dict.fromkeys([*self.find_nodes([finding.node]), *drawn]))
-            self._mark_nodes(nodes, finding.id)
+            self._add_finding_to_nodes(nodes, finding.id)
             self.model.findings.append(
                 data.FindingEntry(
                     id=finding.id,
@@ -426,7 +426,7 @@ class ModelCollector:
                 )
             )
 
-    def _mark_nodes(self, positions: Iterable[int], finding: int) -> None:
+    def _add_finding_to_nodes(self, positions: Iterable[int], finding: int) -> None:
         """Add the number of a finding to nodes, and once to each of their layers."""
         for position in positions:
             node = self.model.nodes[position]
@@ -471,7 +471,7 @@ class ModelCollector:
         # Quantizers that TensorRT copied exist only as layer names.
         return by_node | {layer.name: i for i, layer in conversions}
 
-    def _add_lines(self) -> None:
+    def _add_trace_lines(self) -> None:
         """Add each simulated log line to the nodes that the line, or a quantizer in it, names."""
         by_trt_name = {trt_name(n): n.name for n in self.subject.model.nodes}
         consumers = self._find_weight_consumers()
@@ -479,7 +479,7 @@ class ModelCollector:
             if event.kind == trace.RUNNING:
                 continue
             positions: dict[int, None] = {}
-            for name in _names_in(event):
+            for name in _parse_event_names(event):
                 positions.update(dict.fromkeys(consumers.get(name, ())))
                 positions.update(dict.fromkeys(self.find_nodes([by_trt_name.get(name, name)])))
             nodes = [self.model.nodes[p] for p in positions]
@@ -487,9 +487,9 @@ class ModelCollector:
             for node in nodes:
                 node.lines.append(len(self.model.lines))
             if nodes:
-                self._add_line(event)
+                self._add_trace_line(event)
 
-    def _add_line(self, event: Event) -> None:
+    def _add_trace_line(self, event: Event) -> None:
         text = trace.render(event)
         if event.pass_name and not text.startswith(event.pass_name):
             text = f"{event.pass_name}: {text}"
@@ -514,7 +514,7 @@ def _number_layers(layers: Sequence[EngineLayer]) -> dict[str, int]:
     return numbers
 
 
-def _names_in(event: Event) -> dict[str, None]:
+def _parse_event_names(event: Event) -> dict[str, None]:
     """Return TensorRT's names of the nodes that the two layer names of a log line contain."""
     parsed = [parse_layer_name(name) for name in (event.subject, event.object)]
     return dict.fromkeys(name for fused in parsed for name in fused.bases)
@@ -554,10 +554,10 @@ def time_kind(layer: EngineLayer) -> str:
         return "conversion"
     if layer.type in ("Reformat", "NoOp"):
         return "copy"
-    return data.INT8 if choose_paint(compute_precision(layer)) == data.INT8 else data.FLOAT
+    return data.INT8 if choose_paint(first_tensor_precision(layer)) == data.INT8 else data.FLOAT
 
 
-def compute_precision(layer: EngineLayer) -> Precision:
+def first_tensor_precision(layer: EngineLayer) -> Precision:
     """Return the data type of a layer's first input; without inputs, of the first output."""
     ends = layer.inputs or layer.outputs
     return ends[0].precision if ends else Precision.UNKNOWN

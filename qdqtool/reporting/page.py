@@ -119,11 +119,11 @@ def encode_contents(contents: data.PageContents) -> str:
 
     Base64 cannot contain the end tag of the element.
     """
-    text = json_text(_to_dicts(contents), compact=True)
+    text = json_text(_convert_dataclasses(contents), compact=True)
     return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
-def _to_dicts(value: Any) -> Any:
+def _convert_dataclasses(value: Any) -> Any:
     """Convert dataclasses to dictionaries, also inside of containers.
 
     This is four times as fast as ``dataclasses.asdict``, because leaf values are not copied.
@@ -132,11 +132,11 @@ def _to_dicts(value: Any) -> Any:
     if kind in _LEAVES:
         return value
     if kind is list or kind is tuple:
-        return [_to_dicts(item) for item in value]
+        return [_convert_dataclasses(item) for item in value]
     if dataclasses.is_dataclass(kind):
-        return {name: _to_dicts(getattr(value, name)) for name in kind.__dataclass_fields__}
+        return {name: _convert_dataclasses(getattr(value, name)) for name in kind.__dataclass_fields__}
     if isinstance(value, dict):
-        return {key: _to_dicts(item) for key, item in value.items()}
+        return {key: _convert_dataclasses(item) for key, item in value.items()}
     return value
 
 

@@ -72,11 +72,11 @@ def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
         mismatch_nodes=[collector.find_first_node([m.name]) for m in mismatches],
         notes=[display_message(n) for n in notes],
     )
-    _add_times(agreement, result, collector.subject.build)
+    _add_measured_times(agreement, result, collector.subject.build)
     return agreement
 
 
-def _add_times(agreement: data.BuildAgreement, result: Verification, build: Build | None) -> None:
+def _add_measured_times(agreement: data.BuildAgreement, result: Verification, build: Build | None) -> None:
     if result.times is not None:
         agreement.measured_ms = result.times["built_ms"]
         agreement.measured_from = result.times["built_from"]
@@ -322,7 +322,7 @@ def _stated_range(view: View, q: Node) -> float | None:
     return float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
 
 
-def _add_counts(histogram: data.ValueHistogram, statistics: TensorStatistics) -> None:
+def _add_statistics(histogram: data.ValueHistogram, statistics: TensorStatistics) -> None:
     """Add the counts and extremes of a tensor, and the range that each method chooses."""
     from calibration.methods import METHODS, amax_of, clipped_fraction
 
@@ -360,7 +360,7 @@ def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data
         methods=[],
     )
     if statistics.count:
-        _add_counts(histogram, statistics)
+        _add_statistics(histogram, statistics)
     if amax is None or not (math.isfinite(amax) and amax > 0):
         return histogram
     if abs(amax - statistics.absmax) < 1e-5 * statistics.absmax:
@@ -490,7 +490,7 @@ def collect_time(subject: ReportSubject) -> data.EngineTime | None:
     )
 
 
-def collect_parts(subject: ReportSubject, before: ReportSubject | None) -> list[data.TimePart]:
+def collect_time_parts(subject: ReportSubject, before: ReportSubject | None) -> list[data.TimePart]:
     """Return the time of each kind of layer: estimated, measured, and estimated for `before`.
 
     Kinds without any time are left out.
@@ -518,7 +518,7 @@ def collect_parts(subject: ReportSubject, before: ReportSubject | None) -> list[
     return parts
 
 
-def describe_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
+def explain_time_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
     """Return sentences that explain why the parts do not add up to the total time.
 
     A profile adds time to each layer and hides the gaps between layers.
@@ -543,13 +543,13 @@ def describe_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
 def collect_unlisted_rows(subject: ReportSubject) -> list[data.ProfileEntry]:
     """Return the rows of a profile that match no predicted layer, the slowest first."""
     rows = sorted(
-        (row for layer, row in _profile_rows(subject) if layer is None and row.ms > 0),
+        (row for layer, row in _pair_profile_rows(subject) if layer is None and row.ms > 0),
         key=lambda row: -row.ms,
     )
     return [data.ProfileEntry(display_name(r.name), round(r.ms, 5)) for r in rows[:MAX_ROWS]]
 
 
-def _profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, ProfileRow]]:
+def _pair_profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, ProfileRow]]:
     """Return the rows of a profile with their predicted layers, then the unmatched rows."""
     rows = subject.build.profile_rows if subject.build is not None else []
     layers = subject.prediction.layers
@@ -566,7 +566,7 @@ def _profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, Prof
 def _sum_measurements(subject: ReportSubject) -> dict[str, tuple[float, int]]:
     """Return the measured milliseconds and the number of profile rows, by kind of layer."""
     times: dict[str, list[float]] = defaultdict(list)
-    for layer, row in _profile_rows(subject):
+    for layer, row in _pair_profile_rows(subject):
         times[_row_kind(row) if layer is None else time_kind(layer)].append(row.ms)
     return {kind: (sum(values), len(values)) for kind, values in times.items()}
 
@@ -590,13 +590,13 @@ def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
     inside = {node.name for node in subject.model.nodes} - {layer.name for layer in layers}
     times["region"] = [kernel.ms for kernel in time.kernels if kernel.name in inside]
     sums = {kind: (sum(ms), sum(t > 0 for t in ms)) for kind, ms in times.items() if ms}
-    rest, count = _sum_remaining(time.kernels, sums)
+    rest, count = _sum_unassigned_kernels(time.kernels, sums)
     if rest > 1e-3:
         sums["edge"] = rest, count
     return sums
 
 
-def _sum_remaining(
+def _sum_unassigned_kernels(
     kernels: Sequence[KernelTime], sums: dict[str, tuple[float, int]]
 ) -> tuple[float, int]:
     """Return the milliseconds and number of the kernels that no kind of layer contains."""
@@ -639,7 +639,7 @@ def collect_scale_groups(
     entries = []
     for tensors in groups:
         nodes = [q for tensor in tensors for q in quantizers[tensor]]
-        entry = _describe_scale_group(collector, nodes)
+        entry = _collect_scale_group(collector, nodes)
         if len(tensors) == 1:
             entry.tied = "alone"
         elif not has_float_model:
@@ -648,7 +648,7 @@ def collect_scale_groups(
     return sorted(entries, key=lambda entry: -len(entry.tensors))
 
 
-def _describe_scale_group(collector: ModelCollector, nodes: list[Node]) -> data.ScaleGroupEntry:
+def _collect_scale_group(collector: ModelCollector, nodes: list[Node]) -> data.ScaleGroupEntry:
     """Describe the group of quantizers that share a scale."""
     params = [collector.subject.view.params(q) for q in nodes]
     scale = params[0].scale
