@@ -29,7 +29,7 @@ from qdqtool.ir.operators import LayerKind, commuting_inputs, find_passage, oper
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
-from qdqtool.patterns.view import View, adds_computed
+from qdqtool.patterns.view import View, is_sum_of_computed
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.fusions import QuantizerInsideActivation
 from qdqtool.reasons.heads import ConcatAfterHead
@@ -190,7 +190,7 @@ def find_float_residuals(view: View, target: Target, reasons: Sequence[Reason]) 
 
 
 def _float_residual_site(view: View, add: Node, residual: str | None) -> FixSite | None:
-    if not adds_computed(view, add) or len(add.inputs) != 2:
+    if not is_sum_of_computed(view, add) or len(add.inputs) != 2:
         return None
     quantizers = _find_quantizers_of_inputs(view, add, residual)
     if not quantizers:

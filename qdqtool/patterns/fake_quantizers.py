@@ -121,7 +121,7 @@ class FakeQuantizer:
         return self.nodes[0].name
 
 
-def _make_inexpressible(
+def _create_inexpressible(
     form: QuantizerForm, nodes: tuple[Node, ...], problem: str
 ) -> FakeQuantizer:
     return FakeQuantizer(form, nodes, nodes[0].input(0), problem=problem)
@@ -194,7 +194,7 @@ class _QuantizerFinder:
         if node.op == "FakeQuantize":
             return self._read_openvino(node)
         if node.op == "QcQuantizeOp" or node.domain.startswith("aimet"):
-            return _make_inexpressible(
+            return _create_inexpressible(
                 QuantizerForm.AIMET,
                 (node,),
                 "the file does not contain its scales, which AIMET keeps in encodings",
@@ -206,15 +206,15 @@ class _QuantizerFinder:
         if _PT2E_QUANTIZE.fullmatch(node.op):
             return self._read_pt2e(node)
         if node.op.startswith("choose_qparams"):
-            return _make_inexpressible(QuantizerForm.PT2E, (node,), "it chooses scales at run time")
+            return _create_inexpressible(QuantizerForm.PT2E, (node,), "it chooses scales at run time")
         if node.op in _MODELOPT:
-            return _make_inexpressible(
+            return _create_inexpressible(
                 QuantizerForm.MODELOPT,
                 (node,),
                 "it has a largest magnitude (amax) in place of a scale",
             )
         if _OTHER.search(node.op):
-            return _make_inexpressible(
+            return _create_inexpressible(
                 QuantizerForm.OTHER, (node,), f"the meaning of the inputs of {node.op} is unknown"
             )
         return None
@@ -241,7 +241,7 @@ class _QuantizerFinder:
         if integers is None:
             return None
         if integers.min(initial=0) < bounds[0] or integers.max(initial=0) > bounds[1]:
-            return _make_inexpressible(
+            return _create_inexpressible(
                 form,
                 (clip, dq),
                 f"its Clip limits the stored integers to the range {bounds[0]:g} to {bounds[1]:g}",
@@ -319,7 +319,7 @@ class _QuantizerFinder:
                 "channel"
             )
         zeros = np.broadcast_to(zero_point.reshape(-1), scale.size).astype(dtype)
-        elem_types = self._elem_types(source, nodes[-1].output)
+        elem_types = self._find_elem_types(source, nodes[-1].output)
         if elem_types is None:
             return with_problem(problem="its input or output is neither float32 nor float16")
         is_narrow = bounds[0] == -127 and self._may_be_below(source, float(-127 * scale.min()))
@@ -335,7 +335,7 @@ class _QuantizerFinder:
             elem_types=elem_types,
         )
 
-    def _elem_types(self, source: str, output: str) -> tuple[int, int] | None:
+    def _find_elem_types(self, source: str, output: str) -> tuple[int, int] | None:
         """Return the float types of input and output; None if Q or DQ does not support them."""
         first, last = self.model.elem_type(source), self.model.elem_type(output)
         if not first and self._has_half_inputs:  # unknown after an operator of another domain
@@ -368,10 +368,10 @@ class _QuantizerFinder:
             return None
         form, nodes, source = QuantizerForm.QONNX, (node,), node.input(0)
         if node.op not in ("Quant", "IntQuant"):
-            return _make_inexpressible(form, nodes, _QONNX_PROBLEMS[node.op])
+            return _create_inexpressible(form, nodes, _QONNX_PROBLEMS[node.op])
         rounding = str(node.attributes.get("rounding_mode", "ROUND")).upper()
         if rounding not in ("ROUND", "HALF_EVEN"):
-            return _make_inexpressible(
+            return _create_inexpressible(
                 form,
                 nodes,
                 f"it rounds by {rounding}, but QuantizeLinear rounds to the nearest even integer",
@@ -379,7 +379,7 @@ class _QuantizerFinder:
         bits = self.value(node.input(3))
         scale, zero = self.value(node.input(1)), self.value(node.input(2))
         if bits is None or bits.size != 1 or float(bits.reshape(-1)[0]) != _BITS:
-            return _make_inexpressible(form, nodes, f"it has {_format_bits(bits)} bits, not 8")
+            return _create_inexpressible(form, nodes, f"it has {_format_bits(bits)} bits, not 8")
         low, high = (-128, 127) if node.integer("signed", 1) else (0, 255)
         narrow = node.integer("narrow", 0)
         low, high = (low + narrow, high) if low else (low, high - narrow)
@@ -391,7 +391,7 @@ class _QuantizerFinder:
         if low is None or high is None or out_low is None or out_high is None:
             return self.build(form, nodes, source, None, None, None)
         if not (np.allclose(low, out_low) and np.allclose(high, out_high)):
-            return _make_inexpressible(form, nodes, "its input and output ranges differ")
+            return _create_inexpressible(form, nodes, "its input and output ranges differ")
         levels = node.integer("levels", 256)
         scale = np.asarray((high - low) / max(levels - 1, 1), np.float64)
         with np.errstate(all="ignore"):
@@ -407,7 +407,7 @@ class _QuantizerFinder:
         source = node.input(0)
         name = str(node.attributes.get("operator", node.op))
         if name.startswith("fused_"):
-            return _make_inexpressible(
+            return _create_inexpressible(
                 form,
                 (node,),
                 "it measures its range while it runs; disable the observers and export again",
@@ -449,13 +449,13 @@ class _QuantizerFinder:
         form, source = QuantizerForm.PT2E, node.input(0)
         if "affine" in node.op:
             dequantizers = [n for n in consumers if _PT2E_DEQUANTIZE.fullmatch(n.op)]
-            return _make_inexpressible(
+            return _create_inexpressible(
                 form,
                 (node, *dequantizers),
                 "an affine quantizer of torchao has block sizes and its own integer types",
             )
         if len(consumers) != 1 or not _PT2E_DEQUANTIZE.fullmatch(consumers[0].op):
-            return _make_inexpressible(form, (node,), "its integers have several consumers")
+            return _create_inexpressible(form, (node,), "its integers have several consumers")
         values = [self.value(tensor) for tensor in node.inputs[1:]]
         numbers = [v.item() for v in values[2:] if v is not None and v.size == 1]
         is_channel = "quantize_per_channel" in node.op
@@ -490,8 +490,8 @@ class _RoundChain:
     def read(self) -> FakeQuantizer | None:
         """Return the quantizer that the nodes compute; None if they compute anything else."""
         is_floor = self.nodes[0].op == "Floor"
-        start, factor = self._follow(upward=True)
-        end, scale = self._follow(upward=False)
+        start, factor = self._walk_to_scaling(upward=True)
+        end, scale = self._walk_to_scaling(upward=False)
         if start is None or end is None or factor is None or scale is None:
             return None
         with np.errstate(all="ignore"):
@@ -543,13 +543,13 @@ class _RoundChain:
         is_integer = model.elem_type(source) in _BYTES
         if not is_integer or not (model.is_constant(source) or qdq.is_q(model.producer(source))):
             return None
-        _, scale = self._follow(upward=False)
+        _, scale = self._walk_to_scaling(upward=False)
         if scale is None or np.isfinite([self._low, self._high]).any():
             return None
         nodes, zero = tuple(self.nodes), -self._offset_before
         return self._finder.build_stored(QuantizerForm.DECOMPOSED, nodes, source, scale, zero)
 
-    def _follow(self, *, upward: bool) -> tuple[str | None, _FloatArray | None]:
+    def _walk_to_scaling(self, *, upward: bool) -> tuple[str | None, _FloatArray | None]:
         """Walk from the Round to the scaling before or after it.
 
         Returns:
@@ -679,13 +679,13 @@ def rewrite_fake_quantizers(model: Model) -> int:
     fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
     editor = Editor(model)
     for fake in fakes:
-        _rewrite(editor, fake)
+        _rewrite_quantizer(editor, fake)
     editor.finish()
     remove_unused_opsets(model.proto)
     return len(fakes)
 
 
-def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
+def _rewrite_quantizer(editor: Editor, fake: FakeQuantizer) -> None:
     """Replace a fake quantizer by Q and DQ, or by a DQ alone if its integers are stored.
 
     The last node of the fake quantizer becomes the DQ.
@@ -702,7 +702,7 @@ def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
     attributes = {} if fake.axis is None else {"axis": fake.axis}
     last, integers = fake.nodes[-1], fake.source
     if not fake.is_stored:
-        source = _insert_limit(editor, fake) if fake.is_narrow else fake.source
+        source = _insert_lower_limit(editor, fake) if fake.is_narrow else fake.source
         inputs = [source, before, zero_point]
         integers = editor.insert_node(last, qdq.Q, f"{fake.name}/{qdq.Q}", inputs, attributes)
     editor.rewrite(last, qdq.DQ, [integers, after, zero_point], attributes)
@@ -710,7 +710,7 @@ def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
     proto.domain, proto.name = "", editor.unique_name(f"{fake.name}/{qdq.DQ}")
 
 
-def _insert_limit(editor: Editor, fake: FakeQuantizer) -> str:
+def _insert_lower_limit(editor: Editor, fake: FakeQuantizer) -> str:
     """Return the input of a quantizer, limited to -127 steps, because Q clips at -128."""
     assert fake.scale is not None
     low = (-127 * fake.scale).astype(_NUMPY_TYPES[fake.elem_types[0]])

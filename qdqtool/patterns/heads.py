@@ -80,8 +80,8 @@ class Head:
 def find_head(model: Model) -> Head:
     """Return the convolutions of the detection head."""
     head = Head()
-    for softmax in _softmaxes(model):
-        products = _bin_products(model, softmax, set())
+    for softmax in _list_softmaxes(model):
+        products = _find_bin_products(model, softmax, set())
         if products:
             head.dfl.update(node.index for node in products)
             head.boxes.update(convolutions_upstream(model, softmax.input(0)))
@@ -97,16 +97,16 @@ def find_dfl(model: Model) -> set[int]:
     """Return the DFL's convolutions (or MatMuls) of a float or Q/DQ model, by node index."""
     seen: set[str] = set()  # shared, because several Softmaxes may lead to the same tensor
     products: set[int] = set()
-    for softmax in _softmaxes(model):
-        products.update(node.index for node in _bin_products(model, softmax, seen))
+    for softmax in _list_softmaxes(model):
+        products.update(node.index for node in _find_bin_products(model, softmax, seen))
     return products
 
 
-def _softmaxes(model: Model) -> list[Node]:
+def _list_softmaxes(model: Model) -> list[Node]:
     return [node for node in model.ordered if node.op == "Softmax"]
 
 
-def _bin_products(model: Model, softmax: Node, seen: set[str]) -> list[Node]:
+def _find_bin_products(model: Model, softmax: Node, seen: set[str]) -> list[Node]:
     """Return the Conv, MatMul or Mul nodes after a Softmax that multiply with 0, 1, ... n-1.
 
     Tensors in ``seen`` are skipped, and visited tensors are added to it.
@@ -141,14 +141,14 @@ def _are_bins(model: Model, node: Node, tensor: str) -> bool:
     """
     source = float_tensor(model, tensor)
     if node.op != "Conv" or tensor != node.input(1) or model.constant(source) is not None:
-        return counts_up(model, source)
+        return is_bin_sequence(model, source)
     if not model.is_constant(tensor) and not is_dq(model.producer(tensor)):
         return False
     shape = model.shape(tensor)
     return shape is not None and shape[:1] == (1,) and all(size == 1 for size in shape[2:])
 
 
-def counts_up(model: Model, tensor: str) -> bool:
+def is_bin_sequence(model: Model, tensor: str) -> bool:
     """Return whether a constant holds the bins of a DFL: 0, 1, ... n-1 with n of 4 to 256.
 
     Bins that were quantized with one scale and stored as floats are off by up to half a step.
@@ -343,7 +343,7 @@ class Attention(NamedTuple):
 def find_attentions(model: Model) -> list[Attention]:
     """Return the attentions of a float or Q/DQ model in graph order."""
     attentions: list[Attention] = []
-    for softmax in _softmaxes(model):
+    for softmax in _list_softmaxes(model):
         scores = _find_score_product(model, softmax)
         values = None if scores is None else _find_value_product(model, softmax)
         if scores is not None and values is not None:
@@ -489,13 +489,13 @@ def find_coordinates(model: Model, finals: Iterable[int]) -> CoordinateLayers:
         return layers
     coordinates = _add_refinements(model, layers)
     for index in layers.producers:
-        layers.mlps |= _mlp_upstream(model, model.nodes[index])
+        layers.mlps |= _find_mlp_upstream(model, model.nodes[index])
     layers.mlps -= layers.producers
     for node in model.nodes:
         if node.input(0) in coordinates and _multiplies_few_columns(model, node):
             layers.consumers.add(node.index)
         if node.op == "TopK":
-            layers.scores |= _weighted_sources(model, node.input(0), reduced=True)[0]
+            layers.scores |= _find_weighted_sources(model, node.input(0), reduced=True)[0]
     layers.scores -= layers.all
     return layers
 
@@ -504,7 +504,7 @@ def _find_sampling_layers(model: Model) -> set[int]:
     indices: set[int] = set()
     for node in model.ordered:
         if node.op == "GridSample" and node.domain in DOMAINS:
-            indices |= _weighted_sources(model, node.input(1))[0]
+            indices |= _find_weighted_sources(model, node.input(1))[0]
     return indices
 
 
@@ -523,7 +523,7 @@ def _find_boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
     boxes = {
         node.index
         for node in linears
-        if _column_count(model, node) == _SIDES and _mlp_upstream(model, node)
+        if _column_count(model, node) == _SIDES and _find_mlp_upstream(model, node)
     }
     return boxes if len(boxes) < len(linears) else set()
 
@@ -571,13 +571,13 @@ def _find_combined_producers(
     if len(operands) > 1:
         for tensor in operands:
             if tensor not in coordinates:
-                sources, is_pure = _weighted_sources(model, tensor)
+                sources, is_pure = _find_weighted_sources(model, tensor)
                 if is_pure:
                     producers |= sources
     return producers
 
 
-def _weighted_sources(model: Model, tensor: str, *, reduced: bool = False) -> tuple[set[int], bool]:
+def _find_weighted_sources(model: Model, tensor: str, *, reduced: bool = False) -> tuple[set[int], bool]:
     """Return the nearest layers with weights from which a tensor is computed.
 
     Args:
@@ -599,7 +599,7 @@ def _weighted_sources(model: Model, tensor: str, *, reduced: bool = False) -> tu
             continue
         if _has_constant_weights(model, node):
             indices.add(node.index)
-            sources: tuple[str, ...] = (_distribution_logits(model, node),)
+            sources: tuple[str, ...] = (_find_distribution_logits(model, node),)
         else:
             sources = _value_inputs(model, node, reduced)
             is_pure = is_pure and bool(sources)
@@ -647,7 +647,7 @@ def _passes_first_input(node: Node, reduced: bool) -> bool:
     )
 
 
-def _distribution_logits(model: Model, node: Node) -> str:
+def _find_distribution_logits(model: Model, node: Node) -> str:
     """Return the input of the Softmax over bins before a layer that computes the mean bin.
 
     In D-FINE and in YOLO's DFL, the layer has one column. Empty for any other layer.
@@ -671,7 +671,7 @@ def _column_count(model: Model, node: Node) -> int | None:
     return shape[axis] if axis is not None and axis < len(shape) else None
 
 
-def _mlp_upstream(model: Model, node: Node) -> set[int]:
+def _find_mlp_upstream(model: Model, node: Node) -> set[int]:
     """Return indices of the preceding Linears of an MLP, given its last Linear.
 
     Each Linear is the only consumer of the activation after the previous Linear.

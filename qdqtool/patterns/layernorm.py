@@ -157,7 +157,7 @@ def find_sums_of_squares(
 def _sums_of_square(model: Model, node: Node) -> list[Node]:
     if _exponent(model, node) != 2.0:
         return []
-    return [c for c in _consumers(model, node) if _has_op(c, "ReduceMean", "ReduceSum")]
+    return [c for c in _find_consumers(model, node) if _has_op(c, "ReduceMean", "ReduceSum")]
 
 
 def _squares_and_sums(model: Model, node: Node) -> bool:
@@ -203,7 +203,7 @@ def _skip_moves(model: Model, tensor: str) -> str:
 def _downstream_sqrt_nodes(model: Model, sums: Iterable[Node]) -> list[Node]:
     nodes: list[Node] = []
     for node in sums:
-        for consumer in _consumers(model, node):
+        for consumer in _find_consumers(model, node):
             if _has_op(consumer, "Sqrt"):
                 nodes.append(consumer)
             elif rearranges(consumer):
@@ -297,7 +297,7 @@ def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
     magnitudes: list[float] = []
     for position, name in ((1, "min"), (2, "max")):
         tensor = clip.input(position)
-        bound = _constant(model, tensor) if tensor else clip.attributes.get(name)
+        bound = _read_constant(model, tensor) if tensor else clip.attributes.get(name)
         if bound is None:
             return None
         magnitudes.append(float(np.abs(np.asarray(bound, np.float64)).max()))
@@ -319,7 +319,7 @@ def _affine_magnitudes(model: Model, node: Node | None) -> tuple[float, float] |
     magnitudes: list[_Array] = []
     for tensor in node.inputs[1:3]:
         if tensor:
-            value = _constant(model, tensor)
+            value = _read_constant(model, tensor)
             if value is None or not value.size:
                 return None
             magnitudes.append(np.abs(value.astype(np.float64)))
@@ -337,21 +337,21 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
     """
     if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
         return None
-    scale, bias = _constant(model, norm.scale), _constant(model, norm.bias)
+    scale, bias = _read_constant(model, norm.scale), _read_constant(model, norm.bias)
     sizes = _layer_norm_sizes(model, norm, scale)
     if sizes is None:
         return None
-    if not _is_applicable(norm.scale, scale, sizes):
+    if not _is_broadcastable(norm.scale, scale, sizes):
         return None
-    if not _is_applicable(norm.bias, bias, sizes):
+    if not _is_broadcastable(norm.bias, bias, sizes):
         return None
     elem_type = model.elem_type(norm.output)
-    tensor = _input_of_type(model, norm, elem_type)
+    tensor = _find_input_of_type(model, norm, elem_type)
     if tensor is None:
         return None
     dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type or onnx.TensorProto.FLOAT)
-    full_scale = _broadcast(scale, sizes, dtype)
-    full_bias = _broadcast(bias, sizes, dtype)
+    full_scale = _broadcast_parameter(scale, sizes, dtype)
+    full_bias = _broadcast_parameter(bias, sizes, dtype)
     return LayerNormInputs(
         tensor, np.ones(sizes, dtype) if full_scale is None else full_scale, full_bias
     )
@@ -393,7 +393,7 @@ def _layer_norm_sizes(
     return None
 
 
-def _is_applicable(name: str, value: _Array | None, sizes: list[int]) -> bool:
+def _is_broadcastable(name: str, value: _Array | None, sizes: list[int]) -> bool:
     """Return whether a scale or bias is absent, has one element, or one for each position."""
     if not name or value is None:
         return not name
@@ -402,7 +402,7 @@ def _is_applicable(name: str, value: _Array | None, sizes: list[int]) -> bool:
     )
 
 
-def _input_of_type(model: Model, norm: DecomposedLayerNorm, elem_type: int) -> str | None:
+def _find_input_of_type(model: Model, norm: DecomposedLayerNorm, elem_type: int) -> str | None:
     """Return the normalized tensor in the type of the result: before or after a Cast.
 
     None if neither has this type.
@@ -413,7 +413,7 @@ def _input_of_type(model: Model, norm: DecomposedLayerNorm, elem_type: int) -> s
     return None
 
 
-def _broadcast(value: _Array | None, sizes: list[int], dtype: Any) -> _Array | None:
+def _broadcast_parameter(value: _Array | None, sizes: list[int], dtype: Any) -> _Array | None:
     if value is None:
         return None
     shaped = value.reshape(sizes if value.size > 1 else ())
@@ -440,14 +440,14 @@ def fuse_layer_norms(model: Model) -> int:
     for norm in find_decomposed_layer_norms(model):
         inputs = layer_norm_inputs(model, norm)
         if inputs is not None:
-            _fuse(editor, norm, inputs)
+            _fuse_norm(editor, norm, inputs)
             count += 1
     if count:
         editor.finish()
     return count
 
 
-def _fuse(editor: Editor, norm: DecomposedLayerNorm, inputs: LayerNormInputs) -> None:
+def _fuse_norm(editor: Editor, norm: DecomposedLayerNorm, inputs: LayerNormInputs) -> None:
     assert norm.axes is not None and norm.epsilon is not None
     last = norm.nodes[-1]
     names = [inputs.tensor, editor.add_constant(f"{last.name}/scale", inputs.scale)]
@@ -504,7 +504,7 @@ class _NormCandidate:
         self.model = model
         self.variance = variance
         square = variance[0]
-        self.centered = _producer(model, square.input(0), "Sub")
+        self.centered = _find_producer(model, square.input(0), "Sub")
         self.mean = _find_subtracted_mean(model, self.centered)
         first = square if self.mean is None or self.centered is None else self.centered
         self.input = _skip_casts(model, first.input(0))
@@ -520,7 +520,7 @@ class _NormCandidate:
         differences: list[Node] = []
         for factor in self._factors:
             for tensor in (factor, *_factors_with_constant(self.model, factor)):
-                difference = _producer(self.model, tensor, "Sub")
+                difference = _find_producer(self.model, tensor, "Sub")
                 if difference is not None:
                     differences.append(difference)
         return differences
@@ -558,12 +558,12 @@ class _NormCandidate:
                     nodes.append(shifted)
         return DecomposedLayerNorm(
             input=self.input,
-            nodes=_with_casts(self.model, nodes),
+            nodes=_include_casts(self.model, nodes),
             fp32_nodes=tuple(fp32_nodes),
             square=square,
             mean=reduction,
-            axes=self._axes(product, centering),
-            epsilon=self._epsilon(),
+            axes=self._find_axes(product, centering),
+            epsilon=self._read_epsilon(),
             scale=scale,
             bias=bias,
         )
@@ -578,14 +578,14 @@ class _NormCandidate:
     def _adds_only_epsilon(self) -> bool:
         return [node.op for node in self.variance[2:]] == ["Add"]
 
-    def _epsilon(self) -> float | None:
+    def _read_epsilon(self) -> float | None:
         if not self._adds_only_epsilon():
             return None
-        values = [_constant(self.model, tensor) for tensor in self.variance[2].inputs]
+        values = [_read_constant(self.model, tensor) for tensor in self.variance[2].inputs]
         numbers = [value for value in values if value is not None and value.size == 1]
         return float(numbers[0].reshape(-1)[0]) if len(numbers) == 1 else None
 
-    def _axes(self, product: Node, centering: list[Node]) -> tuple[int, ...] | None:
+    def _find_axes(self, product: Node, centering: list[Node]) -> tuple[int, ...] | None:
         """Return the normalized axes; None if no LayerNormalization computes the same result."""
         reduction = self.variance[1]
         means = [node for node in centering if node.op != "Sub"]
@@ -608,7 +608,7 @@ class _NormCandidate:
 
 def _factors_with_constant(model: Model, tensor: str) -> list[str]:
     """Return the factors of a product with a constant: some exporters apply the gain first."""
-    product = _producer(model, tensor, "Mul")
+    product = _find_producer(model, tensor, "Mul")
     factors = [] if product is None else _inputs_before_casts(model, product)
     return factors if any(not is_run_time(model, factor) for factor in factors) else []
 
@@ -617,7 +617,7 @@ def _find_subtracted_mean(model: Model, difference: Node | None) -> Node | None:
     """Return the ReduceMean node in ``x - ReduceMean(x)``; None for another difference."""
     if difference is None:
         return None
-    mean = _producer(model, difference.input(1), "ReduceMean")
+    mean = _find_producer(model, difference.input(1), "ReduceMean")
     if mean is None:
         return None
     reduced, minuend = (_inputs_before_casts(model, node)[0] for node in (mean, difference))
@@ -629,7 +629,7 @@ def _variance_nodes(model: Model, tensor: str, depth: int = _MAX_DEPTH) -> list[
 
     Empty for another tensor.
     """
-    node = _producer(model, tensor, "ReduceMean", "ReduceSum", *_ARITHMETIC)
+    node = _find_producer(model, tensor, "ReduceMean", "ReduceSum", *_ARITHMETIC)
     if node is None:
         return []
     if node.op not in _ARITHMETIC:
@@ -651,7 +651,7 @@ def _root_and_products(model: Model, root: Node) -> tuple[list[Node], list[Node]
     """
     roots, products = [root], dict[int, Node]()
     for node in roots:
-        for consumer in _consumers(model, node):
+        for consumer in _find_consumers(model, node):
             others = [t for t in _inputs_before_casts(model, consumer) if t != node.output]
             if consumer.op == "Reciprocal" or _combines_constants(model, consumer, others):
                 roots.append(consumer)
@@ -672,7 +672,7 @@ def _divides_by_root(model: Model, product: Node, roots: list[Node]) -> bool:
     """Return whether a product divides by the root itself, and not by a function of it."""
     inverted = (_exponent(model, roots[0]) or 0.0) < 0.0
     for node in roots[1:]:
-        if inverted or not _inverts(model, node):
+        if inverted or not _is_reciprocal(model, node):
             return False
         inverted = True
     if inverted:
@@ -681,10 +681,10 @@ def _divides_by_root(model: Model, product: Node, roots: list[Node]) -> bool:
     return divisor == roots[0].output and product.op == "Div"
 
 
-def _inverts(model: Model, node: Node) -> bool:
+def _is_reciprocal(model: Model, node: Node) -> bool:
     if node.op == "Reciprocal":
         return True
-    dividend = _constant(model, node.input(0)) if node.op == "Div" else None
+    dividend = _read_constant(model, node.input(0)) if node.op == "Div" else None
     return dividend is not None and bool(np.all(dividend == 1.0))
 
 
@@ -693,7 +693,7 @@ def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None,
 
     ``op`` is the operator of the consumer. ``(None, "")`` for another consumer, or for several.
     """
-    consumers = _consumers(model, node)
+    consumers = _find_consumers(model, node)
     if len(consumers) != 1 or not _has_op(consumers[0], op):
         return None, ""
     consumer = consumers[0]
@@ -748,24 +748,24 @@ def _inputs_before_casts(model: Model, node: Node) -> list[str]:
     return [_skip_casts(model, tensor) for tensor in node.inputs]
 
 
-def _producer(model: Model, tensor: str, *ops: str) -> Node | None:
+def _find_producer(model: Model, tensor: str, *ops: str) -> Node | None:
     """Return the producer upstream of a tensor's Casts if it has one of the operators."""
     node = model.producer(_skip_casts(model, tensor))
     return node if _has_op(node, *ops) else None
 
 
-def _consumers(model: Model, node: Node, depth: int = _MAX_DEPTH) -> list[Node]:
+def _find_consumers(model: Model, node: Node, depth: int = _MAX_DEPTH) -> list[Node]:
     """Return the consumers of a node's output, downstream of Casts."""
     consumers: list[Node] = []
     for consumer in model.consumers(node.output):
         if depth and _is_float_cast(model, consumer):
-            consumers += _consumers(model, consumer, depth - 1)
+            consumers += _find_consumers(model, consumer, depth - 1)
         else:
             consumers.append(consumer)
     return consumers
 
 
-def _with_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:
+def _include_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:
     outputs = {node.output for node in nodes[:-1]}
     casts: dict[int, Node] = {}
     for node in nodes:
@@ -777,7 +777,7 @@ def _with_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:
     return (*nodes[:-1], *casts.values(), nodes[-1])
 
 
-def _constant(model: Model, tensor: str) -> _Array | None:
+def _read_constant(model: Model, tensor: str) -> _Array | None:
     after = None
     while after != tensor:
         after, tensor = tensor, skip_identities(model, _skip_casts(model, tensor))
@@ -789,7 +789,7 @@ def _exponent(model: Model, node: Node) -> float | None:
         return 0.5
     if _has_op(node, "Mul") and len(set(_inputs_before_casts(model, node))) == 1:
         return 2.0
-    exponent = _constant(model, node.input(1)) if _has_op(node, "Pow") else None
+    exponent = _read_constant(model, node.input(1)) if _has_op(node, "Pow") else None
     if exponent is None or exponent.size != 1:
         return None
     return float(exponent.reshape(-1)[0])

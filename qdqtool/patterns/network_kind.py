@@ -63,24 +63,24 @@ class NetworkKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class OtherKind:
+class NonDetectorKind:
     """Reason why a network is probably not a YOLO-like detector."""
 
     kind: NetworkKind
     reason: str
 
 
-def find_other_kind(model: Model) -> OtherKind | None:
+def find_non_detector_kind(model: Model) -> NonDetectorKind | None:
     """Return why a network is probably not a YOLO-like detector; None if it may be one."""
     task = model.metadata.get("task", "")
     if task == "classify":
-        return OtherKind(NetworkKind.CLASSIFIER, "the model's metadata has task=classify")
+        return NonDetectorKind(NetworkKind.CLASSIFIER, "the model's metadata has task=classify")
     if task in _DETECTING or find_dfl(model):
         return None
     if not {node.op for node in model.nodes}.isdisjoint(_SUPPRESSION):
         return None
     resolved = _resolve_shapes(model)
-    checks = (_find_single_channel, _find_classifier, _find_map, _find_transformer, _find_tokens)
+    checks = (_find_single_channel, _find_classifier, _find_map_network, _find_transformer, _find_token_network)
     kinds = (check(resolved) for check in checks)
     return next((kind for kind in kinds if kind is not None), None)
 
@@ -115,11 +115,11 @@ def _image_sides(shape: _Shape) -> tuple[int, int] | None:
     return (height, width) if height and width else None
 
 
-def _find_single_channel(model: Model) -> OtherKind | None:
+def _find_single_channel(model: Model) -> NonDetectorKind | None:
     for name, shape in _image_shapes(model).items():
         channels = _channel_count(shape)
         if channels == 1:
-            return OtherKind(
+            return NonDetectorKind(
                 NetworkKind.CHANNELS,
                 f"input '{name}' has one channel, like a gray image or a spectrogram",
             )
@@ -129,10 +129,10 @@ def _find_single_channel(model: Model) -> OtherKind | None:
 # Classifiers and rows -------------------------------------------------------------------------
 
 
-def _find_classifier(model: Model) -> OtherKind | None:
+def _find_classifier(model: Model) -> NonDetectorKind | None:
     for name in model.outputs:
         if _ends_in_pooling(model, name):
-            return OtherKind(
+            return NonDetectorKind(
                 NetworkKind.CLASSIFIER,
                 f"output '{name}' comes from a global pooling, as in a classifier",
             )
@@ -140,11 +140,11 @@ def _find_classifier(model: Model) -> OtherKind | None:
     if shapes is None:
         return None
     first = f"the network's output '{model.outputs[0]}'"
-    if all(_has_no_batch(model, shape) for shape in shapes):
-        return OtherKind(NetworkKind.ROWS, f"{first} has rows without a batch axis, as in SCRFD")
+    if all(_has_no_batch_axis(model, shape) for shape in shapes):
+        return NonDetectorKind(NetworkKind.ROWS, f"{first} has rows without a batch axis, as in SCRFD")
     if all(_has_no_positions(shape) for shape in shapes):
         text = ", ".join("?" if size is None else str(size) for size in shapes[0])
-        return OtherKind(
+        return NonDetectorKind(
             NetworkKind.CLASSIFIER, f"{first} [{text}] has no height and width, as in a classifier"
         )
     return None
@@ -163,7 +163,7 @@ def _ends_in_pooling(model: Model, tensor: str) -> bool:
     return False
 
 
-def _has_no_batch(model: Model, shape: _Shape) -> bool:
+def _has_no_batch_axis(model: Model, shape: _Shape) -> bool:
     """Return whether an output has rows of anchors without a batch axis, such as [12800, 4]."""
     batches = {s[0] for s in map(model.shape, model.inputs) if s}
     return (
@@ -182,26 +182,26 @@ def _has_no_positions(shape: _Shape) -> bool:
 # Maps -----------------------------------------------------------------------------------------
 
 
-def _find_map(model: Model) -> OtherKind | None:
+def _find_map_network(model: Model) -> NonDetectorKind | None:
     shapes, images = _output_shapes(model), list(_image_shapes(model).values())
     if shapes is None or not images or any(len(shape) != _MAPS for shape in shapes):
         return None
     first, sides = f"the network's output '{model.outputs[0]}'", _image_sides(images[0])
     strides = [_stride(sides, shape) for shape in shapes]
     if None in strides:
-        return _find_upscaled(model) if len(shapes) == 1 else None
+        return _find_upscaled_map(model) if len(shapes) == 1 else None
     known_strides = [stride for stride in strides if stride is not None]
     if max(known_strides) <= 1 and all(
         _channel_count(s) == _channel_count(images[0]) for s in shapes
     ):
-        return OtherKind(
+        return NonDetectorKind(
             NetworkKind.IMAGE, f"{first} is an image, as in super-resolution or restoration"
         )
     if _are_features(model, shapes, known_strides):
-        return OtherKind(NetworkKind.CLASSIFIER, f"{first} is a feature map, as in a backbone")
+        return NonDetectorKind(NetworkKind.CLASSIFIER, f"{first} is a feature map, as in a backbone")
     is_single = len(shapes) == 1 and _last_operator(model) != "Concat"
     if max(known_strides) <= (_MAP_STRIDE if is_single else _DENSE_STRIDE):
-        return OtherKind(NetworkKind.MAP, f"{first} is a map, as in segmentation, depth or pose")
+        return NonDetectorKind(NetworkKind.MAP, f"{first} is a map, as in segmentation, depth or pose")
     return None
 
 
@@ -222,10 +222,10 @@ def _stride(sides: tuple[int, int] | None, shape: Sequence[int | None]) -> float
 
 
 def _last_operator(model: Model) -> str:
-    return node.op if (node := _last_node(model, model.outputs[0])) is not None else ""
+    return node.op if (node := _find_last_node(model, model.outputs[0])) is not None else ""
 
 
-def _last_node(model: Model, tensor: str) -> Node | None:
+def _find_last_node(model: Model, tensor: str) -> Node | None:
     node = model.producer(tensor)
     for _ in range(_MAX_HEAD):
         if node is None or not (node.op in _MOVES or qdq.is_q(node) or qdq.is_dq(node)):
@@ -234,10 +234,10 @@ def _last_node(model: Model, tensor: str) -> Node | None:
     return node
 
 
-def _find_upscaled(model: Model) -> OtherKind | None:
+def _find_upscaled_map(model: Model) -> NonDetectorKind | None:
     if _last_operator(model) not in _UPSCALING:
         return None
-    return OtherKind(
+    return NonDetectorKind(
         NetworkKind.MAP,
         f"the network's output '{model.outputs[0]}' is an upscaled map, as in segmentation",
     )
@@ -265,7 +265,7 @@ def _are_features(model: Model, shapes: Sequence[_Shape], strides: Sequence[floa
 # Transformers and tokens ----------------------------------------------------------------------
 
 
-def _find_transformer(model: Model) -> OtherKind | None:
+def _find_transformer(model: Model) -> NonDetectorKind | None:
     norms = [node for node in model.nodes if node.op in _NORMS]
     count = len(norms) or len(find_decomposed_layer_norms(model))
     if count >= _MIN_NORMS:
@@ -276,7 +276,7 @@ def _find_transformer(model: Model) -> OtherKind | None:
         return None
     shapes = _output_shapes(model) or []
     has_boxes = any(len(s) == _TOKENS and s[-1] in (4, 6) for s in shapes)
-    return OtherKind(NetworkKind.DETR if has_boxes else NetworkKind.TRANSFORMER, reason)
+    return NonDetectorKind(NetworkKind.DETR if has_boxes else NetworkKind.TRANSFORMER, reason)
 
 
 def _embeds_patches(model: Model) -> bool:
@@ -289,7 +289,7 @@ def _embeds_patches(model: Model) -> bool:
     return False
 
 
-def _find_tokens(model: Model) -> OtherKind | None:
+def _find_token_network(model: Model) -> NonDetectorKind | None:
     """Return the kind if outputs are maps without channels, scores along sides, or sequences."""
     shapes, images = _output_shapes(model), list(_image_shapes(model).values())
     sides = _image_sides(images[0]) if images else None
@@ -297,16 +297,16 @@ def _find_tokens(model: Model) -> OtherKind | None:
         return None
     first, (height, width) = f"the network's output '{model.outputs[0]}'", sides
     if all(_is_dense_map(sides, shape) for shape in shapes):
-        return OtherKind(NetworkKind.MAP, f"{first} is a map, as in segmentation or depth")
+        return NonDetectorKind(NetworkKind.MAP, f"{first} is a map, as in segmentation or depth")
     lengths = {shape[-1] for shape in shapes}
     if len(shapes) == 2 and any(lengths == {k * width, k * height} for k in (1, 2, 3, 4)):
-        return OtherKind(
+        return NonDetectorKind(
             NetworkKind.MAP,
             f"{first} has scores along one side of the image, as in pose networks (SimCC)",
         )
     steps = {width // stride for stride in (2, 4, 8, 16)}
     if width >= _MIN_LINE * height and len(shapes) == 1 and not steps.isdisjoint(shapes[0]):
-        return OtherKind(
+        return NonDetectorKind(
             NetworkKind.TEXT, f"{first} is a sequence along the width, as in text recognition"
         )
     return None
@@ -372,10 +372,10 @@ def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
     is_ultralytics = origin == "metadata" and not metadata.keys().isdisjoint(_ULTRALYTICS)
     if origin in ("option", "model") or is_ultralytics:
         return []
-    other = find_other_kind(model)
+    other = find_non_detector_kind(model)
     if origin == "function":
         kind = other.kind if other is not None else NetworkKind.CLASSIFIER
-        other = OtherKind(kind, "the model was calibrated with a preprocessing function")
+        other = NonDetectorKind(kind, "the model was calibrated with a preprocessing function")
     if other is None:
         return []
     used = "`preprocess='yolo'` (letterbox, RGB, divided by 255) is the default"

@@ -339,10 +339,10 @@ def _find_consumers(view: View, tensor: str) -> list[Consumer]:
 def _consumer_kind(view: View, node: Node) -> str:
     if qdq.is_q(node):
         return "q"
-    return "add" if adds_computed(view, node) else "op"
+    return "add" if is_sum_of_computed(view, node) else "op"
 
 
-def adds_computed(view: View, node: Node) -> bool:
+def is_sum_of_computed(view: View, node: Node) -> bool:
     """Return whether a node adds two computed tensors; False for adding a constant bias."""
     return operators.is_sum(node) and sum(t not in view.constants for t in node.inputs if t) >= 2
 

@@ -9,7 +9,7 @@ import pytest
 from qdqtool.findings.lint.heads import find_last_convolutions
 from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model
-from qdqtool.patterns.heads import counts_up, find_dfl, find_head
+from qdqtool.patterns.heads import is_bin_sequence, find_dfl, find_head
 from qdqtool.patterns.view import View
 from qdqtool.trt import importer
 from qdqtool.trt.layers import WEIGHTED
@@ -129,4 +129,4 @@ def test_search_for_dfl_is_linear_in_branches(g: Graph) -> None:
 def test_counts_up(net: Net, values: Sequence[int], expected: bool) -> None:
     net.const("k", list(values))
     net.output(net.op("Relu", "r", "x"))
-    assert counts_up(net.index(), "k") is expected
+    assert is_bin_sequence(net.index(), "k") is expected

@@ -12,7 +12,7 @@ from calibration.presets import choose_preprocess
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.network_kind import (
     NetworkKind,
-    find_other_kind,
+    find_non_detector_kind,
     warn_default_preprocess,
     warn_preprocess,
     warn_task_mismatch,
@@ -169,7 +169,7 @@ def test_other_networks_get_a_warning_with_the_presets_of_their_kind(
     make: Build, kind: NetworkKind
 ) -> None:
     model = Model(build(make))
-    other = find_other_kind(model)
+    other = find_non_detector_kind(model)
     assert other is not None and other.kind == kind
     (warning,) = warn_default_preprocess(model, "default")
     assert warning.code == "default-preprocess" and kind.value in warning
@@ -184,7 +184,7 @@ def test_segmentation_network_of_any_size_is_a_map() -> None:
         proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = f"size{axis}"
     del proto.graph.value_info[:]
     proto.graph.output[0].type.tensor_type.ClearField("shape")
-    other = find_other_kind(Model(proto))
+    other = find_non_detector_kind(Model(proto))
     assert other is not None and other.kind == NetworkKind.MAP
 
 
@@ -201,13 +201,13 @@ def test_segmentation_network_of_any_size_is_a_map() -> None:
     ],
 )
 def test_detectors_get_none(proto: onnx.ModelProto) -> None:
-    assert find_other_kind(Model(proto)) is None
+    assert find_non_detector_kind(Model(proto)) is None
     assert warn_default_preprocess(Model(proto), "default") == []
 
 
 def test_task_of_another_tool_is_not_a_task_of_ultralytics() -> None:
     model = set_metadata(build(OTHERS["segmentation"][0]), task="image-segmentation")
-    assert find_other_kind(model) is not None
+    assert find_non_detector_kind(model) is not None
     assert choose_preprocess(model.metadata, None).origin == "default"
 
 
@@ -241,7 +241,7 @@ def test_preprocess_of_another_task_is_warned(changes: dict[str, Any], is_warned
 
 def test_ultralytics_detectors_get_none_whatever_their_outputs() -> None:
     model = set_metadata(build(classifier), task="detect", stride="32")
-    assert find_other_kind(model) is None
+    assert find_non_detector_kind(model) is None
 
 
 def test_model_of_a_function_gets_a_warning() -> None:

@@ -12,7 +12,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.patterns.heads import Head, find_attentions, find_coordinates, find_head
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.rewrites import remove_quantizers
-from qdqtool.patterns.view import View, adds_computed
+from qdqtool.patterns.view import View, is_sum_of_computed
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.attention import QuantizedResidualStream
@@ -189,4 +189,4 @@ def _find_stream_add(view: View, tensor: str) -> Node | None:
     add = view.model.producer(tensor)
     while add is not None and (qdq.is_qdq(add) or rearranges(add)) and add.input(0):
         add = view.model.producer(add.input(0))
-    return add if add is not None and adds_computed(view, add) else None
+    return add if add is not None and is_sum_of_computed(view, add) else None
