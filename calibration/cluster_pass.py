@@ -31,7 +31,7 @@ from calibration.session import open_packed_session, pack_model
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError
 from qdqtool.ir.graph import Model
-from qdqtool.ir.sizes import linear_inputs
+from qdqtool.ir.sizes import find_linear_inputs
 
 # Workers ------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class ClusterPass:
             "bins": bins,
             "focus": focus,
             "samples": len(dataset),
-            "by_channel": linear_inputs(model).intersection(names),
+            "by_channel": find_linear_inputs(model).intersection(names),
         }
         packed = pack_model(model, computed) if computed else b""
         self.payload: CountingPayload | None = CountingPayload(

@@ -10,7 +10,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load, load_full
-from qdqtool.ir.qdq import float_tensor, uses_fp8
+from qdqtool.ir.qdq import find_float_tensor, uses_fp8
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.outcome import apply_assumptions, simulate, simulate_without_alternatives
 from qdqtool.trt.result import ConvOutcome, Prediction
@@ -137,7 +137,7 @@ def check_activations(
     model = load_full(model)
     view = View(model)
     sources = {
-        q.input(0): float_tensor(model, q.input(0))
+        q.input(0): find_float_tensor(model, q.input(0))
         for q in activation_scales.find_int8_quantizers(view)
     }
     if not sources:

@@ -108,7 +108,7 @@ def _make_pair_move(
                 editor.add_constant(f"{q.name}_moved_zero_point", np.zeros((), np.int8)),
             ]
         floats = _insert_moved_pair(editor, first, last.output, q, dq, parameters)
-        editor.redirect(last.output, floats, consumers)
+        editor.redirect_consumers(last.output, floats, consumers)
 
     return move
 

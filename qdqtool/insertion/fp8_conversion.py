@@ -9,7 +9,7 @@ from qdqtool.insertion.placement import find_fp8_obstacle, is_average_pooling
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.ir.qdq import find_pair, float_tensor, is_qdq
+from qdqtool.ir.qdq import find_pair, find_float_tensor, is_qdq
 
 
 def convert_pairs_to_fp8(model: Model) -> list[str]:
@@ -28,7 +28,7 @@ def convert_pairs_to_fp8(model: Model) -> list[str]:
     for node in floats:
         for position, tensor in enumerate(node.inputs):
             if find_pair(model, tensor) is not None:
-                editor.set_input(node, position, float_tensor(model, tensor))
+                editor.set_input(node, position, find_float_tensor(model, tensor))
     quantizers = [node for node in model.ordered if is_qdq(node)]
     scales = dict.fromkeys(node.input(1) for node in quantizers)
     parameters = {scale: _add_fp8_parameters(model, editor, scale) for scale in scales}
@@ -42,7 +42,7 @@ def convert_pairs_to_fp8(model: Model) -> list[str]:
 def _is_unsuitable_for_fp8(model: Model, node: Node) -> bool:
     if node.op not in WEIGHTED:
         return is_average_pooling(model, node)
-    weights = float_tensor(model, node.input(1))
+    weights = find_float_tensor(model, node.input(1))
     return model.is_constant(weights) and find_fp8_obstacle(model, node, weights) is not None
 
 

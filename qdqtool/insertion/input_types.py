@@ -158,7 +158,7 @@ def _convert_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preproc
             node=name,
         )
     for quantizer in quantizers:
-        editor.redirect(quantizer.output, name)
+        editor.redirect_consumers(quantizer.output, name)
         editor.remove(quantizer)
     if tensor != name:
         editor.remove(model.consumers(name)[0])
@@ -200,9 +200,9 @@ def _convert_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Prepro
         array = np.asarray(scale, helper.tensor_dtype_to_np_dtype(float_type))
         editor.set_input(quantizer, 1, editor.add_constant(f"{quantizer.input(1)}_pixels", array))
     if pixels != tensor:
-        editor.redirect(tensor, pixels, quantizers)
+        editor.redirect_consumers(tensor, pixels, quantizers)
     if floats:
-        editor.redirect(tensor, _insert_preprocessing(editor, tensor, pixels, preprocess), floats)
+        editor.redirect_consumers(tensor, _insert_preprocessing(editor, tensor, pixels, preprocess), floats)
     editor.set_type([name], TensorProto.UINT8)
     text = f"input '{name}' is uint8: feed pixels from 0 to 255"
     if quantizers:

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.insertion.options import ImageOptions
-from qdqtool.ir.editor import with_nodes
+from qdqtool.ir.editor import copy_with_nodes
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.half import find_fp16_nodes
 from qdqtool.runtime.sessions import core_count
@@ -93,7 +93,7 @@ def compute_sample_values(
     """
     nodes = [helper.make_node("Shape", [t], [name]) for t, name in shapes.items()]
     outputs = [*tensors, *shapes.values()]
-    (values,) = next(run_samples([with_nodes(model, nodes)], outputs, data, images, 1, exact=True))
+    (values,) = next(run_samples([copy_with_nodes(model, nodes)], outputs, data, images, 1, exact=True))
     return values
 
 
@@ -128,7 +128,7 @@ def _measure_maxima(
         nodes.append(helper.make_node("Abs", [source], [f"{name}/abs"]))
         inputs = [f"{name}/abs", *axes]
         nodes.append(helper.make_node("ReduceMax", inputs, [name], keepdims=0, **attributes))
-    watched = with_nodes(model, nodes, constants)
+    watched = copy_with_nodes(model, nodes, constants)
     maxima: dict[str, npt.NDArray[Any]] = {}
     for (values,) in run_samples([watched], [t + _SUFFIX for t in tensors], data, images, samples):
         for tensor in tensors:

@@ -104,7 +104,7 @@ def _bound_node(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds |
     return None
 
 
-def _bounds_before_pair(
+def _find_bounds_before_pair(
     model: Model, dq: Node, params: qdq.QuantParams, bounds: dict[str, Bounds]
 ) -> Bounds | None:
     """Return the bounds of the input of the Q before a DQ; None unless parameters are equal."""
@@ -117,7 +117,7 @@ def _bounds_before_pair(
 def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
     """Return the rounded bounds of the quantized tensor, or the range of the integer type."""
     params = qdq.read_params(model, node)
-    source = _bounds_before_pair(model, node, params, bounds)
+    source = _find_bounds_before_pair(model, node, params, bounds)
     if source is None:
         full_range = _quantize_range(params, -math.inf, math.inf)
         return None if full_range is None else Bounds(*full_range, node.name, node.op)

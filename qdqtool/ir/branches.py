@@ -47,7 +47,7 @@ class SubgraphContent(NamedTuple):
 def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
     """Yield the nodes whose subgraphs have convolutions, matrix products or quantizers."""
     for node in model.nodes:
-        if next(_subgraphs(node), None) is None:
+        if next(_iterate_subgraphs(node), None) is None:
             continue
         ops = Counter(inner.op_type for g in nested_graphs([node.proto]) for inner in g.node)
         convolutions = sum(ops[op] for op in CONVOLUTIONS)
@@ -84,15 +84,15 @@ def find_bodies(model: Model, node: Node) -> Iterator[Model]:
     """
     pending = [(model, node, 1)]
     for outer, owner, level in pending:
-        for graph in _subgraphs(owner):
+        for graph in _iterate_subgraphs(owner):
             body = _make_body(outer, graph)
             yield body
             if level < _MAX_LEVELS:
-                inner = (n for n in body.nodes if next(_subgraphs(n), None) is not None)
+                inner = (n for n in body.nodes if next(_iterate_subgraphs(n), None) is not None)
                 pending.extend((body, n, level + 1) for n in inner)
 
 
-def _subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
+def _iterate_subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
     for attribute in node.proto.attribute:
         yield from attribute_graphs(attribute)
 
@@ -104,11 +104,11 @@ def _make_body(model: Model, graph: onnx.GraphProto) -> Model:
     wrapper = onnx.NodeProto()
     wrapper.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
     for tensor in dict.fromkeys(find_captured_tensors(wrapper)):
-        _capture(model, tensor, proto.graph)
+        _add_captured_tensor(model, tensor, proto.graph)
     return Model(proto, model.path, sha256="part", base_dir=model.base_dir)
 
 
-def _capture(model: Model, tensor: str, body: onnx.GraphProto) -> None:
+def _add_captured_tensor(model: Model, tensor: str, body: onnx.GraphProto) -> None:
     """Add an outer tensor to a body: a constant with its Q and DQ, any other tensor as input."""
     nodes, source = [], tensor
     while (producer := model.producer(source)) is not None and qdq.is_qdq(producer):
@@ -171,7 +171,7 @@ def _replace_nodes(model: Model, branches: dict[int, onnx.GraphProto]) -> Model:
     nodes: list[onnx.NodeProto] = []
     for node in model.nodes:
         branch = branches.get(node.index)
-        nodes.extend([node.proto] if branch is None else _inline(proto, node, branch, used))
+        nodes.extend([node.proto] if branch is None else _inline_branch(proto, node, branch, used))
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     folded = Model(proto, model.path, model.sha256, model.base_dir)
@@ -194,7 +194,7 @@ def _unused_name(tensor: str, prefix: str, used: set[str]) -> str:
     return name
 
 
-def _inline(
+def _inline_branch(
     proto: onnx.ModelProto, node: Node, branch: onnx.GraphProto, used: set[str]
 ) -> list[onnx.NodeProto]:
     """Return the nodes of a branch, and add its initializers to the main graph.

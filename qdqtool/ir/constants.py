@@ -212,14 +212,14 @@ class ConstantEvaluator:
         inputs = {tensor: values[tensor] for tensor in filter(None, node.inputs)}
         outputs = list(filter(None, node.outputs))
         model = self._single_node_model(node, inputs, outputs)
-        size = _infer_size(model)
+        size = _infer_output_elements(model)
         if size is None or size > max_elements:
             return None
         operations = _count_operations(node, inputs, size)
         if operations > self.operations_left:
             return None
         self.operations_left -= operations
-        arrays = _run(model, inputs, outputs)
+        arrays = _run_reference(model, inputs, outputs)
         return None if arrays is None else dict(zip(outputs, arrays, strict=True))
 
     def _single_node_model(
@@ -244,7 +244,7 @@ def _count_operations(node: Node, inputs: Mapping[str, _Array], written: int) ->
     return operations
 
 
-def _run(
+def _run_reference(
     model: onnx.ModelProto, inputs: dict[str, _Array], outputs: list[str]
 ) -> list[_Array] | None:
     from onnx.reference import ReferenceEvaluator
@@ -258,7 +258,7 @@ def _run(
     return [np.asarray(array) for array in arrays]
 
 
-def _infer_size(model: onnx.ModelProto) -> int | None:
+def _infer_output_elements(model: onnx.ModelProto) -> int | None:
     """Return the number of elements of all outputs; None if a shape is unknown.
 
     onnx infers the shapes from the inputs' types and small values.

@@ -150,7 +150,7 @@ class Editor:
             proto.input.append("")
         proto.input[position] = tensor
 
-    def redirect(self, old: str, new: str, consumers: Iterable[Node] | None = None) -> None:
+    def redirect_consumers(self, old: str, new: str, consumers: Iterable[Node] | None = None) -> None:
         """Make the consumers of a tensor (all by default) read another tensor."""
         for node in self.model.consumers(old) if consumers is None else consumers:
             proto = self.edit_proto(node)
@@ -161,7 +161,7 @@ class Editor:
     def is_captured(self, tensor: str) -> bool:
         """Return whether a subgraph (If, Loop, Scan) reads a tensor of the main graph.
 
-        :meth:`redirect` does not change the inputs of nodes in subgraphs.
+        :meth:`redirect_consumers` does not change the inputs of nodes in subgraphs.
         """
         return any(tensor in node.captured for node in self.model.consumers(tensor))
 
@@ -285,7 +285,7 @@ class Editor:
             return False
         for dq in dq_nodes:
             if dq not in ends:
-                self.redirect(dq.output, source)
+                self.redirect_consumers(dq.output, source)
                 self._aliases[dq.output] = source  # A later call may remove the source as well.
             self.remove(dq)
         if all(self.is_removed(node) for node in self.model.consumers(q.output)):
@@ -315,10 +315,10 @@ class Editor:
     def _rename_to_output(self, tensor: str, output: str, dqs: list[Node]) -> None:
         outputs = self.edit_proto(self.model.producers[tensor]).output
         outputs[list(outputs).index(tensor)] = output
-        self.redirect(tensor, output)
+        self.redirect_consumers(tensor, output)
         for dq in dqs:
             for consumer in self.model.consumers(dq.output):
-                self.redirect(tensor, output, [consumer])
+                self.redirect_consumers(tensor, output, [consumer])
 
     def finish(self) -> Model:
         """Apply the edits, drop nodes and constants without consumers, and return the model.
@@ -335,13 +335,13 @@ class Editor:
         self._apply_aliases(nodes)
         consumed = set(self.model.consumers_by_tensor)
         captured = self._find_captured()
-        pruned = self._prune(nodes, captured)
+        pruned = self._remove_unused_nodes(nodes, captured)
         ordered = sort_topologically(pruned, _consumed_tensors, _output_names)
         self.model.replace_constants((), self._constants)
         has_cycle = len(ordered) != len(pruned)  # replace_nodes raises the error for a cycle.
         self.model.replace_nodes(pruned if has_cycle else ordered, self._touched)
-        self._drop_constants(consumed, captured)
-        self._drop_stale_types()
+        self._remove_unused_constants(consumed, captured)
+        self._remove_stale_types()
         return self.model
 
     def _apply_aliases(self, nodes: list[Node | onnx.NodeProto]) -> None:
@@ -350,9 +350,9 @@ class Editor:
         for node in nodes:
             if not self._aliases.keys().isdisjoint(_as_proto(node).input):
                 proto = self.edit_proto(node) if isinstance(node, Node) else node
-                proto.input[:] = [self._resolve(tensor) for tensor in proto.input]
+                proto.input[:] = [self._resolve_alias(tensor) for tensor in proto.input]
 
-    def _resolve(self, tensor: str) -> str:
+    def _resolve_alias(self, tensor: str) -> str:
         links = []
         while tensor in self._aliases:
             links.append(tensor)
@@ -360,14 +360,14 @@ class Editor:
         self._aliases.update(dict.fromkeys(links, tensor))  # follow each link only once
         return tensor
 
-    def _prune(
+    def _remove_unused_nodes(
         self, nodes: list[Node | onnx.NodeProto], captured: set[str]
     ) -> list[Node | onnx.NodeProto]:
         """Return all nodes except those that lost their last consumer.
 
         Nodes that had no consumer before the edits remain.
         """
-        unused = {id(node) for node in self.model.nodes if not self._is_used(node)}
+        unused = {id(node) for node in self.model.nodes if not self._had_consumer(node)}
         required = {value.name for value in self.proto.graph.output} | captured
         removed = self._find_unneeded(nodes, unused, required)
         return [node for node in nodes if id(node) not in removed]
@@ -403,7 +403,7 @@ class Editor:
             ]
         return unneeded
 
-    def _is_used(self, node: Node) -> bool:
+    def _had_consumer(self, node: Node) -> bool:
         """Return whether an output of a node had a consumer before the edits."""
         model = self.model
         return any(t and (model.consumers(t) or model.is_output(t)) for t in node.outputs)
@@ -413,7 +413,7 @@ class Editor:
     ) -> bool:
         return any(uses[output] > 0 or output in required for output in _output_names(node))
 
-    def _drop_constants(self, consumed: set[str], captured: set[str]) -> None:
+    def _remove_unused_constants(self, consumed: set[str], captured: set[str]) -> None:
         """Drop initializers that lost their last consumer, and their entries among the inputs.
 
         Args:
@@ -435,7 +435,7 @@ class Editor:
                 tensors.update(find_captured_tensors(node.proto))
         return tensors
 
-    def _drop_stale_types(self) -> None:
+    def _remove_stale_types(self) -> None:
         graph, model = self.proto.graph, self.model
         inputs = {value.name for value in graph.input}
         tensors = model.producers.keys() | model.initializers.keys() | inputs
@@ -472,7 +472,7 @@ def make_placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLO
     return tensor
 
 
-def with_nodes(
+def copy_with_nodes(
     model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()
 ) -> Model:
     """Return a variant of a model with added nodes and constants, without large weights."""

@@ -108,7 +108,7 @@ _TYPES = (
 )
 
 
-def recognize(name: str, head: bytes) -> FileType | None:
+def recognize_file_type(name: str, head: bytes) -> FileType | None:
     """Return the type of a file by the ending of its name or its first bytes, else None.
 
     The ending decides first, except the ending ``.onnx``. A file without a known type may be a
@@ -141,7 +141,7 @@ def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_
     if not head:
         reason = "is empty, not an ONNX model; export or copy it again"
         return error(reason, name, code="empty")
-    file_type = recognize(name, head)
+    file_type = recognize_file_type(name, head)
     if file_type is not None:
         reason = f"is {file_type.name}, not an ONNX model; {file_type.advice}"
     elif missing:

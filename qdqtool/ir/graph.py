@@ -206,7 +206,7 @@ class Model:
         proto_names = [proto.name for proto in protos]
         counts = Counter(proto_names)
         self.nodes = [
-            Node(index, name if name and counts[name] == 1 else _label(proto, counts), proto)
+            Node(index, name if name and counts[name] == 1 else _unique_node_name(proto, counts), proto)
             for index, (name, proto) in enumerate(zip(proto_names, protos, strict=True))
         ]
 
@@ -334,7 +334,7 @@ class Model:
         self.nodes = []
         for index, (entry, proto) in enumerate(zip(nodes, graph.node, strict=True)):
             node = entry if isinstance(entry, Node) else Node(index, "", proto)
-            node.index, node.proto, node.name = index, proto, _label(proto, counts)
+            node.index, node.proto, node.name = index, proto, _unique_node_name(proto, counts)
             if id(entry) in changed:
                 node.read(proto)
             if id(entry) in changed or node is not entry:
@@ -609,7 +609,7 @@ class Model:
         return {p.key: p.value for p in self.proto.metadata_props}
 
 
-def _label(node: onnx.NodeProto, counts: Counter[str]) -> str:
+def _unique_node_name(node: onnx.NodeProto, counts: Counter[str]) -> str:
     """Return a node's name if no other node has it, else its first output."""
     if node.name and counts[node.name] == 1:
         return node.name

@@ -54,7 +54,7 @@ def side_axes(shape: Sequence[int | None]) -> slice:
     return slice(1, 3) if is_channels_last(shape) else slice(2, 4)
 
 
-def remember_size(model: Model, size: tuple[int, int] | None) -> None:
+def store_image_size(model: Model, size: tuple[int, int] | None) -> None:
     """Write height and width into the metadata if they are dynamic in an input."""
     if size is None or not any(None in sides for sides in image_shapes(model).values()):
         return

@@ -151,7 +151,7 @@ def load(model: ModelSource | Model) -> Model:
     """
     if isinstance(model, Model):
         return model
-    model = _load(model)
+    model = _load_source(model)
     _check_name_lengths(model)
     return model
 
@@ -180,25 +180,25 @@ def _check_name_lengths(model: Model) -> None:
     )
 
 
-def _load(model: ModelSource) -> Model:
+def _load_source(model: ModelSource) -> Model:
     if isinstance(model, onnx.ModelProto):
-        _check(model, "model in memory")
-        return _index(model)
+        _check_model(model, "model in memory")
+        return _index_model(model)
     if is_graphsurgeon(model):
-        return _load(from_graphsurgeon(model))
+        return _load_source(from_graphsurgeon(model))
     if isinstance(model, bytes):
-        return _index(_parse(model, "model in memory"), hashlib.sha256(model).hexdigest())
+        return _index_model(_parse_model(model, "model in memory"), hashlib.sha256(model).hexdigest())
     path = Path(model)
-    data = _read(path)
+    data = _read_file(path)
     base_dir = str(path.resolve().parent)
     sha256 = hashlib.sha256(data).hexdigest()
-    proto = _parse(data, str(path))
+    proto = _parse_model(data, str(path))
     del data
     external.check_external_weights(proto, base_dir, str(path))
-    return _index(proto, sha256, str(path), base_dir)
+    return _index_model(proto, sha256, str(path), base_dir)
 
 
-def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = "") -> Model:
+def _index_model(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = "") -> Model:
     """Return the indexed model of a message. The message is not changed.
 
     In a copy of the message, nodes of functions and of constant Ifs move to the main graph, and
@@ -216,7 +216,7 @@ def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: 
     return fold_constant_branches(model)
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         with open_input(path, error=ModelError) as file:
             return _read_limited(file, path)
@@ -233,7 +233,7 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes:
     """
     size = os.fstat(file.fileno()).st_size
     if size > MAX_PROTO_BYTES:
-        raise _too_large(path, file.read(file_types.HEAD))
+        raise _too_large_error(path, file.read(file_types.HEAD))
     head = file.read(compression.HEAD)
     if compression.find_magic(head) == compression.GZIP:
         limit = min(limits.max_unpacked_size(size), MAX_PROTO_BYTES)
@@ -243,15 +243,15 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes:
     return file.read(size)  # with another number, Python would allocate that many bytes
 
 
-def _too_large(path: Path, head: bytes) -> ModelError:
-    if file_types.recognize(str(path), head) is not None:
+def _too_large_error(path: Path, head: bytes) -> ModelError:
+    if file_types.recognize_file_type(str(path), head) is not None:
         return file_types.wrong_file_error(str(path), head, error=ModelError)
     return ModelError(
         "larger than 2 GB; save its weights as external data", str(path), code="file-too-large"
     )
 
 
-def _parse(data: bytes, path: str) -> onnx.ModelProto:
+def _parse_model(data: bytes, path: str) -> onnx.ModelProto:
     head = data[: file_types.HEAD]
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
@@ -259,11 +259,11 @@ def _parse(data: bytes, path: str) -> onnx.ModelProto:
         raise file_types.wrong_file_error(path, head, error=ModelError) from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise file_types.wrong_file_error(path, head, "no graph or no opset", error=ModelError)
-    _check(proto, path)
+    _check_model(proto, path)
     return proto
 
 
-def _check(proto: onnx.ModelProto, path: str) -> None:
+def _check_model(proto: onnx.ModelProto, path: str) -> None:
     _check_message(proto, path)
     _check_form(proto, path)
     check_function_sizes(proto, path)
@@ -282,7 +282,7 @@ def load_full(model: ModelSource | Model) -> Model:
     for tensor in external.external_tensors(model.proto.graph):
         loaded = model.external_tensor(tensor)
         if loaded is None:
-            raise _missing_weights(model, tensor)
+            raise _missing_weights_error(model, tensor)
         tensor.CopyFrom(loaded)
     model.forget_constants()
     return model
@@ -297,10 +297,10 @@ def require_weights(model: Model) -> None:
     tensors = {external.read_location(t): t for t in external.external_tensors(model.proto.graph)}
     for tensor in tensors.values():
         if external.find_weight_file(tensor, model.base_dir, model.path) is None:
-            raise _missing_weights(model, tensor)
+            raise _missing_weights_error(model, tensor)
 
 
-def _missing_weights(model: Model, tensor: onnx.TensorProto) -> ModelError:
+def _missing_weights_error(model: Model, tensor: onnx.TensorProto) -> ModelError:
     location = external.read_location(tensor)
     path = os.path.join(model.base_dir, location)
     if location and os.path.isdir(path):

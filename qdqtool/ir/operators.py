@@ -240,7 +240,7 @@ _POINTWISE = documented(
 )
 
 
-def _activation(name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = False) -> Operator:
+def _activation_operator(name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = False) -> Operator:
     return Operator(name, LayerKind.ACTIVATION, activation=ActivationFunction(kind, case, gate))
 
 
@@ -303,7 +303,7 @@ _TABLE: tuple[Operator, ...] = (
     ),
     Operator("BatchNormalization", LayerKind.SCALE),
     # Activations
-    _activation(
+    _activation_operator(
         "Relu",
         "RELU",
         seen(
@@ -316,7 +316,7 @@ _TABLE: tuple[Operator, ...] = (
             "centerpoint-a100-trt823-fp16:1640",
         ),
     ),
-    _activation(
+    _activation_operator(
         "LeakyRelu",
         "LEAKY_RELU",
         seen(
@@ -327,7 +327,7 @@ _TABLE: tuple[Operator, ...] = (
             about=("LeakyRelu",),
         ),
     ),
-    _activation(
+    _activation_operator(
         "Clip",
         "CLIP",
         seen(
@@ -337,10 +337,10 @@ _TABLE: tuple[Operator, ...] = (
             about=("Clip",),
         ),
     ),
-    _activation("Sigmoid", "SIGMOID", gate=True),
-    _activation("HardSigmoid", "HARD_SIGMOID", gate=True),
+    _activation_operator("Sigmoid", "SIGMOID", gate=True),
+    _activation_operator("HardSigmoid", "HARD_SIGMOID", gate=True),
     *(
-        _activation(name, kind)
+        _activation_operator(name, kind)
         for name, kind in (
             ("Tanh", "TANH"),
             ("Elu", "ELU"),

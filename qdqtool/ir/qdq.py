@@ -423,7 +423,7 @@ def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
     return dq, q if is_q(q) else None
 
 
-def float_tensor(model: Model, tensor: str) -> str:
+def find_float_tensor(model: Model, tensor: str) -> str:
     """Return the tensor upstream of consecutive Q/DQ pairs, as in the float network."""
     pair = find_pair(model, tensor)
     while pair is not None and pair[1] is not None:

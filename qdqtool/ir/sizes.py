@@ -146,7 +146,7 @@ def _keeps_last_axis(node: Node) -> bool:
     return isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
 
 
-def linear_inputs(model: Model) -> set[str]:
+def find_linear_inputs(model: Model) -> set[str]:
     """Return the tensors whose last axis Linears sum over.
 
     These are the data inputs of Linears, and upstream tensors whose last axis becomes the last axis
@@ -262,15 +262,15 @@ def _classify_axes(left: str, right: str, result: str, exact: bool) -> Contracti
     None if no axis is summed or if an axis has no role in a matrix product, such as an axis that
     only one operand has.
     """
-    batch = _select(_select(result, left), right)
-    summed = _select(left, right, but_not=result)
-    left_free = _select(result, left, but_not=right)
-    right_free = _select(result, right, but_not=left)
+    batch = _select_axes(_select_axes(result, left), right)
+    summed = _select_axes(left, right, but_not=result)
+    left_free = _select_axes(result, left, but_not=right)
+    right_free = _select_axes(result, right, but_not=left)
     classified = {*batch, *summed, *left_free, *right_free}
     if not summed or not {*left, *right, *result} <= classified:
         return None
     return Contraction((left, right), result, batch, summed, (left_free, right_free), exact)
 
 
-def _select(axes: str, term: str, but_not: str = "") -> str:
+def _select_axes(axes: str, term: str, but_not: str = "") -> str:
     return "".join(letter for letter in axes if letter in term and letter not in but_not)

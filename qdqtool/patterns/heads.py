@@ -26,7 +26,7 @@ from qdqtool.ir.operators import (
     output_axis,
     rearranges,
 )
-from qdqtool.ir.qdq import float_tensor, is_dq, is_qdq
+from qdqtool.ir.qdq import find_float_tensor, is_dq, is_qdq
 from qdqtool.patterns.pointwise import (
     activation_input,
     activation_outputs,
@@ -139,7 +139,7 @@ def _are_bins(model: Model, node: Node, tensor: str) -> bool:
     If the values of a convolution's weights are not available, or are stored integers, the shape
     [1, n, 1, 1] decides.
     """
-    source = float_tensor(model, tensor)
+    source = find_float_tensor(model, tensor)
     if node.op != "Conv" or tensor != node.input(1) or model.constant(source) is not None:
         return is_bin_sequence(model, source)
     if not model.is_constant(tensor) and not is_dq(model.producer(tensor)):

@@ -61,7 +61,7 @@ from qdqtool.insertion.scales import (
 )
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
-from qdqtool.ir.input_shapes import remember_size
+from qdqtool.ir.input_shapes import store_image_size
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.view import View
@@ -368,7 +368,7 @@ class _Inserter:
             number_format=self._format,
         )
         self._model = self._network.model
-        remember_size(self._model, options.images.size)
+        store_image_size(self._model, options.images.size)
         images, self._origin = resolve_images(self._model, options.images)
         self._options = replace(options, images=images)
         self._placement: Placement | None = None

@@ -39,7 +39,7 @@ from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
-from qdqtool.ir.input_shapes import remember_size
+from qdqtool.ir.input_shapes import store_image_size
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.network_kind import warn_preprocess
@@ -262,7 +262,7 @@ class _TuningRun:
             model, self.target, placing.weights, network.high_precision, self.source, self.format
         )
         self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
-        remember_size(self.model, options.images.size)
+        store_image_size(self.model, options.images.size)
         rules, placement = choose_placement(self.model, placing, self.target)
         self.metric = choose_metric(self.model, options.goal.metric, timeout)
         self.images, self.origin = resolve_images(self.model, options.images)

@@ -69,7 +69,7 @@ def edit(model: Model, draw: st.DrawFn) -> None:
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(
             st.sampled_from(
-                ("pair", "cast", "redirect", "bypass", "constant", "parameters", "relu", "rename")
+                ("pair", "cast", "redirect_consumers", "bypass", "constant", "parameters", "relu", "rename")
             )
         )
         node = any_node()
@@ -81,8 +81,8 @@ def edit(model: Model, draw: st.DrawFn) -> None:
             editor.set_input(
                 node, 0, editor.insert_node(node, "Cast", "back", [node.input(0)], {"to": 1})
             )
-        elif kind == "redirect":
-            editor.redirect(node.output, draw(st.sampled_from(tensors)))
+        elif kind == "redirect_consumers":
+            editor.redirect_consumers(node.output, draw(st.sampled_from(tensors)))
         elif kind == "bypass" and is_q(node):
             editor.remove_pairs(
                 node,
@@ -100,7 +100,7 @@ def edit(model: Model, draw: st.DrawFn) -> None:
         elif kind == "relu":
             editor.set_input(node, 0, editor.insert_node(node, "Relu", "same", [node.input(0)]))
         elif kind == "rename" and not model.is_output(node.output):
-            editor.redirect(node.output, fresh := editor.unique_name("renamed"))
+            editor.redirect_consumers(node.output, fresh := editor.unique_name("renamed"))
             editor.set_output(node, 0, fresh)
     editor.finish()
 

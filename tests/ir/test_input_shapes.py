@@ -4,7 +4,7 @@ import onnx
 import pytest
 
 from qdqtool.ir.graph import Model
-from qdqtool.ir.input_shapes import complete_shapes, metadata_size, remember_size
+from qdqtool.ir.input_shapes import complete_shapes, metadata_size, store_image_size
 from tests.calibration.nets import conv_net
 
 
@@ -77,12 +77,12 @@ def test_remembered_size_comes_before_that_of_the_exporter() -> None:
     model = Model(network(1, 3, None, None))
     model.proto.metadata_props.add(key="imgsz", value="[320, 480]")
     for size in ((96, 96), (64, 128)):
-        remember_size(model, size)
+        store_image_size(model, size)
         assert metadata_size(model) == size
     assert model.metadata["imgsz"] == "[320, 480]" and len(model.metadata) == 2
 
 
 def test_size_of_fixed_inputs_is_not_remembered() -> None:
     model = Model(network(1, 3, 64, 64))
-    remember_size(model, (96, 96))
+    store_image_size(model, (96, 96))
     assert not model.metadata
