@@ -38,7 +38,7 @@ _MISSING_RANGE_MESSAGES = (
 
 def set_build_status(build: Build) -> None:
     """Set gaps, completeness, precision flags and version hint, and mark Q and DQ layers."""
-    _mark_qdq(build)
+    _mark_qdq_layers(build)
     for message in build.messages:
         if build.passed and message.level == "E" and _SKIPPED_TACTIC in message.text:
             message.level = NOTE
@@ -55,10 +55,10 @@ def set_build_status(build: Build) -> None:
         build.gaps.append(listing_gap)
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
         build.gaps.append(Gap(Section.END))
-    build.complete = bool(layers) and not build.names_only and not any(map(_is_harmful, build.gaps))
+    build.complete = bool(layers) and not build.names_only and not any(map(_is_harmful_gap, build.gaps))
 
 
-def _is_harmful(gap: Gap) -> bool:
+def _is_harmful_gap(gap: Gap) -> bool:
     # The engine listing does not depend on the profile and the parse section.
     return gap.kind.is_truncation and gap.section not in (Section.PROFILE, Section.PARSE)
 
@@ -82,7 +82,7 @@ def _find_listing_gap(build: Build) -> Gap | None:
         return Gap(Section.LISTING)
     if build.names_only:
         return Gap(Section.LISTING, GapKind.NAMES_ONLY)
-    expected = _expected_layers(build)
+    expected = _count_expected_layers(build)
     if expected is None:
         return find_missing_layer_gap(build, [tensor.name for tensor in build.parse.inputs])
     if len(build.layers) < expected:
@@ -111,7 +111,7 @@ def find_missing_layer_gap(build: Build, inputs: Iterable[str]) -> Gap | None:
         inputs: Inputs of the network, for a build that does not name its bindings.
     """
     network_ends = {*build.bindings, *inputs}
-    if not network_ends or build.names_only or _expected_layers(build) is not None:
+    if not network_ends or build.names_only or _count_expected_layers(build) is not None:
         return None
     outputs = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
     consumers = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
@@ -126,7 +126,7 @@ def find_missing_layer_gap(build: Build, inputs: Iterable[str]) -> Gap | None:
     return Gap(Section.LISTING, GapKind.IDLE_BINDING, tensor=idle[0][:80]) if idle else None
 
 
-def _mark_qdq(build: Build) -> None:
+def _mark_qdq_layers(build: Build) -> None:
     """Set the origin of a layer to ``QDQ`` if the log shows that the layer is a Q or DQ."""
     conversions = {event.subject for event in build.trace if event.pass_name == "QDQToCopy"}
     nodes = {node.name for node in build.parse.nodes if node.op in _QUANTIZERS} - {""}
@@ -142,7 +142,7 @@ def _is_optimizer_finished(build: Build) -> bool:
     )
 
 
-def _expected_layers(build: Build) -> int | None:
+def _count_expected_layers(build: Build) -> int | None:
     """Return the number of layers that a log states for the complete listing.
 
     None if the build is not a log, states no number, or has its listing from a JSON file.

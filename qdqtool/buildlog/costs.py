@@ -254,19 +254,19 @@ def _has_weights(layer: BuiltLayer) -> bool:
     return layer.is_convolution or "gemm" in layer.type.lower() or "MatrixMultiply" in layer.type
 
 
-def _weight_bytes(count: int, precision: Precision) -> int:
+def _compute_weight_bytes(count: int, precision: Precision) -> int:
     return math.ceil(count * (precision.width or 4.0))
 
 
 def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | None:
     listed = _find_listed_weights(layer)
     if listed is not None:
-        return _weight_bytes(*listed)
+        return _compute_weight_bytes(*listed)
     if layer.constants and _has_weights(layer):
         # Skip biases, which have one dimension.
         return _count_bytes(c for c in layer.constants if c.shape is not None and len(c.shape) > 1)
     if parsed_weights is not None:
-        return _weight_bytes(parsed_weights, layer.input_precision)
+        return _compute_weight_bytes(parsed_weights, layer.input_precision)
     return None if layer.is_convolution else 0
 
 

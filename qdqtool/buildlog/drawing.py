@@ -156,23 +156,23 @@ def format_dot(drawing: EngineDrawing) -> str:
     """Return DOT text: boxes colored by precision, edges with tensor, shape and precision."""
     lines = [
         "digraph engine {",
-        f"  label={_quote([drawing.title])}; labelloc=t; fontname=Helvetica; rankdir=TB;",
+        f"  label={_format_label([drawing.title])}; labelloc=t; fontname=Helvetica; rankdir=TB;",
         '  node [shape=box, style="filled,rounded", fontname=Helvetica, fontsize=11];',
         "  edge [fontname=Helvetica, fontsize=9];",
     ]
     for box in drawing.boxes:
         shape = "" if box.role == LAYER else ", shape=oval"
-        label = _quote([text for text in box.lines if text])
+        label = _format_label([text for text in box.lines if text])
         colors = f'fillcolor="{FILL[box.precision]}", color="{LINE[box.precision]}"'
-        lines.append(f"  {box.key} [label={label}, tooltip={_quote([box.tip])}, {colors}{shape}];")
+        lines.append(f"  {box.key} [label={label}, tooltip={_format_label([box.tip])}, {colors}{shape}];")
     for arrow in drawing.arrows:
         color = LINE[arrow.precision]
         source, target = (drawing.boxes[place].key for place in (arrow.source, arrow.target))
-        lines.append(f'  {source} -> {target} [label={_quote(arrow.lines)}, color="{color}"];')
+        lines.append(f'  {source} -> {target} [label={_format_label(arrow.lines)}, color="{color}"];')
     return as_text([*lines, "}"])
 
 
-def _quote(lines: Iterable[str]) -> str:
+def _format_label(lines: Iterable[str]) -> str:
     escaped = (as_line(text).replace("\\", "\\\\").replace('"', '\\"') for text in lines)
     return '"' + "\\n".join(escaped) + '"'
 
@@ -222,13 +222,13 @@ def _format_svg_arrow(arrow: DrawingArrow) -> list[str]:
     label_x, label_y = (before[0] + x) / 2 + 6, (before[1] + y) / 2 - 4
     rows = [
         f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>'
-        f"{_escape(row)}</text>"
+        f"{_escape_xml(row)}</text>"
         for i, row in enumerate(arrow.lines)
         for paint in (_HALO, f'fill="{color}"')
     ]
     line = f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.6"/>'
     return [
-        f'<g><title>{_escape(arrow.tensor)}</title>{line}<path d="{head}" fill="{color}"/>',
+        f'<g><title>{_escape_xml(arrow.tensor)}</title>{line}<path d="{head}" fill="{color}"/>',
         *rows,
         "</g>",
     ]
@@ -237,7 +237,7 @@ def _format_svg_arrow(arrow: DrawingArrow) -> list[str]:
 def _format_svg_box(box: DrawingBox) -> list[str]:
     radius = 6 if box.role == LAYER else box.h / 2
     parts = [
-        f"<g><title>{_escape(box.tip)}</title>"
+        f"<g><title>{_escape_xml(box.tip)}</title>"
         f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{BOX_WIDTH}" height="{box.h:.1f}" '
         f'rx="{radius:.0f}" fill="{FILL[box.precision]}" stroke="{LINE[box.precision]}"/>'
     ]
@@ -247,7 +247,7 @@ def _format_svg_box(box: DrawingBox) -> list[str]:
         baseline = box.y + 7 + LINE_HEIGHT * i + 12
         parts.append(
             f'<text x="{x:.1f}" y="{baseline:.1f}" font-size="{12 if i == 0 else 11}"{weight} '
-            f'text-anchor="middle">{_escape(text)}</text>'
+            f'text-anchor="middle">{_escape_xml(text)}</text>'
         )
     return [*parts, "</g>"]
 
@@ -256,7 +256,7 @@ def _draw_title_and_legend(drawing: EngineDrawing) -> list[str]:
     used = {box.precision for box in drawing.boxes}
     parts = [
         f'<text x="{MARGIN}" y="{MARGIN}" font-size="16" font-weight="bold">'
-        f"{_escape(drawing.title)}</text>"
+        f"{_escape_xml(drawing.title)}</text>"
     ]
     x = float(MARGIN)
     for precision in LEGEND:
@@ -270,6 +270,6 @@ def _draw_title_and_legend(drawing: EngineDrawing) -> list[str]:
     return parts
 
 
-def _escape(text: str) -> str:
+def _escape_xml(text: str) -> str:
     """Return a text for XML: without control characters, and with ``& < >`` escaped."""
     return escape(as_line(text))

@@ -116,7 +116,7 @@ def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparis
         [(row, _find_signature(row)) for row in rows if _has_work(row)]
         for rows in _find_unpaired(first, second, partners)
     )
-    partners.update((x.index, y.index) for x, y in align(left, right, _rate_similarity))
+    partners.update((x.index, y.index) for x, y in align_sequences(left, right, _rate_similarity))
     left_groups, right_groups = map(_group_convolutions, _find_unpaired(first, second, partners))
     for key, rows in left_groups.items():
         if len(rows) == len(right_groups.get(key, ())) == 1:
@@ -146,7 +146,7 @@ def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
     rows = {
         name: (first.rows[first_index[name]], second.rows[second_index[name]]) for name in common
     }
-    same = {name for name in common if _computes_same(*rows[name])}
+    same = {name for name in common if _is_same_operation(*rows[name])}
     numbered = [name for name in common if NUMBERED_NAME.search(name)]
     # Names without numbers are the same in every export, so they are matched first. Numbered names
     # are comparable only if both engines come from one export.
@@ -202,7 +202,7 @@ def _find_signature(row: LayerCost) -> _LayerSignature:
     maps = layer.extras.get("OutMaps")
     return _LayerSignature(
         _find_family(row),
-        (_channels(layer.inputs), _channels(layer.outputs), str(kernel or ""), str(maps or "")),
+        (_count_channels(layer.inputs), _count_channels(layer.outputs), str(kernel or ""), str(maps or "")),
         (_shape_without_batch(layer.inputs), _shape_without_batch(layer.outputs)),
         len(layer.inputs),
     )
@@ -216,7 +216,7 @@ def _find_family(row: LayerCost) -> str:
     return next((word for word in _FAMILIES if word in kind), row.layer.kind)
 
 
-def _channels(tensors: list[BuiltTensor]) -> int | None:
+def _count_channels(tensors: list[BuiltTensor]) -> int | None:
     shape = tensors[0].shape if tensors else None
     return shape[1] if shape is not None and len(shape) == 4 else None
 
@@ -226,15 +226,15 @@ def _shape_without_batch(tensors: list[BuiltTensor]) -> Shape | None:
     return shape[1:] if shape is not None and len(shape) > 1 else shape
 
 
-def _computes_same(first: LayerCost, second: LayerCost) -> bool:
+def _is_same_operation(first: LayerCost, second: LayerCost) -> bool:
     is_profile = not (first.layer.type and second.layer.type)
     if is_profile and first.layer.name == second.layer.name:
         return True
     left, right = _find_signature(first), _find_signature(second)
-    return left.family == right.family and not _contradicts(left, right)
+    return left.family == right.family and not _has_contradiction(left, right)
 
 
-def _contradicts(first: _LayerSignature, second: _LayerSignature) -> bool:
+def _has_contradiction(first: _LayerSignature, second: _LayerSignature) -> bool:
     return any(a and b and a != b for a, b in zip(first.sizes, second.sizes, strict=True))
 
 
@@ -249,7 +249,7 @@ def _rate_similarity(first: _LayerSignature, second: _LayerSignature) -> int:
 
     The similarity is 0 if families or sizes differ, or if both input and output shapes differ.
     """
-    if first.family != second.family or (first.inputs and _contradicts(first, second)):
+    if first.family != second.family or (first.inputs and _has_contradiction(first, second)):
         return 0
     same = [a == b for a, b in zip(first.shapes, second.shapes, strict=True)]
     if not any(same):
@@ -269,7 +269,7 @@ def _group_convolutions(rows: list[LayerCost]) -> dict[Hashable, list[LayerCost]
     return groups
 
 
-def align(
+def align_sequences(
     left: Sequence[tuple[A, V]], right: Sequence[tuple[B, W]], rate: Callable[[V, W], int]
 ) -> list[tuple[A, B]]:
     """Pair items of two sequences in order, so that the total similarity is largest.
@@ -284,7 +284,7 @@ def align(
     """
     if len(left) * len(right) > _MAX_CELLS:
         return []
-    similarity = _rate_all([value for _, value in left], [value for _, value in right], rate)
+    similarity = _rate_pairs([value for _, value in left], [value for _, value in right], rate)
     # best[i][j] is the largest total of left[i:] and right[j:].
     best = np.zeros((len(left) + 1, len(right) + 1), np.int32)
     for row, below, rating in zip(best[-2::-1], best[:0:-1], reversed(similarity), strict=True):
@@ -302,7 +302,7 @@ def align(
     return pairs
 
 
-def _rate_all(
+def _rate_pairs(
     left: list[V], right: list[W], rate: Callable[[V, W], int]
 ) -> list[npt.NDArray[np.int32]]:
     rows: dict[V, npt.NDArray[np.int32]] = {}

@@ -45,7 +45,7 @@ def read_json(data: bytes, path: str) -> Build:
     Raises:
         BuildLogError: The file is neither a listing nor a profile, or is too damaged.
     """
-    content, is_complete = _load(data.decode("utf-8", "replace"), path)
+    content, is_complete = _parse_content(data.decode("utf-8", "replace"), path)
     build = Build(source=BuildSource.LAYER_JSON)
     if isinstance(content, dict):
         _add_listing(build, content, path)
@@ -76,7 +76,7 @@ def read_json(data: bytes, path: str) -> Build:
     return build
 
 
-def _load(text: str, path: str) -> tuple[Any, bool]:
+def _parse_content(text: str, path: str) -> tuple[Any, bool]:
     """Return the readable content of a JSON file, and whether this is the whole file."""
     text = text.strip().rstrip("\0")
     error: Exception
@@ -93,7 +93,7 @@ def _load(text: str, path: str) -> tuple[Any, bool]:
             ) from None
         except ValueError as damage:
             error = damage
-    salvaged = _salvage(text)
+    salvaged = _recover_values(text)
     if salvaged is None:
         raise BuildLogError(
             f"not a JSON file of TensorRT, or damaged ({error}); export the file again",
@@ -103,7 +103,7 @@ def _load(text: str, path: str) -> tuple[Any, bool]:
     return salvaged, False
 
 
-def _salvage(text: str) -> Any:
+def _recover_values(text: str) -> Any:
     """Return the readable part of a truncated or damaged file; None if nothing is readable.
 
     This is a profile with the rows before the damage, or a listing with the layers before the

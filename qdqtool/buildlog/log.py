@@ -130,7 +130,7 @@ class LogPrefixStripper:
         for line in map(clean_line, lines):
             prefix = self._form.match(line)
             if prefix is not None:
-                line = _add_level(prefix[0], line[prefix.end() :])
+                line = _move_level(prefix[0], line[prefix.end() :])
             stripped.append(line)
         return stripped
 
@@ -142,7 +142,7 @@ class LogPrefixStripper:
                 continue
             head = line[: start.start()]
             if len(head) <= _MAX_PREFIX and not is_marked(head):
-                forms[_prefix_pattern(head)] += 1
+                forms[_build_prefix_pattern(head)] += 1
         if not forms:
             return
         self._decided = True
@@ -154,7 +154,7 @@ class LogPrefixStripper:
             self._form = form
 
 
-def _add_level(prefix: bytes, text: bytes) -> bytes:
+def _move_level(prefix: bytes, text: bytes) -> bytes:
     """Return a text with the severity level of the prefix, unless it has a level already."""
     level, head = _LEVEL_WORD.search(prefix), _PREFIX.match(text)
     if level is None or not text or (head is not None and head.lastgroup is not None):
@@ -163,7 +163,7 @@ def _add_level(prefix: bytes, text: bytes) -> bytes:
     return b"[%s] %s" % (_LETTERS[level[0]].encode(), message)
 
 
-def _prefix_pattern(head: bytes) -> bytes:
+def _build_prefix_pattern(head: bytes) -> bytes:
     """Return a pattern for prefixes that differ only in words and numbers.
 
     Empty for a prefix of spaces.
@@ -240,13 +240,13 @@ class LogReader:
         self._timing_readers: dict[str, Callable[[bytes, int], None]] = {
             "tactic": self._count_tactic,
             "fastest": self._read_fastest,
-            "runner": self._start_runner,
+            "runner": self._begin_tuned_layer,
             "reformat": self._count_reformat,
             "format": self._count_format,
-            "cost": self._read_cost,
-            "chose": self._read_choice,
-            "skip": self._read_refusal,
-            "other": self._count_other,
+            "cost": self._read_costed_layer,
+            "chose": self._read_chosen_runner,
+            "skip": self._read_skipped_tactic,
+            "other": self._count_other_line,
         }
 
     def feed(self, lines: Iterable[bytes]) -> None:
@@ -270,7 +270,7 @@ class LogReader:
                 counts.timing += 1
             elif _COMPLETED in line or _CACHED in line:
                 counts.timing += 1
-                self._read_result(split_prefix(clean_line(line))[2])
+                self._read_tactic_result(split_prefix(clean_line(line))[2])
             else:
                 self._read_line(line, counts.total)
 
@@ -318,18 +318,18 @@ class LogReader:
             text = text.rstrip()
         self.sections.read(level, text, number)
 
-    def _read_result(self, message: bytes) -> None:
+    def _read_tactic_result(self, message: bytes) -> None:
         tactics = self.build.tactics
         head, cached, rest = message.rpartition(_CACHED)
         if cached:
             tactics.cached += 1
             pieces = rest.split(b", ")
-            name = _decode(_strip_last(head, b" [")[:_MAX_NAME])
+            name = _decode(_cut_at_last(head, b" [")[:_MAX_NAME])
             tuned = self._add_tuned_layer(tactics.layers, name)
             tuned.runner = _decode(pieces[0])[:80]
             _update_best(tuned, pieces[-1].removesuffix(b" ms"))
             return
-        name = _decode(_strip_last(message[: message.rfind(_COMPLETED)][:_MAX_NAME], b" ("))
+        name = _decode(_cut_at_last(message[: message.rfind(_COMPLETED)][:_MAX_NAME], b" ("))
         layer = tactics.layers.get(name) or tactics.reformats.get(name)
         tuned = layer or self._add_tuned_layer(tactics.layers, name)
         _update_best(tuned, message[message.rfind(b" ") + 1 :])
@@ -350,18 +350,18 @@ class LogReader:
     def _count_format(self, _line: bytes, _end: int) -> None:
         self.build.tactics.combinations += 1
 
-    def _count_other(self, line: bytes, _end: int) -> None:
+    def _count_other_line(self, line: bytes, _end: int) -> None:
         self.build.lines.marked += is_marked(line)
 
     def _read_fastest(self, line: bytes, _end: int) -> None:
         _update_best(self._tuned, line[line.rfind(b" ") + 1 :])
 
-    def _read_choice(self, line: bytes, end: int) -> None:
+    def _read_chosen_runner(self, line: bytes, end: int) -> None:
         runner = _decode(line[end:].split(b" ", 1)[0])[:80]
-        self._count(self.build.tactics.runners, runner)
+        self._increment(self.build.tactics.runners, runner)
         self._tuned.runner = runner
 
-    def _read_cost(self, line: bytes, end: int) -> None:
+    def _read_costed_layer(self, line: bytes, end: int) -> None:
         # The line is "=============== Computing costs for NAME". Before 8.6, the name is missing.
         before, _, rest = line[end : end + _MAX_NAME].partition(b"costs for ")
         name = _decode(rest).strip()
@@ -370,7 +370,7 @@ class LogReader:
         elif self.sections.keep(name):
             self.build.tactics.costed.add(name)
 
-    def _read_refusal(self, line: bytes, _end: int) -> None:
+    def _read_skipped_tactic(self, line: bytes, _end: int) -> None:
         """Count a skipped tactic by reason, or a missing tactic by runner and layer.
 
         A line without a layer name is about the layer that is being timed.
@@ -379,17 +379,17 @@ class LogReader:
         tactics.skipped += 1
         _, is_skipped_tactic, reason = line[:700].partition(_DUE_TO)
         if is_skipped_tactic:
-            self._count(tactics.reasons, _decode(reason[:300]).strip())
+            self._increment(tactics.reasons, _decode(reason[:300]).strip())
         elif match := _REFUSAL.search(line, 0, _MAX_NAME + 200):
             layer = _decode(match["layer"] or b"").strip() or self._tuned.name
-            self._count(tactics.refused, (_decode(match["skipped"] or match["runner"]), layer))
+            self._increment(tactics.refused, (_decode(match["skipped"] or match["runner"]), layer))
 
-    def _count(self, counter: Counter[K], key: K) -> None:
+    def _increment(self, counter: Counter[K], key: K) -> None:
         if key in counter or self.sections.keep(str(key)):
             counter[key] += 1
 
-    def _start_runner(self, line: bytes, end: int) -> None:
-        name = _decode(_strip_last(line[end : end + _MAX_NAME].rstrip(b"\r -"), b" ("))
+    def _begin_tuned_layer(self, line: bytes, end: int) -> None:
+        name = _decode(_cut_at_last(line[end : end + _MAX_NAME].rstrip(b"\r -"), b" ("))
         table = self.build.tactics.layers
         if name.startswith(_OPTIMIZER_REFORMAT):
             name = name.removeprefix(_OPTIMIZER_REFORMAT).removesuffix(")")
@@ -411,7 +411,7 @@ def _decode(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-def _strip_last(text: bytes, sign: bytes) -> bytes:
+def _cut_at_last(text: bytes, sign: bytes) -> bytes:
     return text.rpartition(sign)[0] or text
 
 

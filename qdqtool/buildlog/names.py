@@ -117,7 +117,7 @@ def _parse_special_name(name: str) -> FusedName | None:
 def _parse_components(text: str, depth: int) -> list[str]:
     components: list[str] = []
     for part in split_outside_brackets(text, " + "):
-        members = _pointwise_members(part) if depth < _MAX_DEPTH else None
+        members = _find_pointwise_members(part) if depth < _MAX_DEPTH else None
         if members is not None:
             for member in split_outside_brackets(members, ", "):
                 components += _parse_components(member, depth + 1)
@@ -126,7 +126,7 @@ def _parse_components(text: str, depth: int) -> list[str]:
     return components
 
 
-def _pointwise_members(part: str) -> str | None:
+def _find_pointwise_members(part: str) -> str | None:
     """Return the text inside ``PWN(...)``; None unless the bracket closes at the end."""
     if not (part.startswith("PWN(") and part.endswith(")")):
         return None

@@ -35,7 +35,7 @@ __all__ = ["LogSource", "read_build"]
 LogSource = str | os.PathLike[str] | IO[bytes]
 
 
-def source_name(source: LogSource) -> str:
+def name_source(source: LogSource) -> str:
     """Return the name of a source for messages."""
     if isinstance(source, (str, os.PathLike)):
         return "standard input" if str(source) == "-" else str(source)
@@ -52,7 +52,7 @@ def open_blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
     Args:
         source: Path, ``-`` for standard input, or binary stream.
     """
-    name = source_name(source)
+    name = name_source(source)
     try:
         with contextlib.ExitStack() as stack:
             if not isinstance(source, (str, os.PathLike)):
@@ -67,8 +67,8 @@ def open_blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
             # A stream in memory has no descriptor.
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 is_piped = not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-            unpacked = _unpack(stream, name)
-            yield _recode(_limit_size(unpacked, name) if is_piped else unpacked)
+            unpacked = _iterate_unpacked(stream, name)
+            yield _convert_to_utf8(_enforce_size_limit(unpacked, name) if is_piped else unpacked)
     except OSError as error:
         raise BuildLogError(
             f"cannot be read: {error.strerror or error}", name, code="file-unreadable"
@@ -88,7 +88,7 @@ def _open_standard_input() -> BinaryIO:
     return stream
 
 
-def _limit_size(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
+def _enforce_size_limit(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
     size = lines = 0
     for block in blocks:
         size += len(block)
@@ -103,7 +103,7 @@ def _limit_size(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
         yield block
 
 
-def _unpack(stream: BinaryIO, name: str) -> Iterator[bytes]:
+def _iterate_unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
     head = _read_bytes(stream, 6)
     while 0 < len(head) < 6 and (more := _read_bytes(stream, 6 - len(head))):
         head += more
@@ -138,11 +138,11 @@ def _read_bytes(stream: BinaryIO, size: int) -> bytes:
         return data
     except (ValueError, TypeError, gzip.BadGzipFile, EOFError) as error:
         raise BuildLogError(
-            f"cannot be read: {error}", source_name(stream), code="file-unreadable"
+            f"cannot be read: {error}", name_source(stream), code="file-unreadable"
         ) from error
 
 
-def _recode(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _convert_to_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Convert UTF-16 with a byte-order mark (as PowerShell's ``>`` writes) to UTF-8.
 
     Other text passes unchanged, without a UTF-8 byte-order mark.
@@ -172,19 +172,19 @@ def split_lines(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-# Fields that `merge` combines. All other fields are copied from the other build if they are empty.
+# Fields that `merge_build` combines. All other fields are copied from the other build if they are empty.
 _COMBINED_FIELDS = frozenset(
     ("source", "files", "messages", "notes", "lines", "layers", "listing", "second_layers", "gaps")
 )
 
 
-def merge(build: Build, other: Build) -> None:
+def merge_build(build: Build, other: Build) -> None:
     """Complete `build` in place with the contents of another file of the same build.
 
     Raises:
         BuildLogError: The files are of different builds.
     """
-    _check_same(build, other)
+    _check_same_build(build, other)
     is_listing = build.source in (BuildSource.LAYER_JSON, BuildSource.LAYER_INFO)
     if (is_listing and other.source.is_log) or build.source == BuildSource.PROFILE_JSON:
         build.source = other.source
@@ -224,7 +224,7 @@ def _rate_listing(layers: list[BuiltLayer]) -> tuple[bool, bool, int]:
     return has_tensors, has_details, len(layers)
 
 
-def _check_same(build: Build, other: Build) -> None:
+def _check_same_build(build: Build, other: Build) -> None:
     names = f"{' + '.join(build.files)} and {' + '.join(other.files)}"
     if build.tensorrt and other.tensorrt and build.tensorrt != other.tensorrt:
         raise BuildLogError(
@@ -268,12 +268,12 @@ def read_build(*sources: LogSource) -> Build:
         )
     build, *others = map(_read_source, sources)
     for other in others:
-        merge(build, other)
+        merge_build(build, other)
     return build
 
 
 def _read_source(source: LogSource) -> Build:
-    name = source_name(source)
+    name = name_source(source)
     with open_blocks(source) as blocks:
         head = b""
         for block in blocks:

@@ -65,12 +65,12 @@ def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
     return _GraphRebuilder(build).run()
 
 
-def _drop_missing(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
+def _list_present(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
 def _tensor_names(tensors: Sequence[ParsedTensor | None]) -> set[str]:
-    return {tensor.name for tensor in _drop_missing(tensors)}
+    return {tensor.name for tensor in _list_present(tensors)}
 
 
 class _GraphRebuilder:
@@ -106,11 +106,11 @@ class _GraphRebuilder:
         self._constant_bytes = 0
 
     def _add_tensors(self, node: ParsedNode) -> None:
-        for tensor in _drop_missing(node.inputs):
+        for tensor in _list_present(node.inputs):
             self.inputs.add(tensor.name)
             if tensor.shape is not None:
                 self.tensors.setdefault(tensor.name, tensor)
-        outputs = {tensor.name: tensor for tensor in _drop_missing(node.outputs)}
+        outputs = {tensor.name: tensor for tensor in _list_present(node.outputs)}
         self.tensors.update(outputs)
         self.outputs.update(outputs)
         if node.op == _Q:
@@ -189,7 +189,7 @@ class _GraphRebuilder:
         return {"axis": int(axes == [1])}
 
     def _onnx_type(self, tensor: ParsedTensor | None) -> int:
-        kind = _printed_type(tensor)
+        kind = _find_printed_type(tensor)
         if kind == TensorProto.INT32 and self.prints_int64_as_int32:
             return int(TensorProto.INT64)
         return kind
@@ -219,7 +219,7 @@ class _GraphRebuilder:
     def _make_graph_inputs(self) -> list[onnx.ValueInfoProto]:
         if self.build.parse.inputs:
             return [
-                _make_value_info(t.name, _printed_type(t), t.shape) for t in self.build.parse.inputs
+                _make_value_info(t.name, _find_printed_type(t), t.shape) for t in self.build.parse.inputs
             ]
         produced = self.outputs.union(self.build.parse.initializers)
         return [
@@ -232,14 +232,14 @@ class _GraphRebuilder:
         names = [name for name in dict.fromkeys(self.build.parse.outputs) if name in self.outputs]
         if not names:
             tensors = itertools.chain.from_iterable(
-                _drop_missing(node.outputs) for node in self.nodes
+                _list_present(node.outputs) for node in self.nodes
             )
             names = [tensor.name for tensor in tensors if tensor.name not in self.inputs]
         return [self._make_output_info(self.tensors[name]) for name in names]
 
     def _make_value_infos(self) -> list[onnx.ValueInfoProto]:
         nodes = [node for node in self.nodes if node.op not in ("Constant", "Cast")]
-        tensors = itertools.chain.from_iterable(_drop_missing(node.outputs) for node in nodes)
+        tensors = itertools.chain.from_iterable(_list_present(node.outputs) for node in nodes)
         skipped = {"", *self.build.parse.outputs}
         return [
             self._make_output_info(t)
@@ -328,7 +328,7 @@ class _GraphRebuilder:
         return notes + [Note(f"the log is incomplete: {gap}", code="log-lacks") for gap in gaps]
 
 
-def _printed_type(tensor: ParsedTensor | None) -> int:
+def _find_printed_type(tensor: ParsedTensor | None) -> int:
     return int(_TYPES.get(tensor.dtype if tensor is not None else "", TensorProto.FLOAT))
 
 
@@ -371,10 +371,10 @@ def _find_equal_scales(build: Build, quantizers: list[ParsedNode]) -> Iterator[t
         t.name: node.name
         for node in quantizers
         if node.op == _Q
-        for t in _drop_missing(node.outputs)
+        for t in _list_present(node.outputs)
     }
     for node in quantizers:
-        for data in _drop_missing(node.inputs[:1]):
+        for data in _list_present(node.inputs[:1]):
             if node.op == _DQ and data.name in producers:
                 yield node.name, producers[data.name]
     for event in build.trace:
@@ -409,11 +409,11 @@ class InferredAttributes:
 
     def input_shape(self, position: int) -> list[int] | None:
         """Return the dimensions of an input; None unless all are known."""
-        return _find_shape(self.parsed.inputs, position)
+        return _read_static_shape(self.parsed.inputs, position)
 
     def output_shape(self, position: int = 0) -> list[int] | None:
         """Return the dimensions of an output; None unless all are known."""
-        return _find_shape(self.parsed.outputs, position)
+        return _read_static_shape(self.parsed.outputs, position)
 
     @property
     def dynamic_output(self) -> Shape | None:
@@ -445,7 +445,7 @@ def infer_attributes(node: ParsedNode, listed: dict[str, Any]) -> InferredAttrib
     return inferred
 
 
-def _find_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[int] | None:
+def _read_static_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[int] | None:
     tensor = tensors[position] if position < len(tensors) else None
     return None if tensor is None else static_shape(tensor.shape)
 
@@ -470,7 +470,7 @@ def _infer_window(
         return
     edges = list(zip(source[2:], target[2:], strict=True))
     listed_sizes = itertools.chain(attributes.get("kernel_shape", ()), itertools.repeat(0))
-    sizes = [size or _guess_kernel(*edge) for edge, size in zip(edges, listed_sizes, strict=False)]
+    sizes = [size or _guess_pooling_window(*edge) for edge, size in zip(edges, listed_sizes, strict=False)]
     if "kernel_shape" not in attributes:
         node.infer(kernel_shape=sizes)
     node.infer_window([_fit_window(*edge, size) for edge, size in zip(edges, sizes, strict=True)])
@@ -492,7 +492,7 @@ def _read_window(node: InferredAttributes, fields: dict[str, Any]) -> None:
         node.attributes["pads"] = [*before, *after]
 
 
-def _guess_kernel(source: int, target: int) -> int:
+def _guess_pooling_window(source: int, target: int) -> int:
     """Return the likely size of a pooling window along one axis.
 
     The window is 5 wide if the size of the map does not change (SPPF), 3 if the size is halved,
@@ -613,7 +613,7 @@ def _find_dropped_axes(long: list[int], short: list[int]) -> list[int]:
 
 def _infer_cast(node: InferredAttributes) -> None:
     outputs = node.parsed.outputs
-    node.attributes["to"] = _printed_type(outputs[0] if outputs else None)
+    node.attributes["to"] = _find_printed_type(outputs[0] if outputs else None)
 
 
 def _infer_gather(node: InferredAttributes) -> None:

@@ -78,7 +78,7 @@ class SectionReader:
         self._block_readers: dict[str, Callable[[str, str], bool]] = {
             "bindings": self._read_binding,
             "io": self._read_tensor_name,
-            "dump": self._read_dump,
+            "dump": self._read_dump_line,
             "metadata": lambda _level, text: text.startswith(" "),
             "explanations": lambda _level, text: ": the " in text,
             "trace": self._read_trace_details,
@@ -94,7 +94,7 @@ class SectionReader:
             "Engine": self._read_engine,
             "Layers:": self._begin_layers,
             "Layer": lambda text, _line: text.startswith(("Layer Information:", "Layer-wise")),
-            "Formats": self._read_seconds,
+            "Formats": self._read_duration,
             "Adding": self._read_added_reformat,
             "Number": self._read_targets,
             "Original:": self._read_milestone,
@@ -144,7 +144,7 @@ class SectionReader:
         if reader is None or not reader(text, line):
             if self._read_network_line(word, text, line):
                 return True
-            if not self._read_other(text, line):
+            if not self._read_other_line(text, line):
                 return False
         if not level and lines.is_tensorrt_only(text):
             self.build.lines.marked += 1
@@ -178,7 +178,7 @@ class SectionReader:
             )
         return True
 
-    def _read_other(self, text: str, line: int) -> bool:
+    def _read_other_line(self, text: str, line: int) -> bool:
         build = self.build
         if self._read_placement(text):
             return True
@@ -189,7 +189,7 @@ class SectionReader:
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
-        return self._read_seconds(text, line) or lines.is_uninformative(text)
+        return self._read_duration(text, line) or lines.is_uninformative(text)
 
     def _read_placement(self, text: str) -> bool:
         match = _PLACED.match(text) if text.startswith("[") else None
@@ -232,7 +232,7 @@ class SectionReader:
         if self.keep(text):
             self.build.bindings.append(name)
 
-    def _read_dump(self, level: str, text: str) -> bool:
+    def _read_dump_line(self, level: str, text: str) -> bool:
         # TensorRT-RTX prints the nodes of its graph, such as "CONSTANT w", each with its shape.
         word = text.split(" ", 1)[0].replace("_", "")
         return not level or text[:1] in " \t" or word.isupper()
@@ -359,7 +359,7 @@ class SectionReader:
         if text.startswith("Engine Metadata"):
             self.block = "metadata"
             return True
-        return self._read_seconds(text, line)
+        return self._read_duration(text, line)
 
     def _begin_layers(self, _text: str, _line: int) -> bool:
         self._info_listing = []
@@ -371,7 +371,7 @@ class SectionReader:
             self._info_listing.append(layer)
         return layer is not None
 
-    def _read_seconds(self, text: str, _line: int) -> bool:
+    def _read_duration(self, text: str, _line: int) -> bool:
         match = _SECONDS.match(text) if " sec" in text else None
         value = lines.parse_number(match[2]) if match else None
         if match is None or value is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from qdqtool.buildlog.build_status import find_truncations
 from qdqtool.buildlog.costs import EngineReport, main_node
-from qdqtool.buildlog.engine_comparison import NUMBERED_NAME, EngineComparison, align
+from qdqtool.buildlog.engine_comparison import NUMBERED_NAME, EngineComparison, align_sequences
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.types import Build, BuiltLayer, Shape
 from qdqtool.comparison.matching import MIN_LIKENESS, match
@@ -177,7 +177,7 @@ def _match_weights_and_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     ]
     pairs = _match_weight_names(view, nodes, layers)
     paired = {id(item) for pair in pairs for item in pair}
-    pairs += align(
+    pairs += align_sequences(
         [(node, _weights_shape(view, node)) for node in nodes if id(node) not in paired],
         [(layer, _layer_shape(layer)) for layer in layers if id(layer) not in paired],
         _rate_similarity,
@@ -219,7 +219,7 @@ def _layer_shape(layer: BuiltLayer) -> tuple[Shape | None, str]:
 
 
 def _rate_similarity(weights: tuple[Shape, int | None], layer: tuple[Shape | None, str]) -> int:
-    """Return a similarity for :func:`align`: 2 if output channels and kernel agree, else 0."""
+    """Return a similarity for :func:`align_sequences`: 2 if output channels and kernel agree, else 0."""
     (shape, axis), (output, kernel) = weights, layer
     if output is None or axis is None or axis >= len(shape) or shape[axis] not in output:
         return 0

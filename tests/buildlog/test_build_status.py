@@ -7,7 +7,7 @@ import pytest
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.build_status import find_missing_layer_gap, set_build_status
-from qdqtool.buildlog.read import merge
+from qdqtool.buildlog.read import merge_build
 from qdqtool.buildlog.summary import rerun_commands
 from qdqtool.buildlog.types import (
     Build,
@@ -193,7 +193,7 @@ def test_merge_rejects_different_versions() -> None:
     with pytest.raises(
         BuildLogError, match=r"^a and b .* 8\.5\.2 .* 8\.6\.1", check=has("different-versions")
     ):
-        merge(Build(tensorrt="8.5.2", files=["a"]), Build(tensorrt="8.6.1", files=["b"]))
+        merge_build(Build(tensorrt="8.5.2", files=["a"]), Build(tensorrt="8.6.1", files=["b"]))
     assert merged(Build(tensorrt="8.5.2"), Build()).tensorrt == "8.5.2"
 
 
@@ -377,7 +377,7 @@ def test_rerun_commands_of_a_known_version(
 
 
 def merged(first: Build, second: Build) -> Build:
-    merge(first, second)
+    merge_build(first, second)
     return first
 
 
@@ -508,7 +508,7 @@ def test_merge_rejects_builds_with_few_common_names(first: str, second: str, sam
             if same
             else pytest.raises(BuildLogError, check=has("different-builds"))
         ):
-            merge(build(first, "f"), other)
+            merge_build(build(first, "f"), other)
 
 
 # Skipped tactics ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from qdqtool.buildlog.drawing import (
     format_dot,
     format_svg,
 )
-from qdqtool.buildlog.engine_comparison import align, compare_engines
+from qdqtool.buildlog.engine_comparison import align_sequences, compare_engines
 from qdqtool.buildlog.layout import LayoutBox, LayoutEdge, lay_out
 from qdqtool.buildlog.read import read_build
 from qdqtool.commands.cli import run
@@ -470,5 +470,5 @@ def test_align_compares_equal_values_once() -> None:
     first, second = (
         [(f"{s}{i}", i % 3) for i in range(n, n + 60)] for s, n in (("a", 0), ("b", 1))
     )
-    assert align(first, second, likeness) == [(f"a{i}", f"b{i}") for i in range(1, 60)]
+    assert align_sequences(first, second, likeness) == [(f"a{i}", f"b{i}") for i in range(1, 60)]
     assert len(compared) == 9
