@@ -51,7 +51,7 @@ from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.rewrites import insert_clipping_relus, remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import nested_graphs
-from qdqtool.trt.fault_checks import LARGEST_SCALE, channel_maxima
+from qdqtool.trt.fault_checks import LARGEST_SCALE, compute_channel_maxima
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.notes import Note
@@ -309,7 +309,7 @@ def _has_custom_scales(view: View, q: Node, value: npt.NDArray[Any]) -> bool:
 
     Weights that exceed the range are clipped first, unless they exceed it by a factor of 4.
     """
-    scale, largest = view.params(q).scale, channel_maxima(value, view.axis(q))
+    scale, largest = view.params(q).scale, compute_channel_maxima(value, view.axis(q))
     if scale is None or largest.size != scale.size:
         return True
     limit = scale * LEVELS
@@ -351,7 +351,7 @@ def _clip_weights(view: View) -> dict[str, onnx.TensorProto]:
         if not (np.isfinite(scale).all() and (scale > 0).all()):
             continue
         low, high = ((limit - zero) * scale for limit in limits)
-        largest = broadcast_along(channel_maxima(value, axis), value.shape, axis, node.name)
+        largest = broadcast_along(compute_channel_maxima(value, axis), value.shape, axis, node.name)
         is_plausible = largest <= _MAX_CLIPPING * np.maximum(-low, high)
         clipped = np.where(is_plausible, np.clip(value, low, high), value).astype(value.dtype)
         if not np.array_equal(clipped, value):

@@ -34,7 +34,7 @@ from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.scales import ScaleDead, ScaleImplausible, ScaleNotPositive
 from qdqtool.reasons.text import format_number
 from qdqtool.reasons.weights import WeightScales, WeightScalesCause
-from qdqtool.trt.fault_checks import channel_maxima, find_extreme_scales
+from qdqtool.trt.fault_checks import compute_channel_maxima, find_extreme_scales
 from qdqtool.trt.targets import Target
 
 _LEVELS = 127.0
@@ -264,7 +264,7 @@ def _weight_scale_site(
     old, value = view.params(q).scale, view.model.constant(q.input(0))
     if old is None or value is None or not np.isfinite(value).all():
         return None
-    largest = channel_maxima(value, view.axis(q))
+    largest = compute_channel_maxima(value, view.axis(q))
     if largest.size != old.size:
         return None
     is_bad = ~(old > 0) | ~np.isfinite(old) | find_extreme_scales(old, largest) | everything
@@ -279,7 +279,7 @@ def _positive_scale_site(view: View, nodes: list[Node], old: FloatArray) -> FixS
     replacement = np.where(np.isfinite(old) & (old != 0), np.abs(old), 1.0)
     value = view.model.constant(first.input(0)) if qdq.is_q(first) else None
     if value is not None:
-        magnitude = channel_maxima(value, view.axis(first)) / _LEVELS
+        magnitude = compute_channel_maxima(value, view.axis(first)) / _LEVELS
         replacement = np.where(magnitude > 0, magnitude, 1.0)
     scale = np.asarray(np.where(is_bad, replacement, old), np.float64)
 

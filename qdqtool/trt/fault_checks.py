@@ -198,10 +198,10 @@ def check_scale_plausible(
         return None
     owner = find_scale_owner(model, node)
     if owner == ScaleOwner.WEIGHTS:
-        maxima = np.broadcast_to(_weight_maxima(model, node, values.size), values.shape)
+        maxima = np.broadcast_to(_compute_weight_maxima(model, node, values.size), values.shape)
         bad &= find_extreme_scales(values, maxima)
         if bad.any():
-            return weight_scale_fault(pass_name, node.name, values[bad], maxima[bad], values.size)
+            return create_weight_scale_fault(pass_name, node.name, values[bad], maxima[bad], values.size)
         return None
     if owner == ScaleOwner.ACTIVATION:
         bad &= large | (values <= limit)
@@ -209,7 +209,7 @@ def check_scale_plausible(
         bad = large
     if not bad.any():
         return None
-    return _scale_fault(pass_name, node.name, values[bad], values.size, owner)
+    return _create_scale_fault(pass_name, node.name, values[bad], values.size, owner)
 
 
 def find_implausible_limit(scales: Iterable[float]) -> float:
@@ -230,7 +230,7 @@ def find_implausible_limit(scales: Iterable[float]) -> float:
     return 0.0
 
 
-def weight_scale_fault(
+def create_weight_scale_fault(
     pass_name: str,
     node: str,
     scales: npt.NDArray[np.float64],
@@ -247,10 +247,10 @@ def weight_scale_fault(
         count: Number of all scales of the quantizer.
     """
     owner = ScaleOwner.WEIGHTS
-    return _scale_fault(pass_name, node, scales, count, owner, float(largest.max()))
+    return _create_scale_fault(pass_name, node, scales, count, owner, float(largest.max()))
 
 
-def _scale_fault(
+def _create_scale_fault(
     pass_name: str,
     node: str,
     scales: npt.NDArray[np.float64],
@@ -282,7 +282,7 @@ def find_extreme_scales(
     return (largest > _MAX_DEAD_WEIGHT) & (scales > 0) & (saturates | (vanishes & ~is_dead))
 
 
-def channel_maxima(value: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.float64]:
+def compute_channel_maxima(value: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.float64]:
     """Return the largest magnitude of each channel, or of the whole array if `axis` is None."""
     if axis is None:
         return np.asarray([np.abs(value).max(initial=0.0)], np.float64)
@@ -290,7 +290,7 @@ def channel_maxima(value: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.
     return np.asarray(np.abs(value).max(axis=others, initial=0.0), np.float64)
 
 
-def _weight_maxima(model: Model, node: Node, count: int) -> npt.NDArray[np.float64]:
+def _compute_weight_maxima(model: Model, node: Node, count: int) -> npt.NDArray[np.float64]:
     """Return the largest magnitude of the weights of each scale, [scales].
 
     A single 0 if the weights are unknown or their channels do not match the scales.
@@ -301,7 +301,7 @@ def _weight_maxima(model: Model, node: Node, count: int) -> npt.NDArray[np.float
     axis = None if count == 1 else params.axis
     if value is None or (axis is not None and not -value.ndim <= axis < value.ndim):
         return np.zeros(1)
-    maxima = channel_maxima(value, axis)
+    maxima = compute_channel_maxima(value, axis)
     return maxima if maxima.size == count else np.zeros(1)
 
 

@@ -98,7 +98,7 @@ def _find_convolution(tensor: Tensor, add: Layer) -> Layer | None:
             continue
         if pointwise not in layers:
             layers.add(pointwise)
-            operands = [t for t in _variable_operands(pointwise) if t not in visited]
+            operands = [t for t in _list_variable_operands(pointwise) if t not in visited]
             visited.update(operands)
             queue += operands
     if len(ends) != 1 or not all(layers.issuperset(tensor.consumers) for tensor in queue):
@@ -106,7 +106,7 @@ def _find_convolution(tensor: Tensor, add: Layer) -> Layer | None:
     return ends.pop()
 
 
-def _variable_operands(layer: Layer) -> dict[Tensor, None]:
+def _list_variable_operands(layer: Layer) -> dict[Tensor, None]:
     return dict.fromkeys(tensor for tensor in layer.inputs if not constant_before(tensor))
 
 

@@ -23,7 +23,7 @@ class GpuSupport(StrEnum):
     DROPPED = "no longer supported by the target"
 
 
-class _Support(NamedTuple):
+class _SupportedRange(NamedTuple):
     """Range of compute capabilities, with the first TensorRT that supports it (``since``).
 
     ``dropped`` is the first TensorRT that no longer supports the range.
@@ -36,12 +36,12 @@ class _Support(NamedTuple):
 
 
 _SUPPORT = (
-    _Support(0.0, 5.3, dropped=(8, 6)),
-    _Support(6.0, 6.2, dropped=(10, 0)),
-    _Support(7.0, 7.0, dropped=(10, 5)),
-    _Support(7.2, 7.2, dropped=(8, 6)),
-    _Support(8.9, 9.0, since=(8, 5)),
-    _Support(10.0, 99.0, since=(10, 8)),
+    _SupportedRange(0.0, 5.3, dropped=(8, 6)),
+    _SupportedRange(6.0, 6.2, dropped=(10, 0)),
+    _SupportedRange(7.0, 7.0, dropped=(10, 5)),
+    _SupportedRange(7.2, 7.2, dropped=(8, 6)),
+    _SupportedRange(8.9, 9.0, since=(8, 5)),
+    _SupportedRange(10.0, 99.0, since=(10, 8)),
 )
 
 
@@ -59,7 +59,7 @@ def find_gpu_support(capability: str, target: Target) -> tuple[GpuSupport, str]:
     gpus = next((s for s in _SUPPORT if s.lowest <= number <= s.highest), None)
     if gpus is None or target.is_rtx:
         return GpuSupport.FULL, ""
-    first, last = _version_range(target)
+    first, last = _find_version_range(target)
     since, dropped = (".".join(map(str, version)) for version in (gpus.since, gpus.dropped))
     if last < gpus.since:
         return GpuSupport.TOO_NEW, f"{since} or later"
@@ -85,7 +85,7 @@ def require_gpu_support(target: Target, capability: str, name: str) -> None:
         )
 
 
-def _version_range(target: Target) -> tuple[Version, Version]:
+def _find_version_range(target: Target) -> tuple[Version, Version]:
     requested = version_numbers(target.requested_version)
     if requested is not None:
         return requested, requested

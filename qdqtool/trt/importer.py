@@ -56,7 +56,7 @@ class Importer:
     def run(self) -> Network:
         """Translate the whole model."""
         for name in self.model.inputs:
-            self.network.inputs.append(self._tensor(name))
+            self.network.inputs.append(self._create_tensor(name))
         for node in self.model.ordered:
             try:
                 self._import_node(node)
@@ -68,7 +68,7 @@ class Importer:
                     node=node.name,
                 ) from error
         for name in self.model.outputs:
-            tensor = self._input(name)
+            tensor = self._find_input_tensor(name)
             tensor.is_output = True
             self.network.outputs.append(tensor)
         self.network.counts["Original"] = len(self.network.layers)
@@ -78,7 +78,7 @@ class Importer:
 
     # Tensors ----------------------------------------------------------------------------------
 
-    def _tensor(self, name: str) -> Tensor:
+    def _create_tensor(self, name: str) -> Tensor:
         tensor = self.tensors.get(name)
         if tensor is None:
             if not name:
@@ -87,7 +87,7 @@ class Importer:
             tensor = self.tensors[name] = Tensor(name, elem_type=elem_type, shape=shape)
         return tensor
 
-    def _input(self, name: str) -> Tensor:
+    def _find_input_tensor(self, name: str) -> Tensor:
         """Return the network's tensor for an ONNX tensor that a layer reads.
 
         The first call for a constant also adds the constant layer to the network.
@@ -96,9 +96,9 @@ class Importer:
         if tensor is not None:
             return tensor
         if self.model.is_constant(name):
-            layer = self._add(LayerKind.CONSTANT, name, [], [self._tensor(name)], None)
+            layer = self._add_layer(LayerKind.CONSTANT, name, [], [self._create_tensor(name)], None)
             layer.dims = self.model.constant_shape(name)
-        return self._tensor(name)
+        return self._create_tensor(name)
 
     # Layers -----------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Importer:
         """Return TensorRT's name for the next layer if the parser gives it no name."""
         return f"(Unnamed Layer* {self.layer_number}) [{kind}]"
 
-    def _add(
+    def _add_layer(
         self,
         kind: LayerKind,
         name: str,
@@ -144,7 +144,7 @@ class Importer:
         """
         kind = kind or operators.operator_of(node).kind
         name = self._unique_name(node)
-        layer = self._add(kind, name, inputs, [self._tensor(node.output)], node)
+        layer = self._add_layer(kind, name, inputs, [self._create_tensor(node.output)], node)
         layer.operation = operation
         return layer
 
@@ -169,7 +169,7 @@ class Importer:
         out = Tensor(f"{name}_output")
         if inputs:
             out.elem_type, out.shape = inputs[0].elem_type, inputs[0].shape
-        layer = self._add(kind, name, inputs, [out], None)
+        layer = self._add_layer(kind, name, inputs, [out], None)
         if owner is not None:
             layer.op, layer.owner = owner.op, owner.name
         layer.operation = operation
@@ -212,17 +212,17 @@ class Importer:
         """
         names = node.consumed_tensors
         inputs = [
-            self._input(name)
+            self._find_input_tensor(name)
             for name in names
             if name not in self._shape_tensors and not self.model.is_constant(name)
         ]
         name = self._unique_name(node)
-        outputs = [self._tensor(output) for output in node.outputs if output]
-        self._add(LayerKind.OTHER, name, inputs, outputs, node)
+        outputs = [self._create_tensor(output) for output in node.outputs if output]
+        self._add_layer(LayerKind.OTHER, name, inputs, outputs, node)
 
     def _import_simple(self, node: Node) -> Layer:
         """Add a layer that reads only the node's first input, as other inputs are parameters."""
-        return self._add_node(node, [self._input(node.input(0))])
+        return self._add_node(node, [self._find_input_tensor(node.input(0))])
 
     def _import_resize(self, node: Node) -> None:
         if self.model.is_constant(node.input(3)):
@@ -237,7 +237,7 @@ class Importer:
         if activation.type != "HARD_SWISH":
             self._import_simple(node).activation = activation.type
             return
-        x = self._input(node.input(0))
+        x = self._find_input_tensor(node.input(0))
         gate = self._add_unnamed(LayerKind.ACTIVATION, "Activation", [x], node)
         assert gate.producer is not None
         gate.producer.activation = "HARD_SIGMOID"
@@ -260,7 +260,7 @@ class Importer:
         rank = max(len(shape or ()) for shape in shapes)
         inputs: list[Tensor] = []
         for name in node.inputs:
-            tensor = self._input(name)
+            tensor = self._find_input_tensor(name)
             dims = self.model.constant_shape(name)
             if dims is not None and len(dims) < rank:
                 tensor = self._add_shuffle(tensor)
@@ -268,11 +268,11 @@ class Importer:
         self._add_node(node, inputs, operation=operators.operator_of(node).operation)
 
     def _import_quantizer(self, node: Node) -> None:
-        x = self._input(node.input(0))
+        x = self._find_input_tensor(node.input(0))
         names = [name for name in node.inputs[1:] if name]
         computed = [name for name in names if not self.model.is_constant(name)]
         constants = [name for name in names if self.model.is_constant(name)]
-        layer = self._add_node(node, [x, *map(self._input, constants), *map(self._input, computed)])
+        layer = self._add_node(node, [x, *map(self._find_input_tensor, constants), *map(self._find_input_tensor, computed)])
         layer.quant = read_params(self.model, node)
         if x.producer is not None and x.producer.kind is _QUANTIZE:
             layer.paired_q = x.producer.nodes[0]
@@ -286,7 +286,7 @@ class Importer:
             names.append(weights)
         if bias and not self.model.is_constant(bias):
             names.append(bias)
-        layer = self._add_node(node, [self._input(name) for name in names])
+        layer = self._add_node(node, [self._find_input_tensor(name) for name in names])
         attributes = node.attributes
         dims = self.model.shape(weights) or ()
         group = node.integer("group", 1)
@@ -315,8 +315,8 @@ class Importer:
         if all(self.model.is_constant(name) for name in node.inputs[1:5]):
             self._import_simple(node)
             return
-        x = self._input(node.input(0))
-        parameters = [self._input(node.input(i)) for i in (1, 2, 3, 4)]
+        x = self._find_input_tensor(node.input(0))
+        parameters = [self._find_input_tensor(node.input(i)) for i in (1, 2, 3, 4)]
         scale, bias, mean, var = (self._add_shuffle(tensor) for tensor in parameters)
         epsilon = self._add_unnamed(LayerKind.CONSTANT, "Constant", [])
         variance = self._add_elementwise("SUM", [var, epsilon], None)
@@ -337,16 +337,16 @@ class Importer:
 
     def _import_concat(self, node: Node) -> None:
         node.integer("axis", 0)  # raises if the attribute is damaged
-        self._add_node(node, [self._input(name) for name in node.inputs if name])
+        self._add_node(node, [self._find_input_tensor(name) for name in node.inputs if name])
 
     def _import_slice(self, node: Node) -> None:
         if len(node.outputs) > 1 or node.op == "Split":
-            x = self._input(node.input(0))
+            x = self._find_input_tensor(node.input(0))
             starts = self._split_starts(node)
             for position, output in enumerate(node.outputs):
                 if output:
                     name = self._unique_name(node)
-                    part = self._add(LayerKind.SLICE, name, [x], [self._tensor(output)], node)
+                    part = self._add_layer(LayerKind.SLICE, name, [x], [self._create_tensor(output)], node)
                     part.part_of_split = starts.get(position)
             return
         layer = self._import_simple(node)
@@ -374,13 +374,13 @@ class Importer:
         return starts
 
     def _import_matrix_product(self, node: Node) -> None:
-        inputs = [self._input(node.input(0)), self._input(node.input(1))]
+        inputs = [self._find_input_tensor(node.input(0)), self._find_input_tensor(node.input(1))]
         bias = node.input(2) if node.op == "Gemm" else ""
-        product = out = self._tensor(node.output)
+        product = out = self._create_tensor(node.output)
         if bias:
             product = Tensor(f"{node.name}_matmul_output", node.output, out.elem_type)
         name = self._unique_name(node)
-        layer = self._add(LayerKind.MATRIX_MULTIPLY, name, inputs, [product], node)
+        layer = self._add_layer(LayerKind.MATRIX_MULTIPLY, name, inputs, [product], node)
         dims = tuple(self.model.shape(node.input(1)) or ())
         layer.weights = LayerWeights(
             node.input(1),
@@ -391,11 +391,11 @@ class Importer:
             dfl=node.index in self._dfl,
         )
         if bias:
-            operand = self._input(bias)
+            operand = self._find_input_tensor(bias)
             if len(self.model.shape(bias) or ()) < 2:
                 operand = self._add_shuffle(operand)
             name = self._parser_name("ElementWise")
-            add = self._add(LayerKind.ELEMENTWISE, name, [product, operand], [out], None)
+            add = self._add_layer(LayerKind.ELEMENTWISE, name, [product, operand], [out], None)
             add.operation = "SUM"
 
     def _import_softmax(self, node: Node) -> None:
@@ -403,12 +403,12 @@ class Importer:
 
         Both complete 8.5 logs show this shuffle, which ShuffleErasure removes.
         """
-        x, out = self._input(node.input(0)), self._tensor(node.output)
+        x, out = self._find_input_tensor(node.input(0)), self._create_tensor(node.output)
         name = self._unique_name(node)
         softmax = Tensor(f"{name}_softmax_output", out.source, out.elem_type, out.shape)
-        self._add(LayerKind.SOFTMAX, name, [x], [softmax], node)
+        self._add_layer(LayerKind.SOFTMAX, name, [x], [softmax], node)
         name = self._parser_name("Shuffle")
-        shuffle = self._add(LayerKind.SHUFFLE, name, [softmax], [out], None)
+        shuffle = self._add_layer(LayerKind.SHUFFLE, name, [softmax], [out], None)
         shuffle.shuffling.may_be_identity = True
 
 

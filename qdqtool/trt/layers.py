@@ -163,7 +163,7 @@ class PoolingWindow:
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class ShuffleState:
+class ShuffleEffect:
     """Effect and origin of a SHUFFLE.
 
     Attributes:
@@ -330,7 +330,7 @@ class Layer:
     possible_pooling: str | None = None
     window: PoolingWindow | None = None
     weights: LayerWeights = field(init=False)
-    shuffling: ShuffleState = field(default_factory=ShuffleState)
+    shuffling: ShuffleEffect = field(default_factory=ShuffleEffect)
     fusion: FusedParts = field(default_factory=FusedParts)
     quant: QuantParams | None = None
     has_computed_scale: bool = False

@@ -143,7 +143,7 @@ class _ConsumerSearch:
     def run(self) -> SharedTuple[TensorConsumer]:
         for tensor, path in self.queue:
             if len(self.consumers) >= MAX_CONSUMERS:
-                self.note_omission(tensor, path)
+                self.record_omission(tensor, path)
                 break
             first = len(self.consumers)
             self.visit(tensor, path)
@@ -151,7 +151,7 @@ class _ConsumerSearch:
                 self.other_consumers += self.consumers[first:]
         self.remove_other_consumers()
         if len(self.consumers) > MAX_CONSUMERS:
-            self.note_omission(self.tensor, ())
+            self.record_omission(self.tensor, ())
         if not self.consumers and self.last_operator is not None:
             # Without this entry the list would be empty. The operator stands for the consumers
             # after it.
@@ -172,13 +172,13 @@ class _ConsumerSearch:
         others = set(map(id, self.other_consumers))
         self.consumers = [c for c in self.consumers if id(c) not in others]
 
-    def note_omission(self, tensor: Tensor, path: _Path) -> None:
+    def record_omission(self, tensor: Tensor, path: _Path) -> None:
         """Record the operator or tensor after which consumers are left out of the result."""
         self.more = self.more or (path[-1].node if path else tensor.source)
 
     def visit(self, tensor: Tensor, path: _Path) -> None:
         if len(tensor.consumers) > MAX_CONSUMERS:
-            self.note_omission(tensor, path)
+            self.record_omission(tensor, path)
         if tensor.is_output:
             self.consumers.append(TensorConsumer(ConsumerKind.OUTPUT, tensor.name, "Output", path))
         for layer in itertools.islice(tensor.consumers, MAX_CONSUMERS):
@@ -545,8 +545,8 @@ def find_int8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason |
             pass_name, node_name(layer), layer.weights.name, dq_name, tensor_size(layer.data)
         )
     obstacles = itertools.chain(
-        _type_obstacles(layer, pass_name, target, (data, weights)),
-        _quantizer_obstacles(layer, pass_name, (data, weights)),
+        _find_type_obstacles(layer, pass_name, target, (data, weights)),
+        _find_quantizer_obstacles(layer, pass_name, (data, weights)),
     )
     return next(filter(None, obstacles), None)
 
@@ -558,7 +558,7 @@ def _explain_float_data(
     name, op = layer.data.name, "Input"
     if producer is not None:
         name, op = node_name(producer), producer.op or producer.kind.value
-    dq_name, blocker = _nearest_dq(layer)
+    dq_name, blocker = _find_nearest_dq(layer)
     return InputNotDequantized(
         pass_name,
         node_name(layer),
@@ -572,7 +572,7 @@ def _explain_float_data(
     )
 
 
-def _type_obstacles(
+def _find_type_obstacles(
     layer: Layer, pass_name: str, target: Target, dqs: tuple[Layer, Layer]
 ) -> Iterator[Reason | None]:
     node = node_name(layer)
@@ -614,7 +614,7 @@ def _find_fp8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason |
     return None
 
 
-def _quantizer_obstacles(
+def _find_quantizer_obstacles(
     layer: Layer, pass_name: str, dqs: tuple[Layer, Layer]
 ) -> Iterator[Reason | None]:
     node, layer_weights = node_name(layer), layer.weights
@@ -642,7 +642,7 @@ def _quantizer_obstacles(
         yield fault_checks.check_weights_constant(pass_name, node, layer_weights.name, is_constant)
 
 
-def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
+def _find_nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
     """Return the nearest DQ upstream of a layer's data, and the operator that stops the DQ.
 
     The search ends at constants and at layers with weights. ``("", None)`` if it finds no DQ within
@@ -659,7 +659,7 @@ def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
             continue
         if producer.kind == LayerKind.DEQUANTIZE:
             return node_name(producer), blocker
-        if blocker is None and _stops_dq(producer):
+        if blocker is None and _is_dq_barrier(producer):
             blocker = to_step(producer)
         for source in producer.inputs:
             if id(source) not in visited:
@@ -668,7 +668,7 @@ def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
     return "", None
 
 
-def _stops_dq(layer: Layer) -> bool:
+def _is_dq_barrier(layer: Layer) -> bool:
     """Return whether a DQ cannot move down past a layer.
 
     This includes any operator directly after a DQ. If such an operator could be passed, the DQ has

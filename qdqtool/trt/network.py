@@ -207,7 +207,7 @@ class Network:
         tensor.producer = layer
         self.edited_tensors[tensor] = None
 
-    def retarget(self, old: Tensor, new: Tensor, *more: Tensor) -> None:
+    def redirect_consumers(self, old: Tensor, new: Tensor, *more: Tensor) -> None:
         """Connect every consumer of ``old`` and ``more`` to ``new``.
 
         If one of these tensors is a network output, ``new`` becomes the network output instead.

@@ -77,11 +77,11 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
     if places:
         value = SiluAdd.FUSED if assumed_target.residual_through_activation else SiluAdd.APART
         other = next(v for v in SiluAdd if v != value)
-        alternative, _ = _simulate(model, _with_silu_add(target, other))
-        if _user_visible(alternative) != _user_visible(prediction):
+        alternative, _ = _simulate(model, _choose_silu_add(target, other))
+        if _list_user_visible_results(alternative) != _list_user_visible_results(prediction):
             is_users_choice = assume is not None and SILU_ADD in assume
             proof = "chosen by the user" if is_users_choice else target.residual_proof
-            alternatives: dict[str, AssumptionCounts] = {other: _counts(alternative)}
+            alternatives: dict[str, AssumptionCounts] = {other: _count_results(alternative)}
             prediction.assumptions.append(
                 Assumption(SILU_ADD, value, alternatives, places, is_users_choice, proof)
             )
@@ -120,11 +120,11 @@ def apply_assumptions(target: Target, assume: Assume | None) -> Target:
                 code="option-without-effect",
                 parameter="assume",
             )
-        target = _with_silu_add(target, SiluAdd(value))
+        target = _choose_silu_add(target, SiluAdd(value))
     return target
 
 
-def _with_silu_add(target: Target, value: SiluAdd) -> Target:
+def _choose_silu_add(target: Target, value: SiluAdd) -> Target:
     return replace(target, residual_through_activation=value == SiluAdd.FUSED)
 
 
@@ -153,7 +153,7 @@ def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]
     return prediction, tuple(network.adds_after_activation)
 
 
-def _counts(prediction: Prediction) -> AssumptionCounts:
+def _count_results(prediction: Prediction) -> AssumptionCounts:
     summary = prediction.summary()
     return AssumptionCounts(
         summary["int8"],
@@ -164,7 +164,7 @@ def _counts(prediction: Prediction) -> AssumptionCounts:
     )
 
 
-def _user_visible(prediction: Prediction) -> object:
+def _list_user_visible_results(prediction: Prediction) -> object:
     return prediction.conversion_nodes, [
         (c.precision, tuple(c.inputs), c.output, tuple(c.fused)) for c in prediction.convolutions
     ]
@@ -284,7 +284,7 @@ class Outcome:
     def _list_engine(self, order: list[Layer]) -> None:
         fused = self._layers_in_kernels(order)
         for layer in fused.values():
-            self._bypass(layer, fused)
+            self._bypass_fused_layer(layer, fused)
         parallel: dict[str, EngineLayer] = {}
         for layer in order:
             if layer.kind is _CONSTANT or layer.in_myelin or layer.id in fused:
@@ -319,7 +319,7 @@ class Outcome:
                 layers[layer.id] = layer
         return layers
 
-    def _bypass(self, layer: Layer, fused: Mapping[int, Layer]) -> None:
+    def _bypass_fused_layer(self, layer: Layer, fused: Mapping[int, Layer]) -> None:
         """Connect the consumers of a layer inside a kernel of Myelin to the layer's input.
 
         The engine does not list such a layer. If the layer is a Q, the kernel before it writes

@@ -156,7 +156,7 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
         return Event(match[1], RUNNING, match[2] or "") if match else None
     if "using " in line and (match := _PASS.match(line)):
         kind = match[2]
-        pair = _split(line[match.end() :], FORMATS[kind].between, layer)
+        pair = _split_at_joint(line[match.end() :], FORMATS[kind].between, layer)
         return Event(match[1], kind, *pair) if pair else None
     for kind, wording in _BY_WORD.get(line.split(" ", 1)[0], ()):
         if line.startswith(wording.before) and line.endswith(wording.after):
@@ -167,13 +167,13 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
             if kind in (SWAP_TYPE, CONVERT_TYPE):  # types are single words after the last ' from '
                 typed = _TYPE.fullmatch(rest)
                 return Event(owner, kind, typed[1], typed[2]) if typed else None
-            pair = _split(rest, wording.between, layer)
+            pair = _split_at_joint(rest, wording.between, layer)
             if pair is not None:
                 return Event(owner, kind, *pair)
     return None
 
 
-def _split(text: str, joint: str, layer: str) -> tuple[str, str] | None:
+def _split_at_joint(text: str, joint: str, layer: str) -> tuple[str, str] | None:
     """Split ``A<joint>B`` into A and B; None if the text does not contain ``joint``.
 
     ``layer`` is the likely name of A or B; empty if unknown.

@@ -29,7 +29,7 @@ from qdqtool.trt.fault_checks import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
     find_extreme_scales,
-    weight_scale_fault,
+    create_weight_scale_fault,
 )
 
 _INT8_MAX = 127.0
@@ -137,7 +137,7 @@ def _report_extremes(fits: list[_LayerFit], report: FindingReport) -> None:
     for fit in fits:
         if fit.channels.extremes.size:
             scales, largest = fit.channels.extremes
-            fault = weight_scale_fault(
+            fault = create_weight_scale_fault(
                 MODEL_CHECK, fit.quantizer.name, scales, largest, fit.channels.count
             )
             report.add(fault, convolutions=[fit.node.name])

@@ -40,7 +40,7 @@ class ConstEltFusion(Pass):
             constant = next(filter(None, map(constant_before, reversed(layer.inputs))), None)
             if constant is None or constant.out.single_consumer() is not layer:
                 continue
-            if not _becomes_scale(layer):
+            if not _can_become_scale(layer):
                 continue
             self.fire_fusing(WITH_RELU if layer.relu_name else PLAIN, layer, constant, layer)
             layer.per_channel = constant.dims is not None and math.prod(constant.dims) != 1
@@ -51,7 +51,7 @@ class ConstEltFusion(Pass):
             network.set_kind(layer, LayerKind.SCALE)
 
 
-def _becomes_scale(layer: Layer) -> bool:
+def _can_become_scale(layer: Layer) -> bool:
     if layer.operation not in ("SUM", "PROD") or len(layer.inputs) != 2 or layer.in_myelin:
         return False
     if layer.relu_name and not _follows_convolution(layer):

@@ -58,16 +58,16 @@ class ConvEltwiseSumFusion(Pass):
                 continue
             first, last = (t.producer_of_kind(LayerKind.CONVOLUTION) for t in add.inputs)
             if not _can_fuse_sum(last) or last.out.single_consumer() is not add:
-                self._fuse(network, PLAIN, conv, add)
+                self._fuse_sum(network, PLAIN, conv, add)
             elif _can_fuse_sum(first):
                 if self.target.sums_into_first:
-                    self._fuse(network, FIRST, first, add)
+                    self._fuse_sum(network, FIRST, first, add)
                 else:
-                    self._fuse(network, BOTH, last, add)
+                    self._fuse_sum(network, BOTH, last, add)
             else:
-                self._fuse(network, PLAIN, last, add)
+                self._fuse_sum(network, PLAIN, last, add)
 
-    def _fuse(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
+    def _fuse_sum(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
         residual = next((t for t in add.inputs if t is not conv.out), None)
         if residual is None or constant_before(residual) is not None:
             return

@@ -57,9 +57,9 @@ class DqQFusion(Pass):
         producer = source.producer
         network.remove(q)
         if producer is None or source.is_output:
-            network.retarget(out, source)
+            network.redirect_consumers(out, source)
         else:
-            network.retarget(source, out)
+            network.redirect_consumers(source, out)
             network.set_output(producer, out, producer.outputs.index(source))
             if out.shape is None:
                 out.shape = source.shape

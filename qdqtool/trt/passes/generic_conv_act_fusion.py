@@ -68,7 +68,7 @@ class GenericConvActFusion(Pass):
             if layer.fusion.has_activation:
                 continue
             if len(pointwise.inputs) != 1:
-                self._refuse(layer, pointwise)
+                self._refuse_pointwise(layer, pointwise)
                 continue
             last_node = pointwise.nodes[-1] if pointwise.nodes else pointwise.name
             activation = pointwise.acts_as or pointwise.op
@@ -78,7 +78,7 @@ class GenericConvActFusion(Pass):
             layer.fusion.has_activation = layer.fusion.has_pointwise = True
             layer.fusion.activation = PathStep(last_node, activation)
 
-    def _refuse(self, layer: Layer, pointwise: Layer) -> None:
+    def _refuse_pointwise(self, layer: Layer, pointwise: Layer) -> None:
         others = tuple(find_origin(t) for t in pointwise.inputs if t is not layer.out)
         node, size = node_name(layer), tensor_size(layer.out)
         if pointwise.activation_and_add is None:

@@ -81,7 +81,7 @@ class HorizontalMergeQNodes(Pass):
         quantizers = network.layers_to_visit(LayerKind.QUANTIZE)
         shared = sorted(
             (q for q in quantizers if len(q.data.consumers) > 1),
-            key=lambda q: _precedence(q, network.was_relisted),
+            key=lambda q: _sort_key(q, network.was_relisted),
         )
         by_tensor: dict[Tensor, list[Layer]] = {}
         for q in shared:
@@ -90,9 +90,9 @@ class HorizontalMergeQNodes(Pass):
             if len(tensor.consumers) > len(group) and not self.target.merges_beside_floats:
                 self._read_as_float.add(tensor)
             if len(group) > 1:
-                self._merge(network, tensor, group)
+                self._merge_qs(network, tensor, group)
 
-    def _merge(self, network: Network, tensor: Tensor, group: list[Layer]) -> None:
+    def _merge_qs(self, network: Network, tensor: Tensor, group: list[Layer]) -> None:
         remaining: list[Layer] = []
         survivors: dict[object, Layer] = {}  # by scale and zero point
         merged: dict[Layer, list[Layer]] = {}
@@ -108,7 +108,7 @@ class HorizontalMergeQNodes(Pass):
             else:
                 merged.setdefault(survivor, []).append(q)
         for survivor, others in merged.items():
-            self._eliminate(network, survivor, others)
+            self._merge_into_survivor(network, survivor, others)
         different = check_equal_scales(self.name, node_name(remaining[0]), tensor, remaining)
         if different is not None:
             if None in different.scales:
@@ -116,7 +116,7 @@ class HorizontalMergeQNodes(Pass):
                     q.add_cases(UNKNOWN)
             self.refuse(different)
 
-    def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
+    def _merge_into_survivor(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
         """Merge Qs into another Q of the same tensor, and emit the lines.
 
         TensorRT logs one heading, then an Eliminating line for each Q, then a Removing line for
@@ -133,7 +133,7 @@ class HorizontalMergeQNodes(Pass):
             # The order of the nodes decides which Q remains. To be independent of this order, the
             # Q receives the cases of all Qs.
             survivor.add_cases(*q.cases)
-        network.retarget(others[0].out, survivor.out, *(q.out for q in others[1:]))
+        network.redirect_consumers(others[0].out, survivor.out, *(q.out for q in others[1:]))
         for q in others:
             network.remove(q)
         survivor.nodes = _collect_nodes([survivor, *others])
@@ -156,6 +156,6 @@ def _choose_case(survivor: Layer, other: Layer, was_relisted: bool) -> Case:
     return LATER if was_relisted and not survivor.is_clone else EARLIER
 
 
-def _precedence(q: Layer, was_relisted: bool) -> tuple[bool, bool, int]:
+def _sort_key(q: Layer, was_relisted: bool) -> tuple[bool, bool, int]:
     is_later_first = was_relisted and not q.is_clone
     return not q.out.is_output, q.is_clone, -q.id if is_later_first else q.id

@@ -38,9 +38,9 @@ class MergeLayers(Pass):
                 groups.setdefault(_merging_key(conv), []).append(conv)
         for group in groups.values():
             if len(group) > 1:
-                self._merge(group)
+                self._merge_convolutions(group)
 
-    def _merge(self, group: list[Layer]) -> None:
+    def _merge_convolutions(self, group: list[Layer]) -> None:
         name = " || ".join(conv.name for conv in group)
         for conv in group:
             conv.fusion.merged_name = name

@@ -66,12 +66,12 @@ class MyelinOptimization(Pass):
             remaining -= region.keys()
             for member in region:
                 if member.kind in WEIGHTED:
-                    self._refuse(layer, member)
+                    self._refuse_member(layer, member)
                 member.in_myelin = True
                 member.add_cases(TAIL if is_varying else CONSTANTS)
             network.was_relisted = network.was_relisted or is_varying
 
-    def _refuse(self, trigger: Layer, member: Layer) -> None:
+    def _refuse_member(self, trigger: Layer, member: Layer) -> None:
         data, *weights = (dq_before(tensor) is not None for tensor in member.inputs[:2])
         name = node_name(member)
         self.refuse(FloatMyelinLayer(self.name, name, to_step(trigger), data, all(weights)))

@@ -131,8 +131,8 @@ class MyelinRegions(Pass):
                 region.possible.extend(q.name for q in _quantizers_around(members))
                 network.regions.append(region)
                 continue
-            self._absorb(region, members)
-            if region.fused or region.kernels or any(map(_multiplies, members)):
+            self._absorb_layers(region, members)
+            if region.fused or region.kernels or any(map(_is_product, members)):
                 network.regions.append(region)
             _fuse_activations(network, members)
             _merge_products(members)
@@ -140,7 +140,7 @@ class MyelinRegions(Pass):
                 if product.outputs:  # a product that was fused into another one has no outputs
                     self._fuse_attention(network, product)
 
-    def _absorb(self, region: MyelinRegion, members: Collection[Layer]) -> None:
+    def _absorb_layers(self, region: MyelinRegion, members: Collection[Layer]) -> None:
         for layer in members:
             layer.region = region
             layer.add_cases(PRODUCT)
@@ -160,11 +160,11 @@ class MyelinRegions(Pass):
         if producer is not None and producer in members:
             is_certain = _needs_myelin_on_10(producer) or producer.kind == LayerKind.SHUFFLE
             q.add_cases(INSIDE if is_certain else POINTWISE)
-            region.fused.extend(_names(q))
+            region.fused.extend(_node_names(q))
             region.uncertain += not is_certain
         elif _is_read_inside(q, members):
             q.add_cases(EDGE)
-            region.kernels.extend(_names(q))
+            region.kernels.extend(_node_names(q))
         else:
             return
         q.region = region
@@ -174,10 +174,10 @@ class MyelinRegions(Pass):
         """Fuse a DQ into the kernel after it, or mark it as a separate kernel after the region."""
         if _is_read_inside(dq, members):
             dq.add_cases(INSIDE)
-            region.fused.extend(_names(dq))
+            region.fused.extend(_node_names(dq))
         elif dq.data.producer is not None and dq.data.producer in members:
             dq.add_cases(EDGE)
-            region.kernels.extend(_names(dq))
+            region.kernels.extend(_node_names(dq))
         else:
             return
         dq.region = region
@@ -240,7 +240,7 @@ def _fuse_activations(network: Network, members: Iterable[Layer]) -> None:
         if len(pointwise.inputs) == 1 and pointwise.region is product.region:
             product.add_cases(ACTIVATION, *pointwise.cases)
             product.nodes.extend(pointwise.nodes)
-            network.retarget(pointwise.out, pointwise.data)
+            network.redirect_consumers(pointwise.out, pointwise.data)
             network.remove(pointwise)
 
 
@@ -274,10 +274,10 @@ def _keeps_order(layer: Layer) -> bool:
 
 
 def _has_constant_weights(layer: Layer) -> bool:
-    return _multiplies(layer) and layer.weights.constant
+    return _is_product(layer) and layer.weights.constant
 
 
-def _names(layer: Layer) -> list[str]:
+def _node_names(layer: Layer) -> list[str]:
     return layer.nodes or [layer.owner or layer.name]
 
 
@@ -290,7 +290,7 @@ def _is_read_inside(quantizer: Layer, members: Collection[Layer]) -> bool:
     )
 
 
-def _multiplies(layer: Layer) -> bool:
+def _is_product(layer: Layer) -> bool:
     if layer.kind == LayerKind.CONVOLUTION:
         return layer.weights.from_matmul
     return layer.kind == LayerKind.MATRIX_MULTIPLY
@@ -303,7 +303,7 @@ def _is_attention_or_norm(layer: Layer) -> bool:
 
 
 def _needs_myelin_on_10(layer: Layer) -> bool:
-    return _multiplies(layer) or layer.kind == LayerKind.SOFTMAX or needs_myelin(layer)
+    return _is_product(layer) or layer.kind == LayerKind.SOFTMAX or needs_myelin(layer)
 
 
 def _neighbors_in_region(layer: Layer) -> list[Layer]:

@@ -74,11 +74,11 @@ class PointWiseFusion(Pass):
         if self.target.constants_first:
             self._absorb_constants(network)
         for layer in network.layers_of_kind(*POINTWISE_KINDS):
-            while layer.id in network.layers and _can_fuse(layer):
-                consumer = self._next_of_chain(network, layer)
+            while layer.id in network.layers and _can_fuse_pointwise(layer):
+                consumer = self._find_next_in_chain(network, layer)
                 if consumer is None:
                     break
-                self._fuse(network, layer, consumer)
+                self._fuse_pointwise(network, layer, consumer)
         if not self.target.constants_first:
             self._absorb_constants(network)
 
@@ -164,11 +164,11 @@ class PointWiseFusion(Pass):
 
     # Chains -----------------------------------------------------------------------------------
 
-    def _next_of_chain(self, network: Network, layer: Layer) -> Layer | None:
+    def _find_next_in_chain(self, network: Network, layer: Layer) -> Layer | None:
         if layer.out.is_output or len(layer.out.consumers) != 1:
             return None
         (consumer,) = layer.out.consumers  # it may read the output at several inputs (x * x)
-        if not _can_fuse(consumer):
+        if not _can_fuse_pointwise(consumer):
             return None
         if len(layer.nodes) + len(consumer.nodes) > MAX_JOINED:
             return None
@@ -178,7 +178,7 @@ class PointWiseFusion(Pass):
                 return None
         return consumer
 
-    def _fuse(self, network: Network, layer: Layer, consumer: Layer) -> None:
+    def _fuse_pointwise(self, network: Network, layer: Layer, consumer: Layer) -> None:
         is_joined_add = consumer.op == "Add" and layer.kind == LayerKind.POINTWISE
         self.fire_fusing(WITH_ADD if is_joined_add else CHAIN, layer, layer, consumer)
         name = f"PWN({self._member_name(layer)}, {self._member_name(consumer)})"
@@ -186,7 +186,7 @@ class PointWiseFusion(Pass):
         if layer.activation_and_add is None and _adds_other_tensor(layer, consumer):
             activation = layer.nodes[-1] if layer.nodes else layer.name
             layer.activation_and_add = activation, consumer.nodes[0]
-        layer.acts_as = SILU if _is_gated(layer, consumer) else consumer.acts_as or consumer.op
+        layer.acts_as = SILU if _is_gated_activation(layer, consumer) else consumer.acts_as or consumer.op
         network.absorb_consumer(layer, consumer, name)
         layer.rank = rank
         for position in reversed(range(len(layer.inputs))):
@@ -211,7 +211,7 @@ def _remove_unused(network: Network, tensor: Tensor) -> None:
         network.remove(unused)
 
 
-def _can_fuse(layer: Layer) -> bool:
+def _can_fuse_pointwise(layer: Layer) -> bool:
     if layer.in_myelin or len(layer.outputs) != 1:
         return False
     if layer.kind == LayerKind.ACTIVATION:
@@ -257,7 +257,7 @@ def _adds_other_tensor(layer: Layer, consumer: Layer) -> bool:
     return any(constant_before(tensor) is None for tensor in others)
 
 
-def _is_gated(layer: Layer, consumer: Layer) -> bool:
+def _is_gated_activation(layer: Layer, consumer: Layer) -> bool:
     """Return whether two layers are x * gate(x): SiLU, or Hardswish written out."""
     is_gate = layer.op in GATES and not layer.acts_as
     return is_gate and consumer.operation == "PROD" and layer.data in consumer.inputs

@@ -57,9 +57,9 @@ class QConvScaleFusion(Pass):
                 self.refuse(ConvTransposeBatchNorm(*details))
                 layer.add_cases(TRANSPOSED)
             else:
-                self._fold(network, layer, scale)
+                self._fold_scale(network, layer, scale)
 
-    def _fold(self, network: Network, layer: Layer, scale: Layer) -> None:
+    def _fold_scale(self, network: Network, layer: Layer, scale: Layer) -> None:
         self.fire_running(FOLDED, layer)
         self.fire(FOLDED, layer, REMOVING, scale.name)
         layer.fusion.has_activation = bool(scale.relu_name)

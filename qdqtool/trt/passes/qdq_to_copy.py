@@ -73,14 +73,14 @@ class QDQToCopy(Pass):
                 network.set_kind(layer, LayerKind.COPY)
         find = functools.cache(find_consumers)  # many Qs may read one tensor
         for layer in remaining:
-            self.refuse(self._describe(layer, find))
+            self.refuse(self._describe_conversion(layer, find))
         for layer in remaining:
             case = _choose_case(layer)
             self.fire_running(case, layer)
             self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to kQDQ")
             network.set_kind(layer, LayerKind.COPY)
 
-    def _describe(
+    def _describe_conversion(
         self, layer: Layer, find: Callable[[Tensor], tuple[TensorConsumer, ...]]
     ) -> RemainingConversion:
         """Describe a Q or DQ that remains as a conversion, with its producer and consumers.

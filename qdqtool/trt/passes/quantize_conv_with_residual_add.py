@@ -84,9 +84,9 @@ class QuantizeConvWithResidualAdd(Pass):
             if add.kind == LayerKind.QUANTIZE:
                 self._refuse_two_pairs(conv, add)
             if is_sum(add):
-                self._visit_add(network, conv, add)
+                self._process_add(network, conv, add)
 
-    def _visit_add(self, network: Network, conv: Layer, add: Layer) -> None:
+    def _process_add(self, network: Network, conv: Layer, add: Layer) -> None:
         residual = next(t for t in add.inputs if t is not conv.out)
         if conv.fusion.has_activation and dq_before(residual) is not None:
             network.adds_after_activation[node_name(add)] = None
@@ -108,7 +108,7 @@ class QuantizeConvWithResidualAdd(Pass):
         elif q is None:
             self._refuse_float_sum(conv, add, residual)
         elif len({quantized_type(each) for each in (dq_before(conv.data), dq, q)}) == 1:
-            self._fuse(network, conv, add, dq, q)
+            self._fuse_residual_add(network, conv, add, dq, q)
 
     # Reasons ---------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class QuantizeConvWithResidualAdd(Pass):
 
     # Fusion -----------------------------------------------------------------------------------
 
-    def _fuse(self, network: Network, conv: Layer, add: Layer, dq: Layer, q: Layer) -> None:
+    def _fuse_residual_add(self, network: Network, conv: Layer, add: Layer, dq: Layer, q: Layer) -> None:
         """Fuse convolution, Add and Q; ``dq`` dequantizes the residual.
 
         The lines have the order of TensorRT's log. The log names other passes inside this pass.

@@ -214,9 +214,9 @@ class QuantizeDoubleInputNodes(Pass):
             if case is not None:
                 layer.add_cases(case)
             return
-        self._absorb(network, self._choose_case(layer), layer, layer.inputs[:2])
+        self._absorb_quantizers(network, self._choose_case(layer), layer, layer.inputs[:2])
         if layer.int8_out or q_after(layer.out) is not None:
-            return  # _absorb has already reported a Q with an unsuitable scale or type
+            return  # _absorb_quantizers has already reported a Q with an unsuitable scale or type
         output = explain_float_output(layer, self.name)
         self.refuse(output)
         if isinstance(output, OutputDifferentScales):
@@ -256,9 +256,9 @@ class QuantizeDoubleInputNodes(Pass):
         if q_after(layer.out) is None:
             self.refuse(explain_float_output(layer, self.name))
         case = FP8_POINTWISE if Precision.FP8 in types else _choose_pointwise_case(layer)
-        self._absorb(network, case, layer, layer.inputs)
+        self._absorb_quantizers(network, case, layer, layer.inputs)
 
-    def _absorb(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
+    def _absorb_quantizers(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
         dqs = [dq for dq in map(dq_before, inputs) if dq is not None]
         q = q_after(layer.out)
         quantizers = dqs if q is None else [*dqs, q]

@@ -57,9 +57,9 @@ class QuantizedReluFusion(Pass):
         pairs = network.single_consumer_pairs(*_CASES, consumer_kind=LayerKind.ACTIVATION)
         for layer, relu in pairs:
             if is_relu(relu) and relu.int8_out and layer.int8_out and _has_no_activation(layer):
-                self._fuse(network, layer, relu)
+                self._fuse_relu(network, layer, relu)
 
-    def _fuse(self, network: Network, layer: Layer, relu: Layer) -> None:
+    def _fuse_relu(self, network: Network, layer: Layer, relu: Layer) -> None:
         layer.add_cases(_CASES[layer.kind])
         name = relu.name
         if layer.kind in CONVOLVE:

@@ -21,16 +21,16 @@ class ShuffleErasure(Pass):
     def _apply(self, network: Network) -> None:
         for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
             if _changes_nothing(shuffle):
-                self._erase(network, shuffle)
+                self._erase_shuffle(network, shuffle)
 
-    def _erase(self, network: Network, shuffle: Layer) -> None:
+    def _erase_shuffle(self, network: Network, shuffle: Layer) -> None:
         source, out = shuffle.data, shuffle.out
         self.fire_running(NOTHING, shuffle)
         self.fire(NOTHING, shuffle, REMOVING, shuffle.name)
         if out.is_output:
             source.name = out.name
         source.source = out.source
-        network.retarget(out, source)
+        network.redirect_consumers(out, source)
         network.remove(shuffle)
 
 

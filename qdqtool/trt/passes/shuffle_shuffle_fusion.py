@@ -22,7 +22,7 @@ class ShuffleShuffleFusion(Pass):
                 consumer = shuffle.out.single_consumer(LayerKind.SHUFFLE)
                 if consumer is None or consumer.shuffling.after_matmul:
                     break
-                state, perm = shuffle.shuffling, _compose(shuffle, consumer)
+                state, perm = shuffle.shuffling, _compose_permutations(shuffle, consumer)
                 reorders_values = state.reorders_values or consumer.shuffling.reorders_values
                 is_identity = perm == tuple(range(len(perm or ())))
                 self.fuse_consumer(network, PLAIN, shuffle, consumer)
@@ -30,7 +30,7 @@ class ShuffleShuffleFusion(Pass):
                 state.reorders_values = reorders_values and not is_identity
 
 
-def _compose(first: Layer, second: Layer) -> tuple[int, ...] | None:
+def _compose_permutations(first: Layer, second: Layer) -> tuple[int, ...] | None:
     before, after = first.shuffling.perm, second.shuffling.perm
     if before is None or after is None or len(before) != len(after):
         return None

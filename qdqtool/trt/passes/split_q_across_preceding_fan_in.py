@@ -44,16 +44,16 @@ class SplitQAcrossPrecedingFanIn(Pass):
             concat = queue.popleft()
             q = q_after(concat.out)
             if q is None and network.reports_reasons:
-                self._refuse(concat)
+                self._refuse_concat(concat)
             if q is None or not can_absorb(q):
                 continue
-            self._split(network, concat, q)
+            self._split_q(network, concat, q)
             producers = dict.fromkeys(
                 clone.data.producer_of_kind(LayerKind.CONCATENATION) for clone in concat.producers
             )
             queue.extend(c for c in producers if c is not None and q_after(c.out))
 
-    def _split(self, network: Network, concat: Layer, q: Layer) -> None:
+    def _split_q(self, network: Network, concat: Layer, q: Layer) -> None:
         network.q_copies += len(concat.inputs)
         # Large networks need many copies, so the limit grows with the number of layers.
         limit = max(limits.Q_COPIES, 4 * network.counts["Original"])
@@ -74,7 +74,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
         network.remove(q)
         network.set_output(concat, q.out)
 
-    def _refuse(self, concat: Layer) -> None:
+    def _refuse_concat(self, concat: Layer) -> None:
         quantizers = [q for q in concat.out.consumers if q.kind == LayerKind.QUANTIZE]
         if not quantizers:
             self._compare_scales(concat)

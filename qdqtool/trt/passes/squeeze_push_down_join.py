@@ -61,8 +61,8 @@ class SqueezePushDownJoin(Pass):
         self.fire_running(case, squeeze)
         self.fire(case, producer, SQUEEZE, producer.name, f"{squeeze.name} --> {consumer.name}")
         if bias is not None:
-            _unsqueeze(network, consumer, 1 - position, bias)
-        after = _exchange(network, squeeze, consumer)
+            _insert_unsqueeze(network, consumer, 1 - position, bias)
+        after = _move_squeeze_after(network, squeeze, consumer)
         q = q_after(after.out)
         if q is not None and can_absorb(q):
             logged_pass = "VanillaSwapWithFollowingQ"
@@ -71,13 +71,13 @@ class SqueezePushDownJoin(Pass):
             network.swap(after, q)
 
 
-def _unsqueeze(network: Network, consumer: Layer, position: int, constant: Layer) -> None:
+def _insert_unsqueeze(network: Network, consumer: Layer, position: int, constant: Layer) -> None:
     name = f"unsqueeze_node_after_{constant.name}_{consumer.inputs[position].name}"
     unsqueeze = create_shuffle(name, constant.rank)
     network.insert_before(consumer, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
 
 
-def _exchange(network: Network, squeeze: Layer, consumer: Layer) -> Layer:
+def _move_squeeze_after(network: Network, squeeze: Layer, consumer: Layer) -> Layer:
     network.set_input(consumer, consumer.inputs.index(squeeze.out), squeeze.data)
     out = consumer.out
     unsqueezed = Tensor(f"{consumer.name}_out_tensor", out.source, out.elem_type)

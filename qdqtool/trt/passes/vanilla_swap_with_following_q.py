@@ -70,10 +70,10 @@ class VanillaSwapWithFollowingQ(Pass):
                 if network.reports_reasons:
                     self._refuse_consumers(op, q)
             elif can_absorb(q):
-                self._swap(network, op, q, op.passage)
+                self._swap_with_q(network, op, q, op.passage)
                 queue.append(q)
 
-    def _swap(self, network: Network, op: Layer, q: Layer, passage: QPassage) -> None:
+    def _swap_with_q(self, network: Network, op: Layer, q: Layer, passage: QPassage) -> None:
         q.add_cases(passage.case)
         self.fire_running(SINGLE, op)
         self.fire(SINGLE, q, SWAPPING, op.name, q.name)

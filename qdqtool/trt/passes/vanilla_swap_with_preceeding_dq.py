@@ -95,14 +95,14 @@ class VanillaSwapWithPreceedingDQ(Pass):
                     operators = list(filter(_can_pass, dq.out.consumers))
                     queue.extend(self._copy_dq(network, COPIED, dq, operators))
                 else:
-                    self._refuse(dq)
+                    self._refuse_dq(dq)
             elif _can_pass(op) and dq_before(op.data) is dq and not is_computed_in_float(op, dq):
                 case = _choose_case(dq, op)
                 if case is not None:
-                    self._swap(network, case, dq, op)
+                    self._swap_with_dq(network, case, dq, op)
                     queue.append(dq)
 
-    def _swap(self, network: Network, case: Case, dq: Layer, op: Layer) -> None:
+    def _swap_with_dq(self, network: Network, case: Case, dq: Layer, op: Layer) -> None:
         assert op.passage is not None
         if case is PER_CHANNEL and dq.quant is not None and dq.quant.axis is not None:
             dq.quant = replace(dq.quant, axis=_axis_after(dq.quant.axis, op))
@@ -145,7 +145,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
             network.remove_if_unused(dq)
         return copies
 
-    def _refuse(self, dq: Layer) -> None:
+    def _refuse_dq(self, dq: Layer) -> None:
         """Record that a DQ does not move, if it could pass one of its several consumers.
 
         The case ``SEVERAL`` is recorded with these operators and their consumers, because their

@@ -220,11 +220,11 @@ def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> 
     for name in model.inputs:
         if model.elem_type(name) in _UNSUPPORTED_TYPES:
             kind = onnx.TensorProto.DataType.Name(model.elem_type(name)).lower()
-            yield _fault(name, FaultKind.OPERATOR, UnsupportedForm.INPUT, kind)
+            yield _create_fault(name, FaultKind.OPERATOR, UnsupportedForm.INPUT, kind)
     for node in model.ordered:
         if node.domain in STANDARD:
             yield from (
-                _fault(node.name, FaultKind.OPERATOR, form, node.op)
+                _create_fault(node.name, FaultKind.OPERATOR, form, node.op)
                 for test, form in _FORMS_BY_OPERATOR.get(node.op, ())
                 if test(node, states.types.get(node.input(0), 0))
             )
@@ -238,7 +238,7 @@ def _check_constants(model: Model) -> Iterator[Reason]:
     for name in constants:
         constant_type = model.elem_type(name)
         if constant_type in _BAD_CONSTANTS:
-            yield _fault(name, FaultKind.CONSTANT_TYPE, _BAD_CONSTANTS[constant_type])
+            yield _create_fault(name, FaultKind.CONSTANT_TYPE, _BAD_CONSTANTS[constant_type])
 
 
 def _check_node(states: GraphStates, node: Node) -> Iterator[Reason]:
@@ -251,27 +251,27 @@ def _check_node(states: GraphStates, node: Node) -> Iterator[Reason]:
     elif node.op in UNSUPPORTED and node.domain in STANDARD:
         is_plugin = node.op in _PLUGINS
         form = UnsupportedForm.PLUGIN if is_plugin else UnsupportedForm.OPERATOR
-        yield _fault(node.name, FaultKind.OPERATOR, form, node.op)
+        yield _create_fault(node.name, FaultKind.OPERATOR, form, node.op)
     elif node.op == "NonMaxSuppression":
-        yield _fault(node.name, FaultKind.NMS)
+        yield _create_fault(node.name, FaultKind.NMS)
     elif node.op in _CHECKS:
         yield from _CHECKS[node.op](states, node)
 
 
-def _fault(name: str, fault: FaultKind, *values: str) -> CompilerFault:
+def _create_fault(name: str, fault: FaultKind, *values: str) -> CompilerFault:
     return CompilerFault(COMPILER, name, fault, values)
 
 
 def _check_cast(states: GraphStates, node: Node) -> Iterator[Reason]:
     is_uint8 = node.attributes.get("to") == onnx.TensorProto.UINT8
     if is_uint8 and not states.model.is_output(node.output):
-        yield _fault(node.name, FaultKind.OPERATOR, UnsupportedForm.UINT8_BETWEEN, node.op)
+        yield _create_fault(node.name, FaultKind.OPERATOR, UnsupportedForm.UINT8_BETWEEN, node.op)
 
 
 def _check_instance_norm(states: GraphStates, node: Node) -> Iterator[Reason]:
     shape = states.model.shape(node.input(0))
     if shape is not None and all(d == 1 for d in shape[2:]):
-        yield _fault(node.name, FaultKind.ONE_VALUE)
+        yield _create_fault(node.name, FaultKind.ONE_VALUE)
 
 
 def _check_convolution(states: GraphStates, node: Node) -> Iterator[Reason]:
@@ -283,12 +283,12 @@ def _check_convolution(states: GraphStates, node: Node) -> Iterator[Reason]:
     if data and weights and not is_computed_alike:
         kind = "IConvolutionLayer" if node.op == "Conv" else "IDeconvolutionLayer"
         names = (str(_TYPE_NAMES.get(elem_type, elem_type)) for elem_type in (data, weights))
-        yield _fault(node.name, FaultKind.FLOAT_TYPES, kind, *names)
+        yield _create_fault(node.name, FaultKind.FLOAT_TYPES, kind, *names)
         return
     if data in _TYPE_NAMES and data not in WIDTH:
-        yield _fault(node.name, FaultKind.INTEGERS, _TYPE_NAMES[data])
+        yield _create_fault(node.name, FaultKind.INTEGERS, _TYPE_NAMES[data])
     if node.op == "Conv" and _reads_int8_and_int4(states, node):
-        yield _fault(node.name, FaultKind.INT4_WEIGHTS)
+        yield _create_fault(node.name, FaultKind.INT4_WEIGHTS)
 
 
 def _reads_int8_and_int4(states: GraphStates, node: Node) -> bool:
@@ -327,10 +327,10 @@ def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Rea
             yield bias
             return
         if source == onnx.TensorProto.UINT8 and node.input(0) in states.model.inputs:
-            yield _fault(name, FaultKind.UINT8_INPUT)
+            yield _create_fault(name, FaultKind.UINT8_INPUT)
     output_type = _BAD_CONSTANTS.get(node.integer("output_dtype", 0))
     if output_type is not None and not node.input(2):
-        yield _fault(name, FaultKind.OUTPUT_TYPE, output_type)
+        yield _create_fault(name, FaultKind.OUTPUT_TYPE, output_type)
     yield from _check_scale(states, node, name)
     yield from _check_zero_point(states, node, name)
 
@@ -360,7 +360,7 @@ def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Reason 
         blocks = bool(node.integer("block_size", 0))
         yield fault_checks.check_scale_rank(COMPILER, name, shape, blocks, is_accepted=blocks)
         if blocks and axis % max(len(dims), 1) < len(dims) - 2:
-            yield _fault(name, FaultKind.BLOCKS, str(axis))
+            yield _create_fault(name, FaultKind.BLOCKS, str(axis))
         return
     axis += len(dims) if -len(dims) <= axis < 0 else 0
     yield fault_checks.check_scale_count(COMPILER, name, shape[0], axis, dims, strict=True)
@@ -372,7 +372,7 @@ def _check_computed_scale(states: GraphStates, node: Node, name: str) -> Iterato
         q = producer if producer is not None and qdq.is_q(producer) else node
         is_weight = q.input(0) in states.constants.with_quantizers
         fault = FaultKind.WEIGHTS_SCALE if is_weight else FaultKind.SCALE
-        yield _fault(name, fault, node.input(1))
+        yield _create_fault(name, fault, node.input(1))
 
 
 def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Reason | None]:
@@ -380,7 +380,7 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
     if not zero_point:
         return
     if zero_point not in constants.plain:
-        yield _fault(name, FaultKind.ZERO_POINT, zero_point)
+        yield _create_fault(name, FaultKind.ZERO_POINT, zero_point)
         return
     shape, scales = constants.shape(zero_point), states.scale_shape(node)
     precision = qdq.read_params(states.model, node).precision
@@ -416,7 +416,7 @@ def find_half_scale_fault(
     verdict = resolve_precision(states.model, node, left, right, capabilities)
     if isinstance(verdict, Reason) and not isinstance(verdict, FloatFp8Column):
         return None
-    return _fault(node.name, FaultKind.HALF_SHAPE1, right.dq.name)
+    return _create_fault(node.name, FaultKind.HALF_SHAPE1, right.dq.name)
 
 
 def find_mixed_types_fault(
@@ -435,7 +435,7 @@ def find_mixed_types_fault(
     }
     if types != {Precision.INT8, Precision.FP8}:
         return None
-    return _fault(node.name, FaultKind.MIXED_TYPES, *sorted(types))
+    return _create_fault(node.name, FaultKind.MIXED_TYPES, *sorted(types))
 
 
 def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Reason]:
@@ -446,7 +446,7 @@ def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Rea
         word, first = _FIRST_CAPABILITIES[precision]
         lacking = ", ".join(f"sm{c}" for c in capabilities if c < first)
         if lacking:
-            yield _fault(node.name, FaultKind.HARDWARE_TYPE, word, lacking, str(first))
+            yield _create_fault(node.name, FaultKind.HARDWARE_TYPE, word, lacking, str(first))
 
 
 # Name of a type in messages, and the first compute capability with this type.

@@ -430,7 +430,7 @@ class IntegerMotion:
         """Return a float state, or the state itself if the node has no effect (a 1x1 pooling)."""
         is_identity = self._keeps_shape(node)
         if node.op == "AveragePool":
-            is_identity = _is_single(node) and not any(node.attributes.get("pads", []))
+            is_identity = _is_unit_pooling(node) and not any(node.attributes.get("pads", []))
         elif node.op == "Einsum":  # an Einsum of one input may only reorder axes
             terms = str(node.attributes.get("equation", "")).replace(" ", "").split("->")
             is_identity = (
@@ -448,7 +448,7 @@ class IntegerMotion:
         moves up to its output: the compiler then creates an INT8 pooling for the Q, and a float
         pooling for the other consumers.
         """
-        if _is_single(node):
+        if _is_unit_pooling(node):
             return state
         if state.precision == Precision.FP8:
             return _to_float_state(LossCause.FP8_POOL, node, state)
@@ -487,7 +487,7 @@ def _to_float_state(reason: LossCause, node: Node, state: IntegerState) -> Float
     return FloatState(reason, node, state.dq)
 
 
-def _is_single(pool: Node) -> bool:
+def _is_unit_pooling(pool: Node) -> bool:
     sizes = (*pool.attributes.get("kernel_shape", [0]), *pool.attributes.get("strides", [1]))
     return all(size == 1 for size in sizes)
 

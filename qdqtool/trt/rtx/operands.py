@@ -109,27 +109,27 @@ def resolve_precision(
         capabilities: Compute capabilities to build for, such as 89 for SM89.
     """
     if isinstance(left, FloatState) or isinstance(right, FloatState):
-        return _explain_float_side(node, left, right)
+        return _explain_float_operand(node, left, right)
     deconvolution = check_deconvolution(COMPILER, node)
     if deconvolution is not None:
         return deconvolution
     if node.op == "Conv":
-        loss = _convolution_loss(node, left, right)
+        loss = _find_convolution_loss(node, left, right)
     else:
-        loss = _product_loss(model, node, left, right)
+        loss = _find_product_loss(model, node, left, right)
     if loss is not None:
         return loss
     for state in (left, right):
         if state.width > state.narrowest:
-            return integer_loss(node, LossCause.CAST, node, state.dq)
+            return create_integer_loss(node, LossCause.CAST, node, state.dq)
     if left.precision in BYTES and right.precision in (*BYTES, Precision.INT4):
         return Precision.INT8
     if left.precision == right.precision == Precision.FP8:
         return find_fp8_obstacle(model, node, left.dq, right.scalar, capabilities) or Precision.FP8
-    return integer_loss(node, LossCause.TYPES, node, left.dq)
+    return create_integer_loss(node, LossCause.TYPES, node, left.dq)
 
 
-def integer_loss(
+def create_integer_loss(
     node: Node, reason: LossCause, place: Node | None, dq: Node | None, weights: bool = False
 ) -> IntegersLost:
     """Return the reason why a node cannot multiply integers.
@@ -146,33 +146,33 @@ def integer_loss(
     return IntegersLostAtJoin(*values) if reason is LossCause.JOIN_SCALE else IntegersLost(*values)
 
 
-def _explain_float_side(node: Node, left: State, right: State) -> Reason:
+def _explain_float_operand(node: Node, left: State, right: State) -> Reason:
     if isinstance(left, FloatState):
         if left.reason is not None:
-            return integer_loss(node, left.reason, left.node, left.dq)
+            return create_integer_loss(node, left.reason, left.node, left.dq)
         quantized = not isinstance(right, FloatState) or right.reason is not None
         return InputNotDequantized(COMPILER, node.name, node.input(0), "", "", quantized)
     assert isinstance(right, FloatState)
     if right.reason is not None:
-        return integer_loss(node, right.reason, right.node, right.dq, weights=True)
+        return create_integer_loss(node, right.reason, right.node, right.dq, weights=True)
     return WeightsNotDequantized(COMPILER, node.name, node.input(1), left.dq.name)
 
 
-def _convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Reason | None:
+def _find_convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Reason | None:
     if left.axes:
-        return integer_loss(node, LossCause.INPUT_AXIS, node, left.dq)
+        return create_integer_loss(node, LossCause.INPUT_AXIS, node, left.dq)
     if not left.scalar:
-        return integer_loss(node, LossCause.INPUT_SHAPE1, node, left.dq)
+        return create_integer_loss(node, LossCause.INPUT_SHAPE1, node, left.dq)
     if left.pad is not None and node.attributes.get("auto_pad", "NOTSET") != "NOTSET":
-        return integer_loss(node, LossCause.PAD, left.pad, left.dq)
+        return create_integer_loss(node, LossCause.PAD, left.pad, left.dq)
     if right.pad is not None:
-        return integer_loss(node, LossCause.PAD, right.pad, right.dq, weights=True)
+        return create_integer_loss(node, LossCause.PAD, right.pad, right.dq, weights=True)
     if right.axes - {0}:
-        return integer_loss(node, LossCause.WEIGHTS_AXIS, node, right.dq)
+        return create_integer_loss(node, LossCause.WEIGHTS_AXIS, node, right.dq)
     return None
 
 
-def _product_loss(
+def _find_product_loss(
     model: Model, node: Node, left: IntegerState, right: IntegerState
 ) -> Reason | None:
     """Return a reason if scales or a Pad keep a matrix product from multiplying integers.
@@ -181,10 +181,10 @@ def _product_loss(
     batch.
     """
     if left.pad is not None or right.pad is not None:
-        return integer_loss(node, LossCause.PAD, left.pad or right.pad, left.dq)
+        return create_integer_loss(node, LossCause.PAD, left.pad or right.pad, left.dq)
     for position, state in enumerate((left, right)):
         if state.axes and state.axes - _free_axes(model, node, position):
-            return integer_loss(node, LossCause.SUM_AXIS, node, state.dq, weights=position == 1)
+            return create_integer_loss(node, LossCause.SUM_AXIS, node, state.dq, weights=position == 1)
     return None
 
 
@@ -253,7 +253,7 @@ class ConstantTensors:
         if tensor not in self._values:
             self._values[tensor] = None  # ends the recursion if a tensor depends on itself
             try:
-                self._values[tensor] = self._compute(tensor)
+                self._values[tensor] = self._compute_value(tensor)
             except RecursionError:  # only a hostile model has a thousand constant nodes in a row
                 return None
         return self._values[tensor]
@@ -264,7 +264,7 @@ class ConstantTensors:
             return None
         return np.asarray(dims, dtype=np.int64)
 
-    def _compute(self, tensor: str) -> npt.NDArray[Any] | None:
+    def _compute_value(self, tensor: str) -> npt.NDArray[Any] | None:
         if tensor not in self.plain:
             return None
         shape = self.model.constant_shape(tensor)

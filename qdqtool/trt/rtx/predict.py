@@ -20,7 +20,7 @@ from qdqtool.trt.rtx.compiler_faults import (
     find_mixed_types_fault,
 )
 from qdqtool.trt.rtx.graph_states import GraphStates
-from qdqtool.trt.rtx.operands import IntegerState, State, integer_loss, resolve_precision
+from qdqtool.trt.rtx.operands import IntegerState, State, create_integer_loss, resolve_precision
 from qdqtool.trt.targets import RTX, Target
 
 
@@ -129,7 +129,7 @@ def _predict_node(
         return None, None
     verdict = resolve_precision(states.model, node, left, right, target.capabilities)
     if verdict == Precision.INT8 and not target.has_int8:
-        verdict = integer_loss(node, LossCause.TURING, None, None)
+        verdict = create_integer_loss(node, LossCause.TURING, None, None)
     float_type = precision_of(states.types.get(node.input(0), 0))
     if not float_type.is_float:
         float_type = Precision.FP32
