@@ -77,10 +77,15 @@ def compute_loss(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) 
             > 0
         )
         usable = inside & present[:, :, None]
-        align_sequences = torch.where(usable, align_sequences + 1e-9, torch.zeros_like(align_sequences))
+        align_sequences = torch.where(
+            usable, align_sequences + 1e-9, torch.zeros_like(align_sequences)
+        )
         best = align_sequences.topk(8, 2)
         chosen = (
-            torch.zeros_like(align_sequences).scatter(2, best.indices, (best.values > 0).to(align_sequences.dtype)) > 0
+            torch.zeros_like(align_sequences).scatter(
+                2, best.indices, (best.values > 0).to(align_sequences.dtype)
+            )
+            > 0
         )
         overlap = torch.where(chosen, overlap, torch.full_like(overlap, -1.0))
         owner = overlap.argmax(1)

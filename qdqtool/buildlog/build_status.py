@@ -55,7 +55,9 @@ def set_build_status(build: Build) -> None:
         build.gaps.append(listing_gap)
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
         build.gaps.append(Gap(Section.END))
-    build.complete = bool(layers) and not build.names_only and not any(map(_is_harmful_gap, build.gaps))
+    build.complete = (
+        bool(layers) and not build.names_only and not any(map(_is_harmful_gap, build.gaps))
+    )
 
 
 def _is_harmful_gap(gap: Gap) -> bool:

@@ -164,11 +164,15 @@ def format_dot(drawing: EngineDrawing) -> str:
         shape = "" if box.role == LAYER else ", shape=oval"
         label = _format_label([text for text in box.lines if text])
         colors = f'fillcolor="{FILL[box.precision]}", color="{LINE[box.precision]}"'
-        lines.append(f"  {box.key} [label={label}, tooltip={_format_label([box.tip])}, {colors}{shape}];")
+        lines.append(
+            f"  {box.key} [label={label}, tooltip={_format_label([box.tip])}, {colors}{shape}];"
+        )
     for arrow in drawing.arrows:
         color = LINE[arrow.precision]
         source, target = (drawing.boxes[place].key for place in (arrow.source, arrow.target))
-        lines.append(f'  {source} -> {target} [label={_format_label(arrow.lines)}, color="{color}"];')
+        lines.append(
+            f'  {source} -> {target} [label={_format_label(arrow.lines)}, color="{color}"];'
+        )
     return as_text([*lines, "}"])
 
 

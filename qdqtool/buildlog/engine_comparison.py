@@ -202,7 +202,12 @@ def _find_signature(row: LayerCost) -> _LayerSignature:
     maps = layer.extras.get("OutMaps")
     return _LayerSignature(
         _find_family(row),
-        (_count_channels(layer.inputs), _count_channels(layer.outputs), str(kernel or ""), str(maps or "")),
+        (
+            _count_channels(layer.inputs),
+            _count_channels(layer.outputs),
+            str(kernel or ""),
+            str(maps or ""),
+        ),
         (_shape_without_batch(layer.inputs), _shape_without_batch(layer.outputs)),
         len(layer.inputs),
     )

@@ -172,7 +172,8 @@ def split_lines(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-# Fields that `merge_build` combines. All other fields are copied from the other build if they are empty.
+# Fields that `merge_build` combines. All other fields are copied from the other build if they are
+# empty.
 _COMBINED_FIELDS = frozenset(
     ("source", "files", "messages", "notes", "lines", "layers", "listing", "second_layers", "gaps")
 )

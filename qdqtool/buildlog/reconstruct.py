@@ -219,7 +219,8 @@ class _GraphRebuilder:
     def _make_graph_inputs(self) -> list[onnx.ValueInfoProto]:
         if self.build.parse.inputs:
             return [
-                _make_value_info(t.name, _find_printed_type(t), t.shape) for t in self.build.parse.inputs
+                _make_value_info(t.name, _find_printed_type(t), t.shape)
+                for t in self.build.parse.inputs
             ]
         produced = self.outputs.union(self.build.parse.initializers)
         return [
@@ -470,7 +471,10 @@ def _infer_window(
         return
     edges = list(zip(source[2:], target[2:], strict=True))
     listed_sizes = itertools.chain(attributes.get("kernel_shape", ()), itertools.repeat(0))
-    sizes = [size or _guess_pooling_window(*edge) for edge, size in zip(edges, listed_sizes, strict=False)]
+    sizes = [
+        size or _guess_pooling_window(*edge)
+        for edge, size in zip(edges, listed_sizes, strict=False)
+    ]
     if "kernel_shape" not in attributes:
         node.infer(kernel_shape=sizes)
     node.infer_window([_fit_window(*edge, size) for edge, size in zip(edges, sizes, strict=True)])

@@ -223,7 +223,9 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
         head = file.read(compression.HEAD)
     if head[:1] == _IR_VERSION:
         return True
-    file_type = file_types.recognize_file_type(name, head) if not compression.find_magic(head) else None
+    file_type = (
+        file_types.recognize_file_type(name, head) if not compression.find_magic(head) else None
+    )
     if file_type is not None and not file_type.is_build_record:
         raise file_types.wrong_file_error(name, head, error=QdqtoolError)
     return False

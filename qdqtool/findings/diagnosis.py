@@ -369,7 +369,9 @@ def _report_requantization(recorded: RecordedReasons, conversion: RemainingConve
     _add_conversion_finding(recorded, conversion, ((diagnosis.code, diagnosis.node),))
 
 
-def _joins_different_scales(recorded: RecordedReasons, join: str, conversion: RemainingConversion) -> bool:
+def _joins_different_scales(
+    recorded: RecordedReasons, join: str, conversion: RemainingConversion
+) -> bool:
     return recorded.first_reason(ConcatScales, join) is not None or have_different_scales(
         sibling_quantizers(conversion)
     )

@@ -64,7 +64,9 @@ def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite 
         return None
 
     def apply(editor: Editor) -> None:
-        editor.redirect_consumers(dq.output, editor.add_constant(f"{dq.input(0)}_float", dequantize()))
+        editor.redirect_consumers(
+            dq.output, editor.add_constant(f"{dq.input(0)}_float", dequantize())
+        )
         editor.remove(dq)
 
     return FixSite(dq.name, f"{dq.name}: {description}", apply)

@@ -218,7 +218,9 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         page.add_row("", _describe_unconfirmed(losses))
     title = _format_title(insertion)
     for loss in losses.tensors if page.everything else confirmed:
-        page.fill(f"{_describe_activation_loss(loss)}{_describe_cost(loss, title)}", 19, f"{'':17}- ")
+        page.fill(
+            f"{_describe_activation_loss(loss)}{_describe_cost(loss, title)}", 19, f"{'':17}- "
+        )
     for loss in confirmed[:1]:
         # add_row() does not split words, so the option can be copied.
         page.add_row("", f"Try: --exclude {_exclude_pattern(loss)}")

@@ -13,7 +13,12 @@ from qdqtool.findings.report import title_of
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats import verdicts
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, fixed_model_path
-from qdqtool.formats.time_text import add_slowest_layers, add_speed_verdict, describe_saving, format_ms
+from qdqtool.formats.time_text import (
+    add_slowest_layers,
+    add_speed_verdict,
+    describe_saving,
+    format_ms,
+)
 from qdqtool.ir.input_shapes import ModelInfo
 from qdqtool.ir.precision import EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Severity

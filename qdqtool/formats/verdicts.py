@@ -50,7 +50,9 @@ def verdict(prediction: Prediction, *, half: bool = True) -> str:
         return f"Nothing is quantized: {describe_layer_counts(prediction)} in {float_type}"
     rows = describe_layers_by_kind(prediction, float_type, nouns=True)
     if not rows:
-        return f"{describe_uncovered_types(prediction, float_type)}{describe_layer_counts(prediction)}"
+        return (
+            f"{describe_uncovered_types(prediction, float_type)}{describe_layer_counts(prediction)}"
+        )
     if prediction.conversions is not None:
         number, dependence = count_conversions(prediction)
         verb = "remains" if number == 1 else "remain"

@@ -9,7 +9,7 @@ from qdqtool.insertion.placement import find_fp8_obstacle, is_average_pooling
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.ir.qdq import find_pair, find_float_tensor, is_qdq
+from qdqtool.ir.qdq import find_float_tensor, find_pair, is_qdq
 
 
 def convert_pairs_to_fp8(model: Model) -> list[str]:

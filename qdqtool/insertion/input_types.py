@@ -202,7 +202,9 @@ def _convert_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Prepro
     if pixels != tensor:
         editor.redirect_consumers(tensor, pixels, quantizers)
     if floats:
-        editor.redirect_consumers(tensor, _insert_preprocessing(editor, tensor, pixels, preprocess), floats)
+        editor.redirect_consumers(
+            tensor, _insert_preprocessing(editor, tensor, pixels, preprocess), floats
+        )
     editor.set_type([name], TensorProto.UINT8)
     text = f"input '{name}' is uint8: feed pixels from 0 to 255"
     if quantizers:

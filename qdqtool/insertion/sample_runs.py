@@ -93,7 +93,9 @@ def compute_sample_values(
     """
     nodes = [helper.make_node("Shape", [t], [name]) for t, name in shapes.items()]
     outputs = [*tensors, *shapes.values()]
-    (values,) = next(run_samples([copy_with_nodes(model, nodes)], outputs, data, images, 1, exact=True))
+    (values,) = next(
+        run_samples([copy_with_nodes(model, nodes)], outputs, data, images, 1, exact=True)
+    )
     return values
 
 

@@ -150,7 +150,9 @@ class Editor:
             proto.input.append("")
         proto.input[position] = tensor
 
-    def redirect_consumers(self, old: str, new: str, consumers: Iterable[Node] | None = None) -> None:
+    def redirect_consumers(
+        self, old: str, new: str, consumers: Iterable[Node] | None = None
+    ) -> None:
         """Make the consumers of a tensor (all by default) read another tensor."""
         for node in self.model.consumers(old) if consumers is None else consumers:
             proto = self.edit_proto(node)

@@ -206,7 +206,11 @@ class Model:
         proto_names = [proto.name for proto in protos]
         counts = Counter(proto_names)
         self.nodes = [
-            Node(index, name if name and counts[name] == 1 else _unique_node_name(proto, counts), proto)
+            Node(
+                index,
+                name if name and counts[name] == 1 else _unique_node_name(proto, counts),
+                proto,
+            )
             for index, (name, proto) in enumerate(zip(proto_names, protos, strict=True))
         ]
 

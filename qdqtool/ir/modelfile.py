@@ -187,7 +187,9 @@ def _load_source(model: ModelSource) -> Model:
     if is_graphsurgeon(model):
         return _load_source(from_graphsurgeon(model))
     if isinstance(model, bytes):
-        return _index_model(_parse_model(model, "model in memory"), hashlib.sha256(model).hexdigest())
+        return _index_model(
+            _parse_model(model, "model in memory"), hashlib.sha256(model).hexdigest()
+        )
     path = Path(model)
     data = _read_file(path)
     base_dir = str(path.resolve().parent)
@@ -198,7 +200,9 @@ def _load_source(model: ModelSource) -> Model:
     return _index_model(proto, sha256, str(path), base_dir)
 
 
-def _index_model(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = "") -> Model:
+def _index_model(
+    source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = ""
+) -> Model:
     """Return the indexed model of a message. The message is not changed.
 
     In a copy of the message, nodes of functions and of constant Ifs move to the main graph, and

@@ -240,7 +240,9 @@ _POINTWISE = documented(
 )
 
 
-def _activation_operator(name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = False) -> Operator:
+def _activation_operator(
+    name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = False
+) -> Operator:
     return Operator(name, LayerKind.ACTIVATION, activation=ActivationFunction(kind, case, gate))
 
 

@@ -206,7 +206,9 @@ class _QuantizerFinder:
         if _PT2E_QUANTIZE.fullmatch(node.op):
             return self._read_pt2e(node)
         if node.op.startswith("choose_qparams"):
-            return _create_inexpressible(QuantizerForm.PT2E, (node,), "it chooses scales at run time")
+            return _create_inexpressible(
+                QuantizerForm.PT2E, (node,), "it chooses scales at run time"
+            )
         if node.op in _MODELOPT:
             return _create_inexpressible(
                 QuantizerForm.MODELOPT,

@@ -577,7 +577,9 @@ def _find_combined_producers(
     return producers
 
 
-def _find_weighted_sources(model: Model, tensor: str, *, reduced: bool = False) -> tuple[set[int], bool]:
+def _find_weighted_sources(
+    model: Model, tensor: str, *, reduced: bool = False
+) -> tuple[set[int], bool]:
     """Return the nearest layers with weights from which a tensor is computed.
 
     Args:

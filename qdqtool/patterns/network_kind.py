@@ -80,7 +80,13 @@ def find_non_detector_kind(model: Model) -> NonDetectorKind | None:
     if not {node.op for node in model.nodes}.isdisjoint(_SUPPRESSION):
         return None
     resolved = _resolve_shapes(model)
-    checks = (_find_single_channel, _find_classifier, _find_map_network, _find_transformer, _find_token_network)
+    checks = (
+        _find_single_channel,
+        _find_classifier,
+        _find_map_network,
+        _find_transformer,
+        _find_token_network,
+    )
     kinds = (check(resolved) for check in checks)
     return next((kind for kind in kinds if kind is not None), None)
 
@@ -141,7 +147,9 @@ def _find_classifier(model: Model) -> NonDetectorKind | None:
         return None
     first = f"the network's output '{model.outputs[0]}'"
     if all(_has_no_batch_axis(model, shape) for shape in shapes):
-        return NonDetectorKind(NetworkKind.ROWS, f"{first} has rows without a batch axis, as in SCRFD")
+        return NonDetectorKind(
+            NetworkKind.ROWS, f"{first} has rows without a batch axis, as in SCRFD"
+        )
     if all(_has_no_positions(shape) for shape in shapes):
         text = ", ".join("?" if size is None else str(size) for size in shapes[0])
         return NonDetectorKind(
@@ -198,10 +206,14 @@ def _find_map_network(model: Model) -> NonDetectorKind | None:
             NetworkKind.IMAGE, f"{first} is an image, as in super-resolution or restoration"
         )
     if _are_features(model, shapes, known_strides):
-        return NonDetectorKind(NetworkKind.CLASSIFIER, f"{first} is a feature map, as in a backbone")
+        return NonDetectorKind(
+            NetworkKind.CLASSIFIER, f"{first} is a feature map, as in a backbone"
+        )
     is_single = len(shapes) == 1 and _last_operator(model) != "Concat"
     if max(known_strides) <= (_MAP_STRIDE if is_single else _DENSE_STRIDE):
-        return NonDetectorKind(NetworkKind.MAP, f"{first} is a map, as in segmentation, depth or pose")
+        return NonDetectorKind(
+            NetworkKind.MAP, f"{first} is a map, as in segmentation, depth or pose"
+        )
     return None
 
 

@@ -48,7 +48,7 @@ def fold_constants(model: Model) -> Model:
     """Replace constant nodes, and nodes that convert or slice constants, by initializers."""
     editor = Editor(model)
     for tensor, value in _compute_constants(model).items():
-        editor.redirect(tensor, editor.add_constant(f"{tensor}_value", value))
+        editor.redirect_consumers(tensor, editor.add_constant(f"{tensor}_value", value))
         if not editor.is_captured(tensor):
             editor.remove(model.producers[tensor])
     return editor.finish()
@@ -101,7 +101,7 @@ def transpose_weights(model: Model) -> Model:
             editor.set_input(q, 0, editor.add_constant(name, np.transpose(weights, order)))
             for quantizer in (q, dq):
                 _move_axis(editor.edit_proto(quantizer), order)
-            editor.redirect(node.output, dq.output)
+            editor.redirect_consumers(node.output, dq.output)
             editor.remove(node)
     return editor.finish()
 
@@ -134,7 +134,7 @@ def merge_pairs(model: Model) -> Model:
         if not any(needs_own_dq(consumer) for consumer in model.consumers(dq.output)):
             shared = shared_dqs.setdefault(first.output, dq)
             if shared is not dq:
-                editor.redirect(dq.output, shared.output)
+                editor.redirect_consumers(dq.output, shared.output)
                 editor.remove(dq)
     return editor.finish()
 

@@ -31,7 +31,8 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target
 PLAN_ATTRIBUTE = "qdqtool_plan"
 CHECKPOINT_FORMAT = "qdqtool/qat/1"
 # Attributes that hold quantizers. Both backends use the same names, so a checkpoint loads with
-# either backend. The names begin with an underscore because other tools recognize_file_type networks of
+# either backend. The names begin with an underscore because other tools recognize_file_type
+# networks of
 # ModelOpt by the names without it.
 INPUT_QUANTIZER = "_input_quantizer"
 RESIDUAL_QUANTIZER = "_residual_quantizer"

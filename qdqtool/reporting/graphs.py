@@ -213,7 +213,9 @@ class _OnnxDrawing:
     def _tensor_precision(self, tensor: str) -> Precision:
         return qdq.precision_of(self.index.elem_type(tensor))
 
-    def _create_edge(self, source: int, target: int, tensor: str, marks: list[data.EdgeMark]) -> data.Edge:
+    def _create_edge(
+        self, source: int, target: int, tensor: str, marks: list[data.EdgeMark]
+    ) -> data.Edge:
         """Return an edge without precision, which :meth:`_set_precisions` sets later."""
         shape = self.collector.format_shape(tensor)
         return data.Edge(source, target, display_name(tensor), "", "", marks, shape)

@@ -134,7 +134,9 @@ def _convert_dataclasses(value: Any) -> Any:
     if kind is list or kind is tuple:
         return [_convert_dataclasses(item) for item in value]
     if dataclasses.is_dataclass(kind):
-        return {name: _convert_dataclasses(getattr(value, name)) for name in kind.__dataclass_fields__}
+        return {
+            name: _convert_dataclasses(getattr(value, name)) for name in kind.__dataclass_fields__
+        }
     if isinstance(value, dict):
         return {key: _convert_dataclasses(item) for key, item in value.items()}
     return value

@@ -76,7 +76,9 @@ def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
     return agreement
 
 
-def _add_measured_times(agreement: data.BuildAgreement, result: Verification, build: Build | None) -> None:
+def _add_measured_times(
+    agreement: data.BuildAgreement, result: Verification, build: Build | None
+) -> None:
     if result.times is not None:
         agreement.measured_ms = result.times["built_ms"]
         agreement.measured_from = result.times["built_from"]

@@ -201,7 +201,9 @@ def check_scale_plausible(
         maxima = np.broadcast_to(_compute_weight_maxima(model, node, values.size), values.shape)
         bad &= find_extreme_scales(values, maxima)
         if bad.any():
-            return create_weight_scale_fault(pass_name, node.name, values[bad], maxima[bad], values.size)
+            return create_weight_scale_fault(
+                pass_name, node.name, values[bad], maxima[bad], values.size
+            )
         return None
     if owner == ScaleOwner.ACTIVATION:
         bad &= large | (values <= limit)

@@ -272,7 +272,10 @@ class Importer:
         names = [name for name in node.inputs[1:] if name]
         computed = [name for name in names if not self.model.is_constant(name)]
         constants = [name for name in names if self.model.is_constant(name)]
-        layer = self._add_node(node, [x, *map(self._find_input_tensor, constants), *map(self._find_input_tensor, computed)])
+        layer = self._add_node(
+            node,
+            [x, *map(self._find_input_tensor, constants), *map(self._find_input_tensor, computed)],
+        )
         layer.quant = read_params(self.model, node)
         if x.producer is not None and x.producer.kind is _QUANTIZE:
             layer.paired_q = x.producer.nodes[0]
@@ -346,7 +349,9 @@ class Importer:
             for position, output in enumerate(node.outputs):
                 if output:
                     name = self._unique_name(node)
-                    part = self._add_layer(LayerKind.SLICE, name, [x], [self._create_tensor(output)], node)
+                    part = self._add_layer(
+                        LayerKind.SLICE, name, [x], [self._create_tensor(output)], node
+                    )
                     part.part_of_split = starts.get(position)
             return
         layer = self._import_simple(node)

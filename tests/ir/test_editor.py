@@ -69,7 +69,16 @@ def edit(model: Model, draw: st.DrawFn) -> None:
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(
             st.sampled_from(
-                ("pair", "cast", "redirect_consumers", "bypass", "constant", "parameters", "relu", "rename")
+                (
+                    "pair",
+                    "cast",
+                    "redirect_consumers",
+                    "bypass",
+                    "constant",
+                    "parameters",
+                    "relu",
+                    "rename",
+                )
             )
         )
         node = any_node()

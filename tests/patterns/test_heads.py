@@ -9,7 +9,7 @@ import pytest
 from qdqtool.findings.lint.heads import find_last_convolutions
 from qdqtool.ir.editor import make_placeholder
 from qdqtool.ir.graph import Model
-from qdqtool.patterns.heads import is_bin_sequence, find_dfl, find_head
+from qdqtool.patterns.heads import find_dfl, find_head, is_bin_sequence
 from qdqtool.patterns.view import View
 from qdqtool.trt import importer
 from qdqtool.trt.layers import WEIGHTED

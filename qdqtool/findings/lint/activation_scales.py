@@ -136,7 +136,9 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
         )
 
 
-def check_outliers_by_gains(view: View, report: FindingReport, checked: Collection[str] = ()) -> None:
+def check_outliers_by_gains(
+    view: View, report: FindingReport, checked: Collection[str] = ()
+) -> None:
     """Report scales that cover outliers after normalizations, without calibration data.
 
     Gains (scale factors) of the normalization show the outliers. Before the gains, the mean square

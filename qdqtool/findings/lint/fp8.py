@@ -53,7 +53,9 @@ def is_fp8(view: View, conv: Node) -> bool:
     return pair is not None and view.params(pair[0]).precision == Precision.FP8
 
 
-def check_fp8_channels(report: FindingReport, conv: Node, inputs: int, outputs: int, groups: int) -> None:
+def check_fp8_channels(
+    report: FindingReport, conv: Node, inputs: int, outputs: int, groups: int
+) -> None:
     """Report a convolution of FP8 whose channels or groups have no fast kernel.
 
     Args:

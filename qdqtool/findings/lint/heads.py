@@ -127,7 +127,9 @@ def _build_concat_fault(view: View, q: Node, concat: Node) -> ConcatAfterHead:
     if not scores or len(scores) == len(parts):
         raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
         return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, raw=raw)
-    of_scores = (_read_single_scale(view, c) for c in view.model.consumers(scores[0]) if qdq.is_q(c))
+    of_scores = (
+        _read_single_scale(view, c) for c in view.model.consumers(scores[0]) if qdq.is_q(c)
+    )
     first = next((value for value in of_scores if value is not None), None)
     return ConcatAfterHead(MODEL_CHECK, q.name, concat.name, scale, scores[0], own=first)
 

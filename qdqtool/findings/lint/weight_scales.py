@@ -28,8 +28,8 @@ from qdqtool.reasons.weights import WeightScales, WeightScalesCause
 from qdqtool.trt.fault_checks import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
-    find_extreme_scales,
     create_weight_scale_fault,
+    find_extreme_scales,
 )
 
 _INT8_MAX = 127.0
@@ -149,7 +149,9 @@ def _find_misfit(view: View, fits: list[_LayerFit]) -> WeightScales | None:
     misfit = _find_first_misfit(fits, checks)
     if misfit is not None and misfit.cause == WeightScalesCause.TOO_LARGE:
         misfit = None if _are_learned_scales(view, fits) else misfit
-    return misfit or _find_first_misfit(fits, (_check_exceptional_channels, _check_exceptional_layers, _check_saturated))
+    return misfit or _find_first_misfit(
+        fits, (_check_exceptional_channels, _check_exceptional_layers, _check_saturated)
+    )
 
 
 def _find_first_misfit(
@@ -173,7 +175,9 @@ def _check_swapped_axis(fits: list[_LayerFit]) -> WeightScales | None:
         f
         for f in fits
         if f.other_axis_ratios.size
-        and _largest_deviation(f.channels.ratios) > _FACTOR_TOLERANCE >= _largest_deviation(f.other_axis_ratios)
+        and _largest_deviation(f.channels.ratios)
+        > _FACTOR_TOLERANCE
+        >= _largest_deviation(f.other_axis_ratios)
     ]
     return _build_fault(WeightScalesCause.AXIS, bad, fits) if bad else None
 
@@ -280,7 +284,12 @@ def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
     )
 
 
-_GENERAL_CHECKS = (_check_swapped_axis, _check_common_factor, _check_uniform_scales, _check_channel_ranges)
+_GENERAL_CHECKS = (
+    _check_swapped_axis,
+    _check_common_factor,
+    _check_uniform_scales,
+    _check_channel_ranges,
+)
 
 
 def _check_exceptional_channels(fits: list[_LayerFit]) -> WeightScales | None:

@@ -87,7 +87,9 @@ def _report_misread_constants(view: View, report: FindingReport) -> None:
 def _check_float_types(view: View, report: FindingReport, conv: Node) -> None:
     """Report data and weights of different float types; a DQ writes the type of its scale."""
     data, weights = (_float_type(view, conv.input(i)) for i in (0, 1))
-    _report_fault(report, fault_checks.check_float_types(MODEL_CHECK, conv.name, (data, weights)), conv)
+    _report_fault(
+        report, fault_checks.check_float_types(MODEL_CHECK, conv.name, (data, weights)), conv
+    )
 
 
 def _float_type(view: View, tensor: str) -> Precision:

@@ -186,7 +186,9 @@ class PointWiseFusion(Pass):
         if layer.activation_and_add is None and _adds_other_tensor(layer, consumer):
             activation = layer.nodes[-1] if layer.nodes else layer.name
             layer.activation_and_add = activation, consumer.nodes[0]
-        layer.acts_as = SILU if _is_gated_activation(layer, consumer) else consumer.acts_as or consumer.op
+        layer.acts_as = (
+            SILU if _is_gated_activation(layer, consumer) else consumer.acts_as or consumer.op
+        )
         network.absorb_consumer(layer, consumer, name)
         layer.rank = rank
         for position in reversed(range(len(layer.inputs))):

@@ -177,7 +177,9 @@ class QuantizeConvWithResidualAdd(Pass):
 
     # Fusion -----------------------------------------------------------------------------------
 
-    def _fuse_residual_add(self, network: Network, conv: Layer, add: Layer, dq: Layer, q: Layer) -> None:
+    def _fuse_residual_add(
+        self, network: Network, conv: Layer, add: Layer, dq: Layer, q: Layer
+    ) -> None:
         """Fuse convolution, Add and Q; ``dq`` dequantizes the residual.
 
         The lines have the order of TensorRT's log. The log names other passes inside this pass.

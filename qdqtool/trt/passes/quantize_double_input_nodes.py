@@ -258,7 +258,9 @@ class QuantizeDoubleInputNodes(Pass):
         case = FP8_POINTWISE if Precision.FP8 in types else _choose_pointwise_case(layer)
         self._absorb_quantizers(network, case, layer, layer.inputs)
 
-    def _absorb_quantizers(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
+    def _absorb_quantizers(
+        self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]
+    ) -> None:
         dqs = [dq for dq in map(dq_before, inputs) if dq is not None]
         q = q_after(layer.out)
         quantizers = dqs if q is None else [*dqs, q]

@@ -64,7 +64,9 @@ def _is_column(model: Model, node: Node, weights: list[int]) -> bool:
     data = model.shape(node.input(0))
     if data is None or len(data) != 4 or (data[0], data[3]) != (1, 1):
         return False
-    is_pointwise = weights[2:] == [1, 1] and _has_unit_steps(node) and not any(_read_integers(node, "pads"))
+    is_pointwise = (
+        weights[2:] == [1, 1] and _has_unit_steps(node) and not any(_read_integers(node, "pads"))
+    )
     return is_pointwise and data[1] == weights[1] <= _COLUMN_CHANNELS
 
 
@@ -182,7 +184,9 @@ def _has_depthwise_kernel(node: Node, weights: list[int]) -> bool:
 
 
 def _has_unit_steps(node: Node) -> bool:
-    return all(step == 1 for step in (*_read_integers(node, "strides"), *_read_integers(node, "dilations")))
+    return all(
+        step == 1 for step in (*_read_integers(node, "strides"), *_read_integers(node, "dilations"))
+    )
 
 
 def _read_integers(node: Node, name: str) -> list[int]:

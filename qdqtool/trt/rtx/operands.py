@@ -184,7 +184,9 @@ def _find_product_loss(
         return create_integer_loss(node, LossCause.PAD, left.pad or right.pad, left.dq)
     for position, state in enumerate((left, right)):
         if state.axes and state.axes - _free_axes(model, node, position):
-            return create_integer_loss(node, LossCause.SUM_AXIS, node, state.dq, weights=position == 1)
+            return create_integer_loss(
+                node, LossCause.SUM_AXIS, node, state.dq, weights=position == 1
+            )
     return None
 
 
