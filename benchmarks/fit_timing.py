@@ -140,7 +140,7 @@ class Model:
     ) -> Array:
         """Return the seconds of each measurement at a fraction of the clock of its GPU."""
         lengths = np.diff([*self.starts, len(self.features.cc)])
-        features = physics.at_clock(self.features, np.repeat(shares, lengths))
+        features = physics.scale_clock(self.features, np.repeat(shares, lengths))
         kernels = self.counts * physics.kernel_seconds(features, constants, factors)
         waiting = self.launches * constants[HOST] + self.enqueued * constants[GAP]
         waiting += self.calls * constants[CALL]

@@ -35,7 +35,7 @@ from common import failure, kept_rows, parser_of, publish, table
 from torch import Tensor, nn
 
 from qdqtool import qat
-from qdqtool.qat.networks import unwrap
+from qdqtool.qat.networks import unwrap_network
 from qdqtool.qat.sites import WEIGHTED_MODULES
 from qdqtool.reasons.placement import SkipCause
 from qdqtool.trt.result import Prediction
@@ -175,7 +175,7 @@ def measured(name: str) -> dict[str, Any]:
 def _measured(name: str, path: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     made, shape = built(name)
-    network = unwrap(made)
+    network = unwrap_network(made)
 
     def pictures(count: int) -> Any:
         return sample_of(name, shape, count)
@@ -394,7 +394,7 @@ def costs(name: str, options: argparse.Namespace) -> tuple[object, ...]:
     """Return a row: number of calibrated tensors, and the ratio for each batch size."""
     torch.manual_seed(0)
     made, (channels, *_) = built(name)
-    network = unwrap(made)
+    network = unwrap_network(made)
     size = COSTS.get(name, 224)
     settle(network, lambda: call(network, torch.rand(4, channels, size, size)))
     plain = copy.deepcopy(network).eval()

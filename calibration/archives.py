@@ -15,7 +15,7 @@ import numpy.typing as npt
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.files import StrPath, open_input
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 Array = npt.NDArray[Any]
 
@@ -48,7 +48,7 @@ class ArrayHeader:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
+def read_array_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
     """Read and check the header of an array.
 
     Args:
@@ -64,7 +64,7 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         header = ArrayHeader(shape, dtype, fortran, file.tell())
     except Exception as error:  # numpy, zipfile and zlib raise many classes
         raise DataError(
-            f"{name}: not a numpy array file: {reason_of(error)}; save it with numpy.save",
+            f"{name}: not a numpy array file: {format_reason(error)}; save it with numpy.save",
             code="wrong-format",
         ) from error
     if dtype.hasobject:
@@ -104,7 +104,7 @@ def read_values(file: IO[bytes], header: ArrayHeader, name: str) -> Array:
         return values.reshape(header.shape, order="F" if header.fortran else "C")
     except Exception as error:  # numpy, zipfile and zlib raise many classes
         raise DataError(
-            f"{name}: damaged: {reason_of(error)}; save the array again", code="file-damaged"
+            f"{name}: damaged: {format_reason(error)}; save the array again", code="file-damaged"
         ) from error
 
 
@@ -133,7 +133,7 @@ class Archive:
             self._zip = zipfile.ZipFile(file)
         except Exception as error:  # zipfile raises many classes for damaged directories
             raise DataError(
-                f"not an npz file: {reason_of(error)}; save it with numpy.savez",
+                f"not an npz file: {format_reason(error)}; save it with numpy.savez",
                 self.path,
                 code="wrong-format",
             ) from error
@@ -146,7 +146,7 @@ class Archive:
         limit = limits.max_unpacked_size(size)
         limits.check_size(total, limit, "its arrays unpack to", DataError, path=self.path)
 
-    def describe(self, name: str) -> str:
+    def describe_array(self, name: str) -> str:
         """Return path and name of an array for messages."""
         return f"{self.path}: array '{name}'"
 
@@ -160,7 +160,7 @@ class Archive:
             return self._zip.open(self.members[name])
         except Exception as error:
             raise DataError(
-                f"array '{name}': cannot be read: {reason_of(error)}; save the file again",
+                f"array '{name}': cannot be read: {format_reason(error)}; save the file again",
                 self.path,
                 code="file-damaged",
             ) from error
@@ -171,9 +171,9 @@ class Archive:
         Raises:
             DataError: The array is damaged, or not of plain numbers.
         """
-        label = self.describe(name)
+        label = self.describe_array(name)
         with self.open(name) as file:
-            header = read_header(file, self.members[name].file_size, label)
+            header = read_array_header(file, self.members[name].file_size, label)
             return read_values(file, header, label)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.archives import Archive, read_header, read_values
+from calibration.archives import Archive, read_array_header, read_values
 from calibration.dataset import (
     Array,
     Dataset,
@@ -36,12 +36,12 @@ from calibration.images import (
 )
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
 from calibration.options import YOLO_PREPROCESS, ImageFunction, Preprocess
-from calibration.urls import is_url, local_path, open_url_source
+from calibration.urls import is_url, open_url_source, to_local_path
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.files import open_input, read_input, record_input
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count, reason_of
+from qdqtool.util.text import format_count, format_reason
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
@@ -75,12 +75,12 @@ class StackedArray:
             self.file = open_input(path, error=DataError)
             size = os.fstat(self.file.fileno()).st_size
         else:
-            self.label, self._prefix = archive.describe(member), f"array '{member}': "
+            self.label, self._prefix = archive.describe_array(member), f"array '{member}': "
             self.random_access = not archive.members[member].compress_type
             self.file = archive.open(member)
             size = archive.members[member].file_size
         weakref.finalize(self, self.file.close)
-        header = read_header(self.file, size, self.label)
+        header = read_array_header(self.file, size, self.label)
         if header.fortran and len(header.shape) > 1:
             raise self._make_error(
                 "is in Fortran order; save it with numpy.ascontiguousarray", "fortran-order"
@@ -102,7 +102,7 @@ class StackedArray:
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 1
 
-    def row(self, index: int) -> Array:
+    def read_row(self, index: int) -> Array:
         """Return one row, without the first dimension.
 
         Raises:
@@ -115,7 +115,7 @@ class StackedArray:
             return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
         except Exception as error:  # numpy, zipfile and zlib raise many classes
             raise self._make_error(
-                f"cut off or damaged at sample {index}: {reason_of(error)}; save it again",
+                f"cut off or damaged at sample {index}: {format_reason(error)}; save it again",
                 "file-damaged",
             ) from error
 
@@ -196,7 +196,7 @@ class StackedSource(SampleSource):
         sample = {}
         for spec in self.inputs:
             array = self.arrays[spec.name]
-            sample[spec.name] = spec.fit(array.row(row), array.label)
+            sample[spec.name] = spec.fit_array(array.read_row(row), array.label)
         return sample
 
     def digest(self, index: int) -> bytes:
@@ -211,7 +211,7 @@ class StackedSource(SampleSource):
         """Return the row's number and the digest of the file."""
         return self.rows[index].to_bytes(8, "big") + self._file_digest
 
-    def portion(self, indices: Sequence[int]) -> StackedSource:
+    def select_samples(self, indices: Sequence[int]) -> StackedSource:
         """Return a source of the samples at `indices` for another process.
 
         Raises:
@@ -257,7 +257,7 @@ class SampleFilesSource(FilesSource):
 
 def _read_npy(path: Path) -> Array:
     with open_input(path, error=DataError) as file:
-        header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
+        header = read_array_header(file, os.fstat(file.fileno()).st_size, str(path))
         limits.check_size(header.nbytes, limits.SAMPLE, f"{path}: one sample takes", DataError)
         return read_values(file, header, str(path))
 
@@ -344,7 +344,7 @@ class MemorySource(SampleSource):
             )
         return fit_inputs(sample, self.inputs, f"calibration sample {index}")
 
-    def portion(self, indices: Sequence[int]) -> MemorySource:
+    def select_samples(self, indices: Sequence[int]) -> MemorySource:
         """Return a source that holds the samples at `indices`, for another process.
 
         Raises:
@@ -425,7 +425,7 @@ def open_data(
         if is_url(text):
             data: SampleSource = open_url_source(text, inputs, preprocess, size)
         else:
-            data = _open_path(Path(local_path(text)), inputs, preprocess, size, max_images)
+            data = _open_path(Path(to_local_path(text)), inputs, preprocess, size, max_images)
         return Dataset(data, inputs, max_images)
     if isinstance(source, Sequence) and source and all(map(_is_path, source)):
         paths = [Path(name) for name in source]
@@ -465,7 +465,7 @@ def _open_path(
     if suffix in IMAGE_SUFFIXES:
         return ImageSource([path], path.parent, inputs, preprocess, size)
     if suffix in LIST_SUFFIXES:
-        paths = _read_list(path, max_images)
+        paths = _read_image_list(path, max_images)
         source = ImageSource(paths, path.parent, inputs, preprocess, size)
         source.list_file = path
         return source
@@ -516,7 +516,7 @@ def _open_folder(
     raise DataError(reason, str(path), code="no-images")
 
 
-def _read_list(path: Path, max_images: int) -> list[Path]:
+def _read_image_list(path: Path, max_images: int) -> list[Path]:
     """Return at most `max_images` of the paths in a text file, spread evenly.
 
     A relative path starts at the folder of the list; if no such file exists, at the current folder.

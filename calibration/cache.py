@@ -21,7 +21,7 @@ from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.json_text import parse_json
 from qdqtool.util.outputs import atomic_write, write_text
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 FORMAT = "qdqtool/calibration/5"
 _MAX_SAMPLES = 2_000_000  # limit for sample numbers, so that a damaged cache cannot fill the memory
@@ -223,7 +223,7 @@ def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
         ) from error
     except _DAMAGE_ERRORS as error:
         raise DataError(
-            f"the calibration cache is damaged ({reason_of(error)}); delete it",
+            f"the calibration cache is damaged ({format_reason(error)}); delete it",
             name,
             code="file-damaged",
         ) from error

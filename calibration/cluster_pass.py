@@ -129,7 +129,7 @@ def share_dataset(dataset: Dataset) -> Dataset:
         DataError: The samples exist in this process only.
     """
     indices = list(dataset.indices or ())
-    source = dataset.source.portion(indices)
+    source = dataset.source.select_samples(indices)
     verified = VerifiedSource(source, [dataset.source.identity(i) for i in indices])
     return Dataset(verified, dataset.inputs, len(indices))
 
@@ -214,7 +214,7 @@ class ClusterPass:
         bins: int,
         focus: Focus | None,
     ) -> None:
-        dataset.source.portion(())  # raises early if other processes cannot read the data
+        dataset.source.select_samples(())  # raises early if other processes cannot read the data
         counting = {
             "names": tuple(names),
             "bins": bins,
@@ -243,10 +243,10 @@ class ClusterPass:
         del payload  # the model is large; the job deletes it as soon as the workers have copies
         with job:
             for portion, counted in job.results(self._portions(job)):
-                self._merge(portion, counted)
+                self._merge_portion(portion, counted)
                 yield from portion.numbers
 
-    def _merge(self, portion: SamplePortion, counted: CountedPortion) -> None:
+    def _merge_portion(self, portion: SamplePortion, counted: CountedPortion) -> None:
         statistics, done = self._merged
         # One assignment, so that Ctrl-C cannot leave some tensors merged and others not.
         self._merged = statistics.merge(counted.statistics), done.union(portion.numbers)
@@ -268,7 +268,7 @@ class ClusterPass:
             identities = [digest for _, _, digests in group for digest in digests]
             if type(source).identity is not SampleSource.identity:
                 identities = [source.identity(index) for index in indices]
-            yield SamplePortion(numbers, VerifiedSource(source.portion(indices), identities))
+            yield SamplePortion(numbers, VerifiedSource(source.select_samples(indices), identities))
 
     def _samples(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
         """Yield the number, indices and digests of each remaining sample.

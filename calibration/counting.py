@@ -59,7 +59,7 @@ class SampleCounter:
             samples: Number of samples of the whole pass; None if unknown.
             by_channel: Tensors for which the range of each channel (last axis) is recorded.
             turns: Semaphore that limits how many counters count at the same time; see
-                :func:`counting_semaphore`.
+                :func:`make_counting_semaphore`.
         """
         self._names = tuple(names)
         self._bins = bins
@@ -143,7 +143,7 @@ class SampleCounter:
             part.add_focus(focus_map.values(array), _buffers.scratch)
 
 
-def counting_semaphore(counters: int) -> threading.Semaphore:
+def make_counting_semaphore(counters: int) -> threading.Semaphore:
     """Return a semaphore that lets half of the counters count at the same time.
 
     The other half runs the network meanwhile. Counting consists of many short steps in Python, and
@@ -188,12 +188,12 @@ class ThreadPass:
             QdqtoolError: A sample cannot be loaded or counted.
         """
         try:
-            workers = [functools.partial(self._count, counter) for counter in self.counters]
+            workers = [functools.partial(self._count_samples, counter) for counter in self.counters]
             yield from run_threads(self._tasks, workers)
         finally:
             self._ended = True
 
-    def _count(self, counter: SampleCounter, put: Callable[[int], None]) -> None:
+    def _count_samples(self, counter: SampleCounter, put: Callable[[int], None]) -> None:
         with counter:
             for number, load_sample in self._tasks:
                 counter.add(number, load_sample())

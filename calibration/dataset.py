@@ -140,7 +140,7 @@ class InputSpec:
         """Return the shape for a message; dynamic dimensions are question marks."""
         return "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
 
-    def fit(self, array: Array, what: str) -> Array:
+    def fit_array(self, array: Array, what: str) -> Array:
         """Convert an array to the type of this input, and add a missing batch dimension.
 
         Args:
@@ -241,7 +241,7 @@ class SampleSource(ABC):
         """
         return self.digest(index)
 
-    def portion(self, indices: Sequence[int]) -> SampleSource:
+    def select_samples(self, indices: Sequence[int]) -> SampleSource:
         """Return a source of the samples at `indices`, in this order, for another process.
 
         Raises:
@@ -281,7 +281,7 @@ def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: st
             node=missing[0],
         )
     return {
-        spec.name: spec.fit(np.asarray(arrays[spec.name]), f"{label}: array '{spec.name}'")
+        spec.name: spec.fit_array(np.asarray(arrays[spec.name]), f"{label}: array '{spec.name}'")
         for spec in inputs
     }
 
@@ -312,7 +312,7 @@ class FilesSource(SampleSource):
         """Return bytes that change if the sample changes."""
         return self.name(index).encode() + file_digest(self.paths[index])
 
-    def portion(self, indices: Sequence[int]) -> Self:
+    def select_samples(self, indices: Sequence[int]) -> Self:
         """Return a source of the samples at `indices`, with absolute paths."""
         part = copy.copy(self)
         part.root = Path(os.path.abspath(self.root))
@@ -354,14 +354,14 @@ class SubsetSource(SampleSource):
         # lack that row, so it uses `identity`, which covers the file for every row.
         return self.whole.identity(self.indices[index])
 
-    def portion(self, indices: Sequence[int]) -> SampleSource:
+    def select_samples(self, indices: Sequence[int]) -> SampleSource:
         """Return a source of the samples at `indices` for another process."""
-        return self.whole.portion([self.indices[i] for i in indices])
+        return self.whole.select_samples([self.indices[i] for i in indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle paths, so that another process reads the files; without paths, pickle samples."""
         try:
-            return _unpickle_source, (self.whole.portion(self.indices),)
+            return _unpickle_source, (self.whole.select_samples(self.indices),)
         except DataError:
             return SubsetSource, (self.whole, self.indices)
 
@@ -455,9 +455,9 @@ class Dataset:
             if number in done:
                 continue
             if self.source.random_access:
-                yield number, lambda group=group: self._load(group)  # type: ignore[misc]
+                yield number, lambda group=group: self._load_group(group)  # type: ignore[misc]
             else:
-                loaded = self._load(group)
+                loaded = self._load_group(group)
                 yield number, lambda loaded=loaded: loaded  # type: ignore[misc]
 
     def group(self, number: int) -> list[int]:
@@ -478,7 +478,7 @@ class Dataset:
 
     def load(self, number: int) -> Sample | None:
         """Return a sample of a source that has a length; None if all of its images are broken."""
-        loaded = self._load(self.group(number))
+        loaded = self._load_group(self.group(number))
         return None if loaded is None else loaded[0]
 
     def name(self, number: int) -> str:
@@ -495,7 +495,7 @@ class Dataset:
             yield list(range(start, end))
             start = end
 
-    def _load(self, group: list[int]) -> tuple[Sample, int] | None:
+    def _load_group(self, group: list[int]) -> tuple[Sample, int] | None:
         parts: list[Sample] = []
         for index in group:
             try:
@@ -514,9 +514,9 @@ class Dataset:
                 continue
             self._record_quality(index, sample)
             parts.append(sample)
-        return (self._join(parts), len(parts)) if parts else None
+        return (self._join_rows(parts), len(parts)) if parts else None
 
-    def _join(self, parts: list[Sample]) -> Sample:
+    def _join_rows(self, parts: list[Sample]) -> Sample:
         """Concatenate the rows of all parts, and repeat rows to fill a fixed batch."""
         result: Sample = {}
         for spec in self.inputs:
@@ -592,7 +592,7 @@ class Dataset:
             return warnings
         return [w for w in warnings if getattr(w, "code", "") not in ("far-inputs", "small-inputs")]
 
-    def forget(self) -> None:
+    def reset_warnings(self) -> None:
         """Reset skipped images and warnings before another pass over the data."""
         with self._lock:
             self._seen.clear()

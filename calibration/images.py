@@ -21,7 +21,7 @@ from calibration.presets import find_preprocess, name_preprocess, without_normal
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.files import find_reading_problem, record_input
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
@@ -90,7 +90,7 @@ def read_image(source: ImageFile, name: str = "") -> Image.Image:
             raise
         except Exception as error:  # the decoders raise nearly anything for a damaged file
             raise DataError(
-                getattr(error, "strerror", None) or reason_of(error), code="file-damaged"
+                getattr(error, "strerror", None) or format_reason(error), code="file-damaged"
             ) from error
 
 
@@ -176,11 +176,11 @@ def _fit_image(
     if preprocess.resize == "crop":
         return _crop_center(image, height, width, preprocess)
     if preprocess.resize == "stretch":
-        return _resize(image, height, width, preprocess.interpolation)
-    return _letterbox(image, height, width, preprocess)
+        return _resize_image(image, height, width, preprocess.interpolation)
+    return _letterbox_image(image, height, width, preprocess)
 
 
-def _letterbox(
+def _letterbox_image(
     image: Image.Image, height: int, width: int, preprocess: Preprocess
 ) -> npt.NDArray[np.uint8]:
     """Fit an image into the input like Ultralytics' LetterBox with auto=False.
@@ -199,7 +199,7 @@ def _letterbox(
     top = 0 if is_corner else round((height - new_height) / 2 - 0.1)
     left = 0 if is_corner else round((width - new_width) / 2 - 0.1)
     canvas = np.full((height, width, 3), preprocess.fill, np.uint8)
-    resized = _resize(image, new_height, new_width, preprocess.interpolation)
+    resized = _resize_image(image, new_height, new_width, preprocess.interpolation)
     canvas[top : top + new_height, left : left + new_width] = resized
     return canvas
 
@@ -225,12 +225,12 @@ def _crop_center(
             f"limit of {limits.IMAGE_PIXELS} pixels; leave the image out",
             code="image-too-large",
         )
-    pixels = _resize(image, tall, wide, preprocess.interpolation)
+    pixels = _resize_image(image, tall, wide, preprocess.interpolation)
     top, left = round((tall - height) / 2.0), round((wide - width) / 2.0)
     return pixels[top : top + height, left : left + width]
 
 
-def _resize(
+def _resize_image(
     image: Image.Image, height: int, width: int, interpolation: str
 ) -> npt.NDArray[np.uint8]:
     """Resize like OpenCV's INTER_LINEAR (bilinear without antialiasing), or like Pillow."""
@@ -287,13 +287,13 @@ class ImageSource(FilesSource):
         preprocess: Preprocess | str | ImageFunction,
         size: tuple[int, int] | None,
     ) -> None:
-        self.configure(str(root), inputs, preprocess, size)
+        self.configure_input(str(root), inputs, preprocess, size)
         self.paths = paths
         self.root = root
         for path in paths:
             record_input(path)
 
-    def configure(
+    def configure_input(
         self,
         path: str,
         inputs: Sequence[InputSpec],
@@ -372,7 +372,7 @@ class ImageSource(FilesSource):
         image = read_image(source, name)
         if not isinstance(self.preprocess, Preprocess):
             label = f"the result of `preprocess` for {name or source}"
-            return {self.spec.name: self.spec.fit(np.asarray(self.preprocess(image)), label)}
+            return {self.spec.name: self.spec.fit_array(np.asarray(self.preprocess(image)), label)}
         array = prepare(image, self.height, self.width, self.preprocess, self.channels)
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))

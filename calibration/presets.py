@@ -198,16 +198,16 @@ def choose_preprocess(
     """
     if value is not None:
         return PreprocessChoice(find_preprocess(value), "option")
-    recorded = _read_recorded(metadata.get(PREPROCESS, ""))
+    recorded = _read_recorded_preprocess(metadata.get(PREPROCESS, ""))
     if recorded is not None:
         return recorded
-    stated = _read_ultralytics(metadata)
+    stated = _read_ultralytics_preprocess(metadata)
     if stated is not None:
         return PreprocessChoice(stated, "metadata")
     return PreprocessChoice(YOLO_PREPROCESS, "default")
 
 
-def _read_recorded(text: str) -> PreprocessChoice | None:
+def _read_recorded_preprocess(text: str) -> PreprocessChoice | None:
     """Return the preprocessing recorded by qdqtool; None if the text is not a valid record.
 
     A record without settings stands for a function of the user.
@@ -224,7 +224,7 @@ def _read_recorded(text: str) -> PreprocessChoice | None:
         return None
 
 
-def _read_ultralytics(metadata: Mapping[str, str]) -> Preprocess | None:
+def _read_ultralytics_preprocess(metadata: Mapping[str, str]) -> Preprocess | None:
     if metadata.get("task") not in _TASKS:
         return None
     is_rtdetr = metadata.get("head") == "RTDETRDecoder" or "RT-DETR" in metadata.get(
@@ -269,7 +269,7 @@ _ORIGINS = {
 }
 
 
-def describe_use(used: Mapping[str, Any]) -> Note:
+def note_preprocess(used: Mapping[str, Any]) -> Note:
     """Return a note that describes the preprocessing of a run.
 
     Args:

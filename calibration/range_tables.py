@@ -20,7 +20,7 @@ from qdqtool.errors import DataError, shorten_text
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
 from qdqtool.util.json_text import parse_json
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 _MAX_INT8 = 127.0
 _BITS = 8
@@ -67,15 +67,17 @@ def read_range_table(path: str | os.PathLike[str]) -> RangeTable:
     if text.startswith("TRT-"):
         return RangeTable("TensorRT", parse_tensorrt_cache(text, name))
     if text.lstrip()[:1] in ("{", "["):
-        return _read_json(text, name)
-    return _read_lines(text, name)
+        return _read_json_table(text, name)
+    return _read_text_table(text, name)
 
 
-def _read_json(text: str, name: str) -> RangeTable:
+def _read_json_table(text: str, name: str) -> RangeTable:
     try:
         content = parse_json(text, infinities=True)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is not JSON: {reason_of(error)}", name, code="wrong-format") from error
+        raise DataError(
+            f"is not JSON: {format_reason(error)}", name, code="wrong-format"
+        ) from error
     for label, is_format, entries in _JSON_FORMATS:
         if is_format(content):
             try:
@@ -86,10 +88,10 @@ def _read_json(text: str, name: str) -> RangeTable:
                     name,
                     code="invalid-line",
                 ) from error
-    raise _unknown_format(name)
+    raise _unknown_format_error(name)
 
 
-def _unknown_format(name: str) -> DataError:
+def _unknown_format_error(name: str) -> DataError:
     return DataError(
         "is not a table of ranges; give a TensorRT calibration table (first line 'TRT-...'), AIMET "
         "encodings, JSON of PPQ, onnxruntime, MQBench or {tensor: largest value}, or lines "
@@ -153,11 +155,11 @@ def _read_single_number(value: Any) -> float | None:
 # Text ---------------------------------------------------------------------------------------------
 
 
-def _has_scale(entries: Iterable[_Entry]) -> bool:
+def _has_any_scale(entries: Iterable[_Entry]) -> bool:
     return any(scale is not None for _, scale in entries)
 
 
-def _read_lines(text: str, name: str) -> RangeTable:
+def _read_text_table(text: str, name: str) -> RangeTable:
     """Read lines ``tensor: range`` of Paddle or ``tensor range`` of onnxruntime.
 
     For a tensor with a scale for each channel, Paddle writes only the tensor's name.
@@ -179,15 +181,15 @@ def _read_lines(text: str, name: str) -> RangeTable:
         try:
             entries.append((tensor, _parse_scale(numbers)))
         except ValueError:
-            if not _has_scale(entries):
-                raise _unknown_format(name) from None
+            if not _has_any_scale(entries):
+                raise _unknown_format_error(name) from None
             raise DataError(
                 f"line {number} is not 'tensor: largest value'; correct the line",
                 name,
                 code="invalid-line",
             ) from None
-    if not _has_scale(entries):
-        raise _unknown_format(name)
+    if not _has_any_scale(entries):
+        raise _unknown_format_error(name)
     return _make_table("text", iter(entries), name)
 
 
@@ -222,18 +224,18 @@ def _aimet_entries(content: Any) -> Iterator[_Entry]:
     """Yield the entries of AIMET's encodings in the versions 0.6.1, 1.0.0 and 2.0.0."""
     if "activation_encodings" not in content:
         for entry in content["encodings"]:
-            yield entry["name"], _scale_2_0_0(entry)
+            yield entry["name"], _aimet_scale_2_0_0(entry)
     elif isinstance(content["activation_encodings"], list):
         for entry in content["activation_encodings"]:
-            yield entry["name"], _scale_1_0_0(entry)
+            yield entry["name"], _aimet_scale_1_0_0(entry)
     else:
         for name, encodings in content["activation_encodings"].items():
             # A tensor with several encodings has one for each channel, so it has no single scale.
             listed = encodings if isinstance(encodings, list) else list(encodings.values())
-            yield name, _scale_0_6_1(listed[0]) if len(listed) == 1 else None
+            yield name, _aimet_scale_0_6_1(listed[0]) if len(listed) == 1 else None
 
 
-def _scale_0_6_1(entry: Mapping[str, Any]) -> float | None:
+def _aimet_scale_0_6_1(entry: Mapping[str, Any]) -> float | None:
     if entry.get("dtype", "int") != "int" or int(entry["bitwidth"]) != _BITS:
         return None
     if str(entry.get("is_symmetric")) == "True" and "scale" in entry:
@@ -241,7 +243,7 @@ def _scale_0_6_1(entry: Mapping[str, Any]) -> float | None:
     return _symmetric_scale(float(entry["min"]), float(entry["max"]))
 
 
-def _scale_1_0_0(entry: Mapping[str, Any]) -> float | None:
+def _aimet_scale_1_0_0(entry: Mapping[str, Any]) -> float | None:
     if str(entry.get("dtype", "INT")).upper() != "INT" or int(entry["bw"]) != _BITS:
         return None
     scale = _read_single_number(entry["scale"])
@@ -251,7 +253,7 @@ def _scale_1_0_0(entry: Mapping[str, Any]) -> float | None:
     return None if offset is None else _cover_asymmetric_range(scale, offset, offset + 255)
 
 
-def _scale_2_0_0(entry: Mapping[str, Any]) -> float | None:
+def _aimet_scale_2_0_0(entry: Mapping[str, Any]) -> float | None:
     low, high = {"int8": (-128, 127), "uint8": (0, 255)}.get(entry["output_dtype"], (0, 0))
     scale = _read_single_number(entry["y_scale"]) if high else None
     zero_point = _read_single_number(entry.get("y_zero_point") or 0)
@@ -361,7 +363,7 @@ def _unwrap_entries(content: Any) -> Any:
     return content
 
 
-def _has_ranges(content: Any) -> bool:
+def _is_plain_table(content: Any) -> bool:
     entries = _unwrap_entries(content)
     if not isinstance(entries, dict) or not entries:
         return False
@@ -382,10 +384,10 @@ def _range_entries(content: Any) -> Iterator[_Entry]:
         elif _read_single_number(entry.get("bit", entry.get("bitwidth", _BITS))) != _BITS:
             yield name, None
         else:
-            yield name, _plain_scale(entry)
+            yield name, _read_scale(entry)
 
 
-def _plain_scale(entry: Mapping[str, Any]) -> float | None:
+def _read_scale(entry: Mapping[str, Any]) -> float | None:
     for key in _AMAX_KEYS:
         if key in entry:
             value = _read_single_number(entry[key])
@@ -404,5 +406,5 @@ _JSON_FORMATS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], Iterator[
     ("AIMET encodings", _is_aimet, _aimet_entries),
     ("PPQ JSON", _is_ppq, _ppq_entries),
     ("onnxruntime ranges", _is_onnxruntime, _onnxruntime_entries),
-    ("JSON of ranges", _has_ranges, _range_entries),
+    ("JSON of ranges", _is_plain_table, _range_entries),
 )

@@ -17,7 +17,7 @@ from onnx.external_data_helper import uses_external_data
 
 from calibration.arrays import open_data
 from calibration.cache import CalibrationProgress, Statistics, load_progress, save_progress
-from calibration.counting import SampleCounter, ThreadPass, counting_semaphore
+from calibration.counting import SampleCounter, ThreadPass, make_counting_semaphore
 from calibration.dataset import Dataset
 from calibration.focus import Focus
 from calibration.listing import file_digest
@@ -35,7 +35,7 @@ from calibration.statistics import DEFAULT_BINS, histogram_bytes
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
-from qdqtool.ir.sizes import find_linear_inputs
+from qdqtool.ir.sizes import linear_inputs
 from qdqtool.proto.external_data import read_location
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.files import check_output
@@ -110,7 +110,7 @@ def collect(
     dataset = open_data(
         data, input_specs(loaded), preprocess, max_images, choose_size(loaded, size)
     )
-    dataset.forget()
+    dataset.reset_warnings()
     calibration = _Calibration(
         loaded,
         dataset,
@@ -229,7 +229,7 @@ class _Calibration:
         if not statistics.images and skipped:
             name, reason = skipped[0]
             raise DataError(
-                f"{self._describe_list()}none of the {len(skipped)} images could be read; the "
+                f"{self._explain_list_file()}none of the {len(skipped)} images could be read; the "
                 f"first, {name}: {reason}",
                 code="file-damaged",
                 parameter="data",
@@ -242,7 +242,7 @@ class _Calibration:
             )
         return statistics
 
-    def _describe_list(self) -> str:
+    def _explain_list_file(self) -> str:
         """Explain that a text file was read as a list of images; empty for other data."""
         path = getattr(self.dataset.source, "list_file", None)
         return "" if path is None else f"{path} was read as a list of image paths, one per line: "
@@ -325,7 +325,9 @@ class _Calibration:
             return CacheMismatch.BINS
         return None
 
-    def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:
+    def _save_progress(
+        self, counted: Statistics, done: Set[int], finished: bool = False
+    ) -> Statistics:
         """Merge this pass with earlier statistics, write the cache, and return the result.
 
         Args:
@@ -366,16 +368,16 @@ class _Calibration:
             try:
                 for _ in numbers:
                     if saves_progress and time.monotonic() - saved > SAVE_SECONDS:
-                        self._save(*running.snapshot())
+                        self._save_progress(*running.snapshot())
                         saved = time.monotonic()
             except BaseException:
                 results.close()
                 counted, done = running.snapshot()
                 if saves_progress and done:
                     with contextlib.suppress(QdqtoolError):  # the error of the pass is reported
-                        self._save(counted, done)
+                        self._save_progress(counted, done)
                 raise
-            return self._save(*running.snapshot(), finished=True)
+            return self._save_progress(*running.snapshot(), finished=True)
 
     def _start_pass(
         self, names: list[str], stack: contextlib.ExitStack
@@ -410,8 +412,8 @@ class _Calibration:
         threads = max(1, core_count() // count)
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)
-        by_channel = find_linear_inputs(self.model)
-        turns = counting_semaphore(count)
+        by_channel = linear_inputs(self.model)
+        turns = make_counting_semaphore(count)
         counters = [
             SampleCounter(
                 session, names, self.bins, self.focus, threads, samples, by_channel, turns

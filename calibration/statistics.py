@@ -170,15 +170,15 @@ class MagnitudeCounter:
             sampled = (len(values) - 2) // every * every
             rest = values[sampled:].copy()
             rest[:2] = extremes
-            self._count(values[:sampled:every], every, counts, buffers)
-            self._count(rest, 1, counts, buffers)
+            self._add_to_bins(values[:sampled:every], every, counts, buffers)
+            self._add_to_bins(rest, 1, counts, buffers)
         else:
-            self._count(values, 1, counts, buffers)
+            self._add_to_bins(values, 1, counts, buffers)
         if second is not None:
             self.counts += counts
             second.counts += counts
 
-    def _count(
+    def _add_to_bins(
         self,
         values: npt.NDArray[np.float32],
         weight: int,
@@ -203,10 +203,10 @@ class MagnitudeCounter:
         result = MagnitudeCounter(self.bits)
         result.raise_top(max(self.top, other.top))
         for part in (self, other):
-            result.absorb(part.top, int(part.counts[0]), 1, part.counts[1:])
+            result.add_counts(part.top, int(part.counts[0]), 1, part.counts[1:])
         return result
 
-    def absorb(self, top: int, lowest: int, first: int, counts: npt.NDArray[Any]) -> None:
+    def add_counts(self, top: int, lowest: int, first: int, counts: npt.NDArray[Any]) -> None:
         """Add the counts of another counter of the same `bits`.
 
         Args:
@@ -250,7 +250,7 @@ def _restore_counter(
     bits: int, top: int, lowest: int, first: int, counts: npt.NDArray[Any]
 ) -> MagnitudeCounter:
     result = MagnitudeCounter(bits)
-    result.absorb(top, lowest, first, counts)
+    result.add_counts(top, lowest, first, counts)
     return result
 
 

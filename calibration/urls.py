@@ -16,7 +16,7 @@ from calibration.listing import UNREADABLE
 from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 _URL = re.compile(r"[a-z][a-z0-9+.\-]+(://|::)", re.IGNORECASE)
 # fsspec's file systems return the checksum of a file under one of these names.
@@ -25,10 +25,10 @@ _CHECKSUMS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "sha256")
 
 def is_url(text: str) -> bool:
     """Return whether a text is a URL of a protocol other than ``file``."""
-    return _URL.match(text) is not None and local_path(text) == text
+    return _URL.match(text) is not None and to_local_path(text) == text
 
 
-def local_path(text: str) -> str:
+def to_local_path(text: str) -> str:
     """Return the path of a ``file://`` URL, and any other text unchanged."""
     for begin in ("file://", "local://"):
         if text.lower().startswith(begin):
@@ -57,14 +57,14 @@ def open_url_source(
         found = system.find(path)
     except ImportError as error:
         raise DataError(
-            f"{reason_of(error)} (pip install fsspec and the package for the protocol, such as "
+            f"{format_reason(error)} (pip install fsspec and the package for the protocol, such as "
             "s3fs, here and on every worker)",
             url,
             code="missing-package",
         ) from None
     except Exception as error:  # each file system has its own classes of errors
         raise DataError(
-            f"cannot be listed: {reason_of(error)}; check the URL and your credentials",
+            f"cannot be listed: {format_reason(error)}; check the URL and your credentials",
             url,
             code="file-unreadable",
         ) from None
@@ -109,7 +109,7 @@ class UrlSource(ImageSource):
         preprocess: Preprocess | str | ImageFunction,
         size: tuple[int, int] | None,
     ) -> None:
-        self.configure(url, inputs, preprocess, size)
+        self.configure_input(url, inputs, preprocess, size)
         self.system, self.folder, self.names = system, folder, names
 
     def count(self) -> int:
@@ -120,7 +120,7 @@ class UrlSource(ImageSource):
         """Return the name of a sample for messages."""
         return escape_path(self.names[index])
 
-    def portion(self, indices: Sequence[int]) -> Self:
+    def select_samples(self, indices: Sequence[int]) -> Self:
         """Return a source of the images at `indices`, for another process."""
         part = copy.copy(self)
         part.names = [self.names[i] for i in indices]
@@ -135,7 +135,9 @@ class UrlSource(ImageSource):
 
     def load(self, index: int) -> dict[str, Array]:
         """Return a sample with a batch dimension."""
-        return self.load_image(io.BytesIO(self._read(index)), posixpath.basename(self.names[index]))
+        return self.load_image(
+            io.BytesIO(self._read_file(index)), posixpath.basename(self.names[index])
+        )
 
     def _checksum(self, index: int) -> bytes:
         try:
@@ -143,11 +145,11 @@ class UrlSource(ImageSource):
             for name in _CHECKSUMS:
                 if details.get(name):
                     return f"{details.get('size')} {details[name]}".encode()
-            return hashlib.blake2b(self._read(index), digest_size=16).digest()
+            return hashlib.blake2b(self._read_file(index), digest_size=16).digest()
         except Exception:  # each file system has its own classes of errors
             return UNREADABLE
 
-    def _read(self, index: int) -> bytes:
+    def _read_file(self, index: int) -> bytes:
         """Return the contents of an image file.
 
         Raises:
@@ -159,6 +161,6 @@ class UrlSource(ImageSource):
         except FileNotFoundError:
             raise DataError("no such file", code="file-missing") from None
         except Exception as error:
-            raise DataError(reason_of(error), code="file-unreadable") from None
+            raise DataError(format_reason(error), code="file-unreadable") from None
         limits.check_size(len(data), limits.IMAGE_FILE, "the file has", DataError)
         return data

@@ -20,11 +20,11 @@ def main() -> None:
 
 
 def _print_overview() -> None:
-    from qdqtool.commands import overview, process
+    from qdqtool.commands import process, render_overview
     from qdqtool.util.process import silence_stdout
 
     try:
-        print(overview())
+        print(render_overview())
     except BrokenPipeError:  # the program that reads the pipe has exited
         silence_stdout()
     except OSError:

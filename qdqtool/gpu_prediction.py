@@ -118,10 +118,12 @@ def predict_with_time(
     """
     from qdqtool.timing.on_gpu import predict_on_gpu
 
-    return predict_on_gpu(model, target, options, extend=_add_fixes, **settings)
+    return predict_on_gpu(model, target, options, extend=_add_fix_savings, **settings)
 
 
-def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
+def _add_fix_savings(
+    model: Model, prediction: Prediction, time: TimeEstimate, target: Target
+) -> None:
     """Add the time that automatic fixes save, if the prediction has automatic fixes."""
     if any(f.automatic for f in prediction.findings):
         from qdqtool.fixing.api import add_fix_savings

@@ -126,7 +126,7 @@ def check_activations(
         DataError: The data cannot be used.
     """
     from calibration import Statistics, collect
-    from calibration.presets import choose_preprocess, describe_use
+    from calibration.presets import choose_preprocess, note_preprocess
     from qdqtool.findings.lint import activation_scales
     from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.network_kind import warn_preprocess
@@ -157,7 +157,7 @@ def check_activations(
     used = statistics.preprocessing
     if used is not None:
         used["origin"] = choice.origin
-        remarks = [describe_use(used), *warn_preprocess(model, used)]
+        remarks = [note_preprocess(used), *warn_preprocess(model, used)]
         prediction.notes.extend(remarks)
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
@@ -165,7 +165,7 @@ def check_activations(
     # Measurements replace the finding that is based on the scales alone.
     findings = [f for f in prediction.findings if not isinstance(f.causes[0].reason, OutlierScales)]
     prediction.findings = _sort_findings([*findings, *report.findings])
-    _number_findings(prediction.findings, prediction, model)
+    _number_and_link_findings(prediction.findings, prediction, model)
 
 
 def predict_outcome(model: Model, target: Target) -> Prediction:
@@ -193,7 +193,7 @@ def advise(
     """
     chosen = target or target_named(prediction.target)
     findings = _sort_findings(_find_findings(model, prediction, way, chosen))
-    _number_findings(findings, prediction, model)
+    _number_and_link_findings(findings, prediction, model)
     return findings
 
 
@@ -272,7 +272,9 @@ def _list_names(finding: Finding) -> list[str]:
     return list(dict.fromkeys([finding.node, *(name for r in reasons for name in r.names())]))
 
 
-def _number_findings(findings: list[Finding], prediction: Prediction, model: Model) -> None:
+def _number_and_link_findings(
+    findings: list[Finding], prediction: Prediction, model: Model
+) -> None:
     convolutions: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
     node_names = {n.name for n in model.nodes}
     for conv in prediction.convolutions:

@@ -67,7 +67,7 @@ def assert_int8(
     if not convolutions:
         failures.append("the model has no Conv, ConvTranspose, Gemm or MatMul")
     if failures:
-        raise AssertionError(_message(prediction, len(required), failures))
+        raise AssertionError(_failure_message(prediction, len(required), failures))
     return prediction
 
 
@@ -89,7 +89,7 @@ def _match_convolutions(
     return matches
 
 
-def _message(prediction: Prediction, required: int, failures: list[str]) -> str:
+def _failure_message(prediction: Prediction, required: int, failures: list[str]) -> str:
     summary = prediction.summary()
     path = prediction.model.path or "model"
     conversions = (

@@ -19,7 +19,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.commands import COMMANDS, overview, process
+from qdqtool.commands import COMMANDS, process, render_overview
 from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
 from qdqtool.ir.graphsurgeon import quiet_graphsurgeon
@@ -286,7 +286,7 @@ def test_overview_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     assert run(["--help"]) == 0 == run([])
     shown = capsys.readouterr().out
-    text = overview()
+    text = render_overview()
     assert shown == f"{text}\n" * 2
     assert max(map(len, text.splitlines())) <= max(50, min(98, columns - 2))
     assert all(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibration.cluster.connection import Cluster, cluster_error
 from qdqtool.errors import ClusterError, QdqtoolError
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -63,7 +63,7 @@ class ClusterJob:
                 self.slots = self.cluster.threads()
             except Exception as error:  # a worker with a broken installation may raise any class
                 raise cluster_error(
-                    f"the cluster cannot start the work ({reason_of(error)}); install the same "
+                    f"the cluster cannot start the work ({format_reason(error)}); install the same "
                     "version of qdqtool on the scheduler and on each worker, and check their logs",
                     "connection",
                 ) from error
@@ -151,11 +151,11 @@ class ClusterJob:
                 "crashed",
             ) from None
         except CancelledError as error:
-            raise _lost_connection(reason_of(error)) from None
+            raise _lost_connection(format_reason(error)) from None
         except Exception as error:  # a worker with a broken installation may raise any class
             raise cluster_error(
                 f"a cluster worker failed on {item}: {type(error).__name__}: "
-                f"{reason_of(error, 300)}",
+                f"{format_reason(error, 300)}",
                 "worker-failed",
             ) from error
 
@@ -174,7 +174,7 @@ def _translate_connection_errors(client: Client) -> Iterator[None]:
     try:
         yield
     except OSError as error:  # base class of Dask's communication errors and timeouts
-        raise _lost_connection(reason_of(error)) from None
+        raise _lost_connection(format_reason(error)) from None
 
 
 def _lost_connection(reason: str) -> ClusterError:

@@ -67,7 +67,7 @@ def compute_loss(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) 
         scores = logits.sigmoid().gather(
             2, kinds.clamp_min(0)[:, None, :].expand(-1, logits.shape[1], -1)
         )
-        align_sequences = scores.transpose(1, 2).sqrt() * overlap**6
+        align = scores.transpose(1, 2).sqrt() * overlap**6
         pixels = centers * step
         inside = (
             torch.minimum(
@@ -77,23 +77,18 @@ def compute_loss(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) 
             > 0
         )
         usable = inside & present[:, :, None]
-        align_sequences = torch.where(
-            usable, align_sequences + 1e-9, torch.zeros_like(align_sequences)
-        )
-        best = align_sequences.topk(8, 2)
+        align = torch.where(usable, align + 1e-9, torch.zeros_like(align))
+        best = align.topk(8, 2)
         chosen = (
-            torch.zeros_like(align_sequences).scatter(
-                2, best.indices, (best.values > 0).to(align_sequences.dtype)
-            )
-            > 0
+            torch.zeros_like(align).scatter(2, best.indices, (best.values > 0).to(align.dtype)) > 0
         )
         overlap = torch.where(chosen, overlap, torch.full_like(overlap, -1.0))
         owner = overlap.argmax(1)
         positive = chosen.any(1)
-        align_sequences = torch.where(chosen, align_sequences, torch.zeros_like(align_sequences))
+        align = torch.where(chosen, align, torch.zeros_like(align))
         quality = (
-            align_sequences
-            / align_sequences.amax(2, keepdim=True).clamp_min(1e-9)
+            align
+            / align.amax(2, keepdim=True).clamp_min(1e-9)
             * overlap.clamp_min(0).amax(2, keepdim=True)
         )
         weight = quality.gather(1, owner[:, None])[:, 0] * positive

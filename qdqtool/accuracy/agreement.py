@@ -18,13 +18,13 @@ import numpy.typing as npt
 from calibration.arrays import open_data
 from calibration.dataset import Dataset, InputSpec, Sample
 from calibration.options import Preprocess
-from calibration.presets import choose_preprocess, describe_use
+from calibration.presets import choose_preprocess, note_preprocess
 from calibration.session import TensorFetcher, choose_size, input_specs, open_session
 from qdqtool.accuracy.metrics import (
     Evidence,
     Metric,
     OutputAgreementMetric,
-    agreement_metrics,
+    choose_agreement_metrics,
     count_references,
     estimate_interval,
 )
@@ -138,7 +138,7 @@ def measure_agreement(
         ModelError: onnxruntime cannot run a network, or the inputs or outputs of the networks do
             not correspond.
     """
-    metrics = agreement_metrics(reference)
+    metrics = choose_agreement_metrics(reference)
     names = _pair_tensors(reference, model, metrics, counterparts)
     feeder = _SampleFeeder(reference, model, data, images, max_images)
     pair = _NetworkPair(reference, model, names, feeder)
@@ -154,13 +154,13 @@ def measure_agreement(
             parameter="data",
         )
     measures = tuple(
-        _summarize(metric, [row[position] for row in evidence])
+        _summarize_metric(metric, [row[position] for row in evidence])
         for position, metric in enumerate(metrics)
     )
     return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, feeder.notes)
 
 
-def _summarize(metric: Metric, evidence: Sequence[Evidence]) -> AgreementMeasure:
+def _summarize_metric(metric: Metric, evidence: Sequence[Evidence]) -> AgreementMeasure:
     evidence = [row for row in evidence if row is not None]
     count = count_references(metric, evidence)
     value = metric.value(evidence) if count else math.nan
@@ -274,7 +274,7 @@ class _SampleFeeder:
         if self.preprocess is not None:
             self.preprocess["origin"] = choice.origin
             warnings = warn_preprocess(reference, self.preprocess)
-            self.notes = (describe_use(self.preprocess), *warnings)
+            self.notes = (note_preprocess(self.preprocess), *warnings)
 
     def _check_pixels(self, model: Model) -> None:
         """Check that the second network takes uint8 pixels and the data are images.
@@ -311,7 +311,7 @@ class _SampleFeeder:
         repeats = (i for i in range(1, len(first)) if np.array_equal(first[i], first[0]))
         return next(repeats, len(first))
 
-    def convert(self, number: int, sample: Sample) -> Sample | None:
+    def convert_sample(self, number: int, sample: Sample) -> Sample | None:
         """Return the second network's inputs for a sample of the reference.
 
         None if the sample has to be loaded as pixels and cannot be read.
@@ -382,14 +382,14 @@ class _NetworkPair:
             for number, load in tasks:
                 loaded = load()
                 if loaded is not None:
-                    put((number, self._observe(metrics, number, *loaded)))
+                    put((number, self._observe_sample(metrics, number, *loaded)))
 
         return run_threads(tasks, [work] * self._workers)
 
-    def _observe(
+    def _observe_sample(
         self, metrics: Sequence[Metric], number: int, sample: Sample, count: int
     ) -> list[list[Evidence]]:
-        other = self._feeder.convert(number, sample)
+        other = self._feeder.convert_sample(number, sample)
         if other is None:
             return []
         rows = self._feeder.count_rows(sample, count)
@@ -412,9 +412,9 @@ def _observe_image(metric: Metric, reference: _Arrays, outputs: _Arrays) -> Evid
 
     For the output error, None if the reference's outputs are constant.
     """
-    prepared = metric.prepare({t: reference[t] for t in metric.tensors})
+    prepared = metric.prepare_reference({t: reference[t] for t in metric.tensors})
     if isinstance(metric, OutputAgreementMetric):
-        if not prepared.varies:
+        if not prepared.has_variance:
             return None
         if not all(np.isfinite(outputs[t]).all() for t in metric.tensors):
             return 0.0

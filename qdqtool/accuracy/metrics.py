@@ -31,7 +31,7 @@ from qdqtool.accuracy.detections import (
     read_detections,
 )
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.losses import ReferenceOutputs, comparison_tensors
+from qdqtool.insertion.losses import ReferenceOutputs, find_last_convolution_outputs
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
@@ -119,7 +119,7 @@ class Metric:
         """Text that is equal only for metrics whose evidence can be combined."""
         return self.name
 
-    def prepare(self, reference: Outputs) -> Any:
+    def prepare_reference(self, reference: Outputs) -> Any:
         """Return the part of the float network's outputs on a sample that `observe` needs."""
         return dict(reference)
 
@@ -127,7 +127,7 @@ class Metric:
         """Return the evidence of one sample.
 
         Args:
-            reference: Result of `prepare` on the sample.
+            reference: Result of `prepare_reference` on the sample.
             outputs: Tensors of the quantized network by name.
             image: Name of the sample.
         """
@@ -169,7 +169,7 @@ class DetectionAgreementMetric(Metric):
             array = array.swapaxes(1, 2)
         return [decode_detections(row[None, : 4 + self.classes]) for row in array]
 
-    def prepare(self, reference: Outputs) -> Any:
+    def prepare_reference(self, reference: Outputs) -> Any:
         """Return the part of the float network's outputs that `observe` needs."""
         return [image.filter_by_score(_REFERENCE_SCORE) for image in self._decode(reference)]
 
@@ -210,7 +210,7 @@ class TopClassMetric(Metric):
         "largest score"
     )
 
-    def prepare(self, reference: Outputs) -> Any:
+    def prepare_reference(self, reference: Outputs) -> Any:
         """Return the class of the largest score for each image."""
         scores = reference[self.tensors[0]]
         return np.asarray(scores.reshape(len(scores), -1).argmax(axis=1))
@@ -218,7 +218,7 @@ class TopClassMetric(Metric):
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
         """Return the share of images with the same class; 0 for scores that are not finite."""
         is_finite = bool(np.isfinite(outputs[self.tensors[0]]).all())
-        return float(is_finite and np.mean(self.prepare(outputs) == reference))
+        return float(is_finite and np.mean(self.prepare_reference(outputs) == reference))
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class OutputAgreementMetric(Metric):
         "deviation; 1 means equal outputs"
     )
 
-    def prepare(self, reference: Outputs) -> Any:
+    def prepare_reference(self, reference: Outputs) -> Any:
         """Return the float network's outputs with their standard deviation."""
         return ReferenceOutputs({t: reference[t] for t in self.tensors}, None)
 
@@ -392,12 +392,12 @@ def choose_metric(
         name = f"{getattr(metric, '__module__', '')}:{qualified_name}"
         return UserMetric(name, outputs, metric, seconds)
     floats = [t for t in outputs if model.elem_type(t) in _FLOAT_TYPES]
-    if not floats or _sorts_results(model):
+    if not floats or _has_sorted_results(model):
         floats = find_compared_tensors(model)
     return _detector_metric(model) or OutputAgreementMetric(tuple(floats))
 
 
-def agreement_metrics(model: Model) -> list[Metric]:
+def choose_agreement_metrics(model: Model) -> list[Metric]:
     """Return the metrics for a comparison of two networks, most suitable first.
 
     Detections or classes are compared if the network outputs them. :func:`choose_metric` prefers
@@ -412,7 +412,7 @@ def agreement_metrics(model: Model) -> list[Metric]:
 
 
 def _sorted_detector_metric(model: Model) -> SortedDetectionMetric | None:
-    if not _sorts_results(model):
+    if not _has_sorted_results(model):
         return None
     is_detector = model.metadata.get("task", "") in _BOX_TASKS
     for output in model.outputs:
@@ -434,17 +434,17 @@ def _classifier_metric(model: Model) -> TopClassMetric | None:
     shape = [int(d or 0) for d in model.shape(output) or ()]
     if len(shape) < 2 or shape[1] < 2 or any(d != 1 for d in shape[2:]):
         return None
-    return TopClassMetric((output,)) if _is_score(model, output) else None
+    return TopClassMetric((output,)) if _is_class_score(model, output) else None
 
 
-def _is_score(model: Model, tensor: str) -> bool:
+def _is_class_score(model: Model, tensor: str) -> bool:
     node = model.producer(tensor)
     while node is not None and node.op in _SCORE_MOVES:
         node = model.producer(node.input(0))
     return node is not None and node.op in _SCORE_PRODUCERS
 
 
-def _sorts_results(model: Model) -> bool:
+def _has_sorted_results(model: Model) -> bool:
     return any(node.op in _RESULT_SORTERS for node in model.nodes)
 
 
@@ -453,8 +453,8 @@ def find_compared_tensors(model: Model) -> list[str]:
 
     Without these, return the outputs, or tensors before the sorting if a network sorts its results.
     """
-    tensors = comparison_tensors(model)
-    if tensors == list(model.outputs) and _sorts_results(model):
+    tensors = find_last_convolution_outputs(model)
+    if tensors == list(model.outputs) and _has_sorted_results(model):
         last = find_head(model).finals
         tensors = [n.output for n in model.ordered if n.index in last] or tensors
     return tensors
@@ -469,7 +469,7 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
     scores = find_class_outputs(model)
     has_boxes = find_head(model).dfl or model.metadata.get("task", "") in _BOX_TASKS
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
-    if not has_boxes or len(channels) != 1 or None in channels or _sorts_results(model):
+    if not has_boxes or len(channels) != 1 or None in channels or _has_sorted_results(model):
         return None
     classes = channels.pop() or 0
     for output in model.outputs:

@@ -101,10 +101,10 @@ class CompilerProcess:
         except BrokenPipeError:
             line = b""
         except BaseException:
-            self._stop(process)
+            self._kill_process(process)
             raise
         if line is None:
-            self._stop(process)
+            self._kill_process(process)
             return {"status": "timeout"}
         if not line:
             return self._describe_exit(process)
@@ -143,7 +143,7 @@ class CompilerProcess:
             data += piece
         return data
 
-    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+    def _kill_process(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         self.close()
 

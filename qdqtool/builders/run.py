@@ -72,7 +72,7 @@ class BuildResult:
     engine_path: Path | None = None
 
 
-def log_names(model: Model) -> dict[int, str]:
+def choose_log_names(model: Model) -> dict[int, str]:
     """Return a unique name for each node, by index of the node.
 
     A name that is unique and can be printed in a log is kept. All other nodes get new names.
@@ -137,7 +137,7 @@ def run_build(
         _create_folder(output)
     with temporary_folder("build-") as temporary:
         work = Path(temporary)
-        names = log_names(model)
+        names = choose_log_names(model)
         result = build(prepare_model_file(model, names, work), work)
         read_log(model, names, work, result)
         if output is not None:

@@ -42,7 +42,7 @@ def _create_logger(trt: Any) -> Any:
     return FileLogger()
 
 
-def _configure(trt: Any, config: Any, request: dict[str, Any], is_rtx: bool) -> None:
+def _configure_builder(trt: Any, config: Any, request: dict[str, Any], is_rtx: bool) -> None:
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if is_rtx:
         config.num_compute_capabilities = len(request["sm"])
@@ -80,7 +80,7 @@ def _fill_shape(shape: Any, size: int) -> list[int]:
     return [d if d >= 0 else (size if axis else 1) for axis, d in enumerate(shape)]
 
 
-def _build(trt: Any, logger: Any, request: dict[str, Any], is_rtx: bool) -> dict[str, Any]:
+def _build_engine(trt: Any, logger: Any, request: dict[str, Any], is_rtx: bool) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         builder = trt.Builder(logger)
@@ -100,7 +100,7 @@ def _build(trt: Any, logger: Any, request: dict[str, Any], is_rtx: bool) -> dict
         texts = [parser.get_error(i).desc() for i in range(parser.num_errors)]
         return {"status": "refused", "stage": "parse", "errors": texts + logger.errors}
     config = builder.create_builder_config()
-    _configure(trt, config, request, is_rtx)
+    _configure_builder(trt, config, request, is_rtx)
     _add_profile(builder, network, config, request.get("profiles") or {})
     plan = builder.build_serialized_network(network, config)
     if plan is None:
@@ -142,7 +142,7 @@ def main() -> None:
         ) as logger.file:
             # A trtexec log has the same first line.
             logger.file.write(f"[I] TensorRT version: {trt.__version__}\n")
-            answer = _build(trt, logger, request, package == "tensorrt_rtx")
+            answer = _build_engine(trt, logger, request, package == "tensorrt_rtx")
         logger.file = None
         answer["version"] = trt.__version__
         answers.write(json.dumps(answer) + "\n")

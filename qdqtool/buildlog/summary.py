@@ -166,7 +166,7 @@ def describe_contents(build: Build) -> list[str]:
             f"{format_count(understood, 'line')} of TensorRT without information for the summary"
         ]
     unknown = format_count(lines.marked, "line")
-    return [(f"{unknown} of TensorRT that this version of qdqtool does not recognize_file_type")]
+    return [(f"{unknown} of TensorRT that this version of qdqtool does not recognize")]
 
 
 def summarize_passes(build: Build) -> list[Json]:

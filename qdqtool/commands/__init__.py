@@ -33,21 +33,21 @@ _MORE = "qdqtool COMMAND --help lists its options, with examples."
 _MIN_WIDTH, _MAX_WIDTH = 50, 78  # columns of the overview
 
 
-def overview() -> str:
+def render_overview() -> str:
     """Return the text of ``qdqtool --help``, as wide as the terminal (or ``COLUMNS``) allows."""
     width = max(_MIN_WIDTH, min(_MAX_WIDTH, terminal_columns() - 2))
     lines = ["Usage: qdqtool [OPTIONS] [COMMAND] [ARGS]..."]
     for paragraph in _ABOUT:
-        lines += ["", *_wrap(paragraph, "  ", "  ", width)]
+        lines += ["", *_wrap_paragraph(paragraph, "  ", "  ", width)]
     for heading, rows in (("Options", _OPTIONS), ("Commands", COMMANDS)):
         indent = max(map(len, rows)) + 4
         lines += ["", f"{heading}:"]
         for name, text in rows.items():
-            lines += _wrap(text, f"  {name}".ljust(indent), " " * indent, width)
-    return "\n".join([*lines, "", *_wrap(_MORE, "", "", width)])
+            lines += _wrap_paragraph(text, f"  {name}".ljust(indent), " " * indent, width)
+    return "\n".join([*lines, "", *_wrap_paragraph(_MORE, "", "", width)])
 
 
-def _wrap(text: str, first: str, rest: str, width: int) -> list[str]:
+def _wrap_paragraph(text: str, first: str, rest: str, width: int) -> list[str]:
     """Wrap a paragraph; `first` and `rest` are the prefixes of the first and the other lines."""
     lines, line = [], first
     for word in text.split():

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from qdqtool.commands import COMMANDS, overview, process
+from qdqtool.commands import COMMANDS, process, render_overview
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.util import files
@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the overview of the commands."""
-        return overview()
+        return render_overview()
 
 
 @click.group(
@@ -131,10 +131,10 @@ def run(args: list[str] | None = None) -> int:
     with _filter_streams(), warnings.catch_warnings():
         if not sys.warnoptions:  # keep warnings that the user requested (python -W)
             warnings.simplefilter("ignore")
-        return _run(args)
+        return _run_and_report(args)
 
 
-def _run(args: list[str] | None) -> int:
+def _run_and_report(args: list[str] | None) -> int:
     inputs = files.InputFiles()
     invalid = next((a for a in args or () if "\0" in a), None)
     if invalid is not None:  # the operating system rejects NUL in names
@@ -183,7 +183,7 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
         return str(inputs.nesting_error())
     if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS):
         return _OUT_OF_MEMORY
-    if _was_importing(error):
+    if _is_import_failure(error):
         return (
             f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}); "
             "free memory, or install the library again"
@@ -216,7 +216,7 @@ def _error_location(error: OSError) -> str:
     return "standard output: " if error.errno == errno.ENOSPC else ""
 
 
-def _was_importing(error: Exception) -> bool:
+def _is_import_failure(error: Exception) -> bool:
     """Return whether an exception of any type occurred during an import."""
     trace = error.__traceback__
     while trace is not None:
@@ -229,7 +229,7 @@ def _was_importing(error: Exception) -> bool:
 def main() -> None:
     """Run the `qdqtool` script."""
     try:
-        process.prepare()
+        process.set_up_process()
         code = run()
     except KeyboardInterrupt as stop:  # Ctrl-C outside of `run`
         code = getattr(stop, "code", INTERRUPTED)

@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def _complete(list_words: Callable[[], Iterable[str]]) -> Completer:
+def _make_completer(list_words: Callable[[], Iterable[str]]) -> Completer:
     """Return a completer that ignores case; `list_words` is called only while completing."""
 
     def complete(
@@ -51,8 +51,8 @@ def _list_build_methods() -> Iterable[str]:
     return BUILD_METHODS
 
 
-complete_gpus = _complete(_list_gpus)
-complete_targets = _complete(_list_targets)
-complete_codes = _complete(_list_codes)
-complete_fail_codes = _complete(_list_fail_codes)
-complete_build_methods = _complete(_list_build_methods)
+complete_gpus = _make_completer(_list_gpus)
+complete_targets = _make_completer(_list_targets)
+complete_codes = _make_completer(_list_codes)
+complete_fail_codes = _make_completer(_list_fail_codes)
+complete_build_methods = _make_completer(_list_build_methods)

@@ -45,7 +45,7 @@ def command(
 
     build_method = find_build_method(way) if way is not None else None
     if listing:
-        _forbid_with_list(what, way)
+        _forbid_arguments_with_list(what, way)
         rows = list(codes.CODES.values())
         answer.write(
             lambda: [finding_code_json(c) for c in rows],
@@ -83,7 +83,7 @@ def command(
     if line is not None:
         answer.write(line.as_json, lambda width: render_log_line(line, width))
         return 0
-    error = _find_error(text)
+    error = _find_known_error(text)
     answer.write(
         lambda: to_json_fields(error) | extra,
         lambda width: with_method(render_error(error, width)),
@@ -91,7 +91,7 @@ def command(
     return 0
 
 
-def _forbid_with_list(what: tuple[str, ...], way: str | None) -> None:
+def _forbid_arguments_with_list(what: tuple[str, ...], way: str | None) -> None:
     if what or way is not None:
         raise UsageError(
             ("--list prints all finding codes; leave out ")
@@ -101,7 +101,7 @@ def _forbid_with_list(what: tuple[str, ...], way: str | None) -> None:
         )
 
 
-def _find_error(text: str) -> KnownError:
+def _find_known_error(text: str) -> KnownError:
     from qdqtool.findings.codes import suggest_code
     from qdqtool.findings.errors import lookup
 

@@ -109,11 +109,11 @@ def command(
     Exit codes: 0 done, 2 bad input.
     """
     started = perf_counter()
-    _check_source(calib, calib_table)
+    _check_range_source(calib, calib_table)
     options.check_cluster(cluster, mixed_cpus)
     if calib is None:
         options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
-    path = options.quantized_path(model, output)
+    path = options.choose_output_path(model, output)
     chosen_target = options.choose_target(target, strongly_typed)
     if gpu is not None:  # reject an unknown GPU before the work
         from qdqtool.timing import gpus
@@ -189,7 +189,7 @@ def command(
     return 0
 
 
-def _check_source(calib: str | None, calib_table: str | None) -> None:
+def _check_range_source(calib: str | None, calib_table: str | None) -> None:
     """Check that ranges come from either images or a table."""
     if calib is None and calib_table is None:
         raise UsageError(

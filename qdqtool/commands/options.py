@@ -129,11 +129,11 @@ def repeat_options(*names: str) -> str:
             if entry is True:
                 words.append(parameter.opts[0])
             elif not (name == "target" and entry == DEFAULT_TARGET):
-                words += [parameter.opts[0], _format_entry(name, entry)]
+                words += [parameter.opts[0], _format_option_value(name, entry)]
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
-def _format_entry(name: str, value: Any) -> str:
+def _format_option_value(name: str, value: Any) -> str:
     """Return the text of a parsed option: ``640x480`` for a size, ``1,2,3`` for channels."""
     if isinstance(value, tuple):
         return ("x" if name == "size" else ",").join(f"{part:g}" for part in value)
@@ -363,7 +363,7 @@ def model_output_option(text: str, **more: Any) -> Decorator:
 quantized_output_option = model_output_option("The Q/DQ model. [default: MODEL_qdq.onnx]")
 
 
-def quantized_path(model: str, output: str | None) -> str:
+def choose_output_path(model: str, output: str | None) -> str:
     """Return the output path; by default ``model_qdq.onnx`` next to ``model.onnx``."""
     return output or str(Path(model).with_name(f"{model_stem(model)}_qdq.onnx"))
 

@@ -135,24 +135,24 @@ def command(
     request = requests[0]
     _check_options(requests, require_gain, answer.form, len(paths))
     build_method = find_build_method(way) if way is not None else None
-    _check_request(request, chosen_target)
+    _prepare_request(request, chosen_target)
     from qdqtool.formats import annotations
 
     def review(path: str) -> ModelReview:
         prediction, times = _predict(path, chosen_target, requests, assume=assume, way=way)
         if calib is not None:
             _check_activations(path, prediction, calib, images)
-        unmet = _unmet_patterns(prediction, patterns) + _unmet_findings(prediction, codes)
+        unmet = _list_unmet_patterns(prediction, patterns) + _list_unmet_findings(prediction, codes)
         if require_gain is not None and prediction.time is None:
             unmet.append(f"--require-gain {require_gain:g}: TensorRT rejects the model")
         else:
-            unmet += [line for time in times for line in _unmet_gain(time, require_gain)]
+            unmet += [line for time in times for line in _describe_unmet_gain(time, require_gain)]
         return annotations.ModelReview(path, chosen_target.name, prediction, unmet, times)
 
     results = _review_models(paths, review, chosen_target)
     predictions = _list_predictions(results)
     if len(predictions) == len(results):
-        _require_matches(patterns, predictions)
+        _require_pattern_matches(patterns, predictions)
     _note_unused_assumptions(assume, predictions)
     if answer.form == "sarif":
         emit(to_json(annotations.to_sarif(results)), answer.output)
@@ -202,7 +202,7 @@ def _review_models(
     return results
 
 
-def _check_request(request: TimingOptions, target: Target) -> None:
+def _prepare_request(request: TimingOptions, target: Target) -> None:
     """Reserve the output file and record the input file of a calibration; check `sm`."""
     from qdqtool.util.files import record_input, reserve_output
 
@@ -228,7 +228,7 @@ def _print_note(text: str) -> None:
     print(f"qdqtool: {as_line(text)}", file=sys.stderr)
 
 
-def _has_value(options: Iterable[object]) -> bool:
+def _has_any_value(options: Iterable[object]) -> bool:
     return any(option is not None for option in options)
 
 
@@ -249,7 +249,7 @@ def _check_options(
         request.calibrate,
         request.save_calibration,
     )
-    if request.gpu is None and _has_value(needing_gpu):
+    if request.gpu is None and _has_any_value(needing_gpu):
         raise UsageError(
             "--clock, --power, --batch, --calibrate and --save-calibration need --gpu",
             code="option-without-effect",
@@ -262,7 +262,7 @@ def _check_options(
             "--require-gain needs --gpu", code="option-without-effect", parameter="require_gain"
         )
     for_one_gpu = (request.clock, request.power, request.calibrate, request.save_calibration)
-    if len(requests) > 1 and _has_value(for_one_gpu):
+    if len(requests) > 1 and _has_any_value(for_one_gpu):
         raise UsageError(
             "--clock, --power, --calibrate and --save-calibration need a single --gpu; run predict "
             "once for each GPU",
@@ -318,14 +318,14 @@ def _predict(
 def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
     """Add the findings of all GPUs to the first prediction, and return it."""
     first, *others = predictions
-    places = {_identify(finding) for finding in first.findings}
+    places = {_make_finding_key(finding) for finding in first.findings}
     for other in others:
-        first.findings += [f for f in other.findings if _identify(f) not in places]
-        places |= {_identify(finding) for finding in other.findings}
+        first.findings += [f for f in other.findings if _make_finding_key(f) not in places]
+        places |= {_make_finding_key(finding) for finding in other.findings}
     return first
 
 
-def _identify(finding: Finding) -> tuple[str, ...]:
+def _make_finding_key(finding: Finding) -> tuple[str, ...]:
     """Return a key that is equal for the same finding on several GPUs.
 
     Findings about limits of a GPU include the message, because it names the GPU.
@@ -429,7 +429,7 @@ def _find_code(text: str) -> str:
     return entry.code
 
 
-def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
+def _list_unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
     """Return a line for each pattern that matches a convolution without INT8 or FP8."""
     lines = []
     for pattern in patterns:
@@ -468,7 +468,9 @@ def _note_unused_assumptions(assume: dict[str, str] | None, predictions: list[Pr
         _print_note(f"--assume: nothing in this model depends on {', '.join(assume)}")
 
 
-def _require_matches(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> None:
+def _require_pattern_matches(
+    patterns: list[re.Pattern[str]], predictions: list[Prediction]
+) -> None:
     """Check that each pattern matches a convolution in at least one network.
 
     Raises:
@@ -485,7 +487,7 @@ def _require_matches(patterns: list[re.Pattern[str]], predictions: list[Predicti
             )
 
 
-def _unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
+def _list_unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
     """Return a line for each code or severity of ``--fail-on`` that occurs."""
     lines = []
     for code in dict.fromkeys(codes):
@@ -501,7 +503,7 @@ def _unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
     return lines
 
 
-def _unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
+def _describe_unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
     """Return a line if the gain is unknown, or its lower bound is below the requirement."""
     if required is None:
         return []

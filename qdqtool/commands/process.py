@@ -42,7 +42,7 @@ def stop_message(stop: BaseException | None) -> str:
     return " ".join([f"{message}. No partial output was written.", *notes])
 
 
-def prepare() -> None:
+def set_up_process() -> None:
     """Set up the process of the command line. Called once, before anything is opened.
 
     Raises:
@@ -133,10 +133,10 @@ class FilteredErrorStream(FilteredStream):
     def write(self, text: str) -> int:
         """Write text, or drop it if writing fails."""
         with contextlib.suppress(OSError, ValueError):
-            super().write(self._wrap(text))
+            super().write(self._wrap_message(text))
         return len(text)
 
-    def _wrap(self, text: str) -> str:
+    def _wrap_message(self, text: str) -> str:
         width = terminal_columns()
         if not text.startswith(MESSAGE_PREFIX) or not self.unfiltered.isatty():
             return text

@@ -149,7 +149,7 @@ def command(
             code="option-without-effect",
             parameter="gpu",
         )
-    path = options.quantized_path(model, output)
+    path = options.choose_output_path(model, output)
     from qdqtool.util.files import is_stream, reserve_output
 
     if state is None and not no_state and not is_stream(Path(path)):

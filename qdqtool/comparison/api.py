@@ -32,8 +32,8 @@ from qdqtool.comparison.result import (
 from qdqtool.comparison.text import (
     FLOAT_BUILD,
     describe_changes,
-    describe_reference,
     list_image_notes,
+    note_quantized_reference,
 )
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.obstacles import describe_obstacles
@@ -132,7 +132,7 @@ def compare(
             comparison.notes += [
                 *agreement.notes,
                 *list_image_notes(agreement),
-                *describe_reference(comparison),
+                *note_quantized_reference(comparison),
             ]
     comparison.read = inputs
     return comparison

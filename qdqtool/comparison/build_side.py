@@ -219,7 +219,7 @@ def _layer_shape(layer: BuiltLayer) -> tuple[Shape | None, str]:
 
 
 def _rate_similarity(weights: tuple[Shape, int | None], layer: tuple[Shape | None, str]) -> int:
-    """Return a similarity for :func:`align_sequences`: 2 for equal output channels and kernel, else 0."""
+    """Return 2 if output channels and kernel agree, else 0, for :func:`align_sequences`."""
     (shape, axis), (output, kernel) = weights, layer
     if output is None or axis is None or axis >= len(shape) or shape[axis] not in output:
         return 0

@@ -500,14 +500,14 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
         scales: Whether to compare Q/DQ pairs and scales too; both sides have to be models.
     """
     change = NodeChange(a, b)
-    kinds = _precision_changes(a, b)
+    kinds = _find_precision_changes(a, b)
     if ChangeKind.LOST_INT8 in kinds:
         change.lost = _find_loss_reason(a, b)
     first, second = a.residual, b.residual
     if first is not None and second is not None and not first.agrees(second):
         kinds.append(ChangeKind.RESIDUAL)
     if scales:
-        kinds += _qdq_changes(a, b, kinds)
+        kinds += _find_qdq_changes(a, b, kinds)
         kinds += _compare_scales(a, b, change)
     if a.layer and b.layer and sorted(a.fused) != sorted(b.fused):
         kinds.append(ChangeKind.FUSION)
@@ -515,7 +515,7 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
     return change
 
 
-def _precision_changes(a: NodeSide, b: NodeSide) -> list[ChangeKind]:
+def _find_precision_changes(a: NodeSide, b: NodeSide) -> list[ChangeKind]:
     unknown = {None, Precision.UNKNOWN}
     if unknown & {a.precision, b.precision}:
         return []
@@ -542,7 +542,7 @@ def _find_loss_reason(a: NodeSide, b: NodeSide) -> LossReason:
     return LossReason.DATA if lost_data else LossReason.UNKNOWN
 
 
-def _qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list[ChangeKind]:
+def _find_qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list[ChangeKind]:
     """Return the changes of Q/DQ pairs; empty if the node lost or gained INT8 itself."""
     if ChangeKind.LOST_INT8 in kinds or ChangeKind.GAINED_INT8 in kinds:
         return []

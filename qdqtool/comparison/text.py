@@ -50,15 +50,15 @@ _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 def summarize(comparison: Comparison) -> str:
     """Summarize the losses and gains of B against A in one line."""
     parts = [
-        *_describe_obstacles(comparison),
+        *_describe_obstacles_and_gaps(comparison),
         *_describe_realized_int8(comparison),
-        *_count_changes(comparison, {ChangeKind.FORMAT: _describe_format(comparison)}),
+        *_describe_change_counts(comparison, {ChangeKind.FORMAT: _describe_format(comparison)}),
         *_describe_losses(comparison),
-        *_count_changes(comparison, {ChangeKind.GAINED_INT8: _describe_gains(comparison)}),
-        *_count_changes(comparison, _output_texts(comparison)),
+        *_describe_change_counts(comparison, {ChangeKind.GAINED_INT8: _describe_gains(comparison)}),
+        *_describe_change_counts(comparison, _make_output_texts(comparison)),
         *_describe_conversions(comparison),
         *_describe_all_scales(comparison),
-        *_count_changes(comparison, {kind: _CHANGES[kind] for kind in _ONE_SIDED}),
+        *_describe_change_counts(comparison, {kind: _CHANGES[kind] for kind in _ONE_SIDED}),
     ]
     if not parts and comparison.changed:
         parts = [f"{len(comparison.changed)} nodes differ"]
@@ -81,7 +81,7 @@ def _describe_agreement(comparison: Comparison) -> list[str]:
     return [f"agreement {measure.value:.3f} ({interval}) on {images}"]
 
 
-def describe_reference(comparison: Comparison) -> list[Note]:
+def note_quantized_reference(comparison: Comparison) -> list[Note]:
     """Return a note if both compared models are quantized, else an empty list."""
     if not (comparison.a.quantized and comparison.b.quantized):
         return []
@@ -130,7 +130,7 @@ def list_image_notes(agreement: NetworkAgreement) -> list[Note]:
     return notes
 
 
-def _describe_obstacles(comparison: Comparison) -> list[str]:
+def _describe_obstacles_and_gaps(comparison: Comparison) -> list[str]:
     sides = (("A", comparison.a), ("B", comparison.b))
     cut = [f"{name} is incomplete ({', '.join(s.missing)})" for name, s in sides if s.missing]
     return cut + [f"{name} has {side.obstacle}" for name, side in sides if side.obstacle]
@@ -156,9 +156,9 @@ def name_formats(title: str, kind: ChangeKind, nodes: Sequence[NodeChange]) -> s
     """
     is_loss = kind == ChangeKind.LOST_INT8
     sides = [node.a if is_loss else node.b for node in nodes]
-    formats = _list_formats(sides)
+    formats = _join_formats_by_or(sides)
     if kind == ChangeKind.FORMAT:
-        before = _list_formats([node.a for node in nodes])
+        before = _join_formats_by_or([node.a for node in nodes])
         return f"{formats} instead of {before}" if formats != before else title
     return title.replace("INT8", formats)
 
@@ -167,7 +167,7 @@ def _name_format(side: NodeSide | None) -> str:
     return "FP8" if side is not None and side.precision == Precision.FP8 else "INT8"
 
 
-def _list_formats(sides: Iterable[NodeSide | None]) -> str:
+def _join_formats_by_or(sides: Iterable[NodeSide | None]) -> str:
     """Return the 8-bit formats of nodes: ``FP8``, ``INT8 or FP8``; ``INT8`` without nodes."""
     return " or ".join(sorted(set(map(_name_format, sides)), reverse=True)) or "INT8"
 
@@ -192,8 +192,10 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
     is_model_first = a.kind == "model"
     built = [n.b if is_model_first else n.a for n in requested if n.is_quantized]
     planned = [n.a if is_model_first else n.b for n in requested]
-    formats = _list_formats(built or planned)
-    text = f"{realized} of {_count_layers(requested)} that the model quantizes run in {formats}"
+    formats = _join_formats_by_or(built or planned)
+    text = (
+        f"{realized} of {_format_layer_count(requested)} that the model quantizes run in {formats}"
+    )
     if NO_LISTING in (*a.gaps, *b.gaps):
         text += " according to the optimizer's lines alone"
     unknown = sum(node.is_unknown for node in requested)
@@ -202,13 +204,15 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
     return [text]
 
 
-def _count_changes(comparison: Comparison, texts: dict[ChangeKind, str]) -> list[str]:
+def _describe_change_counts(comparison: Comparison, texts: dict[ChangeKind, str]) -> list[str]:
     """Return a text such as ``3 convolutions <text>`` for each change that occurs."""
     nodes = {kind: comparison.where(kind) for kind in texts}
-    return [f"{_count_layers(nodes[kind])} {text}" for kind, text in texts.items() if nodes[kind]]
+    return [
+        f"{_format_layer_count(nodes[kind])} {text}" for kind, text in texts.items() if nodes[kind]
+    ]
 
 
-def _count_layers(nodes: Sequence[NodeChange]) -> str:
+def _format_layer_count(nodes: Sequence[NodeChange]) -> str:
     products = sum(n.op in _PRODUCTS for n in nodes)
     return format_layer_counts(len(nodes) - products, products)
 
@@ -230,14 +234,14 @@ def _describe_losses(comparison: Comparison) -> list[str]:
     text = f": {reasons[0][1]}" if reasons[0][1] else ""
     if len(reasons) > 1:
         text = f" ({'; '.join(f'{count}: {reason or _UNKNOWN}' for count, reason in reasons)})"
-    return [f"{_count_layers(nodes)} lost {_join_formats([n.a for n in nodes])}{text}"]
+    return [f"{_format_layer_count(nodes)} lost {_join_formats_by_and([n.a for n in nodes])}{text}"]
 
 
 def _describe_gains(comparison: Comparison) -> str:
-    return f"gained {_join_formats([n.b for n in comparison.where(ChangeKind.GAINED_INT8)])}"
+    return f"gained {_join_formats_by_and([n.b for n in comparison.where(ChangeKind.GAINED_INT8)])}"
 
 
-def _join_formats(sides: Sequence[NodeSide | None]) -> str:
+def _join_formats_by_and(sides: Sequence[NodeSide | None]) -> str:
     return " and ".join(sorted(set(map(_name_format, sides)), reverse=True))
 
 
@@ -247,9 +251,9 @@ def _describe_loss_reason(node: NodeChange, *, many: bool) -> str:
     return node.finding
 
 
-def _output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
-    before = _list_formats([n.a for n in comparison.where(ChangeKind.LOST_INT8_OUTPUT)])
-    after = _list_formats([n.b for n in comparison.where(ChangeKind.GAINED_INT8_OUTPUT)])
+def _make_output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
+    before = _join_formats_by_or([n.a for n in comparison.where(ChangeKind.LOST_INT8_OUTPUT)])
+    after = _join_formats_by_or([n.b for n in comparison.where(ChangeKind.GAINED_INT8_OUTPUT)])
     lost, gained = "now with float output", f"now with {after} output"
     if (comparison.a.kind, comparison.b.kind) == ("model", "build"):
         lost = f"with float output where {before} is predicted"
@@ -274,7 +278,7 @@ def _describe_all_scales(comparison: Comparison) -> list[str]:
     factors = {
         "activations": [n.factor for n in comparison.where(ChangeKind.SCALE)],
         "weights": [
-            None if _differs_in_count(n) else n.weights_factor
+            None if _is_per_channel_on_one_side(n) else n.weights_factor
             for n in comparison.where(ChangeKind.WEIGHTS_SCALE)
         ],
     }
@@ -287,7 +291,7 @@ def _describe_all_scales(comparison: Comparison) -> list[str]:
     ]
 
 
-def _differs_in_count(node: NodeChange) -> bool:
+def _is_per_channel_on_one_side(node: NodeChange) -> bool:
     """Return whether only one side has a scale for each channel of the weights.
 
     The factor then compares the largest scales, and other channels differ by more.

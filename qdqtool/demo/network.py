@@ -357,7 +357,7 @@ def add_head(net: YoloBuilder, levels: Sequence[tuple[str, int]], size: int, cla
 def _decode_boxes(net: YoloBuilder, name: str, boxes: str, size: int) -> str:
     """Add the decoding of boxes to center, width and height in pixels, [1, 4, anchors]."""
     distances = _average_bins(net, f"{name}/dfl", boxes)
-    centers, strides = _anchors(size)
+    centers, strides = _make_anchors(size)
     center = net.constant(f"{name}/Constant_anchors", centers)
     axis = net.integers(f"{name}/Constant_axis", 1)
     bounds = [net.integers(f"{name}/Constant_{n}", n) for n in (0, 2, 4)]
@@ -395,7 +395,7 @@ def _average_bins(net: YoloBuilder, name: str, boxes: str) -> str:
     return net.reshape(f"{name}/Reshape_1", mean, 1, 4, -1)
 
 
-def _anchors(size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+def _make_anchors(size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Return centers [1, 2, anchors] in cells and strides [1, anchors] in pixels."""
     centers, strides = [], []
     for stride in STRIDES:

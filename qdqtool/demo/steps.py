@@ -53,7 +53,7 @@ def run_demo(
     proto = yolov8n(size, activation=activation)
     image_folder = folder / "images"
     model, quantized = folder / "yolov8n-demo.onnx", folder / "yolov8n-demo_qdq.onnx"
-    _create_folder(image_folder, folder)
+    _prepare_image_folder(image_folder, folder)
     save(proto, model)
     write_images(image_folder, images, size)
     yield (
@@ -66,7 +66,7 @@ def run_demo(
         model, image_folder, target=target, progress=True, calib_cache=cache, overwrite_cache=True
     )
     result.save(quantized)
-    yield _indent(render(result, terminal_width() - 3))
+    yield _indent_page(render(result, terminal_width() - 3))
     yield f"   wrote {quantized}"
     pixels, correlation = _compare_outputs(proto, result.model, size, images)
     yield (
@@ -74,9 +74,9 @@ def run_demo(
         f"   the correlation of the scores is {correlation:.3f}\n\n"
         "3. qdqtool verify: comparing the prediction with a real build"
     )
-    yield from _verify(quantized)
+    yield from _run_verify_step(quantized)
     yield "\n4. qdqtool report: writing an HTML page"
-    yield from _report(model, quantized, cache, target)
+    yield from _run_report_step(model, quantized, cache, target)
     yield (
         f"\ndone in {time.perf_counter() - started:.1f} s. "
         "For your own model, with a few hundred images:\n"
@@ -86,7 +86,7 @@ def run_demo(
     )
 
 
-def _create_folder(image_folder: Path, folder: Path) -> None:
+def _prepare_image_folder(image_folder: Path, folder: Path) -> None:
     """Create the folder for images, and remove images of earlier demos but no other files."""
     try:
         image_folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def _create_folder(image_folder: Path, folder: Path) -> None:
             path.unlink()
 
 
-def _indent(text: TextPage) -> str:
+def _indent_page(text: TextPage) -> str:
     return textwrap.indent(str(text).rstrip(), "   ")
 
 
@@ -132,7 +132,7 @@ def _compare_outputs(
     return boxes, float(np.corrcoef(outputs[0][:, 4:].ravel(), outputs[1][:, 4:].ravel())[0, 1])
 
 
-def _verify(quantized: Path) -> Iterator[str]:
+def _run_verify_step(quantized: Path) -> Iterator[str]:
     from qdqtool.builders.compiler_process import is_installed
     from qdqtool.formats.build_text import render_verification
 
@@ -141,7 +141,7 @@ def _verify(quantized: Path) -> Iterator[str]:
         from qdqtool.verification.api import verify_with_builder
 
         result = verify_with_builder(quantized, "tensorrt-rtx")
-        yield _indent(render_verification(result, width - 3))
+        yield _indent_page(render_verification(result, width - 3))
         return
     recorded = verify_recorded(quantized)
     if recorded is None:
@@ -153,7 +153,7 @@ def _verify(quantized: Path) -> Iterator[str]:
         )
     else:
         yield "   TensorRT-RTX is not installed: a recorded build of this model is used"
-        yield _indent(render_verification(recorded, width - 3))
+        yield _indent_page(render_verification(recorded, width - 3))
     yield from wrap(
         "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's license), the demo builds the "
         "model with TensorRT-RTX, which needs no GPU. For another TensorRT, give the log of "
@@ -164,7 +164,7 @@ def _verify(quantized: Path) -> Iterator[str]:
     yield f"     qdqtool verify {quantized} build.log"
 
 
-def _report(model: Path, quantized: Path, cache: Path, target: Target) -> Iterator[str]:
+def _run_report_step(model: Path, quantized: Path, cache: Path, target: Target) -> Iterator[str]:
     from qdqtool.reporting.page import describe_missing_packages
 
     missing = describe_missing_packages()

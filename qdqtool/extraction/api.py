@@ -128,7 +128,7 @@ class ExtractionJob:
 
     def _select_findings(self, findings: Sequence[Finding]) -> None:
         self.invariants = Invariants.from_findings(self.whole, findings)
-        self._narrow(self.find_anchors(findings))
+        self._narrow_part(self.find_anchors(findings))
 
         def describe(rename: _Rename) -> str:
             places = [f"{f.code} at {rename(f.node) or 'the network'}" for f in findings]
@@ -139,16 +139,16 @@ class ExtractionJob:
     def _select_node(self, node: Node, hops: int | None) -> None:
         self.invariants = Invariants.from_node(self.whole, node.name)
         if hops is None:
-            self._narrow([node])
+            self._narrow_part([node])
             self._describe_selection = lambda rename: (
                 f"the part that the prediction of {rename(node.name)} depends on"
             )
             return
-        self._set_part(self.cutter.complete(self.cutter.find_nodes_within([node], hops)))
+        self._set_part(self.cutter.complete_part(self.cutter.find_nodes_within([node], hops)))
         self._describe_selection = lambda rename: (
             f"{rename(node.name)} and the nodes up to {hops} hops around it"
         )
-        missing = self.invariants.find_missing(self._predict(self.proto))
+        missing = self.invariants.find_missing(self._predict_proto(self.proto))
         if missing:
             self.invariants = self.invariants.without(missing)
             self._describe_cut = lambda rename: Note(
@@ -200,7 +200,7 @@ class ExtractionJob:
             node=name,
         )
 
-    def _narrow(self, anchors: Sequence[Node]) -> None:
+    def _narrow_part(self, anchors: Sequence[Node]) -> None:
         """Set the part to a small part around the anchors that keeps the invariants.
 
         The part is grown from the anchors and then trimmed. The first search predicts models
@@ -210,7 +210,7 @@ class ExtractionJob:
         names = self.invariants.required_nodes()
         nodes = map(self._find_node_or_producer, names)
         needed = frozenset(node.index for node in nodes if node is not None)
-        for holds in (self._sketch_holds, self._part_holds):
+        for holds in (self._is_reproduced_by_sketch, self._is_reproduced_by_part):
             part = self.cutter.whole_part()
             for grown in track(grow_part(self.cutter, anchors, holds, needed), "cutting"):
                 part = grown or part
@@ -218,7 +218,7 @@ class ExtractionJob:
             for _ in track(trimmer.steps(), "trimming"):
                 pass
             part = trimmer.part
-            if self._part_holds(part):
+            if self._is_reproduced_by_part(part):
                 break
         if self.budget.nodes_left < 0:
             self.notes.append(
@@ -234,20 +234,20 @@ class ExtractionJob:
 
     def _store_constants(self) -> None:
         for candidate in store_constants(self.proto):
-            if self.invariants.hold_in(self._predict(candidate)):
+            if self.invariants.are_reproduced_by(self._predict_proto(candidate)):
                 self._proto_with_nodes, self.proto = self.proto, candidate
 
-    def _sketch_holds(self, part: ModelPart) -> bool:
+    def _is_reproduced_by_sketch(self, part: ModelPart) -> bool:
         try:
-            prediction = predict_part(self.cutter.sketch(part), target_named(self.target))
+            prediction = predict_part(self.cutter.sketch_model(part), target_named(self.target))
         except ModelError:
             return False
         self.budget.spend(max(0, len(prediction.findings) - len(part.nodes)))
-        return self.invariants.hold_in(prediction)
+        return self.invariants.are_reproduced_by(prediction)
 
-    def _part_holds(self, part: ModelPart) -> bool:
+    def _is_reproduced_by_part(self, part: ModelPart) -> bool:
         try:
-            return self.invariants.hold_in(self._predict(self.cutter.build(part)))
+            return self.invariants.are_reproduced_by(self._predict_proto(self.cutter.build(part)))
         except ModelError:
             return False
 
@@ -255,14 +255,14 @@ class ExtractionJob:
         # External weights are not read, which keeps cutting fast.
         return Model(proto, self.model.path, _PART, self.model.base_dir)
 
-    def _predict(self, proto: onnx.ModelProto) -> Prediction:
+    def _predict_proto(self, proto: onnx.ModelProto) -> Prediction:
         return predict(self._as_model(proto), self.target)
 
     def _set_part(self, part: ModelPart) -> None:
         self.proto = load_full(self._as_model(self.cutter.build(part))).proto
 
     def _select_common_invariants(self) -> None:
-        prediction = self._predict(self.proto)
+        prediction = self._predict_proto(self.proto)
         outcomes = {c.name: c for c in prediction.convolutions}
         unchanged, changed = [], []
         for convolution in self.whole.convolutions:
@@ -318,24 +318,26 @@ class ExtractionJob:
     def _has_invariants(self) -> bool:
         return bool(self.invariants.findings or self.invariants.convolutions)
 
-    def restore_checked(self) -> None:
+    def restore_until_check_holds(self) -> None:
         """Restore Constant nodes if the part fails the check; if that fails, the whole model."""
         check = self.check
-        if check is None or check.holds(self.proto):
+        if check is None or check.has_same_behavior(self.proto):
             return
-        if self._proto_with_nodes is not None and check.holds(self._proto_with_nodes):
+        if self._proto_with_nodes is not None and check.has_same_behavior(self._proto_with_nodes):
             self.proto = self._proto_with_nodes
             return
         self.is_whole = True
         self._set_part(self.cutter.whole_part())
 
-    def _proto_holds(self, proto: onnx.ModelProto) -> bool:
+    def _is_reproduced_by_proto(self, proto: onnx.ModelProto) -> bool:
         if self._has_invariants:
             model = load(proto)
             model.sha256 = _PART
-            if not self.invariants.hold_in(predict_part(model, target_named(self.target))):
+            if not self.invariants.are_reproduced_by(
+                predict_part(model, target_named(self.target))
+            ):
                 return False
-        return self.check is None or self.check.holds(proto)
+        return self.check is None or self.check.has_same_behavior(proto)
 
     def minimize(self, options: ShrinkOptions, keep_interrupted: bool = False) -> None:
         """Shrink the part as long as invariants and check hold.
@@ -358,7 +360,9 @@ class ExtractionJob:
             )
         reductions = BYTES_FIRST if self.check is None else ALL
         bounded = options.limit is None and self.check is None
-        shrinker = ModelShrinker(self.proto, self._proto_holds, reductions, options.tries, bounded)
+        shrinker = ModelShrinker(
+            self.proto, self._is_reproduced_by_proto, reductions, options.tries, bounded
+        )
         try:
             for _ in track(shrinker.steps(), "minimizing", options.tries):
                 pass
@@ -366,12 +370,12 @@ class ExtractionJob:
             if not keep_interrupted or getattr(stop, "code", INTERRUPTED) != INTERRUPTED:
                 raise
             self.is_interrupted = True
-        self._report_end(shrinker, options.tries)
+        self._note_early_end(shrinker, options.tries)
         self.proto = shrinker.proto
         if not self.proto.graph.node:
             self._raise_nothing_left(options)
 
-    def _report_end(self, shrinker: ModelShrinker, limit: int) -> None:
+    def _note_early_end(self, shrinker: ModelShrinker, limit: int) -> None:
         tries = shrinker.tried
         if self.is_interrupted:
             self.notes.append(
@@ -408,9 +412,9 @@ class ExtractionJob:
                 parameter="minimize",
             )
         raise QdqtoolError(
-            f"the outcome ({self.check.describe()}) is the same for a model without nodes, so the "
-            "check does not depend on the model; give a check whose exit code changes when the "
-            "fault is gone, or a text that the check prints (`says`)",
+            f"the outcome ({self.check.describe_behavior()}) is the same for a model without "
+            "nodes, so the check does not depend on the model; give a check whose exit code "
+            "changes when the fault is gone, or a text that the check prints (`says`)",
             code="check-ignores-model",
             parameter="check" if options.builder is None else "builder",
         )
@@ -435,14 +439,14 @@ class ExtractionJob:
             )
         names: PrivateNames | None = None
         rename: _Rename = str
-        checked = self.check.describe() if self.check is not None else ""
+        checked = self.check.describe_behavior() if self.check is not None else ""
         if options.private:
             proto, names = make_private(self.model, proto, prediction)
             rename = names.rename_layer
             prediction = predict(proto, self.target)
             invariants = names.select_invariants(invariants, prediction)
             if self.check is not None:
-                checked = self.check.describe(names.replace_names)
+                checked = self.check.describe_behavior(names.replace_names)
         same = _describe_invariants(invariants)
         if checked:
             outcome = "the build" if options.builder else "the outcome of the command"
@@ -562,7 +566,7 @@ def extract(
     with ExitStack() as stack:
         if options.is_checked:
             job.start_check(options, seconds, stack)
-        job.restore_checked()
+        job.restore_until_check_holds()
         if options.minimize or selection.is_empty:
             job.minimize(options, keep_interrupted)
         elif job.is_whole:

@@ -14,7 +14,7 @@ import onnx
 
 from qdqtool.builders.compiler_process import CompilerProcess
 from qdqtool.builders.options import BuildOptions
-from qdqtool.builders.run import build_with_package, log_names, read_log
+from qdqtool.builders.run import build_with_package, choose_log_names, read_log
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.ir.graph import Model
@@ -48,7 +48,7 @@ class ModelCheck(Protocol):
 
     is_ambiguous: bool
 
-    def describe(self, hide: Callable[[str], str] | None = None) -> Note:
+    def describe_behavior(self, hide: Callable[[str], str] | None = None) -> Note:
         """Describe the behavior of the whole model.
 
         Args:
@@ -57,7 +57,7 @@ class ModelCheck(Protocol):
         """
         ...
 
-    def holds(self, proto: onnx.ModelProto) -> bool:
+    def has_same_behavior(self, proto: onnx.ModelProto) -> bool:
         """Return whether a smaller model behaves like the whole model."""
         ...
 
@@ -87,7 +87,7 @@ class BuildOutcome:
         """Whether the model was built as predicted."""
         return self.status == "built" and not self.differences
 
-    def matches(self, other: BuildOutcome) -> bool:
+    def is_same_fault(self, other: BuildOutcome) -> bool:
         """Return whether this outcome shows the fault of another outcome."""
         return (
             self.status == other.status
@@ -132,7 +132,7 @@ class BuilderCheck:
             self.close()
             raise
 
-    def describe(self, hide: Callable[[str], str] | None = None) -> Note:
+    def describe_behavior(self, hide: Callable[[str], str] | None = None) -> Note:
         """Describe the build of the whole model; `hide` replaces names in its message."""
         builder, status, message = self._builder, self.whole.status, self.whole.message
         if status != "built":
@@ -166,11 +166,11 @@ class BuilderCheck:
             (folder / "build.log").unlink(missing_ok=True)
             options = BuildOptions(self._builder, timeout=TIMEOUT)
             result = build_with_package(self._process, options, path, folder)
-            read_log(model, log_names(model), folder, result)
+            read_log(model, choose_log_names(model), folder, result)
             built = map_build_to_nodes(result)
         else:
             built = build_model(path, self._builder, timeout=TIMEOUT)
-        message = "" if built.status == "built" else _generalize(built.message, model)
+        message = "" if built.status == "built" else _generalize_message(built.message, model)
         return BuildOutcome(
             built.status, message, built.version, self._find_differences(model, built)
         )
@@ -189,9 +189,9 @@ class BuilderCheck:
             if m.kind == MismatchKind.CONVOLUTION
         )
 
-    def holds(self, proto: onnx.ModelProto) -> bool:
+    def has_same_behavior(self, proto: onnx.ModelProto) -> bool:
         """Return whether the build of a model ends like the build of the whole model."""
-        return self.build(proto).matches(self.whole)
+        return self.build(proto).is_same_fault(self.whole)
 
     def close(self) -> None:
         """End the compiler and remove temporary files."""
@@ -277,7 +277,7 @@ class CommandCheck:
         self.is_ambiguous = code != 0 and not says
         self._code = code
 
-    def describe(self, hide: Callable[[str], str] | None = None) -> Note:
+    def describe_behavior(self, hide: Callable[[str], str] | None = None) -> Note:
         """Describe the exit code and output for the whole model; `hide` leaves out user texts."""
         code, says = self._code, self._says.decode()
         if hide is not None:
@@ -318,7 +318,7 @@ class CommandCheck:
                 parameter="check",
             ) from None
 
-    def holds(self, proto: onnx.ModelProto) -> bool:
+    def has_same_behavior(self, proto: onnx.ModelProto) -> bool:
         """Return whether the command exits as for the whole model, and prints the text."""
         return self.run(proto, self._timeout) == self._code and self._has_printed_text()
 
@@ -366,7 +366,7 @@ def _split_command(command: str) -> list[str]:
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-def _generalize(message: str, model: Model) -> str:
+def _generalize_message(message: str, model: Model) -> str:
     """Replace names and numbers in a compiler's message, to compare messages between models."""
     names = {name for n in model.nodes for name in (n.name, n.proto.name)}
     names.update(model.producers, model.initializers, model.inputs)

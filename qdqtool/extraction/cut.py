@@ -81,7 +81,7 @@ class ModelCutter:
             return False
         return self.model.shape(tensor) is not None
 
-    def complete(self, nodes: Iterable[int], every_output: bool = False) -> ModelPart:
+    def complete_part(self, nodes: Iterable[int], every_output: bool = False) -> ModelPart:
         """Return the smallest part that contains some nodes and can be a separate model.
 
         Q/DQ pairs remain complete. The part includes the constant nodes and the computed shapes
@@ -96,7 +96,7 @@ class ModelCutter:
         inside = set(nodes)
         stack = sorted(inside)
         while stack:
-            for other in self._find_inseparable(model.nodes[stack.pop()], inside):
+            for other in self._find_inseparable_neighbors(model.nodes[stack.pop()], inside):
                 if other.index not in inside:
                     inside.add(other.index)
                     stack.append(other.index)
@@ -112,7 +112,7 @@ class ModelCutter:
         consumed = dict.fromkeys(t for n in nodes for t in n.consumed_tensors)
         return {t: None for t in consumed if t not in produced and t not in self.model.initializers}
 
-    def _find_inseparable(self, node: Node, inside: set[int]) -> list[Node]:
+    def _find_inseparable_neighbors(self, node: Node, inside: set[int]) -> list[Node]:
         """Return the neighbors that a part must contain because it contains a node."""
         nodes = []
         for tensor in node.consumed_tensors:
@@ -127,11 +127,11 @@ class ModelCutter:
                 nodes += consumers
         return nodes
 
-    def _sort(self, nodes: Iterable[int]) -> list[Node]:
+    def _sort_nodes(self, nodes: Iterable[int]) -> list[Node]:
         return [self.model.nodes[i] for i in sorted(nodes, key=self.model.positions.__getitem__)]
 
     def _find_outputs(self, inside: set[int], every_output: bool) -> Iterator[str]:
-        for node in self._sort(inside - self.constant):
+        for node in self._sort_nodes(inside - self.constant):
             for tensor in node.outputs:
                 consumers = [c.index in inside for c in self.model.consumers(tensor)]
                 is_cut = not all(consumers) and (every_output or not any(consumers))
@@ -152,8 +152,8 @@ class ModelCutter:
         model, path = self.model, self.model.path or "model"
         starts = dict.fromkeys(inputs)
         ends = list(dict.fromkeys(outputs)) or model.outputs
-        self._check_exist(starts, "inputs")
-        self._check_exist(ends, "outputs")
+        self._check_tensors_exist(starts, "inputs")
+        self._check_tensors_exist(ends, "outputs")
         protos, needed = find_dependencies([n.proto for n in model.ordered], ends, starts)
         if starts:
             self._check_starts(starts, ends, needed)
@@ -176,7 +176,7 @@ class ModelCutter:
             tuple(t for t in ends if t in produced),
         )
 
-    def _check_exist(self, tensors: Iterable[str], parameter: str) -> None:
+    def _check_tensors_exist(self, tensors: Iterable[str], parameter: str) -> None:
         for tensor in tensors:
             if tensor not in self.model.producers and tensor not in self.model.inputs:
                 raise ModelError(
@@ -263,11 +263,11 @@ class ModelCutter:
         Raises:
             ModelError: The type of an input is unknown.
         """
-        proto = self._build(part, lambda tensor: tensor)
+        proto = self._build_proto(part, lambda tensor: tensor)
         remove_unused_opsets(proto)
         return proto
 
-    def sketch(self, part: ModelPart) -> Model:
+    def sketch_model(self, part: ModelPart) -> Model:
         """Build a model from a part without large constants, for prediction only.
 
         The model looks up types and large constants in the whole model, which avoids copies.
@@ -280,17 +280,17 @@ class ModelCutter:
             return tensor if tensor_bytes(tensor) <= _SMALL else strip_data(tensor)
 
         model = self.model
-        proto = self._build(part, shorten)
+        proto = self._build_proto(part, shorten)
         return Model(proto, model.path, "a part", model.base_dir, types=model, constants=model)
 
-    def _build(
+    def _build_proto(
         self, part: ModelPart, convert: Callable[[onnx.TensorProto], onnx.TensorProto]
     ) -> onnx.ModelProto:
         ends = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
         for tensor in part.inputs:
             self._require_type(ends[tensor])
         # The order of nodes is kept, because TensorRT keeps the first of two equal Qs.
-        nodes = self._sort(part.nodes)
+        nodes = self._sort_nodes(part.nodes)
         consumed = {t for n in nodes for t in n.consumed_tensors}
         constants = (consumed & self._constant_order.keys()) - ends.keys()
         ordered_constants = sorted(constants, key=self._constant_order.__getitem__)

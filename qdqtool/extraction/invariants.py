@@ -57,7 +57,7 @@ class Invariants:
             if c.name not in outcomes or not has_same_types(c, outcomes[c.name])
         ]
 
-    def hold_in(self, prediction: Prediction) -> bool:
+    def are_reproduced_by(self, prediction: Prediction) -> bool:
         """Return whether a prediction reproduces all findings and convolutions."""
         return not self.find_missing(prediction)
 
@@ -103,7 +103,7 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     """
     code, colon, number = text.partition(":")
     code = code.strip().upper()
-    findings = [f for f in prediction.findings if f.code == code and _names_node(f, node)]
+    findings = [f for f in prediction.findings if f.code == code and _is_about_node(f, node)]
     place = f" at '{node}'" if node is not None else ""
     if not findings:
         counts = [f"{c} ({n})" for c, n in prediction.findings_by_code().items()]
@@ -125,7 +125,7 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     return findings[int(number) - 1]
 
 
-def _names_node(finding: Finding, node: str | None) -> bool:
+def _is_about_node(finding: Finding, node: str | None) -> bool:
     return node is None or finding.node == node or node in finding.convolutions
 
 

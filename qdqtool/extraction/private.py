@@ -91,7 +91,7 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
         elif name not in structure:
             _mask_tensor(tensor, functools.partial(_scale_ratio, model, name, scales), random)
     for _, node in _iterate_nodes(proto):
-        _mask_lists(node, random)
+        _mask_attribute_lists(node, random)
 
 
 def _mask_tensor(
@@ -106,7 +106,7 @@ def _mask_tensor(
             tensor.CopyFrom(_make_tensor(_draw_like(value, 1.0, random), tensor.name))
 
 
-def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
+def _mask_attribute_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
     if node.domain in STANDARD and node.op_type != "Constant":
         return
     for attribute in node.attribute:
@@ -115,14 +115,14 @@ def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
                 values[:] = _draw_like(np.asarray(values), 1.0, random).tolist()
 
 
-def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+def _iterate_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """Yield the graph (empty prefix for names) and every subgraph (prefix ``/``)."""
     yield "", proto.graph
     yield from (("/", graph) for graph in nested_graphs(proto.graph.node))
 
 
 def _iterate_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
-    for prefix, graph in _all_graphs(proto):
+    for prefix, graph in _iterate_graphs(proto):
         yield from ((prefix, n) for n in graph.node)
 
 
@@ -131,7 +131,7 @@ def _iterate_constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.Tenso
 
     Tensors in attributes have an empty name, except those of Constant nodes.
     """
-    for prefix, graph in _all_graphs(proto):
+    for prefix, graph in _iterate_graphs(proto):
         yield from ((prefix + t.name, t) for t in graph.initializer)
         yield from ((prefix + s.values.name, s.values) for s in graph.sparse_initializer)
     for prefix, node in _iterate_nodes(proto):
@@ -284,11 +284,11 @@ def read_public_words() -> PublicWords:
 
 def is_public(text: str) -> bool:
     """Return whether a text is a word of ONNX, TensorRT or a known program."""
-    return text in _vocabulary()
+    return text in _load_vocabulary()
 
 
 @functools.cache
-def _vocabulary() -> frozenset[str]:
+def _load_vocabulary() -> frozenset[str]:
     words = read_public_words()
     vocabulary = {*words.plugins, *words.attributes, *PUBLIC_DOMAINS, *words.programs}
     for schema in onnx.defs.get_all_schemas_with_history():
@@ -305,8 +305,8 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
         return _runtime_operators().get(op)
     if op in read_public_words().plugins:
         return frozenset(read_public_words().plugin_attributes)
-    if domain in PUBLIC_DOMAINS and (op in _vocabulary() or op in operators.OPERATORS):
-        return _vocabulary()
+    if domain in PUBLIC_DOMAINS and (op in _load_vocabulary() or op in operators.OPERATORS):
+        return _load_vocabulary()
     return None
 
 
@@ -421,7 +421,9 @@ class PrivateNames:
             return ""
         if original not in self.names:
             spellings = itertools.islice(self._spellings[kind], _MAX_SPELLINGS)
-            new = next((n for n in spellings if self._find_within(n, _SHORTEST) is None), None)
+            new = next(
+                (n for n in spellings if self._find_secret_within(n, _SHORTEST) is None), None
+            )
             if new is None:
                 raise ModelError(
                     "cannot create private names, because the model already contains them; rename "
@@ -431,7 +433,7 @@ class PrivateNames:
             self.names[original] = new
         return self.names[original]
 
-    def keep(self, word: str) -> str:
+    def keep_word(self, word: str) -> str:
         """Return a public word unchanged, and record the word in `kept`."""
         self.kept.add(word)
         return word
@@ -476,7 +478,7 @@ class PrivateNames:
         """Return a secret that a text of the new model contains; None without a secret."""
         if not text or text in self.kept or is_public(text):
             return None
-        return text if text in self._secrets else self._find_within(text, _SHORTEST + 1)
+        return text if text in self._secrets else self._find_secret_within(text, _SHORTEST + 1)
 
     def find_leak_in_prose(self, text: str) -> str | None:
         """Return a secret that a text in English contains; None without a secret.
@@ -492,7 +494,7 @@ class PrivateNames:
                 return secret
         return None
 
-    def _find_within(self, text: str, shortest: int) -> str | None:
+    def _find_secret_within(self, text: str, shortest: int) -> str | None:
         if len(text) > _LONG:
             return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
         for start in range(len(text) + 1):
@@ -635,7 +637,7 @@ def _replace_text(
     if field == "domain":
         return _replace_domain(message, value, names)
     if field == "op_type":
-        return names.rename(value, "op") if attributes is None else names.keep(value)
+        return names.rename(value, "op") if attributes is None else names.keep_word(value)
     if isinstance(message, onnx.FunctionProto) and field == "name":
         call = onnx.NodeProto(op_type=value, domain=message.domain)
         return names.rename(value, "op") if public_attributes(call) is None else value
@@ -650,7 +652,7 @@ def _replace_bytes(
     text = value.decode("utf-8", "replace")
     if isinstance(message, onnx.AttributeProto) and attributes is not None:
         if is_public_value(message.name, text):
-            names.keep(text)
+            names.keep_word(text)
             return value
     return names.rename(text, "text").encode()
 
@@ -659,7 +661,7 @@ def _replace_attribute_name(
     name: str, names: PrivateNames, attributes: frozenset[str] | None
 ) -> str:
     is_public = attributes is not None and name in attributes
-    return names.keep(name) if is_public else names.rename(name, "attribute")
+    return names.keep_word(name) if is_public else names.rename(name, "attribute")
 
 
 def _replace_domain(message: Message, value: str, names: PrivateNames) -> str:

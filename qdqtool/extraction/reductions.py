@@ -186,7 +186,7 @@ def bypass_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
             if source not in types or source in constants:
                 continue
             if types[source] == types.get(nodes[index].output[0]):
-                yield _bypass(proto, index, source)
+                yield _bypass_node(proto, index, source)
     yield from _bypass_pairs(proto, constants)
 
 
@@ -197,10 +197,10 @@ def _bypass_pairs(proto: onnx.ModelProto, constants: Container[str]) -> Iterator
         if nodes[index].op_type == qdq.DQ and nodes[index].input[0] in quantizers:
             source = quantizers[nodes[index].input[0]].input[0]
             if source not in constants:
-                yield _bypass(proto, index, source)
+                yield _bypass_node(proto, index, source)
 
 
-def _bypass(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
+def _bypass_node(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
     candidate = deepcopy(proto)
     graph = candidate.graph
     removed = graph.node[index].output[0]
@@ -251,7 +251,7 @@ def _find_constant_tensors(proto: onnx.ModelProto) -> dict[int, onnx.TensorProto
 # Sizes --------------------------------------------------------------------------------------------
 
 
-def _divide(size: int, factor: int) -> int:
+def _divide_size(size: int, factor: int) -> int:
     return size // factor if size % factor == 0 else size
 
 
@@ -266,12 +266,12 @@ def reduce_channels(
     sizes = _list_channel_counts(proto)
     factors = [f for f in _list_factors(sizes) if any(size % f == 0 for size in sizes)]
     changes = [
-        *(functools.partial(_divide, factor=factor) for factor in factors),
-        *(functools.partial(_replace, old=size) for size in sizes),
+        *(functools.partial(_divide_size, factor=factor) for factor in factors),
+        *(functools.partial(_replace_size_by_one, old=size) for size in sizes),
     ]
     for change in changes:
         for change_contents in (True, False):
-            yield _resize(proto, change, find_constant, change_contents)
+            yield _resize_channels(proto, change, find_constant, change_contents)
 
 
 def _list_channel_counts(proto: onnx.ModelProto) -> list[int]:
@@ -282,7 +282,7 @@ def _list_channel_counts(proto: onnx.ModelProto) -> list[int]:
     return sorted((c for c in counts if c > 1), reverse=True)
 
 
-def _replace(size: int, old: int) -> int:
+def _replace_size_by_one(size: int, old: int) -> int:
     return 1 if size == old else size
 
 
@@ -312,7 +312,7 @@ def _divide_sides(proto: onnx.ModelProto, factor: int, power: int) -> onnx.Model
         divide = functools.partial(_divide_side, factor=factor)
         _change_dims(value.type.tensor_type.shape.dim[2:], divide)
     if power:
-        _change_contents(candidate, functools.partial(_divide, factor=factor**power))
+        _change_contents(candidate, functools.partial(_divide_size, factor=factor**power))
     return _remove_types(candidate)
 
 
@@ -388,7 +388,7 @@ def _resize_attributes(
             attribute.i = change(attribute.i)
 
 
-def _resize(
+def _resize_channels(
     proto: onnx.ModelProto,
     change: Callable[[int], int],
     find_constant: ConstantLookup,

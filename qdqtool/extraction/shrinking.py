@@ -110,7 +110,9 @@ class ModelShrinker:
             if self.tried >= self._limit:
                 self.exhausted = True
                 return
-            holds = self._try(candidate, _constant_size(candidate) if reads_constants else 0)
+            holds = self._try_candidate(
+                candidate, _constant_size(candidate) if reads_constants else 0
+            )
             del candidate  # frees memory, because a candidate may be as large as the model
             if holds is not None and not self.exhausted:
                 yield holds
@@ -123,7 +125,7 @@ class ModelShrinker:
             pass
         return self.proto
 
-    def _spend(self, nodes: int, size: int = 0) -> bool:
+    def _spend_budget(self, nodes: int, size: int = 0) -> bool:
         """Subtract nodes and bytes from the budget; return False if a limit is exceeded."""
         if self._budget is not None:
             self._budget = (self._budget[0] - nodes, self._budget[1] - size)
@@ -133,7 +135,7 @@ class ModelShrinker:
     def _find_constant(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
         return self._constants.get(tensor.doc_string, tensor)
 
-    def _try(self, candidate: onnx.ModelProto, copied_bytes: int = 0) -> bool | None:
+    def _try_candidate(self, candidate: onnx.ModelProto, copied_bytes: int = 0) -> bool | None:
         """Check a candidate, which becomes the new model if the check passes.
 
         Args:
@@ -144,7 +146,7 @@ class ModelShrinker:
             Whether the candidate passes. None without a check, because the candidate is invalid,
             was tried before, or exceeds the budget.
         """
-        if not self._spend(len(candidate.graph.node) // _FINDING_COST, copied_bytes):
+        if not self._spend_budget(len(candidate.graph.node) // _FINDING_COST, copied_bytes):
             return None
         constants = dict(self._constants)
         try:
@@ -156,7 +158,7 @@ class ModelShrinker:
             return None
         self._digests.add(digest)
         complete = attach_constants(typed, constants)
-        if not self._spend(len(complete.graph.node), _constant_size(complete)):
+        if not self._spend_budget(len(complete.graph.node), _constant_size(complete)):
             return None
         self.tried += 1
         try:
@@ -166,10 +168,12 @@ class ModelShrinker:
         except Exception:
             return False
         if holds:
-            self._accept(typed, constants)
+            self._accept_candidate(typed, constants)
         return holds
 
-    def _accept(self, typed: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]) -> None:
+    def _accept_candidate(
+        self, typed: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
+    ) -> None:
         self._light = typed
         marks = (t.doc_string for t in typed.graph.initializer)
         # Copy new tensors, because a tensor keeps its whole candidate in memory.

@@ -39,7 +39,7 @@ def grow_part(
     for hops in _HOPS:
         nodes = cutter.find_nodes_within(anchors, hops)
         for every_output in (False, True):
-            part = cutter.complete(nodes, every_output)
+            part = cutter.complete_part(nodes, every_output)
             if len(part.nodes) == len(cutter.model.nodes):
                 yield cutter.whole_part()
                 return
@@ -114,7 +114,7 @@ class PartTrimmer:
             while order:
                 removed, order = set(order[:size]), order[size:]
                 is_affordable = self._budget.spend(len(self.part.nodes) // _FINDING_COST)
-                smaller = self._remove(removed)
+                smaller = self._remove_nodes(removed)
                 if smaller is not None:
                     is_affordable = self._budget.spend(len(smaller.nodes))
                 if not is_affordable:
@@ -130,7 +130,7 @@ class PartTrimmer:
             elif not progress:
                 return
 
-    def _remove(self, removed: set[int]) -> ModelPart | None:
+    def _remove_nodes(self, removed: set[int]) -> ModelPart | None:
         """Return the part without some nodes.
 
         Returns:
@@ -140,7 +140,7 @@ class PartTrimmer:
         if not self._needed <= nodes:
             return None
         for every_output in (False, True):
-            smaller = self._cutter.complete(nodes, every_output)
+            smaller = self._cutter.complete_part(nodes, every_output)
             if smaller.outputs and smaller.nodes < self.part.nodes:
                 return smaller
         return None

@@ -148,7 +148,7 @@ def _measure_scales(
     data: object, images: ImageOptions, notes: list[Note], model: Model, tensors: Sequence[str]
 ) -> dict[str, float]:
     """Return INT8 scales of tensors, measured on the user's data; add notes about the data."""
-    from calibration.presets import describe_use
+    from calibration.presets import note_preprocess
 
     images, origin = resolve_images(model, images)
     groups, ranges = group_separately(tensors), RangeOptions()
@@ -159,7 +159,7 @@ def _measure_scales(
     used = statistics.preprocessing
     if used is not None:
         used["origin"] = origin
-        notes += [describe_use(used), *warn_preprocess(model, used)]
+        notes += [note_preprocess(used), *warn_preprocess(model, used)]
     return choose_tensor_scales(groups, statistics, MethodChoice.from_options(ranges))
 
 

@@ -257,7 +257,7 @@ def read_samples(
         DataError: The data has no usable sample.
     """
     from calibration import open_data
-    from calibration.presets import describe_use
+    from calibration.presets import note_preprocess
     from calibration.session import input_specs
 
     if data is None:
@@ -276,7 +276,7 @@ def read_samples(
     if used is None:
         return samples, []
     used["origin"] = origin
-    return samples, [describe_use(used), *warn_preprocess(model, used)]
+    return samples, [note_preprocess(used), *warn_preprocess(model, used)]
 
 
 def measure_noise(

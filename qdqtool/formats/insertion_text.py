@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from calibration.presets import describe_use
+from calibration.presets import note_preprocess
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options
 from qdqtool.formats.verdicts import name_float_type, verdict
 from qdqtool.insertion.format_choice import FP8_SPREAD
@@ -120,7 +120,7 @@ def _add_quantization_counts(page: TextPage, insertion: Insertion) -> None:
 
 def _add_images(page: TextPage, insertion: Insertion) -> None:
     if used := insertion.calibration.get("preprocess"):
-        page.add_row("Images", describe_use(used).removeprefix("images "))
+        page.add_row("Images", note_preprocess(used).removeprefix("images "))
 
 
 def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precision) -> None:

@@ -445,4 +445,4 @@ def _add_rule(page: TextPage, rule: PassRule, limit: int) -> None:
             4,
             "    ",
         )
-    page.add_lines(f"  PassRule: {rule.file}", f"  Test: {rule.test}")
+    page.add_lines(f"  Rule: {rule.file}", f"  Test: {rule.test}")

@@ -85,7 +85,7 @@ def check_input_type(input_type: str, target: Target, number_format: NumberForma
         )
 
 
-def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list[Note]:
+def convert_inputs_to_integers(model: Model, input_type: str, preprocess: Preprocess) -> list[Note]:
     """Change the quantized float inputs of a Q/DQ model into integers, in place.
 
     Args:

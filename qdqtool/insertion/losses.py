@@ -315,7 +315,9 @@ class _ErrorMeasurement:
         )
         self._workers = max(1, min(samples, worker_count(run_bytes, core_count())))
         threads = max(1, core_count() // self._workers)
-        self._network = SwitchableNetwork(model, activations, comparison_tensors(model), threads)
+        self._network = SwitchableNetwork(
+            model, activations, find_last_convolution_outputs(model), threads
+        )
         return_freed_memory()
 
     def measure(
@@ -488,7 +490,7 @@ class ReferenceOutputs:
         return np.concatenate([a.reshape(-1) for a in selected or [array]]).astype(np.float64)
 
     @property
-    def varies(self) -> bool:
+    def has_variance(self) -> bool:
         """Whether any output varies; without variance, a relative error is undefined."""
         return any(variance > 0.0 for variance in self._variances.values())
 
@@ -509,7 +511,7 @@ class ReferenceOutputs:
         return float(np.mean(errors)) if errors else 0.0
 
 
-def comparison_tensors(model: Model) -> list[str]:
+def find_last_convolution_outputs(model: Model) -> list[str]:
     """Return the outputs of the last convolutions; without any, the network's outputs."""
     last = find_head(model).last_convolutions
     ends = [n.output for n in model.ordered if n.index in last and n.op == "Conv"]
@@ -615,7 +617,7 @@ def measure_sample_errors(
 
     if isinstance(data, Iterator):
         return np.empty((0, len(models)))
-    tensors = [t for t in comparison_tensors(models[0]) if t in float_model.producers]
+    tensors = [t for t in find_last_convolution_outputs(models[0]) if t in float_model.producers]
     tensors = tensors or list(models[0].outputs)
     scores = find_class_outputs(float_model)
     focus = Focus(scores) if scores and set(scores) <= set(tensors) else None

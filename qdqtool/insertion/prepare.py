@@ -31,7 +31,7 @@ from qdqtool.proto.shapes import convert_opset
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count_were, reason_of
+from qdqtool.util.text import format_count_were, format_reason
 
 MIN_OPSET = 13
 
@@ -132,7 +132,7 @@ def raise_opset(model: Model, opset: int) -> None:
     try:
         converted = convert_opset(slim, opset)
     except Exception as error:  # the converter raises C++ exceptions of many types
-        reason = reason_of(error, first_line=True)
+        reason = format_reason(error, first_line=True)
         raise ModelError(
             f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset "
             f"{opset} or newer",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from qdqtool.errors import ModelError
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon
@@ -39,7 +39,8 @@ def from_graphsurgeon(graph: onnx_graphsurgeon.Graph) -> onnx.ModelProto:
             proto: onnx.ModelProto = onnx_graphsurgeon.export_onnx(graph)
         except Exception as error:  # graphsurgeon raises errors of many classes
             raise ModelError(
-                f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}; correct the graph",
+                f"onnx-graphsurgeon cannot export the graph: {format_reason(error)}; correct the "
+                "graph",
                 code="export-failed",
             ) from error
     metadata = getattr(graph, "metadata_props", None)

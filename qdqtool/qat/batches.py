@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.calls import NetworkCall
 from qdqtool.qat.planning import Plan
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 _IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
 _HELP = "give `fn`, a function that returns the network's input for a batch"
@@ -103,7 +103,7 @@ def convert_batch(
             code="batch-without-tensor",
             parameter="data",
         )
-    return call.map(_to_float)
+    return call.map_arguments(_scale_uint8)
 
 
 def _convert_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> NetworkCall:
@@ -142,14 +142,14 @@ def _to_tensor(value: Tensor | npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(value)
     except TypeError as error:
         raise DataError(
-            f"torch cannot convert the array of data: {reason_of(error)}; give numbers of a type "
-            "that torch supports",
+            f"torch cannot convert the array of data: {format_reason(error)}; give numbers of a "
+            "type that torch supports",
             code="unsupported-array",
             parameter="data",
         ) from error
 
 
-def _to_float(value: Any) -> Any:
+def _scale_uint8(value: Any) -> Any:
     if not isinstance(value, Tensor | np.ndarray):
         return value
     tensor = _to_tensor(value)
@@ -179,7 +179,7 @@ def run_batch(model: nn.Module, call: NetworkCall, device: torch.device, number:
     try:
         return call.run(model, device)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = reason_of(error, first_line=True)
+        reason = format_reason(error, first_line=True)
         raise DataError(
             f"batch {number}: the network cannot be called with this batch ({reason}); give `fn`, "
             "a function that selects the network's arguments from a batch",

@@ -41,14 +41,14 @@ class NetworkCall:
     def __str__(self) -> str:
         return ", ".join(describe_tensor(*d[1:]) for d in self.description) or "no tensor"
 
-    def map(self, change: Callable[[Any], Any]) -> NetworkCall:
+    def map_arguments(self, change: Callable[[Any], Any]) -> NetworkCall:
         """Return a copy with `change` applied to every argument."""
         kwargs = {k: change(v) for k, v in self.kwargs.items()}
         return NetworkCall(tuple(map(change, self.args)), kwargs)
 
     def to_device(self, device: torch.device | str) -> NetworkCall:
         """Return a copy whose tensors are detached and on a device."""
-        return self.map(lambda v: v.detach().to(device) if isinstance(v, Tensor) else v)
+        return self.map_arguments(lambda v: v.detach().to(device) if isinstance(v, Tensor) else v)
 
     def run(
         self, module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None
@@ -66,7 +66,7 @@ class NetworkCall:
                 return value
             return value.to(device, dtype) if value.is_floating_point() else value.to(device)
 
-        call = self.map(move)
+        call = self.map_arguments(move)
         return module(*call.args, **call.kwargs)
 
 
@@ -136,7 +136,7 @@ def _check_tensor(tensor: Tensor, name: str) -> None:
         )
 
 
-def device_of(model: nn.Module) -> torch.device:
+def find_device(model: nn.Module) -> torch.device:
     """Return the device of a network's first parameter or buffer; the CPU without parameters."""
     first = next((t for t in (*model.parameters(), *model.buffers())), None)
     return torch.device("cpu") if first is None else first.device

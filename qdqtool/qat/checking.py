@@ -30,7 +30,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.qat.calls import NetworkCall, evaluation_mode
 from qdqtool.qat.modules import compute_scale, observe_quantizers
 from qdqtool.runtime.sessions import open_session
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 # Permitted root mean square error of a piece, relative to the standard deviation. Correct pieces
 # differ by float rounding (1e-6), and by single weights that become the next integer when
@@ -125,7 +125,7 @@ def randomize_constants(call: NetworkCall) -> NetworkCall:
             return value
         return torch.rand(value.shape, generator=generator, dtype=torch.float32).to(value)
 
-    return call.map(randomize)
+    return call.map_arguments(randomize)
 
 
 def record_reference(network: nn.Module, call: NetworkCall) -> ReferenceRun:
@@ -148,7 +148,7 @@ def record_reference(network: nn.Module, call: NetworkCall) -> ReferenceRun:
     except QdqtoolError:
         raise
     except Exception as error:  # the network's own code may raise any class
-        reason = reason_of(error, first_line=True)
+        reason = format_reason(error, first_line=True)
         raise ModelError(
             f"{type(network).__name__} cannot be called with the sample ({call}): {reason}; give a "
             "sample like that of the preparation",

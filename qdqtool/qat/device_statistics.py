@@ -50,7 +50,7 @@ class DeviceStatistics:
             self.result.add(values.cpu().numpy())
             return
         low, high = torch.stack(torch.aminmax(values)).tolist()
-        self.result.add(self._sample(values, step).cpu().numpy())
+        self.result.add(self._sample_runs(values, step).cpu().numpy())
         if not (math.isfinite(low) and math.isfinite(high)):
             self.result.nonfinite += 1
             return
@@ -58,7 +58,7 @@ class DeviceStatistics:
         self.result.maximum = max(self.result.maximum, high)
         self.result.counter.raise_top(top_exponent(max(-low, high)))
 
-    def _sample(self, values: Tensor, step: int) -> Tensor:
+    def _sample_runs(self, values: Tensor, step: int) -> Tensor:
         """Return every n-th run of values, [runs, RUN_LENGTH].
 
         The first run differs from call to call.

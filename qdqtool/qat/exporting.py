@@ -34,20 +34,20 @@ from qdqtool.qat.modules import (
     ExportQuantizer,
     QuantizerReference,
     compute_scale,
-    export_norm_factor,
     find_quantizers,
     find_uncalibrated,
+    following_norm_factor,
     read_amax,
 )
 from qdqtool.qat.networks import (
     copy_network,
     is_ultralytics_model,
     switch_heads_to_export,
-    unwrap,
+    unwrap_network,
 )
 from qdqtool.qat.planning import Plan, choose_sample
 from qdqtool.qat.preparation import PLAN_ATTRIBUTE, read_plan
-from qdqtool.qat.trace import export_marked, mark
+from qdqtool.qat.trace import export_without_marks, mark
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.util.checks import check_choice
@@ -146,7 +146,7 @@ def export(
     _check_tolerance(tolerance)
     check_choice("precision", precision, FORMATS)
     _check_high_precision(high_precision, precision)
-    call, network = _prepare_call(model, sample), unwrap(model)
+    call, network = _prepare_call(model, sample), unwrap_network(model)
     plan = read_plan(network)
     target = target_named(target or plan.target)
     if precision == FP8.name:
@@ -163,8 +163,8 @@ def export(
 
         input_names = ["images"] if input_names is None else input_names
         if output_names is None:
-            output_names = ultralytics.export_output_names(network)
-        metadata = ultralytics.export_metadata(network, call.tensors[0], dynamic_batch)
+            output_names = ultralytics.find_output_names(network)
+        metadata = ultralytics.make_metadata(network, call.tensors[0], dynamic_batch)
     network_copy = _NetworkCopy(network, call)
     count = len(network_copy.reference.outputs)
     proto = network_copy.export(
@@ -179,7 +179,7 @@ def export(
         result = network_copy.compare(proto, tolerance)
     except ModelError as error:
         if tolerance < UNCHECKED_TOLERANCE:
-            raise _add_path(error, f"{error}; nothing was written", path) from error
+            raise _with_path(error, f"{error}; nothing was written", path) from error
         message = f"{os.fspath(path)}: {error}; `tolerance` is 1 or more, so the file was written"
         warnings.warn(message, UserWarning, stacklevel=2)
         result = Check(float("inf"), float("nan"), 0, float("inf"), "")
@@ -220,12 +220,12 @@ def check(
     _check_tolerance(tolerance)
     call = _prepare_call(model, sample)
     file = load(path)
-    network_copy = _NetworkCopy(unwrap(model), call)
+    network_copy = _NetworkCopy(unwrap_network(model), call)
     network_copy.export(file.opset or 17, {})
     try:
         return network_copy.compare(file.proto, tolerance)
     except ModelError as error:
-        raise _add_path(error, str(error), path) from error
+        raise _with_path(error, str(error), path) from error
 
 
 def _check_tolerance(tolerance: float) -> None:
@@ -250,13 +250,13 @@ def _check_high_precision(high_precision: str | None, precision: str) -> None:
 
 def _prepare_call(model: nn.Module, sample: Any) -> NetworkCall:
     """Return the network's arguments as tensors on the CPU, with floats in FP32."""
-    call = as_call(choose_sample(model, sample), read_plan(unwrap(model)).sample)
-    return call.to_device("cpu").map(
+    call = as_call(choose_sample(model, sample), read_plan(unwrap_network(model)).sample)
+    return call.to_device("cpu").map_arguments(
         lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
     )
 
 
-def _add_path(error: ModelError, reason: str, path: str | os.PathLike[str]) -> ModelError:
+def _with_path(error: ModelError, reason: str, path: str | os.PathLike[str]) -> ModelError:
     return ModelError(
         reason, os.fspath(path), code=error.code, parameter=error.parameter, node=error.node
     )
@@ -297,8 +297,8 @@ class _NetworkCopy:
         counter = itertools.count()
         copy = copy_network(self._network)
         with switch_heads_to_export(copy), evaluation_mode(copy):
-            _freeze_quantizers(copy, self._plan, lambda x: mark(x, next(counter)))
-            raw, numbers = export_marked(copy, self._sample, opset, **options)
+            _fold_norms_and_freeze(copy, self._plan, lambda x: mark(x, next(counter)))
+            raw, numbers = export_without_marks(copy, self._sample, opset, **options)
         names = [n.name for n in raw.graph.node if n.op_type == qdq.Q]
         calls = {name: numbers[name, 0] for name in names if (name, 0) in numbers}
         proto, self._numbers = clean_up_export(raw, calls)
@@ -347,7 +347,7 @@ class _NetworkCopy:
         reference = self.reference
         result, noise = checking.check_pieces(proto, self._call, reference, self._numbers)
         with switch_heads_to_export(self._network), evaluation_mode(self._network):
-            _freeze_quantizers(self._network, replace(self._plan, norms={}), noise)
+            _fold_norms_and_freeze(self._network, replace(self._plan, norms={}), noise)
             level = checking.measure_noise(self._network, self._call, reference.outputs, noise)
         result = replace(result, noise=level)
         allowed = tolerance + NOISE_FACTOR * result.noise
@@ -386,7 +386,7 @@ def _export_options(
     return options
 
 
-def _freeze_quantizers(network: nn.Module, plan: Plan, mark_input: Any) -> None:
+def _fold_norms_and_freeze(network: nn.Module, plan: Plan, mark_input: Any) -> None:
     """Fold BatchNormalization, and replace all quantizers by quantizers with constant scales.
 
     Args:
@@ -420,7 +420,7 @@ def _weight_scale(q: QuantizerReference, axis: int | None, factor: Tensor | None
     a trained range, the scale comes from the largest magnitudes of the folded weights.
     """
     weights: Tensor = q.module._parameters["weight"].detach()
-    common_factor = export_norm_factor(q.module)
+    common_factor = following_norm_factor(q.module)
     if common_factor is not None:
         weights = weights * common_factor.to(weights)
     scale = torch.from_numpy(np.array(weight_scale(weights.numpy(), axis)))

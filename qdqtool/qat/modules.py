@@ -63,7 +63,7 @@ def observe_quantizers(observer: QuantizerObserver) -> AbstractContextManager[No
     return override_attributes(_observers, quantizers=observer)
 
 
-def _quantize(module: Any, attribute: str, value: Tensor, *, is_weight: bool = False) -> Any:
+def _run_quantizer(module: Any, attribute: str, value: Tensor, *, is_weight: bool = False) -> Any:
     if _observers.activations is not None:
         if not is_weight:
             with torch._C.DisableTorchFunction():  # saves the time of the call watchers
@@ -87,7 +87,7 @@ def _quantize(module: Any, attribute: str, value: Tensor, *, is_weight: bool = F
 
 
 class QuantizedModule:
-    """Mixin for the class of a module with quantizers; see :func:`make_quantized`.
+    """Mixin for the class of a module with quantizers; see :func:`convert_to_quantized_module`.
 
     Attributes:
         qdq_input: Attribute that holds the quantizer of the data input; None without a quantizer.
@@ -110,7 +110,7 @@ class QuantizedModule:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the original forward, with quantized inputs, weights and calls."""
         if self.qdq_input is not None:
-            args = (_quantize(self, self.qdq_input, args[0]), *args[1:])
+            args = (_run_quantizer(self, self.qdq_input, args[0]), *args[1:])
         if self.qdq_weight is None and self.qdq_calls:
             return self._forward_with_calls(*args, **kwargs)
         if self.qdq_weight is None:
@@ -136,7 +136,9 @@ class QuantizedModule:
                 if attribute is not None:
                     is_weight = is_weight_input(kind, position)
                     value = inputs[position]
-                    quantized[position] = _quantize(self, attribute, value, is_weight=is_weight)
+                    quantized[position] = _run_quantizer(
+                        self, attribute, value, is_weight=is_weight
+                    )
             return tuple(quantized)
 
         with CallWatcher(quantize_inputs, tuple(self.qdq_expected)):
@@ -153,7 +155,7 @@ class QuantizedModule:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         order = type(self).__mro__
-        return _rebuild, (order[order.index(QuantizedModule) + 1],), self.__dict__
+        return _rebuild_module, (order[order.index(QuantizedModule) + 1],), self.__dict__
 
 
 class QuantizedWeightModule(QuantizedModule):
@@ -172,13 +174,13 @@ class QuantizedWeightModule(QuantizedModule):
         if self.qdq_weight is None or "_qdq_running" not in self.__dict__:
             return value
         try:
-            factor = export_norm_factor(self)
+            factor = following_norm_factor(self)
             if factor is None:
-                return _quantize(module, self.qdq_weight, value, is_weight=True)
+                return _run_quantizer(module, self.qdq_weight, value, is_weight=True)
             # The export folds BatchNormalization into the weights before they are quantized. A
             # scale for all channels depends on the channels' factors, so training must apply them.
             factor = factor.to(value)
-            folded = _quantize(module, self.qdq_weight, value * factor, is_weight=True)
+            folded = _run_quantizer(module, self.qdq_weight, value * factor, is_weight=True)
             return folded / torch.where(factor == 0, 1, factor)
         except AttributeError as error:
             # If a property raises AttributeError, nn.Module falls back to the float weights.
@@ -190,7 +192,7 @@ class QuantizedWeightModule(QuantizedModule):
         self.__dict__[_REPLACED] = value
 
 
-def export_norm_factor(module: Any) -> Tensor | None:
+def following_norm_factor(module: Any) -> Tensor | None:
     """Return the factors of the following BatchNormalization, broadcastable to the weights.
 
     Returns:
@@ -204,7 +206,7 @@ def export_norm_factor(module: Any) -> Tensor | None:
 
 
 @functools.cache
-def _derive_class(base: type) -> type:
+def _derive_quantized_class(base: type) -> type:
     mixin = QuantizedWeightModule if issubclass(base, WEIGHTED_MODULES) else QuantizedModule
     names = {
         "__module__": base.__module__,
@@ -214,17 +216,17 @@ def _derive_class(base: type) -> type:
     return type(base.__name__, (mixin, base), names)
 
 
-def _rebuild(base: type) -> object:
+def _rebuild_module(base: type) -> object:
     """Create an empty quantized module, for pickle and copy, which then set its attributes."""
     guard_ultralytics()
-    derived: Any = _derive_class(base)
+    derived: Any = _derive_quantized_class(base)
     return derived.__new__(derived)
 
 
-_rebuilt = _rebuild  # pickles of version 0.2 contain this name
+_rebuilt = _rebuild_module  # pickles of version 0.2 contain this name
 
 
-def make_quantized(module: nn.Module) -> QuantizedModule:
+def convert_to_quantized_module(module: nn.Module) -> QuantizedModule:
     """Change the class of a module, in place, to a subclass that can hold quantizers.
 
     The module remains the same object, so references of optimizers, hooks and other modules stay
@@ -233,7 +235,7 @@ def make_quantized(module: nn.Module) -> QuantizedModule:
     """
     own: Any = type(module)
     if not issubclass(own, QuantizedModule):
-        module.__class__ = _derive_class(own)
+        module.__class__ = _derive_quantized_class(own)
     assert isinstance(module, QuantizedModule)
     return module
 

@@ -24,7 +24,7 @@ def is_ultralytics_model(model: object) -> bool:
     return module is not None and isinstance(model, module.Model)
 
 
-def unwrap(model: Any) -> nn.Module:
+def unwrap_network(model: Any) -> nn.Module:
     """Return the network inside of wrappers; a network without wrapper is returned unchanged.
 
     Wrappers are DataParallel, DistributedDataParallel, torch.compile, Ultralytics' ``YOLO``, EMA.
@@ -133,10 +133,10 @@ def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
 
 def can_merge_branches(model: nn.Module) -> bool:
     """Return whether a network has modules that :func:`merge_branches` tries to merge."""
-    return any(name and _merge_method(module) for name, module in model.named_modules())
+    return any(name and _find_merge_method(module) for name, module in model.named_modules())
 
 
-def _merge_method(module: nn.Module) -> str | None:
+def _find_merge_method(module: nn.Module) -> str | None:
     if _count_convolutions(module) < 2:
         return None
     if type(module).__name__ == "RepVGGDW" and hasattr(module, "conv1"):
@@ -155,7 +155,7 @@ def merge_branches(model: nn.Module) -> list[str]:
     """
     merged: list[str] = []
     for name, module in list(model.named_modules()):
-        before, method = _count_convolutions(module), _merge_method(module)
+        before, method = _count_convolutions(module), _find_merge_method(module)
         if method is None or not name or any(name.startswith(f"{m}.") for m in merged):
             continue
         is_trainable = any(p.requires_grad for p in module.parameters())

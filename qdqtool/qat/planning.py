@@ -26,7 +26,7 @@ from qdqtool.qat.networks import (
     is_ultralytics_model,
     merge_branches,
     switch_heads_to_export,
-    unwrap,
+    unwrap_network,
 )
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.sites import ADD, LINEAR, POOL, WEIGHTED_MODULES, QuantizerSite
@@ -223,7 +223,7 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
     """Decide where quantizers go, without changing the network; see :func:`plan`."""
     target = target_named(options.target)
     sample = choose_sample(model, sample)
-    network = unwrap(model)
+    network = unwrap_network(model)
     merged: list[str] = []
     if options.merge and can_merge_branches(network):
         network = copy_network(network)
@@ -241,7 +241,7 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
         target.name,
         options.backend,
         merged=merged,
-        unseen=_find_unreached(traced, network),
+        unseen=_find_modules_not_run(traced, network),
         arguments=len(call.args),
         keywords=tuple(call.kwargs),
         dimensions=next((t.ndim for t in call.tensors), 0),
@@ -302,7 +302,7 @@ def _choose_placement(
             unify=options.unify,
         )
         _, placement = rules.choose_placement(model, placement_options, target)
-        unreachable = _find_unreachable(traced, placement, modules)
+        unreachable = _find_nodes_without_site(traced, placement, modules)
         if not unreachable:
             return placement, reasons
         reasons.update(unreachable)
@@ -333,7 +333,7 @@ def _check_call_counts(plan: Plan, traced: NetworkTrace, network: nn.Module) -> 
         )
 
 
-def _find_unreached(traced: NetworkTrace, network: nn.Module) -> list[str]:
+def _find_modules_not_run(traced: NetworkTrace, network: nn.Module) -> list[str]:
     modules = dict(network.named_modules())
     # Attention passes the weights of its projections to a function, so the submodules that hold
     # these weights do not run themselves.
@@ -366,7 +366,7 @@ def choose_sample(model: Any, sample: Any) -> Any:
             code="missing-argument",
             parameter="sample",
         )
-    network = unwrap(model)
+    network = unwrap_network(model)
     size = (getattr(model, "overrides", None) or {}).get("imgsz") or 640
     height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
     return torch.zeros(1, (getattr(network, "yaml", None) or {}).get("channels", 3), height, width)
@@ -404,7 +404,7 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
     return reasons
 
 
-def _find_unreachable(
+def _find_nodes_without_site(
     traced: NetworkTrace, placement: Placement, modules: Mapping[str, nn.Module]
 ) -> dict[str, Reason]:
     """Return a reason for each chosen node whose quantizers cannot be inserted into a module."""

@@ -11,11 +11,11 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.qat.modules import (
     Int8Mixin,
     QuantizedModule,
+    convert_to_quantized_module,
     find_quantizers,
-    make_quantized,
     set_amax,
 )
-from qdqtool.qat.networks import check_not_wrapped, merge_branches, unwrap
+from qdqtool.qat.networks import check_not_wrapped, merge_branches, unwrap_network
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.planning import (
     ActivationQuantizer,
@@ -31,8 +31,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target
 PLAN_ATTRIBUTE = "qdqtool_plan"
 CHECKPOINT_FORMAT = "qdqtool/qat/1"
 # Attributes that hold quantizers. Both backends use the same names, so a checkpoint loads with
-# either backend. The names begin with an underscore because other tools recognize_file_type
-# networks of
+# either backend. The names begin with an underscore because other tools recognize networks of
 # ModelOpt by the names without it.
 INPUT_QUANTIZER = "_input_quantizer"
 RESIDUAL_QUANTIZER = "_residual_quantizer"
@@ -111,7 +110,7 @@ def insert_quantizers(
     """Insert quantizers into a float network, in place; see :func:`prepare`."""
     check_not_wrapped(model)
     sample = choose_sample(model, sample)
-    model = unwrap(model)
+    model = unwrap_network(model)
     if is_prepared(model):
         raise QdqtoolError(
             f"{type(model).__name__} already has quantizers; prepare the float network",
@@ -162,8 +161,8 @@ def apply_plan(model: nn.Module, plan: Plan) -> None:
     _insert_activation_quantizers(modules, plan, make_quantizer)
     norms = {conv: norm for norm, conv in plan.norms.items()}
     for weight in plan.weights:
-        module = make_quantized(modules[weight.module])
-        attribute = _attach(module, WEIGHT_QUANTIZER, make_quantizer(weight.axis))
+        module = convert_to_quantized_module(modules[weight.module])
+        attribute = _attach_quantizer(module, WEIGHT_QUANTIZER, make_quantizer(weight.axis))
         if weight.call is not None:
             module.qdq_calls = {**module.qdq_calls, (LINEAR, weight.call, 1): attribute}
             continue
@@ -189,18 +188,18 @@ def _insert_activation_quantizers(
         if activation.group not in quantizers:
             quantizers[activation.group] = make_quantizer(None)
         quantizer = quantizers[activation.group]
-        module = make_quantized(modules[site.module])
+        module = convert_to_quantized_module(modules[site.module])
         if site.kind == "input":
-            module.qdq_input = _attach(module, INPUT_QUANTIZER, quantizer)
+            module.qdq_input = _attach_quantizer(module, INPUT_QUANTIZER, quantizer)
             continue
         name = RESIDUAL_QUANTIZER if activation.role == "residual" else INPUT_QUANTIZER
         place = (site.kind, site.call, site.position)
         count = plan.calls[site.module, site.kind]
-        module.qdq_calls = {**module.qdq_calls, place: _attach(module, name, quantizer)}
+        module.qdq_calls = {**module.qdq_calls, place: _attach_quantizer(module, name, quantizer)}
         module.qdq_expected = {**module.qdq_expected, site.kind: count}
 
 
-def _attach(module: QuantizedModule, name: str, quantizer: nn.Module) -> str:
+def _attach_quantizer(module: QuantizedModule, name: str, quantizer: nn.Module) -> str:
     """Add a quantizer to a module as a submodule; return the attribute's name.
 
     If the module already has the attribute `name`, a number is appended.
@@ -247,7 +246,7 @@ def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
     Raises:
         QdqtoolError: The network was not prepared.
     """
-    model = unwrap(model)
+    model = unwrap_network(model)
     plan = read_plan(model)
     quantizers = find_quantizers(model)
     off = [[q.owner, q.attribute] for q in quantizers if q.attribute in q.module.qdq_off]
@@ -274,7 +273,7 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         QdqtoolError: The checkpoint belongs to another network or plan. The message names a
             difference.
     """
-    model = unwrap(model)
+    model = unwrap_network(model)
     if saved.get("format") != CHECKPOINT_FORMAT:
         if not is_prepared(model):
             raise QdqtoolError(
@@ -288,7 +287,7 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
     if is_prepared(model):
         _check_same_quantizers(read_plan(model), plan)
     else:
-        _check_same_modules(model, plan)
+        _merge_and_check_modules(model, plan)
         apply_plan(model, plan)
     _load_state(model, saved["state"])
     off: dict[str, set[str]] = {}
@@ -298,11 +297,11 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         if isinstance(module, QuantizedModule):
             module.qdq_off = frozenset(off.pop(name, ()))
     if off:
-        raise _other_network(next(iter(off)))
+        raise _other_network_error(next(iter(off)))
     return plan
 
 
-def _check_same_modules(model: nn.Module, plan: Plan) -> None:
+def _merge_and_check_modules(model: nn.Module, plan: Plan) -> None:
     """Merge the branches of a float network as in a plan, in place, and check its modules.
 
     Raises:
@@ -312,7 +311,7 @@ def _check_same_modules(model: nn.Module, plan: Plan) -> None:
     missing = [w.module for w in plan.weights if w.module not in modules]
     merged = merge_branches(model) if plan.merged else []
     if set(merged) != set(plan.merged) or (missing and not plan.merged):
-        raise _other_network([*missing, *plan.merged][0])
+        raise _other_network_error([*missing, *plan.merged][0])
 
 
 def _check_same_quantizers(plan: Plan, saved: Plan) -> None:
@@ -327,7 +326,7 @@ def _check_same_quantizers(plan: Plan, saved: Plan) -> None:
             )
 
 
-def _other_network(missing: str) -> QdqtoolError:
+def _other_network_error(missing: str) -> QdqtoolError:
     return QdqtoolError(
         f"the checkpoint is of another network: this network has no module '{missing}'; restore "
         "the checkpoint into the network that it was saved from",

@@ -21,10 +21,10 @@ from qdqtool.qat.batches import (
     limit_batches,
     run_batch,
 )
-from qdqtool.qat.calls import NetworkCall, device_of, evaluation_mode
+from qdqtool.qat.calls import NetworkCall, evaluation_mode, find_device
 from qdqtool.qat.device_statistics import DeviceStatistics
 from qdqtool.qat.modules import QuantizerReference, find_quantizers, observe_activations, set_amax
-from qdqtool.qat.networks import unwrap
+from qdqtool.qat.networks import unwrap_network
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import read_plan
 from qdqtool.qat.sites import QuantizerSite
@@ -107,7 +107,7 @@ def calibrate(
     if together is None:
         wrapped = getattr(model, "_orig_mod", model)
         together = isinstance(wrapped, nn.parallel.DistributedDataParallel)
-    network = unwrap(model)
+    network = unwrap_network(model)
     plan = read_plan(network)
     members = _select_quantizers(network, plan)
     choice = MethodChoice(method, tuple(method_for), percentile)
@@ -122,7 +122,7 @@ def calibrate(
         calls = (convert_batch(batch, plan, network, fn) for batch in tracked)
         return _collect_statistics(network, plan, calls, members)
 
-    statistics = _collect_together(collect) if together and _is_distributed() else collect()
+    statistics = _collect_in_all_processes(collect) if together and _is_distributed() else collect()
     for q in members.values():
         if q.name not in statistics.tensors:
             raise DataError(
@@ -133,7 +133,7 @@ def calibrate(
                 node=q.name,
             )
     result = Calibration([], statistics.batches, statistics.images)
-    device = device_of(network)
+    device = find_device(network)
     groups: dict[nn.Module, tuple[str, ...]] = defaultdict(tuple)
     for q in members.values():
         groups[q.quantizer] += (q.name,)
@@ -170,7 +170,7 @@ def _collect_statistics(
     Raises:
         DataError: `calls` or a batch is empty, or the network fails.
     """
-    device = device_of(model)
+    device = find_device(model)
     collectors: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)
     result = DataStatistics()
     images = 0
@@ -227,7 +227,7 @@ def _is_distributed() -> bool:
     )
 
 
-def _collect_together(collect: Callable[[], DataStatistics]) -> DataStatistics:
+def _collect_in_all_processes(collect: Callable[[], DataStatistics]) -> DataStatistics:
     """Collect statistics in every process of torch.distributed, and merge them.
 
     Raises:

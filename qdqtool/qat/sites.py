@@ -112,7 +112,7 @@ def pause_watchers() -> Iterator[None]:
         _state.paused = before
 
 
-def _project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _project_quantized(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Replace ``functional.linear`` in attention: quantize the inputs with the observer first."""
     if torch.onnx.is_in_onnx_export():
         weight, bias = _constant_rows(weight), _constant_rows(bias)
@@ -139,7 +139,7 @@ def _constant_rows(part: Any) -> Any:
 
 
 def _copy_attention() -> Callable[..., Any]:
-    """Return a copy of torch's attention function that calls `_project` for its projections.
+    """Return a copy of torch's attention function whose projections call `_project_quantized`.
 
     For a function mode of torch, the original function is a single call without visible
     projections. The copy has the same code with other globals.
@@ -147,7 +147,7 @@ def _copy_attention() -> Callable[..., Any]:
     names: dict[str, Any] = {
         **vars(functional),
         "has_torch_function": lambda tensors: False,
-        "linear": _project,
+        "linear": _project_quantized,
     }
     for name in ("_in_projection_packed", "_in_projection", "multi_head_attention_forward"):
         function = names[name]

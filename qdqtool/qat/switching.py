@@ -14,10 +14,10 @@ from qdqtool.qat.batches import (
     limit_batches,
     run_batch,
 )
-from qdqtool.qat.calls import NetworkCall, device_of, evaluation_mode
+from qdqtool.qat.calls import NetworkCall, evaluation_mode, find_device
 from qdqtool.qat.checking import flatten_tensors, largest_difference
 from qdqtool.qat.modules import QuantizedModule, QuantizerReference, find_quantizers
-from qdqtool.qat.networks import override_attributes, unwrap
+from qdqtool.qat.networks import override_attributes, unwrap_network
 from qdqtool.qat.preparation import read_plan
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.progress import track
@@ -37,7 +37,7 @@ def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[
     Raises:
         QdqtoolError: The network was not prepared, or a pattern matches nothing.
     """
-    return _switch(model, patterns, off=True)
+    return _switch_quantizers(model, patterns, off=True)
 
 
 def enable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:
@@ -49,7 +49,7 @@ def enable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[s
     Raises:
         QdqtoolError: The network was not prepared, or a pattern matches nothing.
     """
-    return _switch(model, patterns, off=False)
+    return _switch_quantizers(model, patterns, off=False)
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iter
     Raises:
         QdqtoolError: The network was not prepared, or a pattern matches nothing.
     """
-    model = unwrap(model)
+    model = unwrap_network(model)
     before = [(m, m.qdq_off) for m in model.modules() if isinstance(m, QuantizedModule)]
     disable(model, patterns)
     try:
@@ -86,8 +86,8 @@ def _match_quantizers(
     return matches
 
 
-def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[str]:
-    model = unwrap(model)
+def _switch_quantizers(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[str]:
+    model = unwrap_network(model)
     read_plan(model)
     quantizers = list(find_quantizers(model))
     patterns = [patterns] if isinstance(patterns, str) else patterns
@@ -143,7 +143,7 @@ def sensitivity(
         QdqtoolError: The network was not prepared, or ``max_batches`` is below 1.
         DataError: The data is empty, or the network cannot be called with it.
     """
-    network = unwrap(model)
+    network = unwrap_network(model)
     plan = read_plan(network)
     modules = dict(network.named_modules())
     calls: list[NetworkCall] = []
@@ -154,7 +154,7 @@ def sensitivity(
             raise DataError(
                 "no data: the iterable is empty; give batches", code="no-batches", parameter="data"
             )
-    device = device_of(network)
+    device = find_device(network)
 
     def run() -> list[Tensor]:
         with evaluation_mode(network):

@@ -22,9 +22,9 @@ from torch.nn.modules import module as module_hooks
 
 from qdqtool.errors import ModelError
 from qdqtool.proto.subgraphs import rename_tensors
-from qdqtool.qat.calls import NetworkCall, as_call, device_of, evaluation_mode
+from qdqtool.qat.calls import NetworkCall, as_call, evaluation_mode, find_device
 from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED_MODULES, CallWatcher, QuantizerSite
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 TRACE_OPSET = 17
 _DOMAIN = "qdqtool.qat"
@@ -90,7 +90,7 @@ def export_proto(
             warnings.simplefilter("ignore")
             torch.onnx.export(model, args, file, opset_version=opset, dynamo=False, **options)
     except Exception as error:  # torch's passes and the network's own code may raise any class
-        reason = reason_of(error, first_line=True)
+        reason = format_reason(error, first_line=True)
         raise ModelError(
             f"{type(model).__name__}: torch cannot export this network to ONNX with the sample "
             f"({call}): {reason}",
@@ -110,10 +110,10 @@ def trace(model: nn.Module, sample: Any) -> NetworkTrace:
     Raises:
         ModelError: torch cannot export the network.
     """
-    call = as_call(sample).to_device(device_of(model))
+    call = as_call(sample).to_device(find_device(model))
     recorder = _SiteRecorder(model)
     with evaluation_mode(model), recorder.record():
-        proto, numbers = export_marked(
+        proto, numbers = export_without_marks(
             model,
             call,
             TRACE_OPSET,
@@ -150,17 +150,17 @@ class _SiteRecorder:
     @contextmanager
     def record(self) -> Iterator[None]:
         with (
-            module_hooks.register_module_forward_pre_hook(self._enter),
-            module_hooks.register_module_forward_hook(self._leave, always_call=True),
+            module_hooks.register_module_forward_pre_hook(self._enter_module),
+            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
             CallWatcher(self._mark_call),
         ):
             yield
 
-    def _mark(self, value: Tensor, site: QuantizerSite) -> Any:
+    def _mark_site(self, value: Tensor, site: QuantizerSite) -> Any:
         self.sites.append(site)
         return mark(value, len(self.sites) - 1)
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self._running.append((module, Counter()))
         name = self._names.get(id(module))
         if name is None:
@@ -172,9 +172,9 @@ class _SiteRecorder:
         if not args or not isinstance(args[0], Tensor):
             return None
         site = QuantizerSite(name, _BATCH_NORM if is_norm else "input")
-        return (self._mark(args[0], site), *args[1:])
+        return (self._mark_site(args[0], site), *args[1:])
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _leave_module(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not self._running or self._running[-1][0] is not module:
             return
         _, counts = self._running.pop()
@@ -193,7 +193,9 @@ class _SiteRecorder:
         if owner is None:
             return None
         count = 2 if kind == ADD else 1
-        marked = (self._mark(args[i], QuantizerSite(owner, kind, call, i)) for i in range(count))
+        marked = (
+            self._mark_site(args[i], QuantizerSite(owner, kind, call, i)) for i in range(count)
+        )
         return (*marked, *args[count:])
 
 
@@ -216,7 +218,7 @@ def _assign_sites(traced: NetworkTrace, sites: dict[tuple[str, int], QuantizerSi
             traced.norms[site.module] = modules[producer.name]
 
 
-def export_marked(
+def export_without_marks(
     model: nn.Module, call: NetworkCall, opset: int, **options: Any
 ) -> tuple[onnx.ModelProto, dict[tuple[str, int], int]]:
     """Export a network that inserts marks while it runs, and remove the marks.

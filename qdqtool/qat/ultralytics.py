@@ -34,7 +34,7 @@ from ultralytics.utils import DEFAULT_CFG, LOGGER
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.batch_norms import FREEZE_NORMS, freeze_batch_norms, is_untrained
 from qdqtool.qat.modules import find_uncalibrated
-from qdqtool.qat.networks import override_attributes, unwrap
+from qdqtool.qat.networks import override_attributes, unwrap_network
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.preparation import insert_quantizers, is_prepared
 from qdqtool.qat.ranges import calibrate
@@ -148,7 +148,7 @@ class QuantizedTrainerMixin:
                 code="option-conflict",
                 parameter="quantize",
             )
-        network = unwrap(getattr(self.model, "student_model", self.model))
+        network = unwrap_network(getattr(self.model, "student_model", self.model))
         if not is_prepared(network):
             self._insert_quantizers(network)
         if find_uncalibrated(network):
@@ -186,7 +186,7 @@ class QuantizedTrainerMixin:
         All images are squares of the training size, because engines have square inputs too.
         """
         trainer: Any = self
-        size = max(self._image_size(unwrap(trainer.model)))
+        size = max(self._image_size(unwrap_network(trainer.model)))
         if getattr(trainer, "stride", None) is None:
             trainer.stride = 32
         with override_attributes(trainer.args, imgsz=size, multi_scale=0.0, cache=False):
@@ -344,12 +344,12 @@ def find_quantized_trainer(base: type) -> type[Any]:
     return QuantizedTrainer
 
 
-def export_output_names(network: nn.Module) -> list[str] | None:
+def find_output_names(network: nn.Module) -> list[str] | None:
     """Return the output names that Ultralytics' own export uses; None for default names."""
     return ["output0", "output1"] if getattr(network, "task", "") == "segment" else None
 
 
-def export_metadata(network: Any, image: Tensor, dynamic: bool) -> dict[str, str]:
+def make_metadata(network: Any, image: Tensor, dynamic: bool) -> dict[str, str]:
     """Return the ONNX metadata that Ultralytics reads when it runs a model.
 
     Args:

@@ -21,10 +21,10 @@ def guard_ultralytics() -> None:
     """
     tasks = sys.modules.get("ultralytics.nn.tasks")
     if tasks is not None:
-        _wrap(tasks.BaseModel, "load", _check_load)
+        _wrap_method(tasks.BaseModel, "load", _check_load)
     exporter = sys.modules.get("ultralytics.engine.exporter")
     if exporter is not None:
-        _wrap(exporter.Exporter, "__call__", _check_export)
+        _wrap_method(exporter.Exporter, "__call__", _check_export)
 
 
 def count_quantizers(network: Any) -> int:
@@ -37,7 +37,7 @@ def count_quantizers(network: Any) -> int:
     )
 
 
-def _wrap(owner: type, name: str, check: Callable[..., None]) -> None:
+def _wrap_method(owner: type, name: str, check: Callable[..., None]) -> None:
     original = owner.__dict__.get(name)
     if original is None or getattr(original, _MARK, False):
         return

@@ -24,7 +24,11 @@ from qdqtool.insertion.format_choice import (
     choose_number_format,
     compare_precision,
 )
-from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixel_range
+from qdqtool.insertion.input_types import (
+    check_input_type,
+    check_pixel_range,
+    convert_inputs_to_integers,
+)
 from qdqtool.insertion.losses import (
     TRIAL_SAMPLES,
     Fp16Agreement,
@@ -278,7 +282,7 @@ def _insert_best_format(
     if obstacle:
         trials = trials[:1]
     elif options.network.smooth is None:  # with SmoothQuant, each format has its own network
-        trials[0].share_statistics(trials[1])
+        trials[0].collect_shared_statistics(trials[1])
     for trial in trials:
         trial.quantize()
     choice = _choose_format(trials, gpu)
@@ -406,15 +410,17 @@ class _Inserter:
         self.check_outliers(self._scales)
         self.measure_losses(self._scales)
         self.convert_to_fp16()
-        self.change_inputs()
+        self.convert_inputs()
         self.check_layer_norms()
         self.predict()
         return self.result
 
-    def share_statistics(self, other: _Inserter) -> None:
+    def collect_shared_statistics(self, other: _Inserter) -> None:
         """Calibrate the tensors of this and another insertion in one run, for both to use."""
         groups = [*self._find_groups(), *other._find_groups()]
-        self._shared = other._shared = self._collect(self._model, groups, self._options.cache)
+        self._shared = other._shared = self._collect_statistics(
+            self._model, groups, self._options.cache
+        )
 
     def finish_float_model(self, trial: _Inserter) -> Insertion:
         """Return the float model: in FP16 if the network was prepared for FP16, else unchanged.
@@ -497,7 +503,7 @@ class _Inserter:
                 options.calib_table, groups, self._model, self._format
             )
         else:
-            scales = self._calibrate(groups, methods)
+            scales = self._choose_calibrated_scales(groups, methods)
         methods_used = Counter(s.method for s in scales for _ in s.group.quantized)
         result.calibration["methods"] = dict(methods_used)
         result.calibration["powers"] = {
@@ -509,7 +515,7 @@ class _Inserter:
         inputs = self.choose_placement().inputs
         return find_scale_groups(self._model, inputs, self._options.placement.unify)
 
-    def _collect(
+    def _collect_statistics(
         self, model: Model, groups: Sequence[ScaleGroup], cache: CacheOptions
     ) -> tuple[Statistics, Json]:
         options = self._options
@@ -524,21 +530,25 @@ class _Inserter:
             progress=options.progress,
         )
 
-    def _check_pixels(self, statistics: Statistics) -> None:
+    def _check_pixel_ranges(self, statistics: Statistics) -> None:
         for name in self._model.inputs:
             if name in statistics and statistics[name].count:
                 low, high = statistics[name].minimum, statistics[name].maximum
                 check_pixel_range(name, low, high, self._preprocess)
 
-    def _calibrate(self, groups: Sequence[ScaleGroup], methods: MethodChoice) -> list[GroupScale]:
+    def _choose_calibrated_scales(
+        self, groups: Sequence[ScaleGroup], methods: MethodChoice
+    ) -> list[GroupScale]:
         options = self._options
-        statistics, report = self._shared or self._collect(self._model, groups, options.cache)
+        statistics, report = self._shared or self._collect_statistics(
+            self._model, groups, options.cache
+        )
         self.result.calibration = dict(report)
         self.result.notes.extend(map(Note.from_text, statistics.notes))
         self.result.warnings.extend(map(Note.from_text, statistics.warnings))
         self._record_preprocess()
         if options.network.input_type == "uint8":
-            self._check_pixels(statistics)
+            self._check_pixel_ranges(statistics)
         scales = []
         for group in groups:
             scale, warnings = choose_scale(group, statistics, methods)
@@ -564,9 +574,9 @@ class _Inserter:
         groups = group_separately(tensors)
         methods = MethodChoice.from_options(self._options.ranges)
         try:
-            statistics, _ = self._collect(model, groups, CacheOptions())
+            statistics, _ = self._collect_statistics(model, groups, CacheOptions())
         except (ModelError, DataError) as error:
-            self._warn(
+            self._add_warning(
                 "others-not-measured", "tensors without a quantizer were not measured", error
             )
             return {}
@@ -650,7 +660,7 @@ class _Inserter:
                 samples=self._options.losses,
             )
         except ModelError as error:  # operators after the last convolutions may be TensorRT's own
-            self._warn(
+            self._add_warning(
                 "losses-not-measured", "the causes of accuracy loss were not measured", error
             )
 
@@ -679,8 +689,8 @@ class _Inserter:
                 self._model, self.target, result.float32, options.network.high_precision is None
             )
         )
-        # If inputs become integers, change_inputs() converts the model later. The comparison of the
-        # outputs needs float inputs, so a copy is converted here.
+        # If inputs become integers, convert_inputs() converts the model later. The comparison of
+        # the outputs needs float inputs, so a copy is converted here.
         model = self._model if options.network.input_type == "float" else self._model.copy()
         fp16.convert_to_fp16(model, result.float32)
         if options.losses == 0 or self._data is None:
@@ -689,7 +699,7 @@ class _Inserter:
             self._measure_agreement(model)
         except ModelError as error:
             text = "agreement with the float model was not measured"
-            self._warn("agreement-not-measured", text, error)
+            self._add_warning("agreement-not-measured", text, error)
 
     def _measure_agreement(self, model: Model) -> None:
         agreement = self._measure_or_reuse_agreement(model)
@@ -722,11 +732,12 @@ class _Inserter:
             images=self._options.images,
         )
 
-    def change_inputs(self) -> None:
+    def convert_inputs(self) -> None:
         """Change inputs to integers if requested, and record the scales of an FP16 model."""
         result, input_type = self.result, self._options.network.input_type
         if input_type != "float":
-            result.notes.extend(change_inputs(self._model, input_type, self._preprocess))
+            notes = convert_inputs_to_integers(self._model, input_type, self._preprocess)
+            result.notes.extend(notes)
             if self._network.fp16:
                 fp16.convert_to_fp16(self._model, result.float32)
         if self._network.fp16:
@@ -767,9 +778,9 @@ class _Inserter:
                 )
             result.warnings.extend(_note_errors(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is complete without a prediction
-            self._warn("not-predicted", "the result was not predicted", error)
+            self._add_warning("not-predicted", "the result was not predicted", error)
 
-    def _warn(self, code: str, text: str, error: QdqtoolError) -> None:
+    def _add_warning(self, code: str, text: str, error: QdqtoolError) -> None:
         self.result.warnings.append(Note(f"{text}: {error}", code=code, error=str(error)))
 
 

@@ -637,7 +637,7 @@ def analyze_model(
 def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] | None) -> None:
     model, prediction, target = subject.model, subject.prediction, subject.target
     build = subject.build
-    gpu = gpus.restrict_to_target(target, gpu)
+    gpu = gpus.remove_unsupported_int8(target, gpu)
     subject.time = estimate(
         model,
         prediction,

@@ -44,7 +44,7 @@ def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
     model = with_input_shapes(proto, shapes)
     operations = 0
     for node in model.ordered:
-        operations += _operations(model, node) + _subgraph_operations(node.proto)
+        operations += _count_operations(model, node) + _count_subgraph_operations(node.proto)
     return RunCost(peak_activation_bytes(model), operations)
 
 
@@ -88,39 +88,41 @@ def activation_bytes(model: Model, tensor: str) -> int:
         width = onnx.helper.tensor_dtype_to_np_dtype(model.elem_type(tensor)).itemsize
     except (KeyError, TypeError):
         width = 4
-    return int(width) * _count(shape)
+    return int(width) * _count_elements(shape)
 
 
-def _count(shape: Iterable[int | None] | None) -> int:
+def _count_elements(shape: Iterable[int | None] | None) -> int:
     """Return the number of elements: dynamic dimensions count as 1, an unknown shape as 0."""
     return 0 if shape is None else math.prod(max(d or 1, 1) for d in shape)
 
 
-def _sizes(model: Model, tensor: str) -> list[int]:
+def _dimension_sizes(model: Model, tensor: str) -> list[int]:
     return [max(d or 1, 1) for d in model.shape(tensor) or ()]
 
 
-def _operations(model: Model, node: Node) -> int:
+def _count_operations(model: Model, node: Node) -> int:
     """Return the number of multiplications of a node, or of elements moved if that is larger."""
-    written = sum(_count(model.shape(t)) for t in filter(None, node.outputs))
-    moved = max(written, sum(_count(model.shape(t)) for t in filter(None, node.inputs)))
+    written = sum(_count_elements(model.shape(t)) for t in filter(None, node.outputs))
+    moved = max(written, sum(_count_elements(model.shape(t)) for t in filter(None, node.inputs)))
     if node.domain not in DOMAINS:
         return moved
-    weights = _sizes(model, node.input(3 if node.op == "QLinearConv" else 1))
+    weights = _dimension_sizes(model, node.input(3 if node.op == "QLinearConv" else 1))
     if node.op in ("Conv", "ConvInteger", "QLinearConv", "DeformConv"):
         return max(moved, written * math.prod(weights[1:]))
     if node.op == "ConvTranspose":
-        return max(moved, math.prod(_sizes(model, node.input(0))) * math.prod(weights[1:]))
+        return max(
+            moved, math.prod(_dimension_sizes(model, node.input(0))) * math.prod(weights[1:])
+        )
     if node.op in _PRODUCTS:
-        inner = max(_sizes(model, node.input(0))[-2:], default=1)
+        inner = max(_dimension_sizes(model, node.input(0))[-2:], default=1)
         return max(moved, written * inner)
     if node.op in ("GRU", "LSTM", "RNN"):
-        state = _sizes(model, node.input(2))
-        steps = math.prod(_sizes(model, node.input(0))[:2])
+        state = _dimension_sizes(model, node.input(2))
+        steps = math.prod(_dimension_sizes(model, node.input(0))[:2])
         return max(moved, steps * (math.prod(weights) + math.prod(state)))
     return moved
 
 
-def _subgraph_operations(node: onnx.NodeProto) -> int:
+def _count_subgraph_operations(node: onnx.NodeProto) -> int:
     """Return the work of a node's subgraphs: a fixed number per inner node, for one iteration."""
     return limits.INNER_NODE * sum(len(graph.node) for graph in nested_graphs([node]))

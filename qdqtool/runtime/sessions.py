@@ -26,7 +26,7 @@ from qdqtool.proto.subgraphs import find_captured_tensors
 from qdqtool.runtime.session_memory import session_memory_limit
 from qdqtool.util import limits
 from qdqtool.util.subprocesses import temporary_folder
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import format_reason
 
 OUT_OF_MEMORY = "bfc_arena"  # onnxruntime's message contains this text if an allocation fails
 # All versions of onnxruntime from 1.20 on support this IR version. Later IR versions only add types
@@ -139,7 +139,7 @@ def describe_failure(error: BaseException) -> str:
             "the model needs more memory than is available, or more than the limit of "
             f"{limits.format_bytes(session_memory_limit())}"
         )
-    return reason_of(error, 300)
+    return format_reason(error, 300)
 
 
 _descriptors = threading.RLock()  # threads must not restore each other's descriptors
@@ -233,11 +233,13 @@ def open_proto(
     Raises:
         Exception: onnxruntime rejects the model. Its exceptions share no narrower base class.
     """
-    missing = {t.name: weights[t.name] for t in proto.graph.initializer if _is_missing(t, weights)}
+    missing = {
+        t.name: weights[t.name] for t in proto.graph.initializer if _is_data_missing(t, weights)
+    }
     if missing:
-        with _write_temporary(proto, missing) as path:
+        with _write_temporary_model(proto, missing) as path:
             if path is not None:
-                return _open_file(path, threads, options)
+                return _open_model_file(path, threads, options)
         for tensor in proto.graph.initializer:
             if tensor.name in missing:
                 tensor.CopyFrom(missing[tensor.name])
@@ -252,7 +254,7 @@ def open_proto(
         return open_session(path, threads, **options)
 
 
-def _open_file(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
+def _open_model_file(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
     try:
         return open_session(path, threads, **options)
     except Exception as error:
@@ -262,7 +264,7 @@ def _open_file(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
         raise type(error)(str(error).replace(prefix, "")) from None
 
 
-def _is_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.TensorProto]) -> bool:
+def _is_data_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.TensorProto]) -> bool:
     return (
         not external.has_data(tensor)
         and tensor.name in weights
@@ -271,7 +273,7 @@ def _is_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.TensorProto
 
 
 @contextlib.contextmanager
-def _write_temporary(
+def _write_temporary_model(
     proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
 ) -> Iterator[Path | None]:
     """Write a model and weights to temporary files; yield the path, or None on failure."""

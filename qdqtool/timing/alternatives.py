@@ -13,7 +13,7 @@ from qdqtool.timing import model_variants
 from qdqtool.timing.engine_time import (
     WEAKLY_TYPED,
     file_float_type,
-    float_choices,
+    list_float_types,
     target_with_layers,
     time_engine,
 )
@@ -24,7 +24,7 @@ from qdqtool.trt.targets import Target, strongly_typed, weakly_typed
 from qdqtool.util.notes import Note
 
 
-def add_alternatives(
+def add_alternative_times(
     result: TimeEstimate, model: Model, resolved_model: Model, target: Target
 ) -> None:
     """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``.
@@ -35,7 +35,7 @@ def add_alternatives(
     float_model: Model | None = model
     resolved_float = resolved_model
     if not result.is_float:
-        float_model = model_variants.fill_weights(model_variants.float_variant(model))
+        float_model = model_variants.fill_missing_weights(model_variants.float_variant(model))
         resolved_float = model_variants.float_variant(resolved_model)
         if uses_fp8(model):
             target = weakly_typed(target)
@@ -76,7 +76,7 @@ def _float_time(
     stored = file_float_type(resolved_model) if typed else result.float_type
     stored_ms = result.total_ms
     if not result.is_float:
-        _, stored_ms = _simulate_like(result, resolved_model, target)
+        _, stored_ms = _simulate_variant(result, resolved_model, target)
     if stored == result.gpu.float_type or result.gpu.float_type == Precision.FP32:
         return FloatTime(stored, stored_ms)
     if typed:
@@ -86,7 +86,7 @@ def _float_time(
         else:
             resolved_model, _ = model_variants.resolve_inputs(fp16, result.requested_batch or 1)
     with_fp16 = replace(result, float_type=Precision.FP16)
-    _, fp16_ms = _simulate_like(with_fp16, resolved_model, target)
+    _, fp16_ms = _simulate_variant(with_fp16, resolved_model, target)
     if fp16_ms <= stored_ms:
         return FloatTime(Precision.FP16, fp16_ms, stored_ms)
     return FloatTime(stored, stored_ms)
@@ -104,7 +104,7 @@ def _best_time(
     try:
         quantized = model_variants.quantized_variant(model, target, precision.lower())
         resolved, _ = model_variants.resolve_inputs(quantized, result.requested_batch or 1)
-        simulated, ms = _simulate_like(result, resolved, target)
+        simulated, ms = _simulate_variant(result, resolved, target)
     except QdqtoolError as error:
         if result.is_float:
             text = f"the possible gain of {precision} is unknown: {error.reason}"
@@ -127,16 +127,16 @@ def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:
     GPU, batch, float type and calibration are taken from ``time``.
     """
     resolved_model, _ = model_variants.resolve_inputs(model, time.requested_batch or 1)
-    return _simulate_like(time, resolved_model, target)[1]
+    return _simulate_variant(time, resolved_model, target)[1]
 
 
-def _simulate_like(
+def _simulate_variant(
     time: TimeEstimate, resolved_model: Model, target: Target
 ) -> tuple[Prediction, float]:
     """Return the prediction and the milliseconds of another model, with fixed input shapes."""
     resolved_model = fold_constants(resolved_model)
     simulated = simulate_without_alternatives(resolved_model, target_with_layers(target))
-    float_types = float_choices(resolved_model, target, time.float_type)
+    float_types = list_float_types(resolved_model, target, time.float_type)
     engine = time_engine(resolved_model, simulated, time.gpu, float_types, time.batch)
     ms = engine.running_ms(time.calibration, has_gaps=not time.is_cuda_graph)
     return simulated, float(ms.sum())

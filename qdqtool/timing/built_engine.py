@@ -243,8 +243,8 @@ def built_layer_work(cost: LayerCost) -> LayerWork | None:
     shape = _first_shape(layer.inputs)
     layer_work = LayerWork(
         kind,
-        _resolve_float(layer.input_precision),
-        _resolve_float(layer.output_precision),
+        _assume_fp32(layer.input_precision),
+        _assume_fp32(layer.output_precision),
         channels=float(shape[1]) if shape and len(shape) > 2 else 64.0,
         read=float(cost.input_bytes),
         weights=float(cost.weight_bytes or 0),
@@ -253,7 +253,7 @@ def built_layer_work(cost: LayerCost) -> LayerWork | None:
     return _convolution_work(cost, layer_work) if kind in work.COMPUTING else layer_work
 
 
-def _resolve_float(precision: Precision) -> Precision:
+def _assume_fp32(precision: Precision) -> Precision:
     return Precision.FP32 if precision == Precision.FLOAT else precision
 
 
@@ -369,7 +369,7 @@ def find_build_gpu(build: Build, name: str | None = None, clock: float | None = 
     if name is not None:
         device = parse_device(name, build.gpu)
         boards = [] if "=" in name else gpus.match_gpus(name)
-        if any(_can_be(device, board) for board in boards):
+        if any(_can_be_board(device, board) for board in boards):
             return find_device_gpu(device, clock)
         return gpus.choose_gpu(name, clock)
     if build.device is not None:
@@ -384,7 +384,7 @@ def find_build_gpu(build: Build, name: str | None = None, clock: float | None = 
     return None
 
 
-def _can_be(device: DeviceFacts, board: Gpu) -> bool:
+def _can_be_board(device: DeviceFacts, board: Gpu) -> bool:
     """Return whether the log's compute capability and number of SMs fit a board."""
     if not device.sms or device.cc not in (None, board.cc):
         return False

@@ -107,7 +107,7 @@ def time_engine(
     return min(engines, key=lambda engine: float(engine.running_ms().sum()))
 
 
-def float_choices(model: Model, target: Target, float_type: Precision) -> tuple[Precision, ...]:
+def list_float_types(model: Model, target: Target, float_type: Precision) -> tuple[Precision, ...]:
     """Return the float types to try for an engine.
 
     A strongly typed network has the float type of the file. Without strong typing, a builder that

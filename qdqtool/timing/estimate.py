@@ -12,10 +12,15 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import uses_fp8
 from qdqtool.timing import model_variants
-from qdqtool.timing.alternatives import add_alternatives
-from qdqtool.timing.engine_time import TimedEngine, float_choices, target_with_layers, time_engine
+from qdqtool.timing.alternatives import add_alternative_times
+from qdqtool.timing.engine_time import (
+    TimedEngine,
+    list_float_types,
+    target_with_layers,
+    time_engine,
+)
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.ranges import set_range
+from qdqtool.timing.ranges import set_time_range
 from qdqtool.timing.results import KernelTime, TimeEstimate
 from qdqtool.timing.savings import add_insert_saving, add_savings
 from qdqtool.timing.time_calibration import make_calibration
@@ -87,9 +92,9 @@ def estimate(
     resolved_model, notes = model_variants.resolve_inputs(model, batch or 1)
     resolved_model = fold_constants(resolved_model)
     factor = _batch_factor(resolved_model, batch, notes)
-    resolved_model, simulated = _simulate(resolved_model, prediction, gpu, target, notes)
+    resolved_model, simulated = _choose_simulation(resolved_model, prediction, gpu, target, notes)
     is_float = not model_variants.has_qdq(resolved_model)
-    float_types = float_choices(resolved_model, target, float_type)
+    float_types = list_float_types(resolved_model, target, float_type)
     engine = time_engine(resolved_model, simulated, gpu, float_types, factor)
     uses_int8 = is_float or simulated.summary()["int8"] > 0
     notes += _note_limits(gpu, resolved_model, is_float, uses_int8)
@@ -130,20 +135,20 @@ def estimate(
         quantized=_main_precision(resolved_model, simulated),
         clock_share=engine.clock_share,
     )
-    set_range(result, float(engine.counts.sum()))
+    set_time_range(result, float(engine.counts.sum()))
     result.kernels = _list_kernels(engine, profile_ms)
     if simulated is prediction:
         result.layers = profile_ms[: len(workload.layers)].tolist()
         _write_layer_times(prediction, workload, profile_ms)
     add_savings(prediction, simulated, workload, ms, profile_ms, gpu, correction)
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
-        add_alternatives(result, model, resolved_model, target)
+        add_alternative_times(result, model, resolved_model, target)
         if result.best is not None:
             add_insert_saving(prediction, result.total_ms - result.best.total_ms)
     return result
 
 
-def _simulate(
+def _choose_simulation(
     model: Model, prediction: Prediction, gpu: Gpu, target: Target, notes: list[Note]
 ) -> tuple[Model, Prediction]:
     """Return the model whose time is estimated, and a prediction with engine layers.

@@ -71,7 +71,7 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     rates = gpu.rates
     name = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
     report = FindingReport(prediction.target)
-    facts = [*_int8_facts(prediction, gpu, model), *_other_facts(prediction, gpu)]
+    facts = [*_int8_facts(prediction, gpu, model), *_type_and_support_facts(prediction, gpu)]
     for fact, convolutions, evidence, values in facts:
         first = convolutions[0] if convolutions else ""
         reason = GpuLimit("GPU", "", fact, name, len(convolutions), first, values)
@@ -114,13 +114,13 @@ def _facts_without_tensor_cores(int8: list[ConvOutcome], model: Model | None) ->
     pointwise = [c.name for c in int8 if "PWN(" in (c.layer or "")]
     if pointwise:
         yield GpuFact.FUSION, pointwise, Evidence.DOCUMENTED, ()
-    indices = find_depthwise(model) if model is not None else frozenset()
+    indices = find_depthwise_convolutions(model) if model is not None else frozenset()
     depthwise = [c.name for c in int8 if c.index in indices]
     if depthwise:
         yield GpuFact.KERNELS, depthwise, Evidence.DOCUMENTED, ()
 
 
-def _other_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]:
+def _type_and_support_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]:
     fp8 = [c.name for c in prediction.convolutions if c.is_fp8]
     if fp8 and not gpu.has_fp8:
         yield GpuFact.NO_FP8, fp8, Evidence.DOCUMENTED, ()
@@ -143,7 +143,7 @@ def _requested_target(prediction: Prediction) -> Target:
     return target_named(prediction.requested_target or prediction.target)
 
 
-def find_depthwise(model: Model) -> frozenset[int]:
+def find_depthwise_convolutions(model: Model) -> frozenset[int]:
     """Return the indices of the depthwise convolutions: one input channel per group."""
     view = View(model)
     indices = set()

@@ -756,7 +756,7 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
     )
 
 
-def restrict_to_target(target: Target, gpu: Gpu) -> Gpu:
+def remove_unsupported_int8(target: Target, gpu: Gpu) -> Gpu:
     """Return the GPU, without INT8 if the target does not support INT8."""
     return gpu if target.has_int8 else replace(gpu, rates=replace(gpu.rates, int8=0.0))
 

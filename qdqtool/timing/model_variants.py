@@ -42,13 +42,13 @@ def float_variant(model: Model) -> Model:
         Model(strip_large_constants(model), model.path, types=model),
         weights=True,
         stored=make_placeholder,
-        constants=_dequantize_small(View(model)),
+        constants=_dequantize_small_constants(View(model)),
     )
     variant.sha256 = model.sha256
     return variant
 
 
-def _dequantize_small(view: View) -> dict[str, TensorProto]:
+def _dequantize_small_constants(view: View) -> dict[str, TensorProto]:
     """Return small integer constants as floats, by the name of their DQ's output.
 
     Only constants with one scale are converted. The code that recognizes detection heads reads
@@ -83,7 +83,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
     return proto
 
 
-def fill_weights(model: Model) -> Model | None:
+def fill_missing_weights(model: Model) -> Model | None:
     """Return a copy with ones in place of missing weights; None above the memory limit."""
     missing = [t for t in model.proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
     if sum(4 * math.prod(t.dims) for t in missing) > _MAX_FILLED:
@@ -210,7 +210,7 @@ class TensorShapes:
         shape = self._model_shape(tensor)
         if shape is None and not self._is_evaluated:
             self._is_evaluated = True
-            self._evaluate()
+            self._infer_shapes()
         return shape if shape is not None else self._computed.get(tensor)
 
     def _model_shape(self, tensor: str) -> Shape | None:
@@ -220,7 +220,7 @@ class TensorShapes:
     def _current_shape(self, tensor: str) -> Shape | None:
         return self._model_shape(tensor) or self._computed.get(tensor)
 
-    def _evaluate(self) -> None:
+    def _infer_shapes(self) -> None:
         """Infer unknown shapes in one walk over the graph, evaluating shape computations."""
         for node in self._model.ordered:
             for output in node.outputs:
@@ -228,12 +228,12 @@ class TensorShapes:
                     shape = self._infer_outputs(node).get(output)
                     if shape is not None:
                         self._computed[output] = shape
-            value = self._compute(node)
+            value = self._compute_small_value(node)
             if value is not None:
                 self._values[node.output] = value
                 self._computed.setdefault(node.output, value.shape)
 
-    def _constant(self, tensor: str) -> Array | None:
+    def _small_constant(self, tensor: str) -> Array | None:
         if tensor in self._values:
             return self._values[tensor]
         shape = self._model.constant_shape(tensor)
@@ -246,7 +246,7 @@ class TensorShapes:
         types: dict[str, onnx.TypeProto] = {}
         data: dict[str, TensorProto] = {}
         for tensor in filter(None, node.inputs):
-            shape, value = self._current_shape(tensor), self._constant(tensor)
+            shape, value = self._current_shape(tensor), self._small_constant(tensor)
             kind = self._model.elem_type(tensor)
             if value is not None:
                 data[tensor] = numpy_helper.from_array(np.ascontiguousarray(value), tensor)
@@ -262,14 +262,14 @@ class TensorShapes:
                 shapes[name] = shape
         return shapes
 
-    def _compute(self, node: Node) -> Array | None:
+    def _compute_small_value(self, node: Node) -> Array | None:
         """Return the value of a shape, or of a small tensor that small constants determine."""
         if node.op == "Shape" and not node.attributes:
             shape = self._current_shape(node.input(0))
             return None if shape is None else np.asarray(shape, np.int64)
         values: dict[str, Array] = {}
         for tensor in filter(None, node.inputs):
-            value = self._constant(tensor)
+            value = self._small_constant(tensor)
             if value is None:
                 return None
             values[tensor] = value

@@ -66,7 +66,7 @@ def predict_on_gpu(
     prediction.compute_capabilities = gpu_target.capability_names or [gpu.cc]
     time = None
     if named is not None:
-        named = gpus.restrict_to_target(gpu_target, named)
+        named = gpus.remove_unsupported_int8(gpu_target, named)
         assumed_target = apply_assumptions(gpu_target, assume)
         with pause_gc():
             time = estimate(
@@ -87,7 +87,7 @@ def predict_on_gpu(
     for finding in prediction.findings:
         finding.has_fast_int8 = gpu.int8_rate_over_fp16 > 1
     if time is not None:
-        time.obstacle = _find_obstacle(findings)
+        time.obstacle = _find_unsupported_code(findings)
         if time.is_supported and is_rejected(prediction.findings):
             for finding in prediction.findings:
                 finding.saves_ms = None
@@ -96,7 +96,7 @@ def predict_on_gpu(
     return prediction, time
 
 
-def _find_obstacle(findings: Iterable[Finding]) -> str | None:
+def _find_unsupported_code(findings: Iterable[Finding]) -> str | None:
     """Return the code of the first error that prevents an engine for the GPU."""
     errors = (finding.code for finding in findings if finding.severity == Severity.ERROR)
     return next((code for code in errors if code in UNSUPPORTED_GPU), None)

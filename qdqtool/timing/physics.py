@@ -313,7 +313,7 @@ def kernel_seconds(
     copy_share = np.where(scattered, few_copy, copy_share)
     share = np.where(copies, copy_share, np.where(computing, c["dram"], c["pool"]))
     moved = np.maximum(f.moved, 1.0)
-    missing = missing_share(f, c)
+    missing = l2_miss_share(f, c)
     slowdown = np.where(scattered, c["copy"] / few_copy, 1.0)
     cached = moved / (c["l2"] * f.clocks * L2_BYTES) * slowdown
     outside = f.cold + np.maximum(moved - f.cold, 0.0) * missing
@@ -335,7 +335,7 @@ def product_seconds(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
     return np.where(computing, seconds, 0.0)
 
 
-def at_clock(f: SimpleNamespace, shares: Array) -> SimpleNamespace:
+def scale_clock(f: SimpleNamespace, shares: Array) -> SimpleNamespace:
     """Return the features of layers at a share of the GPU's clock, of shape [layers]."""
     return SimpleNamespace(**(vars(f) | {"clocks": f.clocks * shares}))
 
@@ -365,7 +365,7 @@ def sustained_shares(
     if all(gpu.clock_share_under_load == 1.0 for gpu in gpus):
         return shares
     for _ in range(_CLOCK_STEPS):
-        slowed = at_clock(f, np.repeat(shares, lengths))
+        slowed = scale_clock(f, np.repeat(shares, lengths))
         busy = np.add.reduceat(counts * product_seconds(slowed, c), starts)
         total = np.add.reduceat(counts * kernel_seconds(slowed, c, factors), starts)
         utilization = busy / np.maximum(total, 1e-12)
@@ -373,7 +373,7 @@ def sustained_shares(
     return shares
 
 
-def missing_share(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
+def l2_miss_share(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
     """Return the share of a kernel's bytes that miss the L2 and move through memory.
 
     The share depends on the number of elements, not on their type. If the type mattered, INT8
@@ -408,7 +408,7 @@ def estimate_engine(works: Sequence[LayerWork], gpu: Gpu) -> tuple[Array, float]
     values, factors = constants.values, constants.architectures
     starts = np.zeros(1, np.intp)
     shares = sustained_shares(features, starts, np.ones(len(works)), [gpu], values, factors)
-    slowed = at_clock(features, np.repeat(shares, len(works)))
+    slowed = scale_clock(features, np.repeat(shares, len(works)))
     return kernel_seconds(slowed, values, factors), float(shares[0])
 
 

@@ -11,7 +11,7 @@ _NOTE_SPREAD = 1.15  # factor that widens the range if figures of the GPU are as
 _REPEATED_SPREAD = 1.05  # factor of the range if the same network was measured; runs vary
 
 
-def set_range(time: TimeEstimate, kernels: float) -> None:
+def set_time_range(time: TimeEstimate, kernels: float) -> None:
     """Set the range that contains 80 % of measured times, and add notes about the range."""
     gpu, correction = time.gpu, time.calibration
     spread, slowdown = _REPEATED_SPREAD, 1.0

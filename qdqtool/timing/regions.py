@@ -75,7 +75,7 @@ class RegionNodes:
     lookup_shape: ShapeLookup
     float_type: Precision
 
-    def work(self, node: Node) -> LayerWork:
+    def node_work(self, node: Node) -> LayerWork:
         """Return the kernel of a node without weights.
 
         Its kind is ``nothing`` if the node is part of another kernel.
@@ -83,7 +83,7 @@ class RegionNodes:
         nothing = LayerWork(NOTHING, self.float_type, self.float_type)
         if is_computed_product(self.model, node):
             return self._product_work(node) or nothing
-        written = self._count(node.output)
+        written = self._count_elements(node.output)
         sizes = self._input_sizes(node)
         if not written or sizes is None:
             return nothing
@@ -189,10 +189,10 @@ class RegionNodes:
 
         True if the softmax is part of a fused attention, or if no product reads its result.
         """
-        product = self._product_after(node)
+        product = self._downstream_product(node)
         return product is None or self._is_fused_product(product)
 
-    def _product_after(self, node: Node) -> Node | None:
+    def _downstream_product(self, node: Node) -> Node | None:
         """Return the product of two computed tensors downstream of a node, after any Q and DQ.
 
         None if the result has several consumers, or if its consumer is not such a product.
@@ -219,12 +219,12 @@ class RegionNodes:
         sizes = []
         for tensor in node.inputs:
             if tensor and not self.model.is_constant(tensor):
-                size = self._count(tensor)
+                size = self._count_elements(tensor)
                 if size is None:
                     return None
                 sizes.append(size)
         return sizes
 
-    def _count(self, tensor: str) -> float | None:
+    def _count_elements(self, tensor: str) -> float | None:
         shape = self.lookup_shape(tensor)
         return None if shape is None else float(math.prod(shape))

@@ -251,19 +251,19 @@ class TimeEstimate:
     @property
     def gain_range(self) -> SpeedGain | None:
         """Speed gain over the float network with its uncertainty; None if unknown."""
-        return None if self.gain is None else self._add_range(self.gain, self.quantized)
+        return None if self.gain is None else self._make_gain_range(self.gain, self.quantized)
 
     @property
     def best_range(self) -> SpeedGain | None:
         """Gain with the INT8 Q/DQ of ``insert``, with its uncertainty; None if unknown."""
-        return None if self.best is None else self._add_range(self.best.gain, Precision.INT8)
+        return None if self.best is None else self._make_gain_range(self.best.gain, Precision.INT8)
 
     @property
     def best_fp8_range(self) -> SpeedGain | None:
         """Gain with the FP8 Q/DQ of ``insert``, with its uncertainty; None if unknown."""
         if self.best_fp8 is None:
             return None
-        return self._add_range(self.best_fp8.gain, Precision.FP8)
+        return self._make_gain_range(self.best_fp8.gain, Precision.FP8)
 
     @property
     def faster_range(self) -> SpeedGain | None:
@@ -287,7 +287,7 @@ class TimeEstimate:
             return None
         return gain.quantized if is_worthwhile(gain.value) else gain.precision
 
-    def _add_range(self, gain: float, quantized: Precision) -> SpeedGain | None:
+    def _make_gain_range(self, gain: float, quantized: Precision) -> SpeedGain | None:
         if self.float_time is None:
             return None
         from qdqtool.timing.physics import load_constants

@@ -65,7 +65,7 @@ def add_savings(
         if position is not None and simulated.layers[position].type == "Conversion":
             finding.saves_ms = round(float(profile_ms[position]), 5)
             continue
-        saving = finder.find(dict.fromkeys(map(layer_of.get, finding.convolutions)))
+        saving = finder.find_saving(dict.fromkeys(map(layer_of.get, finding.convolutions)))
         finding.saves_ms = round(saving, 5) if saving > _MIN_SAVING else None
 
 
@@ -125,7 +125,7 @@ class _SavingFinder:
         # Cached, because findings often share layers.
         self._savings: dict[tuple[int, ...], float] = {}
 
-    def find(self, names: Iterable[str | None]) -> float:
+    def find_saving(self, names: Iterable[str | None]) -> float:
         """Return the milliseconds saved if the named convolutions read and write INT8.
 
         Names of other layers are ignored. INT8 convolutions that write float for a named one are
@@ -136,7 +136,7 @@ class _SavingFinder:
         slow = tuple(dict.fromkeys([*named, *self._find_float_writers(named)]))
         if slow not in self._savings:
             faster = sum(max(0.0, self.ms[i] - self.best_ms[i]) for i in slow)
-            vanishing = sum(self.ms[j] for j in self._find_vanishing(slow))
+            vanishing = sum(self.ms[j] for j in self._find_removed_kernels(slow))
             self._savings[slow] = float(faster + vanishing)
         return self._savings[slow]
 
@@ -176,7 +176,7 @@ class _SavingFinder:
         """Return the positions of the kernels that change the type or layout of a tensor."""
         return self._find_extras(f"reformat of {tensor}", f"layout of {tensor}")
 
-    def _find_vanishing(self, convolutions: Iterable[int]) -> set[int]:
+    def _find_removed_kernels(self, convolutions: Iterable[int]) -> set[int]:
         """Return the positions of kernels that disappear if the convolutions are INT8.
 
         These kernels change types or layouts, or compute activations, residual additions and

@@ -106,7 +106,7 @@ def calibrate_by_time(gpu: str, measured_ms: float, estimated_ms: float) -> Time
         QdqtoolError: The time is too far from the estimate to be of the same network.
     """
     factor = measured_ms / estimated_ms
-    _check_plausible(factor, f"{measured_ms:g} ms")
+    _check_plausible_factor(factor, f"{measured_ms:g} ms")
     return TimeCalibration(gpu, factor, 0.0, f"{measured_ms:g} ms measured", direct=True)
 
 
@@ -141,7 +141,7 @@ def calibrate_by_layers(
         offset, slope = _fit_line(measured, estimated)
         if math.isfinite(offset + slope) and slope > 0.2 and abs(offset) <= 0.02:
             constant, factor = offset, slope
-    _check_plausible(factor, source)
+    _check_plausible_factor(factor, source)
     extra = constant * 1e3
     lowest, highest = overhead_limits(gpu)
     overhead = min(max(extra, lowest), highest)
@@ -178,7 +178,7 @@ def _fit_line(measured: Array, estimated: Array) -> tuple[float, float]:
     return float(constant), float(factor)
 
 
-def _check_plausible(factor: float, source: str) -> None:
+def _check_plausible_factor(factor: float, source: str) -> None:
     low, high = _FACTORS
     if not low <= factor <= high:
         raise QdqtoolError(
@@ -219,7 +219,7 @@ def read_calibration(path: str | os.PathLike[str]) -> TimeCalibration | None:
             code="file-damaged",
             parameter="calibrate",
         ) from None
-    _check_plausible(factor, str(file))
+    _check_plausible_factor(factor, str(file))
     return TimeCalibration(gpu, factor, kernel_us, source)
 
 

@@ -270,16 +270,16 @@ class _LayoutTracker:
     def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[LayoutChange]:
         self.layouts = dict.fromkeys(inputs, Layout.LINEAR)
         for i, (layer, _) in enumerate(self.engine):
-            self._convert_inputs(i)
+            self._record_input_changes(i)
             for edge in layer.outputs:
                 if edge.tensor not in self.layouts or len(self.producers[edge.tensor]) == 1:
                     self.layouts[edge.tensor] = self._output_layout(i)
         for tensor in outputs:
             for i in self.producers.get(tensor, ())[:1]:
-                self._convert(tensor, "", _LINEAR, self.engine[i][1].written_as)
+                self._record_change(tensor, "", _LINEAR, self.engine[i][1].written_as)
         return self.changes
 
-    def _convert_inputs(self, i: int) -> None:
+    def _record_input_changes(self, i: int) -> None:
         (layer, work), accepted = self.engine[i], self.accepted[i]
         if len(accepted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
             # All inputs get the same layout: the layout of the first input if it is accepted.
@@ -288,14 +288,14 @@ class _LayoutTracker:
         for position, edge in enumerate(layer.inputs):
             is_residual = position and work.kind in COMPUTING
             is_open = edge.precision in (Precision.FLOAT, Precision.UNKNOWN)
-            self._convert(
+            self._record_change(
                 edge.tensor,
                 layer.name,
                 (self._output_layout(i),) if is_residual else accepted,
                 work.precision if is_open else edge.precision,
             )
 
-    def _convert(
+    def _record_change(
         self, tensor: str, layer: str, accepted: tuple[Layout, ...], precision: Precision
     ) -> None:
         """Record a layout change if the tensor's current layout is not accepted.
@@ -326,7 +326,7 @@ class _LayoutTracker:
         if layer.type == "Conversion" or work.kind == UNKNOWN:
             return ()
         if layer.type in _LINEAR_TYPES:
-            return () if self._keeps_shape(layer) else _LINEAR
+            return () if self._is_noop_of_equal_shape(layer) else _LINEAR
         if work.kind in COMPUTING:
             return _computing_layouts(work)
         if work.kind in (COPY, RESIZE):
@@ -337,7 +337,7 @@ class _LayoutTracker:
             return (Layout.PAIRS, Layout.CHANNELS_LAST) if work.kind == POOL else _HALF_MAPS
         return (Layout.LINEAR, Layout.CHANNELS_LAST)
 
-    def _keeps_shape(self, layer: EngineLayer) -> bool:
+    def _is_noop_of_equal_shape(self, layer: EngineLayer) -> bool:
         """Return whether a layer is a NoOp whose input and output have the same shape."""
         if layer.type != "NoOp" or not layer.inputs or not layer.outputs:
             return False
@@ -352,7 +352,7 @@ class _LayoutTracker:
             return Layout.LINEAR if work.written_as == Precision.FP32 else Layout.BLOCKS
         if layer.type == "Conversion":
             return self._conversion_layout(layer, work)
-        if layer.type in _LINEAR_TYPES and not self._keeps_shape(layer):
+        if layer.type in _LINEAR_TYPES and not self._is_noop_of_equal_shape(layer):
             return Layout.LINEAR
         current = [self.layouts.get(edge.tensor) for edge in layer.inputs]
         accepted = self.accepted[i]

@@ -132,11 +132,13 @@ class _WorkloadBuilder:
         covered: set[str] = set()
         for layer in self.prediction.layers:
             covered.update(layer.nodes)
-            layer_work = self._region_work(layer) or self._widen(layer, self._layer_work(layer))
+            layer_work = self._region_work(layer) or self._with_fp32_if_needed(
+                layer, self._layer_work(layer)
+            )
             if layer_work is None:
                 self.result.unknown.append(layer.name)
                 layer_work = LayerWork(work.UNKNOWN, self.float_type, self.float_type)
-            self.result.layers.append(self._scale(layer_work))
+            self.result.layers.append(self._scale_to_batch(layer_work))
         self._write_outputs_in_fp32()
         engine, mapped = self._separate_activations()
         if self.has_myelin:
@@ -161,13 +163,13 @@ class _WorkloadBuilder:
                 outputs = [e.tensor for e in layer.outputs if self.model.is_output(e.tensor)]
                 self.fp32_tensors.update(outputs if written else ())
 
-    def _nothing(self) -> LayerWork:
+    def _empty_work(self) -> LayerWork:
         return LayerWork(work.NOTHING, self.float_type, self.float_type)
 
     def _region_work(self, layer: EngineLayer) -> LayerWork | None:
         """Return the work of a layer without weights in a Myelin region; None for other layers."""
-        if layer.type == "Reformat" and self._joins_in_region(layer):
-            return self._nothing()
+        if layer.type == "Reformat" and self._is_concat_copy_in_region(layer):
+            return self._empty_work()
         nodes = self._layer_nodes(layer)
         products = [node for node in nodes if is_computed_product(self.model, node)]
         if len(products) > 1:  # a fused attention
@@ -178,12 +180,12 @@ class _WorkloadBuilder:
         if any(node.op in WEIGHTED and self._is_fixed(node.input(1)) for node in nodes):
             return None
         for node in nodes:
-            node_work = self.region_nodes.work(node)
+            node_work = self.region_nodes.node_work(node)
             if node_work.kind != work.NOTHING:
                 return node_work
-        return self._nothing()
+        return self._empty_work()
 
-    def _joins_in_region(self, copy: EngineLayer) -> bool:
+    def _is_concat_copy_in_region(self, copy: EngineLayer) -> bool:
         """Return whether a copy belongs to a Concat in a region, where Myelin fuses the copies."""
         concat = self.model.producer(copy.outputs[0].tensor)
         if concat is not None and is_qdq(concat):
@@ -347,9 +349,9 @@ class _WorkloadBuilder:
         for i, layer in enumerate(self.prediction.layers):
             tensors = {edge.tensor for edge in (*layer.inputs, *layer.outputs)}
             if layer.type == "Conversion" and not tensors.isdisjoint(mapped):
-                self.result.layers[i] = self._nothing()
+                self.result.layers[i] = self._empty_work()
 
-    def _scale(self, layer_work: LayerWork) -> LayerWork:
+    def _scale_to_batch(self, layer_work: LayerWork) -> LayerWork:
         """Return the work scaled to the requested batch; weights stay the same."""
         if self.batch == 1:
             return layer_work
@@ -363,11 +365,13 @@ class _WorkloadBuilder:
     def _add_extra(
         self, name: str, kernel_work: LayerWork, change: LayoutChange | None = None
     ) -> None:
-        self.result.extras.append(ExtraKernel(name, self._scale(kernel_work), change))
+        self.result.extras.append(ExtraKernel(name, self._scale_to_batch(kernel_work), change))
 
     # Types and sizes --------------------------------------------------------------------------
 
-    def _widen(self, layer: EngineLayer, layer_work: LayerWork | None) -> LayerWork | None:
+    def _with_fp32_if_needed(
+        self, layer: EngineLayer, layer_work: LayerWork | None
+    ) -> LayerWork | None:
         """Return the work, with an FP32 output if the layer writes FP32 in an FP16 build.
 
         None if the work is unknown.
@@ -378,24 +382,24 @@ class _WorkloadBuilder:
         bevfusion-camera-rtx3080ti-trt8600. Layers that only map or pool values then compute in
         FP32. Other consumers get a reformat to FP16, as in the engine of resnet18-a100-qat.
         """
-        if layer_work is None or not self._writes_only_fp32(layer, layer_work):
+        if layer_work is None or not self._is_written_in_fp32(layer, layer_work):
             return layer_work
         for edge in layer.outputs:
             consumers = self.consumers[edge.tensor]
-            if all(_computes_in_any_float(c) or c.type == "Conversion" for c in consumers):
+            if all(_has_any_float_kernel(c) or c.type == "Conversion" for c in consumers):
                 self.fp32_tensors.add(edge.tensor)
             elif count := self._count_elements(edge.tensor):
                 self.narrowed[edge.tensor] = count
         return layer_work.with_fp32_output()
 
-    def _writes_only_fp32(self, layer: EngineLayer, layer_work: LayerWork) -> bool:
+    def _is_written_in_fp32(self, layer: EngineLayer, layer_work: LayerWork) -> bool:
         if self.float_type == Precision.FP32 or not layer_work.written_as.is_float:
             return False
         if layer_work.precision == Precision.INT8 and layer_work.kind in work.COMPUTING:
             if layer_work.channels < work.FEW_CHANNELS:
                 return True
         reads_fp32 = any(edge.tensor in self.fp32_tensors for edge in layer.inputs)
-        return reads_fp32 and _computes_in_any_float(layer)
+        return reads_fp32 and _has_any_float_kernel(layer)
 
     def _resolve_type(self, precision: Precision, tensor: str = "") -> Precision:
         """Return the type of a tensor; the builder chooses the width of a float of open width."""
@@ -569,9 +573,13 @@ class _WorkloadBuilder:
         chain: list[Node] = []  # nodes that share a pointwise kernel
         outputs: set[str] = set()  # outputs of the nodes in `chain`
         for node in self.model.ordered:
-            if node.name in covered or node.op in work.FREE_OPERATORS or not self._runs(node):
+            if (
+                node.name in covered
+                or node.op in work.FREE_OPERATORS
+                or not self._is_computed_in_each_run(node)
+            ):
                 continue
-            joins = self._joins_chain(node)
+            joins = self._is_chain_member(node)
             if not joins or outputs.isdisjoint(node.inputs):
                 self._add_chain(chain)
                 outputs.clear()
@@ -582,7 +590,7 @@ class _WorkloadBuilder:
                 self._add_unlisted_node(node)
         self._add_chain(chain)
 
-    def _joins_chain(self, node: Node) -> bool:
+    def _is_chain_member(self, node: Node) -> bool:
         if node.op in WEIGHTED or self._is_in_region(node):
             return False
         is_pool = node.op in ("MaxPool", "AveragePool", "Resize")
@@ -594,7 +602,7 @@ class _WorkloadBuilder:
 
     def _add_unlisted_node(self, node: Node) -> None:
         if self._is_in_region(node):
-            node_work = self.region_nodes.work(node)
+            node_work = self.region_nodes.node_work(node)
             if node_work.kind != work.NOTHING:
                 self._add_extra(node.name, node_work)
         elif node.op in WEIGHTED:
@@ -620,7 +628,7 @@ class _WorkloadBuilder:
         )
         self._add_extra(node.name, self._merge_product(node.input(0), node.name, product))
 
-    def _runs(self, node: Node) -> bool:
+    def _is_computed_in_each_run(self, node: Node) -> bool:
         """Return whether a node computes something in each run of the network."""
         return (
             not all(self._is_fixed(tensor) for tensor in node.inputs if tensor)
@@ -730,7 +738,7 @@ def _make_copy(precision: Precision, channels: float, moved: float) -> LayerWork
     )
 
 
-def _computes_in_any_float(layer: EngineLayer) -> bool:
+def _has_any_float_kernel(layer: EngineLayer) -> bool:
     """Return whether a layer has kernels for any float type, and keeps its input's type."""
     return layer.type in ("Pooling", "PointWise", "ElementWise", "Scale", "NoOp", "Shuffle")
 

@@ -16,7 +16,7 @@ from google.protobuf.message import EncodeError
 from calibration.cluster.connection import check_cluster, connect
 from calibration.dataset import Dataset
 from calibration.options import ImageFunction, Preprocess
-from calibration.presets import describe_use, name_preprocess
+from calibration.presets import name_preprocess, note_preprocess
 from qdqtool import prediction
 from qdqtool.accuracy.metrics import MetricFunction, choose_metric, find_compared_tensors
 from qdqtool.errors import ModelError, QdqtoolError
@@ -352,7 +352,7 @@ class _TuningRun:
         used = self.ranges_report["preprocess"]
         if used is None:
             return
-        self.notes.append(describe_use(used))
+        self.notes.append(note_preprocess(used))
         self.warnings.extend(warn_preprocess(self.model, used))
         record_preprocess(self.model.proto, used)
 
@@ -652,7 +652,7 @@ def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
             code="no-int8",
             parameter="gpu",
         )
-    gpu = gpus.restrict_to_target(target.with_capability(gpu.cc, gpu.name), gpu)
+    gpu = gpus.remove_unsupported_int8(target.with_capability(gpu.cc, gpu.name), gpu)
     require_gpu_support(target, gpu.cc, gpu.name)
     if not gpu.has_int8:
         raise QdqtoolError(

@@ -186,7 +186,7 @@ class FloatReference:
 
     Attributes:
         compared: Reference of the tensors whose error is measured.
-        metric_reference: Result of :meth:`Metric.prepare`.
+        metric_reference: Result of :meth:`Metric.prepare_reference`.
     """
 
     compared: ReferenceOutputs
@@ -376,7 +376,7 @@ class PartitionedNetwork:
         focus_map = self._focus.find(tensors) if self._focus else None
         compared = ReferenceOutputs({t: tensors[t] for t in job.compared}, focus_map)
         return FloatReference(
-            compared, job.metric.prepare({t: tensors[t] for t in job.metric.tensors})
+            compared, job.metric.prepare_reference({t: tensors[t] for t in job.metric.tensors})
         )
 
     def _make_measurement(

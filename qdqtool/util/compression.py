@@ -13,7 +13,7 @@ from qdqtool.util import limits
 
 BLOCK = 1 << 20
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
-HEAD = 6  # number of first bytes that are needed to recognize_file_type the format
+HEAD = 6  # number of first bytes that are needed to recognize the format
 
 Read = Callable[[int], bytes]
 

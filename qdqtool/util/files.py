@@ -230,10 +230,10 @@ def find_reading_problem(path: StrPath) -> tuple[str, str]:
     advice = "give a file"
     if stat.S_ISFIFO(mode):
         advice = "write the data to a file first (a log can be piped to standard input, as -)"
-    return "not-a-file", f"is {_special_kind(mode)}; {advice}"
+    return "not-a-file", f"is {_name_special_file(mode)}; {advice}"
 
 
-def _special_kind(mode: int) -> str:
+def _name_special_file(mode: int) -> str:
     kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     return next((name for test, name in kinds if test(mode)), "a device")
 
@@ -336,7 +336,7 @@ def check_writable(target: Path, option: str = "") -> None:
             os.write(descriptor, b"")  # fails if the descriptor is open for reading only
             return
         if not stat.S_ISREG(mode) and not is_same_file(target, os.devnull):
-            reason = f"is {_special_kind(mode)}; give a file name"
+            reason = f"is {_name_special_file(mode)}; give a file name"
             raise _output_error(reason, target, option, "not-a-file")
     except (FileNotFoundError, NotADirectoryError):
         _check_new_file(target, option)

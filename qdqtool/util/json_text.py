@@ -66,7 +66,11 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
     constant = float if infinities else lambda _name: None
     with pause_gc():
         return json.loads(
-            text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant
+            text,
+            strict=strict,
+            parse_int=_parse_integer,
+            parse_float=_parse_number,
+            parse_constant=constant,
         )
 
 
@@ -76,10 +80,10 @@ def _count_separators(text: str | bytes) -> int:
     return sum(text.count(separator) for separator in separators)
 
 
-def _integer(text: str) -> int | float | None:
-    return int(text) if len(text) <= _MAX_DIGITS else _number(text)
+def _parse_integer(text: str) -> int | float | None:
+    return int(text) if len(text) <= _MAX_DIGITS else _parse_number(text)
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     value = float(text)
     return value if math.isfinite(value) else None

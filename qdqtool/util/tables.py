@@ -83,7 +83,8 @@ def make_entry(kind: Callable[..., T], fields: Mapping[str, Any], entry_name: st
     """
     hints = _type_hints(kind)
     values = {
-        name: _convert(value, hints.get(name), name, entry_name) for name, value in fields.items()
+        name: _convert_value(value, hints.get(name), name, entry_name)
+        for name, value in fields.items()
     }
     try:
         return kind(**values)
@@ -91,7 +92,7 @@ def make_entry(kind: Callable[..., T], fields: Mapping[str, Any], entry_name: st
         raise ValueError(f"{entry_name}: {error}") from None
 
 
-def _convert(value: Any, hint: Any, name: str, entry_name: str) -> Any:
+def _convert_value(value: Any, hint: Any, name: str, entry_name: str) -> Any:
     """Convert a value of a table to the type of a field; `hint` is the type of the field."""
     if value == "":
         raise ValueError(f"{entry_name}.{name}: the text is empty; write a text, or leave it out")

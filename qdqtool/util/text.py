@@ -29,7 +29,11 @@ _REPR = 60  # maximum number of characters of a value in a message
 
 def escape_hidden(text: str) -> str:
     r"""Replace hidden characters by escapes such as ``\u001b``, which are valid in JSON."""
-    return _HIDDEN.sub(lambda match: _escape(match[0]), text) if _HIDDEN.search(text) else text
+    return (
+        _HIDDEN.sub(lambda match: _escape_characters(match[0]), text)
+        if _HIDDEN.search(text)
+        else text
+    )
 
 
 def as_line(text: str) -> str:
@@ -42,7 +46,7 @@ def as_text(lines: Iterable[str]) -> str:
     return "".join(f"{as_line(line)}\n" for line in lines)
 
 
-def _escape(text: str) -> str:
+def _escape_characters(text: str) -> str:
     # JSON escapes characters above U+FFFF as two units.
     units = text.encode("utf-16-be", "surrogatepass")
     pairs = zip(units[::2], units[1::2], strict=True)
@@ -58,7 +62,7 @@ def escape_unencodable(text: str, stream: TextIO) -> str:
 def _handle_encode_error(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return _escape(error.object[error.start : error.end]), error.end
+    return _escape_characters(error.object[error.start : error.end]), error.end
 
 
 codecs.register_error("escapes", _handle_encode_error)
@@ -69,7 +73,7 @@ def one_line(text: str) -> str:
     return escape_hidden(" ".join(text.split()))
 
 
-def reason_of(error: BaseException, length: int = 200, *, first_line: bool = False) -> str:
+def format_reason(error: BaseException, length: int = 200, *, first_line: bool = False) -> str:
     """Return an exception's message on one line, or its class's name if the message is empty.
 
     Args:

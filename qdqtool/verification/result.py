@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qdqtool.builders.run import log_names
+from qdqtool.builders.run import choose_log_names
 from qdqtool.buildlog.agreement import (
     BuildFacts,
     ConversionCounts,
@@ -106,7 +106,7 @@ class Verification(SavableResult):
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
     """Compare the convolutions of a prediction with a log of TensorRT-RTX."""
-    nodes = find_built_nodes(model, build.layers, log_names(model))
+    nodes = find_built_nodes(model, build.layers, choose_log_names(model))
     pairs = pair_convolutions(prediction, nodes)
     return verification_from_pairs(prediction, pairs, build.facts)
 

@@ -15,7 +15,7 @@ import pytest
 from qdqtool import builders
 from qdqtool.builders import trtexec
 from qdqtool.builders.compiler_process import CompilerProcess, is_installed, print_license_notice
-from qdqtool.builders.run import log_names, prepare_model_file
+from qdqtool.builders.run import choose_log_names, prepare_model_file
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
 from qdqtool.ir.modelfile import load
@@ -375,7 +375,7 @@ def test_build_with_trtexec_that_fails(
 def test_log_names_are_the_names_of_the_model(tmp_path: Path) -> None:
     path = saved(two_convolutions("/model.0/conv/Conv", "b"), tmp_path)
     model = load(path)
-    names = log_names(model)
+    names = choose_log_names(model)
     assert [names[n.index] for n in model.nodes] == [n.proto.name for n in model.nodes]
     assert prepare_model_file(model, names, tmp_path / "unused") == Path(path)
 
@@ -383,7 +383,7 @@ def test_log_names_are_the_names_of_the_model(tmp_path: Path) -> None:
 def test_log_names_of_equal_names_are_outputs(tmp_path: Path) -> None:
     model = load(saved(two_convolutions("same", "same"), tmp_path))
     convs = [n for n in model.nodes if n.op == "Conv"]
-    assert [log_names(model)[n.index] for n in convs] == [n.output for n in convs]
+    assert [choose_log_names(model)[n.index] for n in convs] == [n.output for n in convs]
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_with_log_names_writes_a_copy_with_other_names(name: str, tmp_path: Path
     path = saved(two_convolutions(name, "second"), tmp_path)
     before = Path(path).read_bytes()
     model = load(path)
-    names = log_names(model)
+    names = choose_log_names(model)
     work = tmp_path / "work"
     work.mkdir()
     copy, original = onnx.load(prepare_model_file(model, names, work)), onnx.load(path)
@@ -419,10 +419,10 @@ def test_with_log_names_needs_the_weight_file(tmp_path: Path) -> None:
         size_threshold=0,
     )
     model = load(path)
-    assert prepare_model_file(model, log_names(model), tmp_path / "unused") == path
+    assert prepare_model_file(model, choose_log_names(model), tmp_path / "unused") == path
     (tmp_path / "outside.bin").unlink()
     with pytest.raises(ModelError, match=r"outside\.onnx.*outside\.bin"):
-        prepare_model_file(load(path), log_names(model), tmp_path / "unused")
+        prepare_model_file(load(path), choose_log_names(model), tmp_path / "unused")
 
 
 def test_print_once_prints_once_for_each_user(

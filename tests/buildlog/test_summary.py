@@ -147,13 +147,7 @@ def test_summarize_empty_build() -> None:
         (3, 3, 0, 0, []),
         (5, 1, 3, 3, ["1 line of TensorRT without information for the summary"]),
         (5, 1, 0, 0, ["4 lines of TensorRT without information for the summary"]),
-        (
-            5,
-            1,
-            4,
-            2,
-            ["2 lines of TensorRT that this version of qdqtool does not recognize_file_type"],
-        ),
+        (5, 1, 4, 2, ["2 lines of TensorRT that this version of qdqtool does not recognize"]),
     ],
 )
 def test_describe_contents_of_lines_without_content(

@@ -237,7 +237,7 @@ def test_one_compressed_array_is_enough_to_read_in_order(tmp_path: Path) -> None
     source = StackedSource(path, TWO_INPUTS)
     assert not source.random_access
     with pytest.raises(DataError, check=has("compressed-archive", path=str(path))):
-        source.portion([0])
+        source.select_samples([0])
 
 
 def test_digests_of_rows_do_not_change(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_digests_of_rows_do_not_change(tmp_path: Path) -> None:
 def test_portion_of_rows(tmp_path: Path) -> None:
     path = npy(tmp_path, ROWS)
     source = StackedSource(path, [PAIR])
-    rows = source.portion([4, 1])
+    rows = source.select_samples([4, 1])
     assert "arrays" not in vars(rows), "nothing is opened yet"
     assert rows.path.is_absolute() and rows.count() == 2 and rows.single_rows
     assert [rows.load(k)["x"].tolist() for k in (0, 1)] == [[[8, 9]], [[2, 3]]]
@@ -261,11 +261,11 @@ def test_portion_of_rows(tmp_path: Path) -> None:
         source.digest(1),
         source.identity(4),
     )
-    assert rows.portion([1]).load(0)["x"].tolist() == [[2, 3]]
+    assert rows.select_samples([1]).load(0)["x"].tolist() == [[2, 3]]
     before = source.identity(4)
     np.save(path, ROWS + 1)
     assert source.identity(4) == before, "the file is hashed once"
-    assert source.portion([4]).identity(0) != before, "another process hashes it again"
+    assert source.select_samples([4]).identity(0) != before, "another process hashes it again"
 
 
 def test_damage_is_reported_with_its_sample(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_folder_of_samples(tmp_path: Path) -> None:
     assert isinstance(source, SampleFilesSource) and not source.single_rows
     assert [source.load(k)["x"].tolist() for k in range(source.count())] == [[[0, 1]], [[2, 3]]]
     assert source.digest(1) == b"in/b.npy" + file_digest(tmp_path / "in" / "b.npy")
-    part = source.portion([1])
+    part = source.select_samples([1])
     assert (part.count(), source.count(), part.name(0)) == (1, 2, "in/b.npy")
     wide = [InputSpec("x", (1, 3))]
     values = (tmp_path / "in" / "a.npz", "[1, 2]", "[1, 3]")
@@ -331,7 +331,7 @@ def test_lists_are_read_again_and_in_any_order() -> None:
     for _ in range(2):
         source.restart()
         assert source.load(4)["x"].tolist() == [[8, 9]]
-    part = source.portion([3, 0])
+    part = source.select_samples([3, 0])
     assert [part.load(k)["x"].tolist() for k in (0, 1)] == [[[6, 7]], [[0, 1]]]
 
 
@@ -346,7 +346,7 @@ def test_iterators_are_read_once() -> None:
     with pytest.raises(DataError, check=has("read-once", parameter="data")):
         source.restart()
     with pytest.raises(DataError, check=has("not-shareable", parameter="data")):
-        source.portion([0])
+        source.select_samples([0])
 
 
 Shape = tuple[int | None, ...]

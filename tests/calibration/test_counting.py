@@ -18,7 +18,7 @@ from calibration.cluster_pass import (
     count_portion,
     portion_size,
 )
-from calibration.counting import SampleCounter, ThreadPass, counting_semaphore
+from calibration.counting import SampleCounter, ThreadPass, make_counting_semaphore
 from calibration.dataset import InputSpec, Task
 from calibration.focus import Focus
 from calibration.session import open_session, pack_model
@@ -110,7 +110,7 @@ def test_counter_waits_for_its_threads_after_a_failure(waits: Waits) -> None:
 
 @pytest.mark.parametrize(("counters", "at_once"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
 def test_half_of_the_counters_count_at_a_time(counters: int, at_once: int) -> None:
-    free = counting_semaphore(counters)
+    free = make_counting_semaphore(counters)
     assert sum(free.acquire(blocking=False) for _ in range(counters)) == at_once
 
 

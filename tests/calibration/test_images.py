@@ -415,7 +415,7 @@ def test_source_of_a_list(tmp_path: Path) -> None:
     assert source.digest(1) == str(outside).encode() + file_digest(outside)
     assert source.single_rows and source.is_images
     assert source.settings() == f"{Preprocess()} 3x16x16 nhwc=False"
-    part = source.portion([1])
+    part = source.select_samples([1])
     assert (part.count(), part.name(0), source.count()) == (1, str(outside), 2)
     assert (part.load(0)["images"] == source.load(1)["images"]).all()
 

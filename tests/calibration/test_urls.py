@@ -14,7 +14,7 @@ from calibration import collect
 from calibration.arrays import open_data
 from calibration.dataset import InputSpec
 from calibration.listing import UNREADABLE
-from calibration.urls import UrlSource, is_url, local_path
+from calibration.urls import UrlSource, is_url, to_local_path
 from qdqtool.errors import DataError
 from tests.calibration.checks import check_limit, counts_of, reports
 from tests.calibration.nets import conv_net, write_pictures
@@ -87,7 +87,7 @@ PICTURE = NAMES.index("picture001.png")
     ],
 )
 def test_urls_and_paths(text: str, url: bool, path: str) -> None:
-    assert (is_url(text), local_path(text)) == (url, path)
+    assert (is_url(text), to_local_path(text)) == (url, path)
 
 
 def test_url_has_the_samples_of_the_folder(folder: Path) -> None:
@@ -120,7 +120,7 @@ def test_pictures_under_a_url(folder: Path, end: str) -> None:
 
 
 def test_portion_of_a_url(source: Any) -> None:
-    part = pickle.loads(pickle.dumps(source.portion([PICTURE, 0])))
+    part = pickle.loads(pickle.dumps(source.select_samples([PICTURE, 0])))
     assert isinstance(part, UrlSource) and part.digest(1) == source.digest(0)
     assert [part.name(k) for k in range(part.count())] == ["picture001.png", NAMES[0]]
     assert (part.load(0)["images"] == source.load(PICTURE)["images"]).all()

@@ -356,13 +356,13 @@ def test_extract_several_findings() -> None:
 def sketches(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Return the node names of each part that trimming predicts."""
     parts: list[set[str]] = []
-    sketch = ModelCutter.sketch
+    sketch = ModelCutter.sketch_model
 
     def record(self: ModelCutter, part: ModelPart) -> Model:
         parts.append({self.model.nodes[index].name for index in part.nodes})
         return sketch(self, part)
 
-    monkeypatch.setattr(ModelCutter, "sketch", record)
+    monkeypatch.setattr(ModelCutter, "sketch_model", record)
     return parts
 
 

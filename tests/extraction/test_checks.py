@@ -135,7 +135,7 @@ def interrupt_third_check(monkeypatch: pytest.MonkeyPatch, stop: BaseException) 
             return answer
         raise stop
 
-    monkeypatch.setattr(CommandCheck, "holds", holds)
+    monkeypatch.setattr(CommandCheck, "has_same_behavior", holds)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopRequest(INTERRUPTED)])
@@ -184,7 +184,7 @@ def test_command_that_does_not_end_is_an_error() -> None:
 def test_text_is_found_at_the_end_of_the_output() -> None:
     command = "sh -c 'head -c 3000000 /dev/zero; printf there'"
     check = CommandCheck(residual(1), command, "there")
-    assert check.holds(residual(1))
+    assert check.has_same_behavior(residual(1))
     check.close()
 
 

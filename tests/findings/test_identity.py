@@ -207,7 +207,7 @@ def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
         if place % 3 == 0:
             around = cutter.find_nodes_within([node], (1, 1, 3, 3)[place // 3 % 4])
             with contextlib.suppress(ModelError):  # a type that is unknown
-                yield predict(cutter.build(cutter.complete(around, place % 2 == 1)), target)
+                yield predict(cutter.build(cutter.complete_part(around, place % 2 == 1)), target)
 
 
 def compare_parts(proto: onnx.ModelProto, target: str) -> Iterator[bool]:

@@ -20,7 +20,7 @@ from qdqtool.insertion.losses import (
     ReferenceOutputs,
     SwitchableNetwork,
     TensorLoss,
-    comparison_tensors,
+    find_last_convolution_outputs,
     measure_losses,
     predict_count_changes,
     rank_activations,
@@ -371,13 +371,15 @@ def test_compared_error_counts_focused_positions() -> None:
 
 
 def test_compared_tensors_of_yolov8_are_box_and_class_outputs() -> None:
-    assert len(comparison_tensors(Model(detector()))) == 6  # two of each of three levels
+    assert len(find_last_convolution_outputs(Model(detector()))) == 6  # two of each of three levels
 
 
 def test_compared_tensors_of_classifier_are_outputs(net: Net) -> None:
     flat = net.op("Flatten", "flat", net.op("Relu", "r", net.conv("c", "x")))
     scores = net.op("Gemm", "fc", flat, net.const("w", np.ones((1024, 4))))
-    assert comparison_tensors(net.output(net.op("Softmax", "s", scores)).index()) == ["s.out"]
+    assert find_last_convolution_outputs(net.output(net.op("Softmax", "s", scores)).index()) == [
+        "s.out"
+    ]
 
 
 def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:

@@ -69,16 +69,7 @@ def edit(model: Model, draw: st.DrawFn) -> None:
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(
             st.sampled_from(
-                (
-                    "pair",
-                    "cast",
-                    "redirect_consumers",
-                    "bypass",
-                    "constant",
-                    "parameters",
-                    "relu",
-                    "rename",
-                )
+                ("pair", "cast", "redirect", "bypass", "constant", "parameters", "relu", "rename")
             )
         )
         node = any_node()
@@ -90,7 +81,7 @@ def edit(model: Model, draw: st.DrawFn) -> None:
             editor.set_input(
                 node, 0, editor.insert_node(node, "Cast", "back", [node.input(0)], {"to": 1})
             )
-        elif kind == "redirect_consumers":
+        elif kind == "redirect":
             editor.redirect_consumers(node.output, draw(st.sampled_from(tensors)))
         elif kind == "bypass" and is_q(node):
             editor.remove_pairs(

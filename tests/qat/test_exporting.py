@@ -25,7 +25,7 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.qat.calls import NetworkCall
 from qdqtool.qat.graph_cleanup import fold_constants, merge_pairs, transpose_weights
-from qdqtool.qat.modules import export_norm_factor, read_amax, set_amax
+from qdqtool.qat.modules import following_norm_factor, read_amax, set_amax
 from qdqtool.qat.trace import export_proto, remove_marks
 from qdqtool.testing import assert_int8
 from tests.errors import has
@@ -165,7 +165,7 @@ def test_copy_with_folded_normalization_quantizes_weights_as_they_are() -> None:
     model = ready(nets.UpAndDown())
     copied = copy.deepcopy(model)
     copied.bn = nn.Identity()  # as if it were folded into the convolution
-    assert export_norm_factor(copied.up) is None and export_norm_factor(model.up) is not None
+    assert following_norm_factor(copied.up) is None and following_norm_factor(model.up) is not None
     assert copied.up.qdq_norm[0] is copied and set(copied.state_dict()) < set(model.state_dict())
 
 

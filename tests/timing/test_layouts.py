@@ -309,7 +309,7 @@ def test_convolutions_are_not_in_a_region(g: Graph) -> None:
 def test_kernels_of_attention() -> None:
     model = block()
     normalization, scores, softmax, transpose, mixed, skip = (
-        RegionNodes(model, model.shape, Precision.FP16).work(model.node(name))
+        RegionNodes(model, model.shape, Precision.FP16).node_work(model.node(name))
         for name in ("ln1", "scores", "softmax", "t", "mixed", "skip")
     )
     assert (normalization.kind, normalization.read) == (work.POOL, 2 * 16 * WIDE)

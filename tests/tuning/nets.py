@@ -9,7 +9,7 @@ import onnx
 from calibration.arrays import open_data
 from calibration.session import input_specs
 from qdqtool.accuracy.metrics import choose_metric
-from qdqtool.insertion.losses import comparison_tensors
+from qdqtool.insertion.losses import find_last_convolution_outputs
 from qdqtool.insertion.placement import PlacementRules
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.ranges import collect_statistics
@@ -110,7 +110,7 @@ def job_of(planner: Planner, data: list[dict[str, Array]]) -> TuningJob:
     return TuningJob(
         model.proto.SerializeToString(),
         open_data(data, input_specs(model), max_images=99),
-        tuple(comparison_tensors(model)),
+        tuple(find_last_convolution_outputs(model)),
         (),
         choose_metric(model, None),
     )

@@ -227,9 +227,9 @@ def test_float_network_runs_once_per_sample(
     ]
     results: list[list[TaskResult]] = []
     calls: list[Any] = []
-    kept = OutputAgreementMetric.prepare
+    kept = OutputAgreementMetric.prepare_reference
     count = lambda self, outputs: calls.append(1) or kept(self, outputs)  # noqa: E731
-    monkeypatch.setattr(OutputAgreementMetric, "prepare", count)
+    monkeypatch.setattr(OutputAgreementMetric, "prepare_reference", count)
     for room, runs in ((limits.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
         monkeypatch.setattr(limits, "TUNING_REFERENCES", room)
         calls.clear()
@@ -341,14 +341,14 @@ UNSURE = (200, 50, 9, 9, 1, 0.1)
 )
 def test_agreement_map_values(boxes: list[Box], value: float) -> None:
     metric = DetectionAgreementMetric("o", 2)
-    kept = metric.prepare(detections(FIRST, SECOND, UNSURE))
+    kept = metric.prepare_reference(detections(FIRST, SECOND, UNSURE))
     assert metric.value([metric.observe(kept, detections(*boxes), "a")]) == pytest.approx(value)
 
 
 def test_agreement_map_without_detections_is_nan() -> None:
     metric = DetectionAgreementMetric("o", 2)
     assert math.isnan(
-        metric.value([metric.observe(metric.prepare(detections()), detections(), "a")])
+        metric.value([metric.observe(metric.prepare_reference(detections()), detections(), "a")])
     )
 
 
@@ -356,7 +356,9 @@ def test_output_agreement_is_one_minus_the_relative_error() -> None:
     metric = OutputAgreementMetric(("o",))
     expected, actual = ({"o": np.array([[1.0, 2.0, x, 6.0]], np.float32)} for x in (3.0, 4.0))
     agreement = 1.0 - 0.5 / np.std([1, 2, 3, 6])
-    assert metric.observe(metric.prepare(expected), actual, "a") == pytest.approx(agreement)
+    assert metric.observe(metric.prepare_reference(expected), actual, "a") == pytest.approx(
+        agreement
+    )
     low, high = resample(metric, [0.1, 0.2, 0.3], 50), resample(metric, [0.2, 0.3, 0.4], 50)
     assert np.allclose(high - low, 0.1)
 
@@ -367,7 +369,7 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     outputs = [{"o": rng.random((1, 6, 40), np.float32) * scale} for _ in range(8)]
     metric = DetectionAgreementMetric("o", 2)
     evidence = [
-        metric.observe(metric.prepare(a), b, "a")
+        metric.observe(metric.prepare_reference(a), b, "a")
         for a, b in zip(outputs[::2], outputs[1::2], strict=True)
     ]
     copy = json.loads(json.dumps(evidence))
@@ -397,7 +399,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_user_metric_is_found_by_name(module: str) -> None:
     metric = UserMetric(f"{module}:top1", ("o",))
-    kept = metric.prepare({"o": np.array([0.1, 0.9])})
+    kept = metric.prepare_reference({"o": np.array([0.1, 0.9])})
     values = [metric.observe(kept, {"o": np.array(o)}, "a") for o in ([0.2, 0.8], [0.8, 0.2])]
     assert values == [1.0, 0.0] and metric.value(values) == 0.5
 

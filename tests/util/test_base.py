@@ -12,7 +12,7 @@ import pytest
 
 from qdqtool.buildlog.names import base_name
 from qdqtool.reasons.inputs import InputNotDequantized
-from qdqtool.util.text import drop_repeated_sentences, reason_of
+from qdqtool.util.text import drop_repeated_sentences, format_reason
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_base_name_has_no_suffixes_of_clones(name: str, base: str) -> None:
     ],
 )
 def test_reason_of_is_one_short_line(error: Exception, options: Any, reason: str) -> None:
-    assert reason_of(error, **options) == reason
+    assert format_reason(error, **options) == reason
 
 
 VALUES = ("lint", "conv", "tensor", "relu", "Relu")

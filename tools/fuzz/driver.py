@@ -9,7 +9,7 @@ import onnx
 
 from qdqtool.builders.compiler_process import CompilerProcess
 from qdqtool.builders.options import BuildOptions
-from qdqtool.builders.run import build_with_package, log_names, read_log
+from qdqtool.builders.run import build_with_package, choose_log_names, read_log
 from qdqtool.ir import modelfile
 from qdqtool.trt.rtx.predict import build_status, predict_rtx
 from qdqtool.trt.targets import DEFAULT_SM, RTX
@@ -69,7 +69,7 @@ class Lab:
         options = BuildOptions(timeout=TIMEOUT, sm=(self.capability,))
         result = build_with_package(self.process, options, path, self.work)
         model = modelfile.load(proto)
-        read_log(model, log_names(model), self.work, result)
+        read_log(model, choose_log_names(model), self.work, result)
         return map_build_to_nodes(result)
 
     def answer(self, proto: onnx.ModelProto) -> Answer:

@@ -37,8 +37,7 @@ SHARED = assumed(
     "shared-copied",
     "The output of a convolution is copied into the Concat if other layers read it as well.",
     "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824 copy all four "
-    "inputs of this kind, and redirect_consumers the outputs of convolutions that only the Concat "
-    "reads "
+    "inputs of this kind, and retarget the outputs of convolutions that only the Concat reads "
     "(lines 885 and 886); a log that retargets an input that another layer reads as well would "
     "refute it",
     about=("Conv", COPY_STRIDING),
@@ -49,8 +48,7 @@ STOMPING = assumed(
     "The first input that comes from a network input or a constant, with only conversions and "
     "reshapes between, is copied too.",
     "yolov8-orin-trt8412-excerpts copies an input (line 241) and retargets the next one (242); "
-    "builds of 8.5.2 and 8.6.0 copy the first of two quantized network inputs, and "
-    "redirect_consumers the "
+    "builds of 8.5.2 and 8.6.0 copy the first of two quantized network inputs, and retarget the "
     "second one and the output of a convolution; that these are the conditions is assumed",
     about=(COPY_STOMPING,),
 )
