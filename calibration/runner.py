@@ -35,7 +35,7 @@ from calibration.statistics import DEFAULT_BINS, histogram_bytes
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
-from qdqtool.ir.sizes import linear_inputs
+from qdqtool.ir.sizes import find_linear_inputs
 from qdqtool.proto.external_data import read_location
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.files import check_output
@@ -412,7 +412,7 @@ class _Calibration:
         threads = max(1, core_count() // count)
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)
-        by_channel = linear_inputs(self.model)
+        by_channel = find_linear_inputs(self.model)
         turns = make_counting_semaphore(count)
         counters = [
             SampleCounter(
