@@ -118,7 +118,8 @@ class Fixed:
         finding may need several changes. If the model had no findings of a code before fixing,
         for example because errors hid them, the changes count instead.
         """
-        before = Counter(f.code for f in self.before.findings if f.automatic)
+        fixable = {f.code for f in self.before.findings if f.automatic}
+        before = Counter(f.code for f in self.before.findings if f.code in fixable)
         hidden = Counter(a.code for a in self.applied if a.code not in before)
         before.subtract(f.code for f in self.after.findings if f.code in before)
         return +before + hidden
