@@ -192,6 +192,22 @@ def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuni
     assert f"{cheapest.metric:.3f} ({cheapest.low:.3f} to {cheapest.high:.3f})" in line
 
 
+@pytest.mark.parametrize(
+    ("low", "expected"),
+    [
+        (KEEP - 0.01, "its interval includes the goal"),
+        (KEEP + 0.001, "its interval is above the goal, but on 4 selection images it has 0.123"),
+    ],
+)
+def test_interval_of_the_cheaper_placement_is_compared_with_the_goal(
+    tuned: Tuning, low: float, expected: str
+) -> None:
+    cheapest = tuned.cheapest_plausible
+    assert cheapest is not None and tuned.metric["float"] == 1
+    shown = replace(cheapest, low=low, high=KEEP + 0.002, chosen_on=0.1234)
+    assert expected in str(render_tuning(replace(tuned, cheapest_plausible=shown), 500))
+
+
 def test_matrix_products_are_named_where_they_are_counted(tuned: Tuning) -> None:
     counted = f"{tuned.chosen.cost.int8} of {tuned.chosen.cost.convolutions} convolutions"
     with_products = replace(tuned, prediction=qdqtool.predict(vit(1)))
