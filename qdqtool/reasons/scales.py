@@ -21,11 +21,11 @@ from qdqtool.reasons.tensors import (
 from qdqtool.reasons.text import (
     Message,
     advise_common_scale,
-    is_common_scale_too_coarse,
     consumer_names,
     describe_unanalyzed_consumers,
     format_number,
     format_scale,
+    is_common_scale_too_coarse,
     list_names,
 )
 from qdqtool.util.text import format_count
