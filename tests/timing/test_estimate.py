@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.timing_data import NETWORKS, network_work, read
+from calibration.options import Preprocess
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
 from qdqtool.formats.time_text import add_speed
 from qdqtool.formats.verdicts import speed_verdict
+from qdqtool.insertion.input_types import convert_inputs_to_integers
 from qdqtool.insertion.number_formats import MIN_GAIN
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
@@ -77,6 +79,16 @@ def test_float_variant_has_no_qdq() -> None:
     assert [n.op for n in float_model.nodes] == [
         n.op for n in load(convolution_chain(quantized=False)).nodes
     ]
+
+
+def test_float_time_does_not_depend_on_the_type_of_the_input() -> None:
+    float_input, int8_input = convolution_chain(batch=32), convolution_chain(batch=32)
+    model = load(int8_input)
+    convert_inputs_to_integers(model, "int8", Preprocess())
+    assert model.proto.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.INT8
+    (_, expected), (_, time) = estimate_model(float_input), estimate_model(model.proto)
+    assert time.float_time.total_ms == pytest.approx(expected.float_time.total_ms, rel=1e-6)
+    assert time.total_ms < expected.total_ms
 
 
 def test_times_of_quantized_and_float_model_agree() -> None:
