@@ -130,7 +130,7 @@ class FindingReport:
             severity,
             place,
             (cause,),
-            scope.evidence.weaker(evidence),
+            scope.evidence.choose_weaker(evidence),
             describe_finding,
             target=self.target,
             way=self.way,

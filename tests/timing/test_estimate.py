@@ -26,7 +26,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.timing import model_variants, work
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import Gpu, all_gpus, choose_gpu, find_gpu
 from qdqtool.timing.model_variants import TensorShapes
 from qdqtool.timing.on_gpu import predict_on_gpu
@@ -344,11 +344,11 @@ def test_time_of_networks_is_monotonic(gpu: Gpu, factor: float) -> None:
     """A higher clock or a smaller batch is never slower, nor is INT8 in large convolutions."""
     narrow, wide = (chain_of(channels) for channels in (64, 256))
     base, faster, larger = (
-        estimate(*narrow, board, TARGET, compare=False, batch=batch)
+        estimate_time(*narrow, board, TARGET, compare=False, batch=batch)
         for board, batch in ((gpu, None), (replace(gpu, clock=gpu.clock * factor), None), (gpu, 8))
     )
     assert faster.total_ms <= base.total_ms <= larger.total_ms
-    gain = estimate(*wide, gpu, TARGET).gain
+    gain = estimate_time(*wide, gpu, TARGET).gain
     assert gain is not None and gain >= 1
 
 
@@ -508,7 +508,7 @@ def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str) -> No
     model = evidence.graph(case)
     prediction = predict(model, "trt10", advice=False)
     for gpu in ("Orin Nano", "RTX 3060", "L4"):
-        gain = estimate(model, prediction, find_gpu(gpu), TARGETS["trt10"]).gain
+        gain = estimate_time(model, prediction, find_gpu(gpu), TARGETS["trt10"]).gain
         assert gain is not None and gain < MOST_GAIN, gpu
 
 

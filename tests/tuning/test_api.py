@@ -24,7 +24,7 @@ from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choos
 from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
@@ -582,7 +582,7 @@ def test_budget_that_the_float_model_fits_takes_it() -> None:
     fits = ("float-fits", "float-fits-and-written")
     (note,) = (n for n in tuning.notes if n.code in fits)
     gpu, target = gpus.choose_gpu("T4", 300.0, None), target_named("trt8.5")
-    time = estimate(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
+    time = estimate_time(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
     assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
     assert tuning.unchanged and tuning.model == branchy()
