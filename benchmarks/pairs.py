@@ -28,7 +28,7 @@ from qdqtool.ir.modelfile import load
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.timing import model_variants, work
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.timing.results import TimeEstimate
 from qdqtool.timing.time_calibration import match_profile_rows
@@ -214,7 +214,7 @@ def judge(pair: PublishedPair, path: Path) -> JudgedPair:
     """Predict a rebuilt graph, and estimate its time."""
     model, target = load_slim(path), target_named(pair.target)
     prediction = predict(model, target, advice=False)
-    time = estimate(model, prediction, find_gpu(pair.gpu), target, batch=pair.batch)
+    time = estimate_time(model, prediction, find_gpu(pair.gpu), target, batch=pair.batch)
     return JudgedPair(
         pair,
         time,
@@ -231,7 +231,9 @@ def predicted_rows(pair: PublishedPair, path: Path) -> Rows:
     The layers with Q/DQ are those of the estimate; the float layers are in FP16.
     """
     gpu, typed, quantized = find_gpu(pair.gpu), target_named(pair.target), load_slim(path)
-    time = estimate(quantized, predict(quantized, typed, advice=False), gpu, typed, compare=False)
+    time = estimate_time(
+        quantized, predict(quantized, typed, advice=False), gpu, typed, compare=False
+    )
     assert time.workload is not None
     model = model_variants.float_variant(quantized)
     target = target_named("trt10")  # whose builder chooses FP16

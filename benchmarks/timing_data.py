@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.fp16 import convert_to_fp16
-from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.prepare import prepare_float_model
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.precision import Precision
@@ -33,7 +33,7 @@ from qdqtool.prediction import predict
 from qdqtool.timing import model_variants, work
 from qdqtool.timing.gpus import Gpu, choose_gpu, find_gpu
 from qdqtool.timing.physics import has_cold_weights
-from qdqtool.timing.work import LayerWork, width
+from qdqtool.timing.work import LayerWork, bytes_per_element
 from qdqtool.timing.workload import predict_workload
 from qdqtool.trt.targets import strongly_typed, target_named
 
@@ -322,7 +322,10 @@ def work_of(
 ) -> LayerWork:
     low, high = Precision(row["precision"]), Precision(row["written_as"])
     real_low, real_high = (plain if p == Precision.FLOAT else p for p in (low, high))
-    grow, widen = width(real_low) / width(low), width(real_high) / width(high)
+    grow, widen = (
+        bytes_per_element(real_low) / bytes_per_element(low),
+        bytes_per_element(real_high) / bytes_per_element(high),
+    )
     return LayerWork(
         row["kind"],
         real_low,
@@ -389,7 +392,7 @@ def of_network(name: str, path: Path) -> list[list[object]]:
     model = load(path)
     if name in TYPED:
         target = strongly_typed(target)
-        prepare(model, opset=HALF_OPSET)
+        prepare_float_model(model, opset=HALF_OPSET)
         convert_to_fp16(model)
     model, _ = model_variants.resolve_inputs(Model(model.proto, str(path)))
     if model_variants.has_qdq(model):

@@ -258,11 +258,11 @@ class ClusterPass:
 
     def _portions(self, job: ClusterJob) -> Iterator[SamplePortion]:
         source = self.dataset.source
-        left = len(self.dataset) - len(self.excluded)
+        remaining = len(self.dataset) - len(self.excluded)
         samples = self._samples()
-        while left > 0:
-            group = list(itertools.islice(samples, portion_size(left, job.slots)))
-            left -= len(group)
+        while remaining > 0:
+            group = list(itertools.islice(samples, portion_size(remaining, job.slots)))
+            remaining -= len(group)
             numbers = tuple(number for number, _, _ in group)
             indices = [index for _, part, _ in group for index in part]
             identities = [digest for _, _, digests in group for digest in digests]
@@ -285,14 +285,14 @@ class ClusterPass:
             pass
 
 
-def portion_size(left: int, slots: int) -> int:
+def portion_size(remaining: int, slots: int) -> int:
     """Return the number of samples of the next portion.
 
     Large portions need less time for merging. Small portions at the end shorten the wait for the
     last portion.
 
     Args:
-        left: Number of remaining samples.
+        remaining: Number of remaining samples.
         slots: Number of threads of the cluster.
     """
-    return min(_MAX_SAMPLES, math.ceil(left / (_PORTIONS_PER_THREAD * max(slots, 1))))
+    return min(_MAX_SAMPLES, math.ceil(remaining / (_PORTIONS_PER_THREAD * max(slots, 1))))

@@ -140,12 +140,12 @@ class InputSpec:
         """Return the shape for a message; dynamic dimensions are question marks."""
         return "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
 
-    def fit_array(self, array: Array, what: str) -> Array:
+    def fit_array(self, array: Array, label: str) -> Array:
         """Convert an array to the type of this input, and add a missing batch dimension.
 
         Args:
             array: Array of the user.
-            what: Name of the array for messages.
+            label: Name of the array for messages.
 
         Raises:
             DataError: The array's shape or type does not fit.
@@ -157,14 +157,14 @@ class InputSpec:
         if array.ndim != len(self.shape) or any(size not in (None, have) for size, have in sizes):
             shape = "[" + ", ".join(map(str, array.shape)) + "]"
             raise DataError(
-                f"{what} has the shape {shape}, but {takes} {self.shape_text()}; give an array of "
+                f"{label} has the shape {shape}, but {takes} {self.shape_text()}; give an array of "
                 "this shape",
                 code="wrong-shape",
                 node=self.name,
             )
         if not array.size:
             raise DataError(
-                f"{what} holds no values: its shape is {list(array.shape)}; give at least one row",
+                f"{label} holds no values: its shape is {list(array.shape)}; give at least one row",
                 code="empty",
                 node=self.name,
             )
@@ -173,7 +173,7 @@ class InputSpec:
             rounds = dtype.kind in "iub" and array.dtype.kind == "f"
             if array.dtype.kind not in "fiub" or rounds:
                 raise DataError(
-                    f"{what} holds {array.dtype}, but {takes} {dtype}; convert the array",
+                    f"{label} holds {array.dtype}, but {takes} {dtype}; convert the array",
                     code="wrong-type",
                     node=self.name,
                 )

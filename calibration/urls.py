@@ -54,7 +54,7 @@ def open_url_source(
         import fsspec
 
         system, path = fsspec.core.url_to_fs(url)
-        found = system.find(path)
+        file_paths = system.find(path)
     except ImportError as error:
         raise DataError(
             f"{format_reason(error)} (pip install fsspec and the package for the protocol, such as "
@@ -69,9 +69,9 @@ def open_url_source(
             code="file-unreadable",
         ) from None
     root = path.rstrip("/")
-    if found == [root]:
+    if file_paths == [root]:
         root = root.rpartition("/")[0]
-    names = [str(path).removeprefix(root).lstrip("/") for path in sorted(found)]
+    names = [str(path).removeprefix(root).lstrip("/") for path in sorted(file_paths)]
     names = [name for name in names if _is_image(name)]
     if not names:
         kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))

@@ -13,7 +13,7 @@ class Evidence(StrEnum):
     DOCUMENTED = "documented"
     ASSUMED = "assumed"
 
-    def weaker(self, other: Evidence) -> Evidence:
+    def choose_weaker(self, other: Evidence) -> Evidence:
         """Return the weaker of two kinds of evidence: that of a conclusion from both."""
         return max(self, other, key=_EVIDENCE.index)
 

@@ -83,7 +83,7 @@ def _predict(
             prediction = simulate(model, target, assume)
         prediction.requested_target = requested.display_name
         if advice:
-            prediction.findings = advise(model, prediction, way, target)
+            prediction.findings = collect_findings(model, prediction, way, target)
     return prediction
 
 
@@ -178,7 +178,7 @@ def predict_outcome(model: Model, target: Target) -> Prediction:
         return simulate_without_alternatives(model, target)
 
 
-def advise(
+def collect_findings(
     model: Model, prediction: Prediction, way: str | None = None, target: Target | None = None
 ) -> list[Finding]:
     """Return the findings of a model and its prediction, sorted and numbered.

@@ -482,7 +482,7 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
     return None
 
 
-def resample(
+def resample_metric(
     metric: Metric, evidence: Sequence[Evidence], resamples: int = _RESAMPLES
 ) -> npt.NDArray[np.float64]:
     """Return the value of a metric over each bootstrap resample, [resamples].
@@ -508,7 +508,7 @@ def estimate_interval(metric: Metric, evidence: Sequence[Evidence]) -> tuple[flo
     """
     if isinstance(metric, TopClassMetric):
         return _wilson_interval(metric.value(evidence), len(evidence))
-    low, high = np.nanpercentile(resample(metric, evidence), [2.5, 97.5])
+    low, high = np.nanpercentile(resample_metric(metric, evidence), [2.5, 97.5])
     return float(low), float(high)
 
 

@@ -73,7 +73,7 @@ class CompilerProcess:
             process.kill()
             process.wait()
 
-    def send(
+    def send_request(
         self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], object] | None = None
     ) -> dict[str, Any]:
         """Send a request to the child process, and return its answer.

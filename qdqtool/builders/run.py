@@ -185,7 +185,7 @@ def build_with_package(
         "profiles": {name: list(map(list, profile)) for name, profile in shapes.items()},
     }
     start = time.monotonic()
-    answer = process.send(
+    answer = process.send_request(
         request, options.timeout, lambda: importlib.import_module("qdqtool.buildlog.read")
     )
     result = BuildResult(

@@ -146,12 +146,12 @@ def _render_report(result: Extraction, output: str, seen: dict[str, Any] | None)
     Raises:
         QdqtoolError: The report would contain an original name.
     """
-    from qdqtool.extraction.result import report
+    from qdqtool.extraction.result import format_issue
 
     hidden = result.private
     if hidden is None:
-        return report(result, _format_command(str), Path(output).name, seen)
-    text = report(result, _format_command(hidden.rename), "extract.onnx", seen)
+        return format_issue(result, _format_command(str), Path(output).name, seen)
+    text = format_issue(result, _format_command(hidden.rename), "extract.onnx", seen)
     leak = hidden.find_leak_in_prose(text)
     if leak is not None:
         raise QdqtoolError(
@@ -170,7 +170,7 @@ def _format_command(rename: Callable[[str], str]) -> str:
         rename: Function that replaces names of nodes and tensors.
     """
     values = click.get_current_context().params
-    words = ["qdqtool", "extract", "model.onnx"]
+    arguments = ["qdqtool", "extract", "model.onnx"]
     for option in (
         "finding",
         "node",
@@ -186,12 +186,12 @@ def _format_command(rename: Callable[[str], str]) -> str:
         for item in value if isinstance(value, tuple) else (value,):
             if item is not None:
                 text = rename(item) if option in ("node", "inputs", "outputs") else str(item)
-                words += [f"--{option.replace('_', '-')}", text]
-    words += [f"--{flag}" for flag in ("minimize", "private") if values[flag]]
+                arguments += [f"--{option.replace('_', '-')}", text]
+    arguments += [f"--{flag}" for flag in ("minimize", "private") if values[flag]]
     for option in ("check", "says"):
         if values[option]:
-            words += [f"--{option}", "..." if values["private"] else values[option]]
-    return shlex.join([*words, "-o", "extract.onnx"])
+            arguments += [f"--{option}", "..." if values["private"] else values[option]]
+    return shlex.join([*arguments, "-o", "extract.onnx"])
 
 
 def _render(result: Extraction, output: str, report: str | None, width: int) -> TextPage:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     "ranges of tensors without a quantizer on these images."
 )
 @options.image_options
+@options.gpu_option("Estimate the time of the fixed model on a GPU (see qdqtool gpus).")
 @options.output_format_option
 def command(
     model: str,
@@ -60,6 +61,7 @@ def command(
     dla_cache: str | None,
     calib: str | None,
     images: options.ImageArguments,
+    gpu: str | None,
     answer: options.AnswerWriter,
 ) -> int:
     """Apply fixes that need no calibration to a Q/DQ MODEL, and write the result.
@@ -74,10 +76,10 @@ def command(
     started = perf_counter()
     if dla_cache is not None:
         chosen_target = options.choose_target(target, strongly_typed)
-        if only or inputs is not None:
+        if only or inputs is not None or gpu is not None:
             raise UsageError(
-                "--only and --inputs have no effect with --dla-cache, which applies no fixes; "
-                "leave --only and --inputs out",
+                "--only, --inputs and --gpu have no effect with --dla-cache, which applies no "
+                "fixes; leave them out",
                 code="option-without-effect",
                 parameter="dla_cache",
             )
@@ -99,10 +101,11 @@ def command(
         effort=1.0 if effort is None else effort,
         data=calib,
         **images.as_keywords(),
+        gpu=gpu,
     )
     fixed.save(output)
     seconds = perf_counter() - started
-    repeated = options.repeat_options("target", "strongly_typed")
+    repeated = options.repeat_options("target", "strongly_typed", "gpu")
     answer.write(
         lambda: {**use_option_names(fixed.as_json()), "output": output},
         lambda width: render(fixed, output, width, options=repeated, seconds=seconds),

@@ -17,7 +17,7 @@ from qdqtool.comparison.build_side import (
     map_nodes,
     summarize_build,
 )
-from qdqtool.comparison.matching import NodeMatching, is_same_network, match
+from qdqtool.comparison.matching import NodeMatching, is_same_network, match_nodes
 from qdqtool.comparison.model_side import ModelSide, summarize_model, use_fp16_time
 from qdqtool.comparison.result import (
     NO_LISTING,
@@ -148,7 +148,7 @@ def _measure_agreement(
 ) -> NetworkAgreement:
     from qdqtool.accuracy.agreement import measure_agreement
 
-    pairs = match(View(first), View(second)).pairs
+    pairs = match_nodes(View(first), View(second)).pairs
     return measure_agreement(
         first,
         second,
@@ -256,7 +256,7 @@ def _compare_models(
         ModelSide(View(model), _predict_with_times(model, resolved, gpu), title)
         for model, title in zip((first, second), titles, strict=True)
     )
-    matching = match(a.view, b.view)
+    matching = match_nodes(a.view, b.view)
     _check_same_network(a, b, matching)
     comparison = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
     if comparison.a.quantized != comparison.b.quantized:

@@ -10,7 +10,7 @@ from qdqtool.buildlog.costs import EngineReport, main_node
 from qdqtool.buildlog.engine_comparison import NUMBERED_NAME, EngineComparison, align_sequences
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.types import Build, BuiltLayer, Shape
-from qdqtool.comparison.matching import MIN_LIKENESS, match
+from qdqtool.comparison.matching import MIN_LIKENESS, match_nodes
 from qdqtool.comparison.result import ChangeKind, NodeChange, NodeSide, SideSummary
 from qdqtool.errors import BuildLogError
 from qdqtool.ir.graph import Model, Node
@@ -96,7 +96,7 @@ def map_nodes(view: View, prediction: Prediction, build: Build) -> tuple[dict[in
     if not _are_names_equal(view, build, mapper):
         if not any(node.outputs for node in build.parse.nodes):
             return _match_weights_and_shapes(view, build), "shapes"
-        parsed = match(view, View(Model(graph_from_log(build)[0], "the log's graph")))
+        parsed = match_nodes(view, View(Model(graph_from_log(build)[0], "the log's graph")))
         if parsed.likeness < MIN_LIKENESS:
             raise _different_network_error(view, build)
         names = {n.index: f"({n.index})" for n in model.nodes}

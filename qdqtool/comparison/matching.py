@@ -147,7 +147,7 @@ def _spatial_attribute(node: Node, name: str, axes: int) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (1,) * axes
 
 
-def match(first_view: View, second_view: View) -> NodeMatching:
+def match_nodes(first_view: View, second_view: View) -> NodeMatching:
     """Pair the nodes of two graphs; Q, DQ and constants have no partner."""
     first, second = build_anchor_graph(first_view), build_anchor_graph(second_view)
     rounds = _refine_colors(first, second)

@@ -112,31 +112,31 @@ class YoloBuilder:
         self.nodes.append(helper.make_node(op, list(inputs), outputs, name=name, **attributes))
         return outputs
 
-    def add(self, op: str, name: str, *inputs: str, **attributes: Any) -> str:
+    def add_node(self, op: str, name: str, *inputs: str, **attributes: Any) -> str:
         """Add a node with one output."""
         return self._add_outputs(op, name, inputs, 1, **attributes)[0]
 
-    def split(self, name: str, tensor: str, *sizes: int) -> list[str]:
+    def add_split(self, name: str, tensor: str, *sizes: int) -> list[str]:
         """Add a Split of the channels; return the names of its output tensors."""
-        inputs = [tensor, self.integers(f"{name}_sizes", *sizes)]
+        inputs = [tensor, self.add_integers(f"{name}_sizes", *sizes)]
         return self._add_outputs("Split", name, inputs, len(sizes), axis=1)
 
-    def reshape(self, name: str, tensor: str, *shape: int) -> str:
+    def add_reshape(self, name: str, tensor: str, *shape: int) -> str:
         """Add a Reshape."""
-        return self.add(
-            "Reshape", name, tensor, self.integers(f"{name}_shape", *shape), allowzero=0
+        return self.add_node(
+            "Reshape", name, tensor, self.add_integers(f"{name}_shape", *shape), allowzero=0
         )
 
-    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
+    def add_constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
         """Add an initializer; return its name."""
         self.initializers.append(numpy_helper.from_array(value, name))
         return name
 
-    def integers(self, name: str, *values: int) -> str:
+    def add_integers(self, name: str, *values: int) -> str:
         """Add an initializer with a vector of 64-bit integers; return its name."""
-        return self.constant(name, np.array(values, np.int64))
+        return self.add_constant(name, np.array(values, np.int64))
 
-    def conv2d(
+    def add_conv2d(
         self,
         name: str,
         tensor: str,
@@ -178,9 +178,9 @@ class YoloBuilder:
         # model.22.cv2.0.1.conv.weight.
         path = re.sub(r"/cv\d\.\d(?=/cv)", "", name)
         parameter = path.removeprefix("/").removesuffix("/Conv").replace("/", ".")
-        self.constant(f"{parameter}.weight", weight.astype(np.float32))
-        self.constant(f"{parameter}.bias", offsets.astype(np.float32))
-        return self.add(
+        self.add_constant(f"{parameter}.weight", weight.astype(np.float32))
+        self.add_constant(f"{parameter}.bias", offsets.astype(np.float32))
+        return self.add_node(
             "Conv",
             name,
             tensor,
@@ -193,45 +193,47 @@ class YoloBuilder:
             strides=[stride, stride],
         )
 
-    def conv(
+    def add_conv(
         self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1
     ) -> str:
         """Add Ultralytics' Conv: a convolution and its activation."""
-        raw = self.conv2d(f"{name}/conv/Conv", tensor, cin, cout, kernel, stride)
+        raw = self.add_conv2d(f"{name}/conv/Conv", tensor, cin, cout, kernel, stride)
         if self.activation == "relu":
-            result = self.add("Relu", f"{name}/act/Relu", raw)
+            result = self.add_node("Relu", f"{name}/act/Relu", raw)
         else:
-            result = self.add(
-                "Mul", f"{name}/act/Mul", raw, self.add("Sigmoid", f"{name}/act/Sigmoid", raw)
+            result = self.add_node(
+                "Mul", f"{name}/act/Mul", raw, self.add_node("Sigmoid", f"{name}/act/Sigmoid", raw)
             )
         self.moments[result] = _SECOND_MOMENT[self.activation]
         return result
 
-    def concat(self, name: str, tensors: Sequence[str], axis: int = 1) -> str:
+    def add_concat(self, name: str, tensors: Sequence[str], axis: int = 1) -> str:
         """Add a Concat."""
-        return self.add("Concat", name, *tensors, axis=axis)
+        return self.add_node("Concat", name, *tensors, axis=axis)
 
-    def c2f(self, name: str, tensor: str, cin: int, cout: int, repeats: int, shortcut: bool) -> str:
+    def add_c2f(
+        self, name: str, tensor: str, cin: int, cout: int, repeats: int, shortcut: bool
+    ) -> str:
         """Add a C2f block: a Split, a chain of bottlenecks, and a Concat of all their outputs."""
         half = cout // 2
-        joined = self.conv(f"{name}/cv1", tensor, cin, cout)
-        parts = self.split(f"{name}/Split", joined, half, half)
+        joined = self.add_conv(f"{name}/cv1", tensor, cin, cout)
+        parts = self.add_split(f"{name}/Split", joined, half, half)
         for i in range(repeats):
-            inner = self.conv(f"{name}/m.{i}/cv1", parts[-1], half, half, 3)
-            inner = self.conv(f"{name}/m.{i}/cv2", inner, half, half, 3)
+            inner = self.add_conv(f"{name}/m.{i}/cv1", parts[-1], half, half, 3)
+            inner = self.add_conv(f"{name}/m.{i}/cv2", inner, half, half, 3)
             if shortcut:
-                inner = self.add("Add", f"{name}/m.{i}/Add", parts[-1], inner)
+                inner = self.add_node("Add", f"{name}/m.{i}/Add", parts[-1], inner)
             parts.append(inner)
-        return self.conv(
-            f"{name}/cv2", self.concat(f"{name}/Concat", parts), half * (2 + repeats), cout
+        return self.add_conv(
+            f"{name}/cv2", self.add_concat(f"{name}/Concat", parts), half * (2 + repeats), cout
         )
 
-    def sppf(self, name: str, tensor: str, channels: int) -> str:
+    def add_sppf(self, name: str, tensor: str, channels: int) -> str:
         """Add an SPPF block: a chain of three MaxPools, and a Concat of all their outputs."""
-        parts = [self.conv(f"{name}/cv1", tensor, channels, channels // 2)]
+        parts = [self.add_conv(f"{name}/cv1", tensor, channels, channels // 2)]
         for suffix in ("", "_1", "_2"):
             parts.append(
-                self.add(
+                self.add_node(
                     "MaxPool",
                     f"{name}/m{suffix}/MaxPool",
                     parts[-1],
@@ -242,14 +244,14 @@ class YoloBuilder:
                     dilations=[1, 1],
                 )
             )
-        return self.conv(
-            f"{name}/cv2", self.concat(f"{name}/Concat", parts), channels * 2, channels
+        return self.add_conv(
+            f"{name}/cv2", self.add_concat(f"{name}/Concat", parts), channels * 2, channels
         )
 
-    def upsample(self, name: str, tensor: str) -> str:
+    def add_upsample(self, name: str, tensor: str) -> str:
         """Add a Resize to twice the height and width."""
-        scales = self.constant(f"{name}/scales", np.array([1, 1, 2, 2], np.float32))
-        return self.add(
+        scales = self.add_constant(f"{name}/scales", np.array([1, 1, 2, 2], np.float32))
+        return self.add_node(
             "Resize",
             f"{name}/Resize",
             tensor,
@@ -309,24 +311,24 @@ def add_backbone_and_neck(
     """
     a, b, c, d, e = widths
     first, second, third, last = repeats
-    x = net.conv("/model.0", "images", 3, a, 3, 2)
-    x = net.conv("/model.1", x, a, b, 3, 2)
-    x = net.c2f("/model.2", x, b, b, first, True)
-    x = net.conv("/model.3", x, b, c, 3, 2)
-    p3 = net.c2f("/model.4", x, c, c, second, True)
-    x = net.conv("/model.5", p3, c, d, 3, 2)
-    p4 = net.c2f("/model.6", x, d, d, third, True)
-    x = net.conv("/model.7", p4, d, e, 3, 2)
-    x = net.c2f("/model.8", x, e, e, last, True)
-    p5 = net.sppf("/model.9", x, e)
-    x = net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4])
-    n4 = net.c2f("/model.12", x, e + d, d, first, False)
-    x = net.concat("/model.14/Concat", [net.upsample("/model.13", n4), p3])
-    out3 = net.c2f("/model.15", x, d + c, c, first, False)
-    x = net.concat("/model.17/Concat", [net.conv("/model.16", out3, c, c, 3, 2), n4])
-    out4 = net.c2f("/model.18", x, c + d, d, first, False)
-    x = net.concat("/model.20/Concat", [net.conv("/model.19", out4, d, d, 3, 2), p5])
-    out5 = net.c2f("/model.21", x, d + e, e, first, False)
+    x = net.add_conv("/model.0", "images", 3, a, 3, 2)
+    x = net.add_conv("/model.1", x, a, b, 3, 2)
+    x = net.add_c2f("/model.2", x, b, b, first, True)
+    x = net.add_conv("/model.3", x, b, c, 3, 2)
+    p3 = net.add_c2f("/model.4", x, c, c, second, True)
+    x = net.add_conv("/model.5", p3, c, d, 3, 2)
+    p4 = net.add_c2f("/model.6", x, d, d, third, True)
+    x = net.add_conv("/model.7", p4, d, e, 3, 2)
+    x = net.add_c2f("/model.8", x, e, e, last, True)
+    p5 = net.add_sppf("/model.9", x, e)
+    x = net.add_concat("/model.11/Concat", [net.add_upsample("/model.10", p5), p4])
+    n4 = net.add_c2f("/model.12", x, e + d, d, first, False)
+    x = net.add_concat("/model.14/Concat", [net.add_upsample("/model.13", n4), p3])
+    out3 = net.add_c2f("/model.15", x, d + c, c, first, False)
+    x = net.add_concat("/model.17/Concat", [net.add_conv("/model.16", out3, c, c, 3, 2), n4])
+    out4 = net.add_c2f("/model.18", x, c + d, d, first, False)
+    x = net.add_concat("/model.20/Concat", [net.add_conv("/model.19", out4, d, d, 3, 2), p5])
+    out5 = net.add_c2f("/model.21", x, d + e, e, first, False)
     return [(out3, c), (out4, d), (out5, e)]
 
 
@@ -342,46 +344,53 @@ def add_head(net: YoloBuilder, levels: Sequence[tuple[str, int]], size: int, cla
         plan = (("cv2", box_width, box, 2.0, 1.0), ("cv3", class_width, classes, 1.5, -6.0))
         for branch, width, out, gain, bias in plan:
             base = f"{name}/{branch}.{i}/{branch}.{i}"
-            x = net.conv(f"{base}.0", tensor, channels, width, 3)
-            x = net.conv(f"{base}.1", x, width, width, 3)
-            branches.append(net.conv2d(f"{base}.2/Conv", x, width, out, gain=gain, bias=bias))
+            x = net.add_conv(f"{base}.0", tensor, channels, width, 3)
+            x = net.add_conv(f"{base}.1", x, width, width, 3)
+            branches.append(net.add_conv2d(f"{base}.2/Conv", x, width, out, gain=gain, bias=bias))
         suffix = f"_{i}" if i else ""
-        joined = net.concat(f"{name}/Concat{suffix}", branches)
-        flat.append(net.reshape(f"{name}/Reshape{suffix}", joined, 1, box + classes, -1))
-    joined = net.concat(f"{name}/Concat_3", flat, axis=2)
-    boxes, scores = net.split(f"{name}/Split", joined, box, classes)
+        joined = net.add_concat(f"{name}/Concat{suffix}", branches)
+        flat.append(net.add_reshape(f"{name}/Reshape{suffix}", joined, 1, box + classes, -1))
+    joined = net.add_concat(f"{name}/Concat_3", flat, axis=2)
+    boxes, scores = net.add_split(f"{name}/Split", joined, box, classes)
     pixels = _decode_boxes(net, name, boxes, size)
-    net.concat(f"{name}/Concat_5", [pixels, net.add("Sigmoid", f"{name}/Sigmoid", scores)])
+    net.add_concat(f"{name}/Concat_5", [pixels, net.add_node("Sigmoid", f"{name}/Sigmoid", scores)])
 
 
 def _decode_boxes(net: YoloBuilder, name: str, boxes: str, size: int) -> str:
     """Add the decoding of boxes to center, width and height in pixels, [1, 4, anchors]."""
     distances = _average_bins(net, f"{name}/dfl", boxes)
     centers, strides = _make_anchors(size)
-    center = net.constant(f"{name}/Constant_anchors", centers)
-    axis = net.integers(f"{name}/Constant_axis", 1)
-    bounds = [net.integers(f"{name}/Constant_{n}", n) for n in (0, 2, 4)]
-    lower = net.add("Slice", f"{name}/Slice", distances, bounds[0], bounds[1], axis)
-    upper = net.add("Slice", f"{name}/Slice_1", distances, bounds[1], bounds[2], axis)
-    low = net.add("Sub", f"{name}/Sub", center, lower)
-    high = net.add("Add", f"{name}/Add", center, upper)
-    total = net.add("Add", f"{name}/Add_1", low, high)
-    middle = net.add(
-        "Div", f"{name}/Div", total, net.constant(f"{name}/Constant_two", np.array(2, np.float32))
+    center = net.add_constant(f"{name}/Constant_anchors", centers)
+    axis = net.add_integers(f"{name}/Constant_axis", 1)
+    bounds = [net.add_integers(f"{name}/Constant_{n}", n) for n in (0, 2, 4)]
+    lower = net.add_node("Slice", f"{name}/Slice", distances, bounds[0], bounds[1], axis)
+    upper = net.add_node("Slice", f"{name}/Slice_1", distances, bounds[1], bounds[2], axis)
+    low = net.add_node("Sub", f"{name}/Sub", center, lower)
+    high = net.add_node("Add", f"{name}/Add", center, upper)
+    total = net.add_node("Add", f"{name}/Add_1", low, high)
+    middle = net.add_node(
+        "Div",
+        f"{name}/Div",
+        total,
+        net.add_constant(f"{name}/Constant_two", np.array(2, np.float32)),
     )
-    cells = net.concat(f"{name}/Concat_4", [middle, net.add("Sub", f"{name}/Sub_1", high, low)])
-    return net.add("Mul", f"{name}/Mul", cells, net.constant(f"{name}/Constant_strides", strides))
+    cells = net.add_concat(
+        f"{name}/Concat_4", [middle, net.add_node("Sub", f"{name}/Sub_1", high, low)]
+    )
+    return net.add_node(
+        "Mul", f"{name}/Mul", cells, net.add_constant(f"{name}/Constant_strides", strides)
+    )
 
 
 def _average_bins(net: YoloBuilder, name: str, boxes: str) -> str:
     """Add the DFL: mean distance of each box side, [1, 64, anchors] to [1, 4, anchors]."""
-    bins = net.reshape(f"{name}/Reshape", boxes, 1, 4, REG_MAX, -1)
-    transposed = net.add("Transpose", f"{name}/Transpose", bins, perm=[0, 2, 1, 3])
-    probabilities = net.add("Softmax", f"{name}/Softmax", transposed, axis=1)
-    weight = net.constant(
+    bins = net.add_reshape(f"{name}/Reshape", boxes, 1, 4, REG_MAX, -1)
+    transposed = net.add_node("Transpose", f"{name}/Transpose", bins, perm=[0, 2, 1, 3])
+    probabilities = net.add_node("Softmax", f"{name}/Softmax", transposed, axis=1)
+    weight = net.add_constant(
         "model.22.dfl.conv.weight", np.arange(REG_MAX, dtype=np.float32).reshape(1, REG_MAX, 1, 1)
     )
-    mean = net.add(
+    mean = net.add_node(
         "Conv",
         f"{name}/conv/Conv",
         probabilities,
@@ -392,7 +401,7 @@ def _average_bins(net: YoloBuilder, name: str, boxes: str) -> str:
         pads=[0] * 4,
         strides=[1, 1],
     )
-    return net.reshape(f"{name}/Reshape_1", mean, 1, 4, -1)
+    return net.add_reshape(f"{name}/Reshape_1", mean, 1, 4, -1)
 
 
 def _make_anchors(size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

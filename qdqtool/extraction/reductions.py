@@ -30,7 +30,7 @@ _PLAIN = 64  # constants with at most this number of elements are not flattened
 _NOT_RESIZED = _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
 
 
-def prune(proto: onnx.ModelProto, convert: ConstantLookup) -> onnx.ModelProto:
+def prune_unused(proto: onnx.ModelProto, convert: ConstantLookup) -> onnx.ModelProto:
     """Return a copy of a model without nodes, constants and inputs that no output needs.
 
     Declared types are kept only if shape inference cannot infer them.
@@ -415,7 +415,7 @@ def _resize_channels(
         part = np.ascontiguousarray(whole[tuple(slice(0, d) for d in dims)])
         return numpy_helper.from_array(part, tensor.name)
 
-    candidate = prune(proto, lambda tensor: resize(tensor, tensor.name))
+    candidate = prune_unused(proto, lambda tensor: resize(tensor, tensor.name))
     for node in candidate.graph.node:
         _resize_attributes(node, resize, change)
     for value in candidate.graph.input:

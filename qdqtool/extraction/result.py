@@ -153,7 +153,7 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
     return verification
 
 
-def report(
+def format_issue(
     extraction: Extraction, command: str, model: str, verification: dict[str, Any] | None = None
 ) -> str:
     """Return the text of a bug report: command, prediction, observation and versions.

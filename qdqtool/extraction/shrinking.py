@@ -14,7 +14,7 @@ from qdqtool.extraction.reductions import (
     READING_CONSTANTS,
     Reduction,
     may_hold_sizes,
-    prune,
+    prune_unused,
 )
 from qdqtool.proto.external_data import data_size, has_data
 from qdqtool.proto.shapes import infer_shapes
@@ -213,7 +213,7 @@ def detach_constants(
         stub.doc_string = mark
         return stub
 
-    return prune(proto, detach)
+    return prune_unused(proto, detach)
 
 
 def attach_constants(

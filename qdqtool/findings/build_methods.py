@@ -189,7 +189,7 @@ def describe_float_flag(way: str | None, bfloat16: bool = False) -> tuple[str, s
         )
     return (
         "Layers that are not quantized run in FP32 unless the builder gets --fp16 as well.",
-        f"Build with {BUILD_METHODS['trtexec'].weak} ...; 'qdqtool predict --for' gives the flags "
+        "Give trtexec the flags --int8 and --fp16; 'qdqtool predict --for' gives the flags "
         f"of {', '.join(w for w in BUILD_METHODS if w != 'trtexec')}.",
     )
 

@@ -40,7 +40,7 @@ class CodeScope:
 
         On a target, the evidence of a code is at most the evidence of the target's rules.
         """
-        evidence = {t: self.evidence.weaker(TARGETS[t].evidence) for t in self.targets}
+        evidence = {t: self.evidence.choose_weaker(TARGETS[t].evidence) for t in self.targets}
         scopes = []
         for level in dict.fromkeys(evidence.values()):
             targets = tuple(t for t in evidence if evidence[t] == level)
@@ -97,7 +97,7 @@ class FindingCodeEntry:
         scope = next((s for s in self.holds if not names.isdisjoint(s.targets)), None)
         if scope is None or listed == base:
             return scope
-        return replace(scope, evidence=scope.evidence.weaker(TARGETS[base].evidence))
+        return replace(scope, evidence=scope.evidence.choose_weaker(TARGETS[base].evidence))
 
     def fix_on(self, has_fast_int8: bool | None) -> str:
         """Return the advice for a GPU.

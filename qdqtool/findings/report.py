@@ -11,6 +11,7 @@ from qdqtool.findings.rules import PROMISED_CODES, attempted_reasons, finding_co
 from qdqtool.reasons.conversions import ConversionBetweenScales, RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, FindingCode, Reason, Severity
 from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
+from qdqtool.reasons.scales import needs_coarse_common_scale
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.reasons.text import NO_ACTION, Message
 from qdqtool.trt.result import ConvOutcome, Prediction
@@ -18,6 +19,9 @@ from qdqtool.trt.targets import Target, target_named
 
 if TYPE_CHECKING:
     from qdqtool.findings.codes import CodeScope
+
+
+_COMMON_SCALE_CODES = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE")
 
 
 def title_of(code: FindingCode) -> str:
@@ -126,7 +130,7 @@ class FindingReport:
             severity,
             place,
             (cause,),
-            scope.evidence.weaker(evidence),
+            scope.evidence.choose_weaker(evidence),
             describe_finding,
             target=self.target,
             way=self.way,
@@ -208,6 +212,11 @@ class Diagnosis(NamedTuple):
         """The finding code."""
         return finding_code(self.cause.reason)
 
+    @property
+    def needs_coarse_scale(self) -> bool:
+        """Whether the fix is one scale for all tensors, which would cost too much precision."""
+        return self.code in _COMMON_SCALE_CODES and needs_coarse_common_scale(self.cause)
+
 
 class RecordedReasons:
     """Reasons of a prediction by node, and the finding that explains each node so far.
@@ -272,7 +281,7 @@ class RecordedReasons:
             diagnosis.joined,
             Evidence.SEEN if source is None else source.evidence,
             gains=diagnosis.gains,
-            automatic=diagnosis.automatic,
+            automatic=diagnosis.automatic and not diagnosis.needs_coarse_scale,
         )
         if isinstance(reason, RemainingConversion) and not isinstance(
             reason, ConversionBetweenScales

@@ -37,6 +37,9 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from qdqtool.timing.alternatives import estimate_variant
+from qdqtool.timing.gpus import choose_gpu
+from qdqtool.timing.on_gpu import predict_on_gpu
+from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.results import FixTime, TimeEstimate
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -73,6 +76,8 @@ class Fixed:
         errors: Errors of all outputs. Boxes and scores that share an output are separate.
         samples: Number of images or other given inputs on which outputs were compared; 0 for
             random inputs.
+        time: Estimated time of the fixed model, and of the fixes that it still permits. None
+            without a GPU, or if TensorRT rejects the model.
     """
 
     proto: onnx.ModelProto
@@ -86,6 +91,7 @@ class Fixed:
     read: InputFiles | None = field(default=None, repr=False, compare=False)
     errors: list[OutputError] = field(default_factory=list)
     samples: int = 0
+    time: TimeEstimate | None = None
 
     def __repr__(self) -> str:
         places = format_count(self.fixed_places().total(), "place")
@@ -112,7 +118,8 @@ class Fixed:
         finding may need several changes. If the model had no findings of a code before fixing,
         for example because errors hid them, the changes count instead.
         """
-        before = Counter(f.code for f in self.before.findings if f.automatic)
+        fixable = {f.code for f in self.before.findings if f.automatic}
+        before = Counter(f.code for f in self.before.findings if f.code in fixable)
         hidden = Counter(a.code for a in self.applied if a.code not in before)
         before.subtract(f.code for f in self.after.findings if f.code in before)
         return +before + hidden
@@ -160,6 +167,7 @@ class Fixed:
             "noise": {"before": self.noise_before, "after": self.noise_after},
             "outputs": [e.as_json() for e in self.errors],
             "samples": self.samples,
+            "time": None if self.time is None else self.time.as_json(),
             "notes": list(self.notes),
             "fixed": dict(self.fixed_places()),
         }
@@ -175,6 +183,7 @@ def fix(
     data: object = None,
     preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
+    gpu: str | None = None,
 ) -> Fixed:
     """Apply automatic fixes to a Q/DQ model, without calibration.
 
@@ -198,14 +207,17 @@ def fix(
             ``yolo`` (letterbox, RGB, divided by 255).
         size: Height and width in pixels if they are dynamic in the model. Default: the model's
             ``imgsz`` metadata.
+        gpu: GPU to estimate the time of the fixed model for; see ``qdqtool gpus``.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
-        QdqtoolError: A code in `only` is unknown or has no automatic fix.
+        QdqtoolError: A code in `only` is unknown or has no automatic fix, or the GPU is unknown.
         DataError: The inputs or the data do not fit.
     """
     version, options = target_named(target), FixOptions(only, inputs, effort)
     requested = _resolve_codes(options.only)
+    if gpu is not None:
+        choose_gpu(gpu)
     if data is not None and inputs is not None:
         raise QdqtoolError(
             "`inputs` and `data` exclude each other: give one of them",
@@ -223,6 +235,7 @@ def fix(
             session.notes += [*notes_of_rewrite, *notes, *_note_subgraphs(original)]
             _apply_fixes(session, requested)
             before = predict(original, version) if rewritten else session.before
+            time = None if gpu is None else _estimate_time(session.model, version, gpu)
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
     return Fixed(
         session.model.proto,
@@ -236,7 +249,15 @@ def fix(
         read,
         session.judge.list_errors(),
         len(samples or ()),
+        time,
     )
+
+
+def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate | None:
+    """Return the estimated time of a model and its fixes; None if TensorRT rejects the model."""
+    options = TimingOptions(gpu=gpu)
+    prediction, time = predict_on_gpu(model, target, options, extend=add_fix_savings)
+    return None if prediction.time is None else time
 
 
 def _rewrite_quantizers(

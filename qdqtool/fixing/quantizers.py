@@ -20,7 +20,7 @@ from qdqtool.fixing.site import (
 )
 from qdqtool.fixing.weights import find_computed_weights, make_float_constant_site
 from qdqtool.insertion import fp16
-from qdqtool.insertion.prepare import prepare, raise_opset
+from qdqtool.insertion.prepare import prepare_float_model, raise_opset
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
@@ -138,14 +138,14 @@ def _symmetric_site(
         scales[key] = _compute_symmetric_scales(params)
     scale = scales[key]
 
-    def prepare(editor: Editor) -> None:
+    def apply_first(editor: Editor) -> None:
         if qdq.is_dq(first):
             _requantize_constant(view, editor, first, params, scale)
         if clips:
             insert_relu(editor, first)
 
     description = _describe_symmetric_scale(first, params.scale, scale, clips=clips)
-    return _new_scale_site(view, nodes, scale, description, prepare)
+    return _new_scale_site(view, nodes, scale, description, apply_first)
 
 
 def _new_scale_site(
@@ -153,7 +153,7 @@ def _new_scale_site(
     nodes: list[Node],
     scale: FloatArray,
     description: str,
-    prepare: Callable[[Editor], None] = lambda editor: None,
+    apply_first: Callable[[Editor], None] = lambda editor: None,
 ) -> FixSite:
     """Return a site that gives quantizers int8 zero points of 0 and new scales.
 
@@ -162,11 +162,11 @@ def _new_scale_site(
         nodes: The quantizers; the first one names the site.
         scale: Their new scales, one for each channel.
         description: Description of the change.
-        prepare: Further change, made first.
+        apply_first: Further change, made first.
     """
 
     def apply(editor: Editor) -> None:
-        prepare(editor)
+        apply_first(editor)
         for node in nodes:
             _set_symmetric_scale(view, editor, node, scale)
 
@@ -283,12 +283,12 @@ def _positive_scale_site(view: View, nodes: list[Node], old: FloatArray) -> FixS
         replacement = np.where(magnitude > 0, magnitude, 1.0)
     scale = np.asarray(np.where(is_bad, replacement, old), np.float64)
 
-    def prepare(editor: Editor) -> None:
+    def apply_first(editor: Editor) -> None:
         if qdq.is_dq(first):
             _restore_signs(view, editor, first, old)
 
     description = f"{first.name}: scales made positive"
-    return _new_scale_site(view, nodes, scale, description, prepare)
+    return _new_scale_site(view, nodes, scale, description, apply_first)
 
 
 def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> None:
@@ -399,7 +399,7 @@ def to_fp16_layers(model: Model, target: Target) -> Model | None:
     if not target.strongly_typed:
         return None
     copy = model.copy()
-    prepare(copy, opset=HALF_OPSET)
+    prepare_float_model(copy, opset=HALF_OPSET)
     return copy if fp16.convert_to_fp16(copy) else None
 
 

@@ -126,7 +126,7 @@ class FixSession:
         tries = 0
         while sites := self._find_open_sites(step, codes, refused, done):
             if tries == limit:
-                reason = _describe_try_limit(limit, reason)
+                reason = _describe_try_limit(limit, reason, len({s.code for s in sites}))
                 refused.update((s.place, _make_attempt(s, reason)) for s in sites)
                 break
             tries += 1
@@ -283,11 +283,10 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
     return FixAttempt(site.code, site.node, site.description, why_not)
 
 
-def _describe_try_limit(tries: int, reason: Note | None) -> Note:
-    text = (
-        f"{tries} tries did not show which of these fixes prevent an improvement; give single "
-        "codes with `only`"
-    )
+def _describe_try_limit(tries: int, reason: Note | None, codes: int) -> Note:
+    text = f"{tries} tries did not show which of these fixes prevent an improvement"
+    if codes > 1:
+        text += "; give single codes with `only`"
     if reason is None:
         return Note(text, code="not-separated")
     return Note(f"{reason}; {text}", code="not-separated-as")

@@ -23,7 +23,7 @@ from qdqtool.fixing.site import (
     select_reasons,
 )
 from qdqtool.insertion.batchnorm import read_norm_parameters
-from qdqtool.insertion.rewrite import quantize, round_up_to_half
+from qdqtool.insertion.rewrite import quantize_to_int8, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.ir import qdq
 from qdqtool.ir.constants import ConstantEvaluator
@@ -242,7 +242,7 @@ def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite |
         scale = _round_scale_if_fp16(editor, weights, weight_scale(value, None))
         tensor = weights.source
         if weights.q is None:
-            integers: Array = quantize(value, scale.astype(np.float32), None)
+            integers: Array = quantize_to_int8(value, scale.astype(np.float32), None)
             tensor = editor.add_constant(f"{tensor}_one_scale", integers.astype(stored.dtype))
         _insert_weight_pair(editor, conv, weights, tensor, scale, None, "one_scale")
 

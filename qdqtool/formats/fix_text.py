@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from qdqtool.findings import codes
 from qdqtool.findings.rules import split_fixable
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options, fixed_model_path
+from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import verdict
 from qdqtool.reasons.finding import Severity
 from qdqtool.util.text import format_count
@@ -16,6 +19,7 @@ from qdqtool.util.text import format_count
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
     from qdqtool.fixing.session import FixAttempt
+    from qdqtool.timing.results import TimeEstimate
 
 _MAX_FIXES = 1  # maximum number of listed changes that have the same code and reason
 _LOSSES = ("constants-rounded",)  # notes on problems that no fix can remove
@@ -36,14 +40,18 @@ def render(
     page = TextPage(width)
     _add_fix_result(page, fixed)
     page.add_row("Before", verdict(fixed.before))
-    page.add_row("After", verdict(fixed.after))
+    page.add_row("After", verdict(fixed.after) + _describe_slow_places(fixed))
+    if fixed.time is not None:
+        page.add_row("Time", _describe_time(fixed.time))
     _add_errors(page, fixed)
     for note in fixed.notes:
         if note.code not in _LOSSES:
             page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     places = fixed.fixed_places()
     _add_changes(page, "Applied", fixed.applied, places)
-    _add_changes(page, "Not applied", fixed.refused)
+    fixes = [] if fixed.time is None else fixed.time.fixes
+    savings = {code: fix.saves_ms for fix in fixes for code in fix.codes}
+    _add_changes(page, "Not applied", fixed.refused, savings=savings)
     _add_remaining_findings(page, fixed, output, options)
     page.add_gap()
     time = "" if seconds is None else f" ({seconds:.1f} s)"
@@ -63,6 +71,26 @@ def _add_fix_result(page: TextPage, fixed: Fixed) -> None:
     page.add_gap()
 
 
+def _describe_slow_places(fixed: Fixed) -> str:
+    """Return a text on refused fixes that would save time; empty if there are none."""
+    counts = fixed.after.findings_by_code()
+    gaining = {f.code for f in fixed.after.findings if f.gains and f.severity != Severity.INFO}
+    slow = [
+        format_count(counts[code], f"{code} place")
+        for code in dict.fromkeys(change.code for change in fixed.refused)
+        if code in gaining and codes.get(code).saves_time
+    ]
+    return f"; slower because of {' and '.join(slow)} (not applied)" if slow else ""
+
+
+def _describe_time(time: TimeEstimate) -> str:
+    float_time = time.float_time
+    other = "" if float_time is None else f"; in {float_time.precision} "
+    if float_time is not None:
+        other += format_ms(float_time.total_ms)
+    return f"{format_ms(time.total_ms)} on {time.gpu.name} (estimated){other}"
+
+
 def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
     counts = fixed.after.findings_by_code()
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
@@ -80,14 +108,14 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
 def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) -> None:
     tried = {change.code for change in (*fixed.applied, *fixed.refused)}
     left = [f for group in split_fixable(fixed.after.findings) for f in group]
-    codes = dict.fromkeys(
+    untried = dict.fromkeys(
         f.code for f in left if f.code not in tried and f.severity != Severity.INFO
     )
-    if codes:
-        names = ", ".join(codes)
+    if untried:
+        names = ", ".join(untried)
         page.fill(f"Not tried: {names} (may cost speed, or excluded by --only). To try:", 2, "  ")
         other = fixed_model_path(output)
-        only = " ".join(f"--only {code}" for code in codes)
+        only = " ".join(f"--only {code}" for code in untried)
         page.add_command(
             "", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}{options}"
         )
@@ -123,7 +151,11 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
 
 
 def _add_changes(
-    page: TextPage, title: str, changes: list[FixAttempt], places: Counter[str] | None = None
+    page: TextPage,
+    title: str,
+    changes: list[FixAttempt],
+    places: Counter[str] | None = None,
+    savings: Mapping[str, float] | None = None,
 ) -> None:
     def code_and_reason(change: FixAttempt) -> tuple[str, str]:
         return change.code, change.why_not
@@ -134,6 +166,9 @@ def _add_changes(
     for (code, why_not), group in itertools.groupby(ordered, key=code_and_reason):
         same = list(group)
         count = (places[code] if places else 0) or len(same)
-        page.fill(f"{code} ({count})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  ")
+        saved_ms = (savings or {}).get(code)
+        saving = "" if saved_ms is None else f", would save up to {format_ms(saved_ms)}"
+        reason = f": {as_options(why_not)}" if why_not else ""
+        page.fill(f"{code} ({count}){saving}{reason}", 4, "  ")
         for change in same[:_MAX_FIXES]:
             page.fill(change.what, 6, f"    {'first: ' if len(same) > 1 else ''}")

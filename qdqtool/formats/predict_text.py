@@ -430,7 +430,7 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
         page.add_lines("Quantize it, with a few hundred of your images:")
         page.add_command("", f"qdqtool insert {shlex.quote(path)} {insert}")
         return
-    _add_fix_commands(page, prediction, path, f"{options.target}{options.images}")
+    _add_fix_commands(page, prediction, path, options.target, options.images)
     if verdicts.has_model_errors(prediction):
         page.fill("From the float model instead (recommended):")
         page.add_command("", f"qdqtool insert FLOAT.onnx {insert}")
@@ -439,15 +439,19 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
             page.fill(f"Or with onnxruntime, and qdqtool fix afterwards: {recipe}")
 
 
-def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option: str) -> None:
+def _add_fix_commands(
+    page: TextPage, prediction: Prediction, path: str, target: str, images: str
+) -> None:
     default, on_request = split_fixable(prediction.findings)
     fixed = path
     if default:
         fixed = fixed_model_path(path)
-        page.fill(f"{_BY_FIX} {_count_fixable(default)}:")
+        is_compared = any(f.severity == Severity.WARNING for f in default) and not images
+        caution = "; with --calib images/, fix may refuse changes that cost accuracy" * is_compared
+        page.fill(f"{_BY_FIX} {_count_fixable(default)}{caution}:")
         only = _select_codes(prediction.findings, default)
         page.add_command(
-            "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{option}"
+            "", f"qdqtool fix {shlex.quote(path)}{only} -o {shlex.quote(fixed)}{target}{images}"
         )
     if on_request:
         codes = " ".join(f"--only {code}" for code in dict.fromkeys(f.code for f in on_request))
@@ -457,7 +461,8 @@ def _add_fix_commands(page: TextPage, prediction: Prediction, path: str, option:
             f"which may cost speed{' (after the command above)' if default else ''}:"
         )
         page.add_command(
-            "", f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{option}"
+            "",
+            f"qdqtool fix {shlex.quote(fixed)} {codes} -o {shlex.quote(other)}{target}{images}",
         )
 
 

@@ -185,7 +185,8 @@ def _list_remarks(page: TextPage, time: TimeEstimate) -> list[str]:
     texts = []
     if time.layouts and (page.everything or time.layouts_ms > _MIN_LAYOUTS * time.total_ms):
         changes = format_count(time.layouts, "change")
-        texts.append(f"{changes} of memory layout cost {format_ms(time.layouts_ms)}.")
+        verb = "costs" if time.layouts == 1 else "cost"
+        texts.append(f"{changes} of memory layout {verb} {format_ms(time.layouts_ms)}.")
     gain = time.gain_range
     if gain is not None and not gain.is_sure and 2 * time.launch_ms > time.total_ms:
         texts.append(

@@ -45,9 +45,13 @@ def _add_tuning_result(page: TextPage, tuning: Tuning) -> None:
     cheaper = tuning.cheapest_plausible
     if cheaper is not None:
         images = format_count(tuning.images["judged_on"], "held-out image")
+        position = "includes the goal"
+        if cheaper.low is not None and cheaper.low >= _goal_level(tuning):
+            selection = format_count(tuning.images["chosen_on"], "selection image")
+            position = f"is above the goal, but on {selection} it has {cheaper.chosen_on:.3f}"
         page.fill(
             f"Cheaper: {_describe_placement(cheaper, tuning)}. This may be accurate enough: on "
-            f"{images}, its interval includes the goal. More images (--eval) can decide",
+            f"{images}, its interval {position}. More images (--eval) can decide",
             4,
             "  ",
         )
@@ -97,9 +101,13 @@ def _describe_float_model(tuning: Tuning) -> str:
     return f"No choice of {_format_title(tuning)} layers {condition}. {written}"
 
 
-def _format_goal(tuning: Tuning) -> str:
+def _goal_level(tuning: Tuning) -> float:
     assert tuning.keep is not None
-    return f"{tuning.keep * tuning.metric['float']:.3f}"
+    return tuning.keep * float(tuning.metric["float"])
+
+
+def _format_goal(tuning: Tuning) -> str:
+    return f"{_goal_level(tuning):.3f}"
 
 
 def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:

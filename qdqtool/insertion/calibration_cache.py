@@ -378,7 +378,7 @@ class CacheReport:
     @property
     def command(self) -> str:
         """The trtexec command that builds for a Jetson's DLA, with the GPU as fallback."""
-        words = [
+        arguments = [
             f"--onnx={self.model}",
             f"--calib={self.path}",
             "--int8",
@@ -387,7 +387,7 @@ class CacheReport:
             "--allowGPUFallback",
             *self.flags,
         ]
-        return " ".join(["trtexec", *map(shlex.quote, words)])
+        return " ".join(["trtexec", *map(shlex.quote, arguments)])
 
     def as_json(self) -> Json:
         """Return the JSON fields."""

@@ -201,17 +201,19 @@ def update_recorded_scales(
     nodes = {n.name: n for n in model.nodes}
     raised: list[tuple[float, str]] = []
     by_tensor = {s.group.quantized[0]: s for s in groups}
-    for entry in quantized:
-        node = nodes.get(entry.node)
+    for quantized_tensor in quantized:
+        node = nodes.get(quantized_tensor.node)
         scale = None if node is None else model.constant(node.input(1))
         if scale is None:
             continue  # an int8 input of the network has replaced this Q
-        factor = float(np.max(scale.astype(np.float64) / np.asarray(entry.scale)))
-        entry.scale = [float(s) for s in scale] if scale.ndim else float(scale)
+        factor = float(np.max(scale.astype(np.float64) / np.asarray(quantized_tensor.scale)))
+        quantized_tensor.scale = [float(s) for s in scale] if scale.ndim else float(scale)
         if factor > _MIN_RAISE:
-            raised.append((factor, entry.tensor))
-        if entry.tensor in by_tensor and not scale.ndim:
-            by_tensor[entry.tensor] = replace(by_tensor[entry.tensor], scale=float(scale))
+            raised.append((factor, quantized_tensor.tensor))
+        if quantized_tensor.tensor in by_tensor and not scale.ndim:
+            by_tensor[quantized_tensor.tensor] = replace(
+                by_tensor[quantized_tensor.tensor], scale=float(scale)
+            )
     return list(by_tensor.values()), [_describe_raised_scales(raised)] if raised else []
 
 
@@ -244,12 +246,12 @@ def find_wide_tensors(
     warning is added to `warnings`.
     """
     wide = {t: amax for t, amax in maxima.items() if amax > WIDE}
-    for entry in quantized:
-        if isinstance(entry.scale, list) or entry.method == "weights-max":
+    for quantized_tensor in quantized:
+        if isinstance(quantized_tensor.scale, list) or quantized_tensor.method == "weights-max":
             continue
-        largest = entry.scale * number_format.largest
+        largest = quantized_tensor.scale * number_format.largest
         if largest > WIDE:
-            wide[entry.tensor] = max(wide.get(entry.tensor, 0.0), largest)
+            wide[quantized_tensor.tensor] = max(wide.get(quantized_tensor.tensor, 0.0), largest)
     if data is None:
         return wide
     try:

@@ -149,13 +149,13 @@ def rank_activations(
         number_format: Format of the quantized numbers.
     """
     ranked: list[tuple[float, int, QuantizedTensor]] = []
-    for entry in quantized:
-        assert not isinstance(entry.scale, list)
-        amax = entry.scale * number_format.largest
-        parts = [statistics[name] for name in sources[entry.tensor]]
+    for activation in quantized:
+        assert not isinstance(activation.scale, list)
+        amax = activation.scale * number_format.largest
+        parts = [statistics[name] for name in sources[activation.tensor]]
         worst = max(_relative_error(part, amax, number_format) for part in parts)
-        ranked.append((-worst, len(ranked), entry))
-    return [entry for _, _, entry in sorted(ranked)[:count]]
+        ranked.append((-worst, len(ranked), activation))
+    return [activation for _, _, activation in sorted(ranked)[:count]]
 
 
 def _relative_error(part: TensorStatistics, amax: float, number_format: NumberFormat) -> float:
@@ -213,7 +213,7 @@ def measure_losses(
     if first is None:
         return None
     measurement = _ErrorMeasurement(model, activations, dataset, first, count)
-    names = [entry.tensor for entry in candidates]
+    names = [activation.tensor for activation in candidates]
     errors = measurement.measure([None] if samples is None else [None, *names])
     total = errors[None]
     trial = list(total)
@@ -251,18 +251,19 @@ def _rank_losses(
     confirming = others or list(trial)
     before = sum(total[number] for number in trial)
     gains = {
-        entry.tensor: 1.0 - sum(errors[entry.tensor].values()) / before for entry in candidates
+        activation.tensor: 1.0 - sum(errors[activation.tensor].values()) / before
+        for activation in candidates
     }
-    ordered = sorted(candidates, key=lambda entry: -gains[entry.tensor])
+    ordered = sorted(candidates, key=lambda activation: -gains[activation.tensor])
     best: list[str] = []
     if len(confirming) >= _MIN_CONFIRMING:
         best = [e.tensor for e in ordered if gains[e.tensor] >= MIN_GAIN][:_MAX_CONFIRMED]
     confirmed = measurement.measure(best, others) if others and best else errors
     losses = []
-    for entry in ordered:
-        name = entry.tensor
+    for activation in ordered:
+        name = activation.tensor
         if gains[name] > 0.0:
-            loss = TensorLoss(name, measurement.find_consumers(entry), gains[name])
+            loss = TensorLoss(name, measurement.find_consumers(activation), gains[name])
             is_best = name in best
             losses.append(
                 _confirm_gain(loss, total, confirmed[name], confirming) if is_best else loss
@@ -304,7 +305,7 @@ class _ErrorMeasurement:
 
         self.references: dict[int, ReferenceOutputs] = {}
         self._model = model
-        self._activations = [entry.tensor for entry in activations]
+        self._activations = [activation.tensor for activation in activations]
         self._dataset = dataset
         scores = find_class_outputs(model)  # comparison_tensors() contains these
         self._focus = Focus(scores) if scores else None
@@ -352,11 +353,11 @@ class _ErrorMeasurement:
             name: {number: float(errors[name]) for number, errors in results} for name in left_out
         }
 
-    def find_consumers(self, entry: QuantizedTensor) -> tuple[str, ...]:
+    def find_consumers(self, activation: QuantizedTensor) -> tuple[str, ...]:
         """Return the names of the nodes that consume the dequantized activation."""
         names: dict[str, None] = {}
-        for quantizer in self._model.consumers(entry.tensor):
-            if quantizer.name != entry.node:
+        for quantizer in self._model.consumers(activation.tensor):
+            if quantizer.name != activation.node:
                 continue
             for dequantizer in self._model.consumers(quantizer.output):
                 consumers = self._model.consumers(dequantizer.output)
@@ -430,7 +431,7 @@ def _add_switches(
     The model has no large weights.
     """
     editor = Editor(Model(strip_large_weights(model.proto)))
-    tensors = {entry.node: entry.tensor for entry in activations}
+    tensors = {activation.node: activation.tensor for activation in activations}
     quantizers = {n.output: n for n in editor.model.nodes if n.name in tensors}
     switches: dict[str, str] = {}
     for node in editor.model.nodes:
@@ -518,10 +519,10 @@ def find_last_convolution_outputs(model: Model) -> list[str]:
     return list(dict.fromkeys(ends)) or list(model.outputs)
 
 
-def remove_pair(model: Model, entry: QuantizedTensor) -> Model:
+def remove_pair(model: Model, activation: QuantizedTensor) -> Model:
     """Return a copy of a Q/DQ model in which one activation is float."""
     copy = model.copy()
-    quantizer = copy.node(entry.node)
+    quantizer = copy.node(activation.node)
     editor = Editor(copy)
     editor.remove_pairs(quantizer, [n for n in copy.consumers(quantizer.output) if is_dq(n)])
     return editor.finish()
@@ -545,9 +546,9 @@ def predict_count_changes(
     summary = before.summary()
     tensors = []
     for loss in losses.tensors:
-        entry = by_tensor[loss.tensor]
-        if entry.node in nodes:
-            after = predict(remove_pair(slim, entry)).summary()
+        activation = by_tensor[loss.tensor]
+        if activation.node in nodes:
+            after = predict(remove_pair(slim, activation)).summary()
             added = None
             if summary["conversions"] is not None and after["conversions"] is not None:
                 added = after["conversions"] - summary["conversions"]

@@ -8,7 +8,7 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import fp16
 from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
 from qdqtool.insertion.number_formats import INT8, NumberFormat
-from qdqtool.insertion.prepare import MIN_OPSET, note_changes, prepare
+from qdqtool.insertion.prepare import MIN_OPSET, note_changes, prepare_float_model
 from qdqtool.ir.branches import find_subgraph_contents
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
@@ -214,7 +214,7 @@ def _prepare_in_place(
     # A widened model still has FP16 inputs and outputs, but no FP16 scales.
     has_fp16_scales = network.fp16 or (target.float16_scales and fp16.has_fp16(model))
     opset = HALF_OPSET if has_fp16_scales else MIN_OPSET
-    notes.extend(prepare(model, opset=max(opset, number_format.opset)))
+    notes.extend(prepare_float_model(model, opset=max(opset, number_format.opset)))
     count = fold_leading_batch_normalization(model)
     change = "folded into the convolutions after it"
     notes += note_changes("norms-folded-behind", count, "BatchNormalization node", change)

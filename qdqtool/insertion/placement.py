@@ -184,18 +184,18 @@ class Placement:
 
     def consumer_indices(self, tensor: str) -> set[int]:
         """Return the indices of the nodes that will read the dequantized tensor."""
-        return {entry.node.index for entry in self.inputs.get(tensor, ())}
+        return {consumer.node.index for consumer in self.inputs.get(tensor, ())}
 
-    def add(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
+    def add_input(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
         """Record that one consumer of a tensor will read it dequantized."""
         self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
 
-    def skip(self, reason: Reason) -> None:
+    def record_skipped(self, reason: Reason) -> None:
         """Record a node that remains float."""
         self.skipped.append(SkippedNode(reason))
 
 
-def place(model: Model, rules: PlacementRules) -> Placement:
+def compute_placement(model: Model, rules: PlacementRules) -> Placement:
     """Return the tensors and weights to quantize in a float model; the model is not changed.
 
     Raises:
@@ -218,7 +218,12 @@ def place(model: Model, rules: PlacementRules) -> Placement:
     placer.note_unused_options()
     order = {node.index: position for position, node in enumerate(model.ordered)}
     for inputs in placement.inputs.values():
-        inputs.sort(key=lambda entry: (order[entry.node.index], entry.position))
+        inputs.sort(
+            key=lambda consumer: (
+                order[consumer.node.index],
+                consumer.position,
+            )
+        )
     return placement
 
 
@@ -354,7 +359,7 @@ class _Placer:
             if node.op in WEIGHTED:
                 reason = self._find_float_reason(node)
                 if reason is not None:
-                    self.placement.skip(reason)
+                    self.placement.record_skipped(reason)
                 elif node.index in self._attention:
                     self._place_inputs(node, range(len(node.inputs)), "input")
                 else:
@@ -365,7 +370,7 @@ class _Placer:
             if product is not None and node.output in self._view.varying:
                 form = find_equivalent_matmul(self._view, node, product)
                 if isinstance(form, EinsumObstacle):
-                    self.placement.skip(EinsumProduct(PLACEMENT, node.name, form))
+                    self.placement.record_skipped(EinsumProduct(PLACEMENT, node.name, form))
 
     def skip_subgraph_layers(self) -> None:
         """Record that layers with weights inside If, Loop and Scan remain float."""
@@ -373,7 +378,7 @@ class _Placer:
             bodies = nested_graphs([node.proto])
             count = sum(n.op_type in WEIGHTED for body in bodies for n in body.node)
             if count:
-                self.placement.skip(SubgraphLayers(PLACEMENT, node.name, count))
+                self.placement.record_skipped(SubgraphLayers(PLACEMENT, node.name, count))
 
     def place_adds_and_pools(self) -> None:
         """Quantize residual Adds and average poolings, or record why they remain float.
@@ -401,7 +406,7 @@ class _Placer:
         for node in reversed(pending):
             reason = reasons[node.index]
             if reason is not None:
-                self.placement.skip(reason)
+                self.placement.record_skipped(reason)
 
     def note_unused_options(self) -> None:
         notes, rules = self.placement.notes, self._rules
@@ -413,7 +418,7 @@ class _Placer:
                     code="no-attention",
                 )
             )
-        roles = {entry.role for inputs in self.placement.inputs.values() for entry in inputs}
+        roles = {consumer.role for inputs in self.placement.inputs.values() for consumer in inputs}
         if rules.residual in ("skip", "both") and "residual" not in roles:
             notes.append(
                 Note(
@@ -426,7 +431,7 @@ class _Placer:
 
     def _place_inputs(self, node: Node, positions: Iterable[int], role: str) -> None:
         for position in positions:
-            self.placement.add(node.input(position), node, position, role)
+            self.placement.add_input(node.input(position), node, position, role)
         self._quantized.add(node.index)
 
     def _add_weight_site(self, node: Node) -> None:

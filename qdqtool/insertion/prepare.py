@@ -36,7 +36,7 @@ from qdqtool.util.text import format_count_were, format_reason
 MIN_OPSET = 13
 
 
-def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
+def prepare_float_model(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     """Prepare a float model for Q/DQ pairs, in place, as the module describes.
 
     Args:

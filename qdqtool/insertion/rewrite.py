@@ -96,12 +96,12 @@ def insert_pairs(
     writer = _PairWriter(model, placement.number_format)
     by_consumer: dict[int, list[tuple[str, QuantizedInput]]] = {}
     for tensor, inputs in placement.inputs.items():
-        for entry in inputs:
-            by_consumer.setdefault(entry.node.index, []).append((tensor, entry))
+        for consumer in inputs:
+            by_consumer.setdefault(consumer.node.index, []).append((tensor, consumer))
     sites = {site.node.index: site for site in placement.weights}
     for node in model.ordered:
-        for tensor, entry in by_consumer.get(node.index, ()):
-            writer.quantize_input(tensor, entry, scales[tensor])
+        for tensor, consumer in by_consumer.get(node.index, ()):
+            writer.quantize_input(tensor, consumer, scales[tensor])
         if node.index in sites:
             writer.quantize_weights(sites[node.index], weights)
     writer.editor.finish()
@@ -119,15 +119,15 @@ class _PairWriter:
         # Output of each DQ, by tensor, and by consumer index for a consumer with a DQ of its own.
         self._dq_outputs: dict[tuple[str, int | None], str] = {}
 
-    def quantize_input(self, tensor: str, entry: QuantizedInput, scale: ActivationScale) -> None:
-        node = entry.node
+    def quantize_input(self, tensor: str, consumer: QuantizedInput, scale: ActivationScale) -> None:
+        node = consumer.node
         key = tensor, node.index if needs_own_dq(node) else None
         if key not in self._dq_outputs:
-            base = self._find_free_name(node, _QUANTIZER_NAMES[entry.role])
+            base = self._find_free_name(node, _QUANTIZER_NAMES[consumer.role])
             if tensor not in self._pairs:
                 self._insert_q(tensor, node, base, scale)
             self._dq_outputs[key] = self._insert_node(node, base, qdq.DQ, self._pairs[tensor])
-        self.editor.set_input(node, entry.position, self._dq_outputs[key])
+        self.editor.set_input(node, consumer.position, self._dq_outputs[key])
 
     def _insert_q(self, tensor: str, node: Node, base: str, scale: ActivationScale) -> None:
         dtype = _float_type(self.model, tensor)
@@ -232,7 +232,7 @@ def round_weights(
     return numbers * _broadcast_scale(scale, axis, value.ndim)
 
 
-def quantize(
+def quantize_to_int8(
     value: npt.NDArray[Any], scale: npt.NDArray[Any], axis: int | None
 ) -> npt.NDArray[np.int8]:
     """Apply ONNX's QuantizeLinear with zero point 0.

@@ -9,7 +9,13 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.insertion.number_formats import FP8, find_number_format
 from qdqtool.insertion.options import PlacementOptions
-from qdqtool.insertion.placement import Placement, PlacementRules, QuantizedInput, WeightSite, place
+from qdqtool.insertion.placement import (
+    Placement,
+    PlacementRules,
+    QuantizedInput,
+    WeightSite,
+    compute_placement,
+)
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import ScaleGroup, find_scale_groups
 from qdqtool.ir.graph import EDITED, Model
@@ -58,7 +64,7 @@ def choose_placement(
     )
     option, placement = choose_residual_inputs(model, rules, target, options.unify)
     rules = replace(rules, residual_after_activation=option)
-    return rules, placement or place(model, rules)
+    return rules, placement or compute_placement(model, rules)
 
 
 def restrict_to_fp8(target: Target) -> Target:
@@ -85,7 +91,7 @@ def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
 
     Empty for a placement without convolutions, and for INT8.
     """
-    nodes = (entry.node for entries in placement.inputs.values() for entry in entries)
+    nodes = (consumer.node for entries in placement.inputs.values() for consumer in entries)
     if placement.number_format != FP8 or not any(node.op == "Conv" for node in nodes):
         return []
     version, capability = target.version_name, target.named_capability
@@ -138,7 +144,7 @@ def choose_residual_inputs(
         return "none" if rules.number_format == FP8 else "skip", None
     if rules.residual != "auto":
         return OPTIONS[0], None
-    first = place(model, replace(rules, residual_after_activation=OPTIONS[0]))
+    first = compute_placement(model, replace(rules, residual_after_activation=OPTIONS[0]))
     if all(len(positions) == 1 for positions in _residual_positions(first).values()):
         return OPTIONS[0], first  # no Add follows an activation: nothing to choose
     best: Rating | None = None
@@ -146,7 +152,7 @@ def choose_residual_inputs(
     for option in OPTIONS:
         placement = first
         if option != OPTIONS[0]:
-            placement = place(model, replace(rules, residual_after_activation=option))
+            placement = compute_placement(model, replace(rules, residual_after_activation=option))
         try:
             groups = find_scale_groups(model, placement.inputs, unify)
             rating = _rate_worst_case(
@@ -181,9 +187,9 @@ def _rate_worst_case(
 def _residual_positions(placement: Placement) -> dict[int, set[int]]:
     positions: dict[int, set[int]] = {}
     for inputs in placement.inputs.values():
-        for entry in inputs:
-            if entry.role == "residual":
-                positions.setdefault(entry.node.index, set()).add(entry.position)
+        for consumer in inputs:
+            if consumer.role == "residual":
+                positions.setdefault(consumer.node.index, set()).add(consumer.position)
     return positions
 
 

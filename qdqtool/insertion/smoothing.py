@@ -85,7 +85,7 @@ class ScaleMigration:
         }
 
 
-def smooth(
+def smooth_activations(
     model: Model,
     placement: Placement,
     alpha: float,
@@ -116,7 +116,7 @@ def smooth(
     """
     _check_arguments(alpha, data)
     shapes = NetworkShapes(model, data, images)
-    consumers = [entry.node for inputs in placement.inputs.values() for entry in inputs]
+    consumers = [consumer.node for inputs in placement.inputs.values() for consumer in inputs]
     regions = list(_find_regions(shapes, consumers))
     usable = [region for region in regions if not region.skip_reason]
     if not regions:

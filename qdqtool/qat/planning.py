@@ -14,7 +14,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rules
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, can_be_quantized
-from qdqtool.insertion.prepare import prepare as prepare_network
+from qdqtool.insertion.prepare import prepare_float_model as prepare_network
 from qdqtool.insertion.scales import UnionFind, find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, LayerKind, operator_of, output_axis

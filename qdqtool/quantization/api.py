@@ -49,7 +49,7 @@ from qdqtool.insertion.options import (
     PlacementOptions,
     RangeOptions,
 )
-from qdqtool.insertion.placement import Placement, place
+from qdqtool.insertion.placement import Placement, compute_placement
 from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics, read_table_scales
 from qdqtool.insertion.result import Insertion
@@ -63,7 +63,7 @@ from qdqtool.insertion.scales import (
     find_scale_groups,
     group_separately,
 )
-from qdqtool.insertion.smoothing import smooth
+from qdqtool.insertion.smoothing import smooth_activations
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import store_image_size
 from qdqtool.ir.modelfile import ModelSource
@@ -480,13 +480,13 @@ class _Inserter:
         result.notes.extend(placement.notes)
         result.warnings.extend(rules.warn_fp8_version(placement, self.target))
         if alpha is not None:
-            result.smoothed, note = smooth(
+            result.smoothed, note = smooth_activations(
                 self._model, placement, alpha, self._data, self._options.images
             )
             result.notes.append(note)
             if result.smoothed:
                 self._model.sha256 = None  # cached statistics of the original model do not fit
-                placement = place(self._model, rule_set)
+                placement = compute_placement(self._model, rule_set)
         if not placement.inputs:
             raise create_nothing_to_quantize_error(placement.skipped, result.source or "model")
         result.skipped = placement.skipped

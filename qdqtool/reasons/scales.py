@@ -25,6 +25,7 @@ from qdqtool.reasons.text import (
     describe_unanalyzed_consumers,
     format_number,
     format_scale,
+    is_common_scale_too_coarse,
     list_names,
 )
 from qdqtool.util.text import format_count
@@ -65,6 +66,19 @@ def describe_concat_scales(r: ConcatScales, consequence: str, scales: Sequence[S
         f"{format_scale(r.output_scale)}; {consequence}.",
         advise_common_scale([*r.parts, r.output_scale, *scales]),
     )
+
+
+def needs_coarse_common_scale(cause: Cause) -> bool:
+    """Return whether ``fix`` rejects one scale for all, because it costs more than two bits."""
+    scales: list[Scale] = []
+    for reason in (cause.reason, *cause.also):
+        if isinstance(reason, ConcatScales):
+            scales += [*reason.parts, reason.output_scale]
+    consumers = getattr(cause.reason, "siblings", getattr(cause.reason, "consumers", ()))
+    scales += [q.scale for q in quantizer_consumers(consumers)]
+    if getattr(cause.reason, "requantizes", False):
+        scales += [cause.reason.first_scale, cause.reason.scale]  # type: ignore[attr-defined]
+    return is_common_scale_too_coarse(scales)
 
 
 def describe_different_scales(

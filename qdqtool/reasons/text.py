@@ -130,12 +130,22 @@ def describe_origin(origin: TensorOrigin, tensor: str = "") -> str:
     return f"'{tensor}' of {producer}"
 
 
+def _select_positive(scales: Sequence[Scale]) -> list[float]:
+    return [s for s in scales if isinstance(s, float) and s > 0]
+
+
+def is_common_scale_too_coarse(scales: Sequence[Scale]) -> bool:
+    """Return whether one scale for all would cost the smallest range more than two bits."""
+    positive = _select_positive(scales)
+    return bool(positive) and min(positive) < max(positive) * MIN_SCALE_RATIO
+
+
 def advise_common_scale(scales: Sequence[Scale]) -> str:
     """Return the advice on a common scale, with its cost in bits; empty if no scale is known.
 
     The advice is to keep separate scales if the common scale costs more than two bits.
     """
-    positive = [s for s in scales if isinstance(s, float) and s > 0]
+    positive = _select_positive(scales)
     if not positive:
         return ""
     largest, smallest = max(positive), min(positive)
@@ -144,7 +154,7 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
         if largest > smallest
         else ""
     )
-    if smallest < largest * MIN_SCALE_RATIO:
+    if is_common_scale_too_coarse(positive):
         return (
             f"One scale, {format_number(largest)}, would cost the smallest range "
             f"{math.log2(largest / smallest):.1f} bits: keep separate scales, or leave the side "

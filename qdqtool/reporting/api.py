@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqtool.buildlog.types import Build
-from qdqtool.comparison.matching import is_same_network, match
+from qdqtool.comparison.matching import is_same_network, match_nodes
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource
@@ -190,7 +190,7 @@ def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
     Raises:
         DataError: The networks differ.
     """
-    matching = match(before.view, after.view)
+    matching = match_nodes(before.view, after.view)
     if not is_same_network(before.view, after.view, matching):
         raise DataError(
             f"is another network: only {matching.likeness:.0%} of its layers match layers of "

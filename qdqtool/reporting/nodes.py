@@ -42,7 +42,7 @@ from qdqtool.reporting.page import (
 )
 from qdqtool.timing import gpus, model_variants
 from qdqtool.timing.built_engine import find_build_gpu
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpu_checks import gpu_findings
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.options import GpuOptions
@@ -638,7 +638,7 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
     model, prediction, target = subject.model, subject.prediction, subject.target
     build = subject.build
     gpu = gpus.remove_unsupported_int8(target, gpu)
-    subject.time = estimate(
+    subject.time = estimate_time(
         model,
         prediction,
         gpu,

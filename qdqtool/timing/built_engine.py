@@ -19,7 +19,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.timing import gpus, work
 from qdqtool.timing.gpus import Gpu, SmRates
 from qdqtool.timing.physics import estimate_seconds, load_constants
-from qdqtool.timing.work import LayerWork, count_read_elements, width
+from qdqtool.timing.work import LayerWork, bytes_per_element, count_read_elements
 from qdqtool.util.notes import Note
 
 _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
@@ -326,7 +326,7 @@ def _convolution_work(cost: LayerCost, base: LayerWork) -> LayerWork | None:
         rows = cost.macs / (columns * groups * depth)
     elements = math.prod(source)
     unread = elements - count_read_elements(elements, rows, depth, groups)
-    element = width(base.precision)
+    element = bytes_per_element(base.precision)
     return replace(
         base,
         kind=work.DEPTHWISE if groups > 1 and columns * channels <= 16 else base.kind,

@@ -57,7 +57,7 @@ def _note_limits(gpu: Gpu, model: Model, is_float: bool, uses_int8: bool) -> lis
     return notes
 
 
-def estimate(
+def estimate_time(
     model: Model,
     prediction: Prediction,
     gpu: Gpu,

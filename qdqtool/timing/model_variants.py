@@ -37,9 +37,18 @@ def has_qdq(model: Model) -> bool:
 
 
 def float_variant(model: Model) -> Model:
-    """Return a copy without Q and DQ, whose large constants have no data."""
+    """Return a copy without Q and DQ, whose large constants have no data.
+
+    Inputs that the model takes as integers and dequantizes are float inputs of the copy.
+    """
+    proto = strip_large_constants(model)
+    for value in proto.graph.input:
+        consumers = model.consumers(value.name)
+        if consumers and all(is_dq(node) and node.input(0) == value.name for node in consumers):
+            output_type = model.elem_type(consumers[0].output) or TensorProto.FLOAT
+            value.type.tensor_type.elem_type = output_type
     variant = remove_quantizers(
-        Model(strip_large_constants(model), model.path, types=model),
+        Model(proto, model.path, types=model),
         weights=True,
         stored=make_placeholder,
         constants=_dequantize_small_constants(View(model)),

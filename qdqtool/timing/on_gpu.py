@@ -12,7 +12,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import choose_typing, predict
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.options import TimingOptions
@@ -69,7 +69,7 @@ def predict_on_gpu(
         named = gpus.remove_unsupported_int8(gpu_target, named)
         assumed_target = apply_assumptions(gpu_target, assume)
         with pause_gc():
-            time = estimate(
+            time = estimate_time(
                 model,
                 prediction,
                 named,

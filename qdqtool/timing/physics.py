@@ -41,7 +41,7 @@ import numpy.typing as npt
 from qdqtool.ir.precision import BYTES, Precision
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.work import LayerWork, width
+from qdqtool.timing.work import LayerWork, bytes_per_element
 
 Array = npt.NDArray[np.float64]
 TILE = 64.0  # output channels of the smallest efficient tile of tensor cores
@@ -187,7 +187,7 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
     is_old = float(gpu.cc) < 8.0
     is_fp8 = w.precision == Precision.FP8
     # If a layer writes far fewer bytes than its convolution computes, a pooling is fused.
-    convolution_bytes = w.rows * w.columns * w.groups * width(w.written_as)
+    convolution_bytes = w.rows * w.columns * w.groups * bytes_per_element(w.written_as)
     return {
         "kind": w.kind,
         "path": PATHS.index(path),
@@ -206,7 +206,7 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
         "groups": float(w.groups),
         "steps": float(w.steps),
         "pooled": w.written < 0.5 * convolution_bytes,
-        "width": width(w.precision),
+        "width": bytes_per_element(w.precision),
         "moved": float(_count_padded_bytes(w)),
         "in_fp16": _count_fp16_bytes(w),
         "cold": w.weights if cold else 0.0,  # bytes of weights read from memory in each run
@@ -246,8 +246,8 @@ def _count_padded_bytes(w: LayerWork) -> float:
 
 def _count_fp16_bytes(w: LayerWork) -> float:
     """Return the bytes that the layer would move if all tensors were FP16."""
-    read = (w.read + w.weights) / width(w.precision)
-    return 2.0 * (read + w.written / width(w.written_as))
+    read = (w.read + w.weights) / bytes_per_element(w.precision)
+    return 2.0 * (read + w.written / bytes_per_element(w.written_as))
 
 
 _INTEGERS = (*BYTES, Precision.FP8, Precision.INT4)

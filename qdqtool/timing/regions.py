@@ -11,7 +11,15 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.precision import Precision
 from qdqtool.ir.qdq import is_dq, is_qdq, read_params
 from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
-from qdqtool.timing.work import CONV, NOTHING, POINTWISE, POOL, LayerWork, ShapeLookup, width
+from qdqtool.timing.work import (
+    CONV,
+    NOTHING,
+    POINTWISE,
+    POOL,
+    LayerWork,
+    ShapeLookup,
+    bytes_per_element,
+)
 
 _NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")
 # Operators that end a region.
@@ -110,18 +118,18 @@ class RegionNodes:
         first, second = self._product_work(scores), self._product_work(values)
         if first is None or second is None:
             return None
-        element = width(first.precision)
+        element = bytes_per_element(first.precision)
         probabilities = first.rows * first.columns * element
         return replace(
             first,
             written_as=written_as,
             depth=first.depth + second.macs / (first.rows * first.columns),
             read=first.read + second.read - probabilities,
-            written=second.rows * second.columns * width(written_as),
+            written=second.rows * second.columns * bytes_per_element(written_as),
         )
 
     def _moving_work(self, kind: str, read: float, written: float, steps: float = 1.0) -> LayerWork:
-        element = width(self.float_type)
+        element = bytes_per_element(self.float_type)
         return LayerWork(
             kind,
             self.float_type,
@@ -158,8 +166,8 @@ class RegionNodes:
             columns=columns,
             depth=depth,
             channels=depth,
-            read=read * width(precision),
-            written=written * width(self.float_type),
+            read=read * bytes_per_element(precision),
+            written=written * bytes_per_element(self.float_type),
             steps=1.0 if is_first or not is_fused else 0.0,
             is_matrix_product=True,
         )

@@ -15,7 +15,7 @@ from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import estimate_engine
 from qdqtool.timing.time_calibration import TimeCalibration
-from qdqtool.timing.work import LayerWork, width
+from qdqtool.timing.work import LayerWork, bytes_per_element
 from qdqtool.timing.workload import EngineWorkload
 from qdqtool.trt.result import Prediction
 
@@ -209,7 +209,7 @@ def _as_int8(w: LayerWork) -> LayerWork:
     is_int8 = not w.precision.is_float and w.written_as == Precision.INT8
     if w.kind not in work.COMPUTING or is_int8:
         return w
-    read_width, written_width = width(w.precision), width(w.written_as)
+    read_width, written_width = bytes_per_element(w.precision), bytes_per_element(w.written_as)
     return replace(
         w,
         precision=Precision.INT8,

@@ -73,8 +73,10 @@ class LayerWork:
 
     def with_fp32_output(self) -> LayerWork:
         """Return the same work with an output in FP32."""
-        elements = self.written / width(self.written_as)
-        return replace(self, written_as=Precision.FP32, written=elements * width(Precision.FP32))
+        elements = self.written / bytes_per_element(self.written_as)
+        return replace(
+            self, written_as=Precision.FP32, written=elements * bytes_per_element(Precision.FP32)
+        )
 
 
 def count_read_elements(source: float, rows: float, depth: float, groups: float) -> float:
@@ -85,7 +87,7 @@ def count_read_elements(source: float, rows: float, depth: float, groups: float)
     return min(source, rows * depth * groups)
 
 
-def width(precision: Precision) -> float:
+def bytes_per_element(precision: Precision) -> float:
     """Return the bytes per element of a type; 4 if the type is unknown."""
     return precision.width or 4.0
 

@@ -25,9 +25,9 @@ from qdqtool.timing.regions import RegionNodes, find_region_nodes
 from qdqtool.timing.work import (
     LayerWork,
     LayoutChange,
+    bytes_per_element,
     find_layout_changes,
     product_work,
-    width,
 )
 from qdqtool.trt.result import EngineLayer, Prediction
 from qdqtool.trt.targets import target_named
@@ -277,7 +277,7 @@ class _WorkloadBuilder:
         for change in changes:
             if change.needs_tf32 and not self.has_tf32:
                 continue
-            moved = change.elements * width(change.precision)
+            moved = change.elements * bytes_per_element(change.precision)
             self._add_extra(
                 f"layout of {self.activated.get(change.tensor, change.tensor)}",
                 _make_copy(change.precision, change.channels, moved),
@@ -449,8 +449,8 @@ class _WorkloadBuilder:
             input_type,
             output_type,
             channels=self._count_channels(layer),
-            read=read * width(input_type),
-            written=written * width(output_type),
+            read=read * bytes_per_element(input_type),
+            written=written * bytes_per_element(output_type),
         )
 
     def _edge_types(self, layer: EngineLayer) -> tuple[Precision, Precision]:
@@ -524,14 +524,14 @@ class _WorkloadBuilder:
         pool = next((node for node in nodes if node.op in ("MaxPool", "AveragePool")), None)
         pooled = None if pool is None else self._count_elements(pool.output)
         written = sum(pooled or product.written for product in products)
-        read = main.read * width(input_type)
+        read = main.read * bytes_per_element(input_type)
         for other in layer.inputs[1:]:
             # A residual, or a bias from an Identity (as torch exports equal biases).
             elements = self._count_elements(other.tensor)
             if elements is None:
                 elements = main.written
             other_type = self._resolve_type(other.precision, other.tensor)
-            read += min(elements, main.written) * width(other_type)
+            read += min(elements, main.written) * bytes_per_element(other_type)
         for edge in layer.outputs:
             if self.shapes.get(edge.tensor) is None:
                 self.engine_elements.setdefault(edge.tensor, written / len(layer.outputs))
@@ -541,8 +541,8 @@ class _WorkloadBuilder:
             written_as=output_type,
             columns=columns,
             read=read,
-            weights=columns * main.depth * main.groups * width(precision),
-            written=written * width(output_type),
+            weights=columns * main.depth * main.groups * bytes_per_element(precision),
+            written=written * bytes_per_element(output_type),
         )
         return self._merge_product(layer.inputs[0].tensor, weighted[0].name, layer_work)
 
@@ -622,9 +622,9 @@ class _WorkloadBuilder:
             product,
             precision=precision,
             written_as=self.float_type,
-            read=(product.read + size) * width(precision),
-            weights=0.0 if size else product.weights * width(precision),
-            written=product.written * width(self.float_type),
+            read=(product.read + size) * bytes_per_element(precision),
+            weights=0.0 if size else product.weights * bytes_per_element(precision),
+            written=product.written * bytes_per_element(self.float_type),
         )
         self._add_extra(node.name, self._merge_product(node.input(0), node.name, product))
 
@@ -664,7 +664,7 @@ class _WorkloadBuilder:
             self.result.unknown.append(name)
             self._add_extra(name, LayerWork(work.UNKNOWN, self.float_type, self.float_type))
             return
-        size = width(self.float_type)
+        size = bytes_per_element(self.float_type)
         kernel = LayerWork(
             kind, self.float_type, self.float_type, read=read * size, written=written * size
         )
@@ -725,8 +725,8 @@ class _WorkloadBuilder:
             read_type,
             written_type,
             channels=channels,
-            read=width(read_type) * count,
-            written=width(written_type) * count,
+            read=bytes_per_element(read_type) * count,
+            written=bytes_per_element(written_type) * count,
         )
         self._add_extra(f"reformat of {tensor}", reformat)
 

@@ -349,7 +349,7 @@ def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
             or is_seen_on(case, target)
         )
         kinds.add(case.evidence if is_proven else Evidence.ASSUMED)
-    return functools.reduce(Evidence.weaker, kinds, Evidence.SEEN)
+    return functools.reduce(Evidence.choose_weaker, kinds, Evidence.SEEN)
 
 
 def describe_rules(cases: Iterable[Case], target: Target) -> str:

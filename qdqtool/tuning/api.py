@@ -37,7 +37,7 @@ from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.rules import choose_placement, restrict_to_fp8
 from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.insertion.scales import MethodChoice
-from qdqtool.insertion.smoothing import smooth
+from qdqtool.insertion.smoothing import smooth_activations
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import store_image_size
 from qdqtool.ir.modelfile import ModelSource, load_full
@@ -280,7 +280,9 @@ class _TuningRun:
         self.store = MeasurementStore(options.search.state, self._compute_hashes())
         if network.smooth is not None:
             calibration = self.sets.calibration
-            self.notes.append(smooth(self.model, placement, network.smooth, calibration)[1])
+            self.notes.append(
+                smooth_activations(self.model, placement, network.smooth, calibration)[1]
+            )
         self.planner = Planner(
             self.model,
             rules,
@@ -609,7 +611,7 @@ def _prepare_search(search: PlacementSearch) -> None:
     deadline = evaluator.deadline
     if evaluator.store.placements:
         evaluator.deadline = None
-    search.prepare()
+    search.select_choices()
     evaluator.deadline = deadline
 
 

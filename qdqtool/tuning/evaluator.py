@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.accuracy.metrics import Evidence, resample
+from qdqtool.accuracy.metrics import Evidence, resample_metric
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.tuning.image_sets import ImageSets
 from qdqtool.tuning.measure import (
@@ -156,7 +156,7 @@ class CandidateEvaluator:
         The resamples are equal for all recipes, so that recipes can be compared.
         """
         evidence = self._list_evidence(recipe, samples)
-        return resample(self.job.metric, evidence)
+        return resample_metric(self.job.metric, evidence)
 
     # Running --------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from qdqtool.insertion.placement import (
     Placement,
     PlacementRules,
     can_be_quantized,
+    compute_placement,
     find_head_float_nodes,
-    place,
 )
 from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.insertion.scales import (
@@ -29,7 +29,7 @@ from qdqtool.insertion.scales import (
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.qdq import QUANTIZABLE
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.model_variants import strip_large_constants
 from qdqtool.trt.result import Prediction
@@ -203,7 +203,7 @@ class Planner:
             rules = replace(
                 self.rules, floats=configuration.floats, quantized=configuration.quantized
             )
-            self._placements[key] = place(self.model, rules)
+            self._placements[key] = compute_placement(self.model, rules)
         return self._placements[key]
 
     def groups(self, placement: Placement, own_scales: Iterable[str] = ()) -> list[ScaleGroup]:
@@ -310,7 +310,7 @@ class Planner:
         predicted = prediction.predict(model, self.target, advice=False)
         if self.gpu is None:
             return PlacementCost.from_prediction(predicted, None)
-        time = estimate(
+        time = estimate_time(
             model, predicted, self.gpu, self.target, float_type=self.gpu.float_type, compare=False
         )
         return PlacementCost.from_prediction(predicted, time.total_ms)

@@ -120,7 +120,7 @@ class PlacementSearch:
 
     # Before the first measurement -----------------------------------------------------
 
-    def prepare(self) -> None:
+    def select_choices(self) -> None:
         """Find the sites, predict the cost of every choice, and select the choices to measure."""
         self.sites = find_sites(self.planner)
         self.start, self.decisions = select_candidates(
@@ -155,7 +155,7 @@ class PlacementSearch:
 
     @functools.cached_property
     def sensitivity(self) -> SensitivitySweep:
-        """Measurement of single choices; available after `prepare`."""
+        """Measurement of single choices; available after `select_choices`."""
         return SensitivitySweep(self.planner, self.evaluator, self.start)
 
     @functools.cached_property

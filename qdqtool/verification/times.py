@@ -10,7 +10,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.timing import time_calibration
 from qdqtool.timing.built_engine import check_build_gpu, explain_unknown_gpu, find_build_gpu
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import load_constants
 from qdqtool.timing.results import TimeEstimate
@@ -31,7 +31,7 @@ def compare_times(
     gpu = find_build_gpu(build, options.gpu, options.clock)
     if gpu is None or not is_timed(build):
         return None
-    time = estimate(
+    time = estimate_time(
         model,
         prediction,
         gpu,

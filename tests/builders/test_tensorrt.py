@@ -168,9 +168,9 @@ def test_build_with_rtx_after_a_crash(net: Net, tmp_path: Path) -> None:
     assert is_status_as_predicted(predict_rtx(load(bad)), result)
     with CompilerProcess() as process:
         request = {"model": saved(bad, tmp_path / "bad"), "log": str(tmp_path / "log"), "sm": [86]}
-        assert process.send(request, 60)["status"] == "crashed"
+        assert process.send_request(request, 60)["status"] == "crashed"
         request["model"] = saved(two_convolutions(), tmp_path)
-        assert process.send(request, 60)["status"] == "built"
+        assert process.send_request(request, 60)["status"] == "built"
 
 
 @needs_compiler
@@ -256,7 +256,7 @@ def test_compiler_process_whose_compiler_does_not_answer(
 ) -> None:
     (site / "compiler.py").write_text(source)
     with CompilerProcess("compiler") as process:
-        assert process.send({}, timeout)["status"] == status
+        assert process.send_request({}, timeout)["status"] == status
 
 
 def test_compiler_process_whose_compiler_cannot_be_loaded(site: Path) -> None:
@@ -265,7 +265,7 @@ def test_compiler_process_whose_compiler_cannot_be_loaded(site: Path) -> None:
         CompilerProcess("compiler") as process,
         pytest.raises(BuilderError, match="no driver", check=has("builder-unavailable")),
     ):
-        process.send({}, 60)
+        process.send_request({}, 60)
 
 
 HELP_80 = (

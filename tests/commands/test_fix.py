@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from qdqtool.demo.images import write_images
+from qdqtool.formats.time_text import format_ms
 from qdqtool.util import limits
 from tests.commands.conftest import Cli
 from tests.findings.graphs import GRAPHS
@@ -159,6 +160,25 @@ def test_fix_without_images_judges_no_accuracy(folder: Path, cli: Cli) -> None:
     assert "not measured" in text and "--calib" in text and "% ->" not in text
     np.savez(folder / "in.npz", x=np.ones((1, 16, 16, 16), np.float32))
     assert "% ->" in cli("fix", "m.onnx", "-o", "f.onnx", "--inputs", "in.npz")
+
+
+def test_refused_fix_states_the_time_that_it_would_save(
+    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["m.onnx", "-o", "f.onnx", "--gpu", "T4"]
+    after_ms = cli.json("fix", *options)["time"]["total_ms"]
+    monkeypatch.setattr("qdqtool.fixing.judge.is_growth_permitted", lambda *_, **__: False)
+    refused = cli.json("fix", *options)
+    assert {change["code"] for change in refused["refused"]} == {"SKIP-FLOAT"}
+    (saving,) = refused["time"]["fixes"]
+    assert saving["saves_ms"] == pytest.approx(refused["time"]["total_ms"] - after_ms, abs=2e-3)
+    text = " ".join(cli("fix", *options).split())
+    count = len(refused["refused"])
+    saved = format_ms(saving["saves_ms"])
+    assert f"SKIP-FLOAT ({count}), would save up to {saved}: the error of" in text
+    assert "slower because of" in text and "SKIP-FLOAT place" in text
+    assert "slower because of" in " ".join(cli("fix", *options[:3]).split())
+    assert "would save" not in cli("fix", *options[:3])
 
 
 def test_fix_lists_rounded_constants_as_left(g: Graph, folder: Path, cli: Cli) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
 from tests.commands.conftest import Cli
@@ -247,7 +247,7 @@ def write_profile(path: str, folder: Path, factor: float) -> tuple[str, str, str
     index = load(path)
     target = target_named("trt8.4")
     prediction = predict(index, target)
-    times = estimate(index, prediction, find_gpu("A100 80GB PCIe"), target).layers
+    times = estimate_time(index, prediction, find_gpu("A100 80GB PCIe"), target).layers
     keys = ("timeMs", "averageMs", "medianMs")
     rows: list[dict[str, Any]] = [
         {"name": layer.name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qdqtool
-from qdqtool.comparison.matching import match
+from qdqtool.comparison.matching import match_nodes
 from qdqtool.comparison.result import ChangeKind, Comparison, LossReason, NodeChange
 from qdqtool.comparison.text import summarize
 from qdqtool.errors import QdqtoolError
@@ -353,7 +353,7 @@ def test_float_model_has_no_obstacle(float_path: Path) -> None:
 
 def pairs(first: onnx.ModelProto, second: onnx.ModelProto) -> dict[str, str]:
     model = Model(first)
-    matched = match(View(model), View(Model(second))).pairs
+    matched = match_nodes(View(model), View(Model(second))).pairs
     return {model.nodes[i].name: node.name for i, node in matched.items()}
 
 
@@ -396,7 +396,7 @@ def test_match_is_one_to_one_and_keeps_operators(
 ) -> None:
     first = Model(network(blocks) if quantized else float_network(blocks))
     second = Model(network(blocks + has_more, names=names))
-    partners = match(View(first), View(second)).pairs
+    partners = match_nodes(View(first), View(second)).pairs
     assert len({n.index for n in partners.values()}) == len(partners)
     assert all(first.nodes[i].op == n.op for i, n in partners.items())
 

@@ -9,7 +9,7 @@ import pytest
 from qdqtool.evidence import Evidence
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
-from qdqtool.prediction import advise, predict
+from qdqtool.prediction import collect_findings, predict
 from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.reasons.outputs import ReduceNotPooling, UnfusableOutputScale
 from qdqtool.reasons.residuals import ResidualFloat
@@ -187,7 +187,7 @@ def test_advise_keeps_findings_of_the_rtx_simulation(g: Graph) -> None:
     model = Model(g.model(g.conv(x, "c1", 8, scale=None)))
     prediction = predict(model, "rtx1.7")
     simulated = {(f.code, f.node) for f in prediction.findings if f.code.startswith("IN-")}
-    prediction.findings = advise(model, prediction)
+    prediction.findings = collect_findings(model, prediction)
     findings = {(f.code, f.node) for f in prediction.findings}
     assert simulated and simulated <= findings and "FLOAT-FP32" in {code for code, _ in findings}
     assert [f.id for f in prediction.findings] == list(range(len(prediction.findings)))

@@ -57,7 +57,7 @@ def test_codes_evidence_is_at_most_that_of_the_target() -> None:
     for code in (c for c in CODES.values() if c.passes):
         for holds in code.holds:
             for target in holds.targets:
-                limited = holds.evidence.weaker(TARGETS[target].evidence)
+                limited = holds.evidence.choose_weaker(TARGETS[target].evidence)
                 assert limited == holds.evidence, (code.code, target)
     assert CODES["SKIP-FLOAT"].scope_on("trt8.6").evidence == Evidence.SEEN
     assert CODES["SKIP-FLOAT"].scope_on("trt10").evidence == Evidence.ASSUMED

@@ -16,7 +16,7 @@ from qdqtool.ir.qdq import read_params
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reasons.residuals import ResidualFloat
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
 from tests.fixing.steps import find_sites
@@ -111,7 +111,7 @@ def test_savings_of_fixes_match_estimates() -> None:
     model = evidence.model("resnet18-a100-qat")
     gpu = find_gpu("RTX 3060")
     prediction = predict(model, TARGET)
-    time = estimate(model, prediction, gpu, TARGET, compare=False)
+    time = estimate_time(model, prediction, gpu, TARGET, compare=False)
     add_fix_savings(model, prediction, time, TARGET)
     (skips,) = time.fixes
     assert set(skips.codes) <= {"SKIP-FLOAT", "POOL-MIXED"} and len(skips.nodes) == 5
@@ -145,7 +145,7 @@ def test_transposed_weights_with_supported_axis_are_left() -> None:
 def test_fixes_that_save_nothing_are_left_out(case: str, gpu: str) -> None:
     model = evidence.model(case)
     prediction = predict(model, TARGET)
-    time = estimate(model, prediction, find_gpu(gpu), TARGET, compare=False)
+    time = estimate_time(model, prediction, find_gpu(gpu), TARGET, compare=False)
     add_fix_savings(model, prediction, time, TARGET)
     assert time.fixes == []
 

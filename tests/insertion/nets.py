@@ -141,12 +141,15 @@ def detector(classes: int = 2) -> onnx.ModelProto:
     is shared between tests, which must not change it.
     """
     net = YoloBuilder(0, "silu")
-    x = net.conv("/model.1", net.conv("/model.0", "images", 3, 8, 3, 2), 8, 16, 3, 2)
-    p3 = net.c2f("/model.4", net.conv("/model.3", x, 16, 16, 3, 2), 16, 32, 1, True)
-    p4 = net.conv("/model.5", p3, 32, 16, 3, 2)
-    p5 = net.sppf("/model.9", net.conv("/model.7", p4, 16, 32, 3, 2), 32)
-    n4 = net.conv(
-        "/model.12", net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4]), 48, 16
+    x = net.add_conv("/model.1", net.add_conv("/model.0", "images", 3, 8, 3, 2), 8, 16, 3, 2)
+    p3 = net.add_c2f("/model.4", net.add_conv("/model.3", x, 16, 16, 3, 2), 16, 32, 1, True)
+    p4 = net.add_conv("/model.5", p3, 32, 16, 3, 2)
+    p5 = net.add_sppf("/model.9", net.add_conv("/model.7", p4, 16, 32, 3, 2), 32)
+    n4 = net.add_conv(
+        "/model.12",
+        net.add_concat("/model.11/Concat", [net.add_upsample("/model.10", p5), p4]),
+        48,
+        16,
     )
     add_head(net, [(p3, 32), (n4, 16), (p5, 32)], 64, classes)
     return net.finish(64, classes)

@@ -15,8 +15,8 @@ import qdqtool
 from calibration import Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.fp16 import convert_to_fp16
-from qdqtool.insertion.placement import PlacementRules, place
-from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.placement import PlacementRules, compute_placement
+from qdqtool.insertion.prepare import prepare_float_model
 from qdqtool.insertion.ranges import write_table
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
@@ -72,7 +72,7 @@ def test_residual_of_unknown_shape_is_no_broadcast(net: Net) -> None:
     net.output(net.op("Conv", "c2", out, "c0.weight", kernel_shape=[3, 3]))
     model = Model(net.open_model())
     assert model.shape("strange.out") is None and model.shape("c1.out") is not None
-    placement = place(model, PlacementRules(head="none"))
+    placement = compute_placement(model, PlacementRules(head="none"))
     assert [r.role for r in placement.inputs["strange.out"]] == ["residual"]
 
 
@@ -125,7 +125,7 @@ def test_prepare_errors_name_file(path: str, label: str) -> None:
     with pytest.raises(
         ModelError, check=refused, match="opset 11 cannot be raised to 13"
     ) as caught:
-        prepare(model, opset=13)
+        prepare_float_model(model, opset=13)
     assert caught.value.reason.isprintable()  # one line, although onnx writes several
 
 

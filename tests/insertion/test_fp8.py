@@ -15,7 +15,7 @@ from qdqtool.builders.compiler_process import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.fp8_conversion import convert_pairs_to_fp8
 from qdqtool.insertion.number_formats import FP8
-from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import round_weights
 from qdqtool.ir.graph import Model
@@ -127,11 +127,13 @@ def test_forms_of_convolutions_that_remain_float(
     form: dict[str, int], obstacle: SkipCause | None
 ) -> None:
     model = conv_net(**form).index()
-    placement = place(model, FP8_RULES)
+    placement = compute_placement(model, FP8_RULES)
     reasons = [s.record for s in placement.skipped]
     obstacles = [r.cause for r in reasons if isinstance(r, FloatNode)]
     assert obstacles == ([] if obstacle is None else [obstacle])
-    included = place(model, PlacementRules(head="none", number_format=FP8, include=["^c$"]))
+    included = compute_placement(
+        model, PlacementRules(head="none", number_format=FP8, include=["^c$"])
+    )
     assert not included.skipped
 
 
@@ -150,7 +152,7 @@ def test_forms_of_products_that_remain_float(
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     weights = net.const("w", np.ones((shape[1], columns)))
     net.output(net.op("MatMul", "m", "x", weights))
-    reasons = [s.record for s in place(net.index(), FP8_RULES).skipped]
+    reasons = [s.record for s in compute_placement(net.index(), FP8_RULES).skipped]
     obstacles = [r.cause for r in reasons if isinstance(r, FloatNode)]
     assert obstacles == ([] if obstacle is None else [obstacle])
 
@@ -179,7 +181,7 @@ def attention_net(head: int, sequence: int = 64) -> Model:
 )
 def test_attention_is_quantized_where_it_fuses(head: int, attention: str, quantized: bool) -> None:
     rules = PlacementRules(attention=attention, max_head=64, number_format=FP8)
-    placement = place(attention_net(head), rules)
+    placement = compute_placement(attention_net(head), rules)
     consumers = {e.node.name for entries in placement.inputs.values() for e in entries}
     assert ({"qk", "sv"} <= consumers) == quantized
 

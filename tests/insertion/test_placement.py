@@ -10,8 +10,8 @@ from qdqtool.insertion.placement import (
     Placement,
     PlacementRules,
     can_be_quantized,
+    compute_placement,
     find_class_outputs,
-    place,
 )
 from qdqtool.insertion.structure import branch_lengths
 from qdqtool.ir.graph import Model
@@ -34,7 +34,7 @@ def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
 
 
 def place_net(net: Net, rules: PlacementRules | None = None) -> Placement:
-    return place(net.index(), rules or PlacementRules(head="none"))
+    return compute_placement(net.index(), rules or PlacementRules(head="none"))
 
 
 def quantized_inputs(placement: Placement, node: str) -> set[str]:
@@ -62,7 +62,7 @@ def test_residual_that_only_a_residual_reads_is_quantized(net: Net) -> None:
 
 def test_sparse_weights_are_left_float(net: Net) -> None:
     model = make_weights_sparse(net.output(net.conv("c", "x")).open_model(), "c.weight")
-    (skipped,) = place(Model(model), PlacementRules(head="none")).skipped
+    (skipped,) = compute_placement(Model(model), PlacementRules(head="none")).skipped
     assert skipped.record == WeightsNotConstant(skipped.record.pass_name, "c", "c.weight", True)
 
 
@@ -367,13 +367,13 @@ def test_weights_that_are_not_finite_are_refused(net: Net, path: str, label: str
     model = net.output(net.conv("c", "x", weight=weights, kernel=1)).model()
     refused = has("not-finite", path=label, node="c")
     with pytest.raises(ModelError, check=refused, match=r"'w'.*`exclude`"):
-        place(Model(model, path), PlacementRules(head="none"))
+        compute_placement(Model(model, path), PlacementRules(head="none"))
 
 
 @FILES
 def test_network_without_weighted_node_is_refused(path: str, label: str) -> None:
     with pytest.raises(placement_reasons.NothingToQuantize) as caught:
-        place(Model(relu_net().model(), path), PlacementRules())
+        compute_placement(Model(relu_net().model(), path), PlacementRules())
     assert (caught.value.path, caught.value.record) == (label, None)
 
 
@@ -496,7 +496,7 @@ def test_unsuitable_inputs_are_left_float_even_if_included(net: Net) -> None:
     weights.data_location = onnx.TensorProto.EXTERNAL
     weights.ClearField("raw_data")
     weights.external_data.add(key="location", value="gone.bin")
-    result = place(Model(proto), PlacementRules(head="none", include=["."]))
+    result = compute_placement(Model(proto), PlacementRules(head="none", include=["."]))
     assert [w.node.name for w in result.weights] == ["right"]
     assert reasons(result) == {
         "constant": (placement_reasons.FloatNode, placement_reasons.SkipCause.CONSTANT_INPUT),
@@ -535,13 +535,13 @@ def test_einsum_products_are_left_float_with_reason(
     net.output(net.op("Einsum", "f", weight, weight, equation="ij,ij"))
     net.output(net.op("Einsum", "e", "a", "b", equation=equation))
     with pytest.raises(placement_reasons.NothingToQuantize) as caught:
-        place(Model(net.open_model()), PlacementRules())
+        compute_placement(Model(net.open_model()), PlacementRules())
     assert caught.value.record == placement_reasons.EinsumProduct(
         placement_reasons.PLACEMENT, "", why
     )
     assert caught.value.count == 1
     net.output(net.conv("c", "x"))
-    assert reasons(place(Model(net.open_model()), PlacementRules())) == {
+    assert reasons(compute_placement(Model(net.open_model()), PlacementRules())) == {
         "e": (placement_reasons.EinsumProduct, why)
     }
 

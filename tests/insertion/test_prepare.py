@@ -4,7 +4,7 @@ import onnx.parser
 import pytest
 
 from qdqtool.errors import ModelError
-from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.prepare import prepare_float_model
 from qdqtool.ir.graph import Model
 from tests.errors import has
 from tests.insertion.nets import (
@@ -23,7 +23,7 @@ from tests.notes import note
 def prepare_copy(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     """Return a prepared copy of a model, and the notes."""
     copy = copy_model(model)
-    notes = prepare(Model(copy), opset=13)
+    notes = prepare_float_model(Model(copy), opset=13)
     check(copy)
     return copy, notes
 
@@ -102,7 +102,7 @@ def test_einsum_product_becomes_matmul(
         if n in ("x", "y")
     ]
     model = Model(net.output(net.op("Einsum", "e", *names, equation=equation)).open_model())
-    prepare(model)
+    prepare_float_model(model)
     matmuls = nodes_of(model.proto, "MatMul")
     assert (len(matmuls), len(nodes_of(model.proto, "Einsum"))) == (products, 1 - products)
     if weights is not None:
@@ -151,7 +151,7 @@ def test_random_einsums_keep_values() -> None:
         product = net.op("Einsum", "e", "x", "y", equation=f"{left},{right}->{result}")
         model = net.output(product).model()
         expected = run(model, feeds)[0]
-        prepare(Model(model))
+        prepare_float_model(Model(model))
         counts_by_form["Einsum" if nodes_of(model, "Einsum") else "MatMul"] += 1
         np.testing.assert_allclose(run(model, feeds)[0], expected, rtol=1e-4, atol=1e-5)
     assert min(counts_by_form.values()) > 24
@@ -302,7 +302,7 @@ TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
     ],
 )
 def test_weights_of_one_constant_node(proto: onnx.ModelProto, expected: np.ndarray | None) -> None:
-    notes = prepare(Model(proto))
+    notes = prepare_float_model(Model(proto))
     weight = proto.graph.node[-1].input[1]
     if expected is None:
         assert notes == [] and weight == "k.out"
@@ -366,7 +366,7 @@ def test_standardized_weights_become_constants(net: Net) -> None:
     ],
 )
 def test_damaged_weights_are_left_alone(proto: onnx.ModelProto) -> None:
-    assert prepare(Model(proto)) == []
+    assert prepare_float_model(Model(proto)) == []
 
 
 @pytest.mark.parametrize(("count", "folded"), [(2, True), (3, False)])
@@ -375,7 +375,7 @@ def test_computed_weights_have_a_size_limit(
 ) -> None:
     monkeypatch.setattr("qdqtool.ir.constants.MAX_ELEMENTS", 32)  # the real limit is a gigabyte
     proto = computed_weights("ConstantOfShape", ("s", [count, 16, 1, 1], np.int64))
-    assert bool(prepare(Model(proto))) is folded
+    assert bool(prepare_float_model(Model(proto))) is folded
 
 
 def test_computed_parameters_become_constants(net: Net) -> None:
@@ -440,14 +440,14 @@ def test_lower_opset_is_raised(
     net: Net, opset: int, least: int, ir: int, expected: list[str]
 ) -> None:
     model = net.output(net.conv("c", "x")).model(opset, ir=ir if opset >= least else 6)
-    assert prepare(Model(model), opset=least) == expected
+    assert prepare_float_model(Model(model), opset=least) == expected
     assert (model.opset_import[0].version, model.ir_version) == (max(opset, least), ir)
 
 
 def test_opset_of_domain_ai_onnx_is_raised(net: Net) -> None:
     model = net.output(net.conv("c", "x")).model(12)
     model.opset_import[0].domain = "ai.onnx"
-    assert prepare(Model(model)) == [note("opset-raised", before=12, after=13)]
+    assert prepare_float_model(Model(model)) == [note("opset-raised", before=12, after=13)]
     assert [(o.domain, o.version) for o in model.opset_import] == [("ai.onnx", 13)]
 
 
@@ -455,7 +455,7 @@ def test_model_without_opset_is_refused(net: Net) -> None:
     model = net.output(net.conv("c", "x")).model(12)
     del model.opset_import[:]
     with pytest.raises(ModelError, check=has("opset-too-old", path="model"), match=r"0 .* 13"):
-        prepare(Model(model))
+        prepare_float_model(Model(model))
 
 
 def test_raising_opset_keeps_node_names(net: Net) -> None:
@@ -483,7 +483,7 @@ def test_duplicate_node_names_are_replaced() -> None:
     ]
     graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    notes = prepare(Model(model))
+    notes = prepare_float_model(Model(model))
     assert notes == [note("nodes-named", count=2)]
     assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
@@ -502,5 +502,5 @@ def test_sum_of_two_becomes_add(net: Net, domain: str, inputs: int, op: str) -> 
     nodes = [onnx.helper.make_node("Sum", ["x"] * inputs, ["y"], "s", domain=domain)]
     nodes.append(onnx.helper.make_node("Max", ["x", "x"], ["z"], "m"))
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", net.inputs, []))
-    notes = prepare(Model(model))
+    notes = prepare_float_model(Model(model))
     assert [n.op_type for n in model.graph.node] == [op, "Max"] and len(notes) == (op == "Add")

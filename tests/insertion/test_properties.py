@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import qdqtool
 from qdqtool.fixing.api import fix
-from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import METHODS
 from qdqtool.ir.graph import Model
@@ -159,7 +159,7 @@ def test_insert_gives_each_convolution_one_output_scale(
 def test_rewrite_keeps_the_function(model: onnx.ModelProto) -> None:
     """With INT16 and steps 256 times as fine, a rounding error of a hundred-thousandth remains."""
     index = Model(onnx.ModelProto.FromString(model.SerializeToString()))
-    placement = place(index, PlacementRules(residual="both", include=["Conv"]))
+    placement = compute_placement(index, PlacementRules(residual="both", include=["Conv"]))
     insert_pairs(
         index, placement, {t: ActivationScale(2.0**-8, "max", None) for t in placement.inputs}
     )

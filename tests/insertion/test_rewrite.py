@@ -3,13 +3,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.insertion.rewrite import (
     ActivationScale,
     QuantizedTensor,
     insert_pairs,
     name_rounded_weights,
-    quantize,
+    quantize_to_int8,
     round_up_to_half,
     round_weights,
 )
@@ -38,7 +38,7 @@ def insert_scaled(
     """Return the Q/DQ model with one scale for all activations, and its quantized tensors."""
     copy = copy_model(model)
     index = Model(copy)
-    placement = place(index, PlacementRules(head="none", include=include))
+    placement = compute_placement(index, PlacementRules(head="none", include=include))
     quantized = insert_pairs(
         index,
         placement,
@@ -165,7 +165,7 @@ def test_quantize_equals_onnxruntime() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
     expected = run(model, {"v": value, "s": scale, "z": np.zeros(5, np.int8)})[0]
-    np.testing.assert_array_equal(quantize(value, scale, 1), expected)
+    np.testing.assert_array_equal(quantize_to_int8(value, scale, 1), expected)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_sketched_weights_have_scales_of_one(net: Net, dtype: type) -> None:
     for name in [t.name for t in model.graph.initializer]:
         set_value(model, name, value_of(model, name).astype(dtype))
     index = Model(model)
-    placement = place(index, PlacementRules(head="none", include=["t"]))
+    placement = compute_placement(index, PlacementRules(head="none", include=["t"]))
     insert_pairs(
         index, placement, {t: ActivationScale(1.0, "", None) for t in placement.inputs}, "sketch"
     )
@@ -332,7 +332,7 @@ def test_rounded_weights_equal_q_and_dq_of_onnxruntime(size: float) -> None:
 
 def test_rewrite_with_rounded_weights() -> None:
     index = Model(one_layer())
-    placement = place(index, PlacementRules(head="none"))
+    placement = compute_placement(index, PlacementRules(head="none"))
     quantized = insert_pairs(index, placement, {"x": ActivationScale(0.05, "max", None)}, "rounded")
     assert name_rounded_weights("c.weight", 0) in {t for n in index.nodes for t in n.inputs}
     assert [q.tensor for q in quantized] == ["x"]

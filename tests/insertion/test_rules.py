@@ -9,8 +9,8 @@ import pytest
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rules
 from qdqtool.insertion.options import PlacementOptions
-from qdqtool.insertion.placement import PlacementRules, place
-from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.placement import PlacementRules, compute_placement
+from qdqtool.insertion.prepare import prepare_float_model
 from qdqtool.insertion.scales import find_scale_groups
 from qdqtool.ir.graph import Model
 from qdqtool.trt.outcome import simulate, simulate_without_alternatives
@@ -38,7 +38,7 @@ def bottleneck(activation: str, bare: bool = False) -> Model:
 
 def sketch(model: Model, **options: Any) -> Model:
     """Return the Q/DQ model that is simulated to compare placements."""
-    placement = place(model, PlacementRules(**options))
+    placement = compute_placement(model, PlacementRules(**options))
     return rules.build_simulation_model(
         model, placement, find_scale_groups(model, placement.inputs)
     )
@@ -61,7 +61,10 @@ def choose_option(model: Model, target: Target = TRT85) -> str:
     The placement has to be that of the option.
     """
     option, placement = rules.choose_residual_inputs(model, PlacementRules(), target, True)
-    assert placement in (None, place(model, PlacementRules(residual_after_activation=option)))
+    assert placement in (
+        None,
+        compute_placement(model, PlacementRules(residual_after_activation=option)),
+    )
     return option
 
 
@@ -97,7 +100,7 @@ def test_skip_input_is_quantized_for_rtx_with_int8(precision: str, option: str) 
 
 def test_yolov8_gets_placement_with_better_worst_case() -> None:
     proto = copy_model(detector())
-    prepare(Model(proto))
+    prepare_float_model(Model(proto))
     model = Model(proto)
     worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in rules.OPTIONS}
     assert choose_option(model) == max(rules.OPTIONS, key=lambda o: worst[o])

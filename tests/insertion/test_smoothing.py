@@ -12,8 +12,8 @@ from onnx import numpy_helper
 import qdqtool
 from qdqtool.commands.cli import run as command
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.placement import PlacementRules, place
-from qdqtool.insertion.smoothing import ScaleMigration, smooth
+from qdqtool.insertion.placement import PlacementRules, compute_placement
+from qdqtool.insertion.smoothing import ScaleMigration, smooth_activations
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import read_smoothed_tensors
 from tests.errors import has
@@ -51,7 +51,9 @@ def smooth_model(
 ) -> tuple[onnx.ModelProto, list[ScaleMigration]]:
     """Return the float model after smoothing, and the smoothed places."""
     work = Model(model).copy()
-    places, _ = smooth(work, place(work, PlacementRules()), alpha, samples(model))
+    places, _ = smooth_activations(
+        work, compute_placement(work, PlacementRules()), alpha, samples(model)
+    )
     for sample in samples(model):
         assert_same_outputs(model, work.proto, sample, rtol=1e-5, atol=2e-5)
     return work.proto, places

@@ -12,7 +12,7 @@ import qdqtool
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.formats.predict_text import render
 from qdqtool.formats.verdicts import verdict
-from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
@@ -368,7 +368,7 @@ def test_coordinates_stay_float(kind: str) -> None:
         "float": coordinate_nodes(kind) | {"select", "classes"},
     }
     for head, nodes in expected.items():
-        skipped = place(Model(detr(kind)), PlacementRules(head=head)).skipped
+        skipped = compute_placement(Model(detr(kind)), PlacementRules(head=head)).skipped
         names = {s.node for s in skipped if not is_left_by_attention(s.record)}
         assert names == nodes | vectors
 
@@ -397,7 +397,7 @@ def test_int8_coordinates_are_warned_of(kind: str, target: str) -> None:
 
 
 def find_skipped_nodes(net: Net) -> set[str]:
-    return {s.node for s in place(net.index(), PlacementRules()).skipped}
+    return {s.node for s in compute_placement(net.index(), PlacementRules()).skipped}
 
 
 def test_box_mlp_next_to_scores_stays_float() -> None:

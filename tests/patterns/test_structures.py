@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
-from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import ParameterValues, PerChannel, QuantParams, read_params
@@ -203,7 +203,7 @@ def test_changed_layer_norm_is_not_fused(change: str, count: int) -> None:
 def test_placement_accepts_damaged_axes(net: Net, axes: np.ndarray) -> None:
     mean = net.op("ReduceMean", "m", "x", net.const("axes", axes, axes.dtype))
     net.output(net.conv("c", mean))
-    place(Model(net.open_model(18)), PlacementRules())
+    compute_placement(Model(net.open_model(18)), PlacementRules())
 
 
 def test_coordinates_from_weights_without_output_axis() -> None:

@@ -9,7 +9,7 @@ import onnx
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import Gpu, find_gpu
 from qdqtool.timing.workload import EngineWorkload, predict_workload
 from qdqtool.trt.result import Prediction
@@ -51,7 +51,7 @@ def estimate_model(
     """Return the prediction for a model and its estimated time."""
     model = load(proto)
     prediction = predict(model, TARGET, advice=advice)
-    return prediction, estimate(model, prediction, gpu, TARGET, **options)
+    return prediction, estimate_time(model, prediction, gpu, TARGET, **options)
 
 
 def model_workload(

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.timing_data import NETWORKS, network_work, read
+from calibration.options import Preprocess
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.output import TextPage
 from qdqtool.formats.time_text import add_speed_verdict
 from qdqtool.formats.verdicts import speed_verdict
+from qdqtool.insertion.input_types import convert_inputs_to_integers
 from qdqtool.insertion.number_formats import MIN_GAIN
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
@@ -24,7 +26,7 @@ from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.timing import model_variants, work
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import Gpu, all_gpus, choose_gpu, find_gpu
 from qdqtool.timing.model_variants import TensorShapes
 from qdqtool.timing.on_gpu import predict_on_gpu
@@ -77,6 +79,16 @@ def test_float_variant_has_no_qdq() -> None:
     assert [n.op for n in float_model.nodes] == [
         n.op for n in load(convolution_chain(quantized=False)).nodes
     ]
+
+
+def test_float_time_does_not_depend_on_the_type_of_the_input() -> None:
+    float_input, int8_input = convolution_chain(batch=32), convolution_chain(batch=32)
+    model = load(int8_input)
+    convert_inputs_to_integers(model, "int8", Preprocess())
+    assert model.proto.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.INT8
+    (_, expected), (_, time) = estimate_model(float_input), estimate_model(model.proto)
+    assert time.float_time.total_ms == pytest.approx(expected.float_time.total_ms, rel=1e-6)
+    assert time.total_ms < expected.total_ms
 
 
 def test_times_of_quantized_and_float_model_agree() -> None:
@@ -332,11 +344,11 @@ def test_time_of_networks_is_monotonic(gpu: Gpu, factor: float) -> None:
     """A higher clock or a smaller batch is never slower, nor is INT8 in large convolutions."""
     narrow, wide = (chain_of(channels) for channels in (64, 256))
     base, faster, larger = (
-        estimate(*narrow, board, TARGET, compare=False, batch=batch)
+        estimate_time(*narrow, board, TARGET, compare=False, batch=batch)
         for board, batch in ((gpu, None), (replace(gpu, clock=gpu.clock * factor), None), (gpu, 8))
     )
     assert faster.total_ms <= base.total_ms <= larger.total_ms
-    gain = estimate(*wide, gpu, TARGET).gain
+    gain = estimate_time(*wide, gpu, TARGET).gain
     assert gain is not None and gain >= 1
 
 
@@ -496,7 +508,7 @@ def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str) -> No
     model = evidence.graph(case)
     prediction = predict(model, "trt10", advice=False)
     for gpu in ("Orin Nano", "RTX 3060", "L4"):
-        gain = estimate(model, prediction, find_gpu(gpu), TARGETS["trt10"]).gain
+        gain = estimate_time(model, prediction, find_gpu(gpu), TARGETS["trt10"]).gain
         assert gain is not None and gain < MOST_GAIN, gpu
 
 

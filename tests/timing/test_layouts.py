@@ -362,7 +362,7 @@ def conv_physics(
     channels: float = 64.0,
     precision: Precision = Precision.INT8,
 ) -> LayerWork:
-    size = work.width(precision)
+    size = work.bytes_per_element(precision)
     return LayerWork(
         work.CONV,
         precision,
@@ -423,7 +423,7 @@ def test_time_of_kernels() -> None:
 def test_time_of_the_conversion_of_an_image(
     name: str, source: Precision, target: Precision, elements: int, measured: float
 ) -> None:
-    read, written = (3.0 * elements * work.width(p) for p in (source, target))
+    read, written = (3.0 * elements * work.bytes_per_element(p) for p in (source, target))
     conversion = LayerWork(
         work.CONVERSION, source, target, channels=3.0, read=read, written=written
     )

@@ -96,6 +96,9 @@ class Exporter:
         copy = onnx.NodeProto()
         copy.CopyFrom(node.proto)
         copy.name = ""
+        if node.op == "Dropout":  # onnxruntime has no Dropout of integers
+            copy.op_type = "Identity"
+            del copy.attribute[:]
         for slot, name in zip(self._slots[layer.id], inputs, strict=True):
             copy.input[slot] = name
         if node.op == "Gemm" and len(layer.inputs) == 2 and len(copy.input) == 3:

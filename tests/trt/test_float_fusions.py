@@ -8,7 +8,7 @@ import pytest
 
 from qdqtool.findings.lint.api import run as lint
 from qdqtool.findings.report import FindingReport
-from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.placement import PlacementRules, compute_placement
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.quantization.api import insert
@@ -80,7 +80,7 @@ FORMS_KEPT_FLOAT = (DepthwiseSilu, DepthwiseAdd)
 
 
 def quantized_add_inputs(net: Net) -> set[str]:
-    placement = place(net.index(), PlacementRules(head="none"))
+    placement = compute_placement(net.index(), PlacementRules(head="none"))
     return {
         tensor
         for tensor, consumers in placement.inputs.items()
@@ -90,7 +90,9 @@ def quantized_add_inputs(net: Net) -> set[str]:
 
 def forms_skipped(net: Net) -> list[type]:
     """Return the forms for which placement keeps a convolution in float."""
-    placement = place(net.index(), PlacementRules(head="none", failing=list(FORMS_KEPT_FLOAT)))
+    placement = compute_placement(
+        net.index(), PlacementRules(head="none", failing=list(FORMS_KEPT_FLOAT))
+    )
     reasons = [skipped.record for skipped in placement.skipped]
     return [type(r) for r in reasons if isinstance(r, FORMS_KEPT_FLOAT)]
 

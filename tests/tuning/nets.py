@@ -11,7 +11,7 @@ from calibration.session import input_specs
 from qdqtool.accuracy.metrics import choose_metric
 from qdqtool.insertion.losses import find_last_convolution_outputs
 from qdqtool.insertion.placement import PlacementRules
-from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.prepare import prepare_float_model
 from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
@@ -91,7 +91,7 @@ def planner_of(
 ) -> Planner:
     """Return a planner whose ranges come from all of the data."""
     model = Model(proto).copy()
-    prepare(model)
+    prepare_float_model(model)
     planner = Planner(
         model, PlacementRules(residual=residual), target_named("trt8.5"), MethodChoice("mse")
     )

@@ -24,7 +24,7 @@ from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choos
 from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
@@ -190,6 +190,22 @@ def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuni
     text = str(render_tuning(tuned, 500))
     (line,) = (line for line in text.splitlines() if cheapest.name in line and "goal" in line)
     assert f"{cheapest.metric:.3f} ({cheapest.low:.3f} to {cheapest.high:.3f})" in line
+
+
+@pytest.mark.parametrize(
+    ("low", "expected"),
+    [
+        (KEEP - 0.01, "its interval includes the goal"),
+        (KEEP + 0.001, "its interval is above the goal, but on 4 selection images it has 0.123"),
+    ],
+)
+def test_interval_of_the_cheaper_placement_is_compared_with_the_goal(
+    tuned: Tuning, low: float, expected: str
+) -> None:
+    cheapest = tuned.cheapest_plausible
+    assert cheapest is not None and tuned.metric["float"] == 1
+    shown = replace(cheapest, low=low, high=KEEP + 0.002, chosen_on=0.1234)
+    assert expected in str(render_tuning(replace(tuned, cheapest_plausible=shown), 500))
 
 
 def test_matrix_products_are_named_where_they_are_counted(tuned: Tuning) -> None:
@@ -566,7 +582,7 @@ def test_budget_that_the_float_model_fits_takes_it() -> None:
     fits = ("float-fits", "float-fits-and-written")
     (note,) = (n for n in tuning.notes if n.code in fits)
     gpu, target = gpus.choose_gpu("T4", 300.0, None), target_named("trt8.5")
-    time = estimate(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
+    time = estimate_time(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
     assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
     assert tuning.unchanged and tuning.model == branchy()

@@ -25,7 +25,7 @@ from qdqtool.accuracy.metrics import (
     OutputAgreementMetric,
     UserMetric,
     choose_metric,
-    resample,
+    resample_metric,
 )
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
@@ -359,7 +359,10 @@ def test_output_agreement_is_one_minus_the_relative_error() -> None:
     assert metric.observe(metric.prepare_reference(expected), actual, "a") == pytest.approx(
         agreement
     )
-    low, high = resample(metric, [0.1, 0.2, 0.3], 50), resample(metric, [0.2, 0.3, 0.4], 50)
+    low, high = (
+        resample_metric(metric, [0.1, 0.2, 0.3], 50),
+        resample_metric(metric, [0.2, 0.3, 0.4], 50),
+    )
     assert np.allclose(high - low, 0.1)
 
 
@@ -374,7 +377,7 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     ]
     copy = json.loads(json.dumps(evidence))
     assert metric.value(copy) == metric.value(evidence)
-    assert (resample(metric, copy, 20) == resample(metric, evidence, 20)).all()
+    assert (resample_metric(metric, copy, 20) == resample_metric(metric, evidence, 20)).all()
 
 
 # Metrics of the user ------------------------------------------------------------------

@@ -29,11 +29,11 @@ pytestmark = pytest.mark.usefixtures("constant_costs")
 def test_predictions_end_at_the_deadline() -> None:
     evaluator = CandidateEvaluator(None, None, None, None, 1)  # type: ignore[arg-type]
     search = PlacementSearch(planner_of(branchy(), DATA), evaluator, 0.9, None, False, print)
-    search.prepare()
+    search.select_choices()
     assert search.decisions
     evaluator.deadline = 0.0
     with pytest.raises(OutOfTime):
-        search.prepare()
+        search.select_choices()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from qdqtool.formats.output import as_options
 from qdqtool.ir.graph import Model
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate_time
 from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import load_constants
@@ -58,7 +58,7 @@ def chain(length: int = 8) -> Model:
 
 MODEL = chain()
 PREDICTED = predict(MODEL, TARGET, advice=False)
-TIME = estimate(
+TIME = estimate_time(
     MODEL, PREDICTED, choose_gpu(GPU, None), TARGET, float_type=Precision.FP16, compare=False
 )
 OVERHEAD = load_constants().overhead_us * 1e-3
