@@ -259,6 +259,9 @@ def _compare_models(
     matching = match_nodes(a.view, b.view)
     _check_same_network(a, b, matching)
     comparison = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
+    if resolved.borrows_rules:
+        note = Note(f"the rules are {resolved.borrowed_rules}", code="borrowed-rules")
+        comparison.notes.append(note)
     if comparison.a.quantized != comparison.b.quantized:
         side, summary = (b, comparison.b) if comparison.a.quantized else (a, comparison.a)
         comparison.notes += use_fp16_time(side, summary)

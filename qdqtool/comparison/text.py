@@ -266,7 +266,7 @@ def _make_output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
 
 def _describe_conversions(comparison: Comparison) -> list[str]:
     more, kinds = comparison.more_conversions, (comparison.a.kind, comparison.b.kind)
-    if not more:
+    if not more or comparison.a.rejected or comparison.b.rejected:
         return []
     predicted = "" if kinds[0] == kinds[1] else " than predicted"
     is_more = more < 0 if kinds == ("build", "model") else more > 0

@@ -69,6 +69,8 @@ class FindingCodeEntry:
         saves_time: Whether the fix can save time: convolutions run in INT8, or conversions vanish.
         error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most
             specific first. In ``log``, prefixes in braces are placeholders for these texts.
+        error_since: First version with the error text, by target, if earlier versions that the
+            target covers have another text.
     """
 
     code: str
@@ -84,6 +86,7 @@ class FindingCodeEntry:
     passes: bool = False
     saves_time: bool = True
     error: tuple[tuple[str, str], ...] = ()
+    error_since: tuple[tuple[str, str], ...] = ()
 
     def scope_on(self, target: str) -> CodeScope | None:
         """Return the scope that includes a target; None if the code does not apply to it.
@@ -122,6 +125,13 @@ class FindingCodeEntry:
                 return text
         return ""
 
+    def quote_error(self, target: str) -> str:
+        """Return a sentence that quotes TensorRT's error text on a target; empty if unknown."""
+        text = self.error_text(target)
+        since = dict(self.error_since).get(target.removesuffix(STRONGLY_TYPED))
+        speaker = "TensorRT" if since is None else f"TensorRT {since} and later"
+        return f'{speaker} says: "{text}"' if text else ""
+
 
 def read_code(name: str, fields: dict[str, Any]) -> FindingCodeEntry:
     """Create the entry of a code from its fields in the table.
@@ -133,9 +143,10 @@ def read_code(name: str, fields: dict[str, Any]) -> FindingCodeEntry:
     if fields.get("passes"):
         scopes = [part for scope in scopes for part in scope.split_by_evidence()]
     error = tuple(fields.get("error", {}).items())
+    since = tuple(fields.get("error_since", {}).items())
     for targets, text in error:
         fields = {**fields, "log": fields["log"].replace(f"{{{targets}}}", text)}
-    fields = {**fields, "code": name, "holds": tuple(scopes), "error": error}
+    fields = {**fields, "code": name, "holds": tuple(scopes), "error": error, "error_since": since}
     return make_entry(FindingCodeEntry, fields, name)
 
 

@@ -48,8 +48,8 @@ def describe_finding(finding: Finding) -> Message:
         if not message:
             message, fix = text, "" if advice == NO_ACTION else advice or general
             is_failure = finding.severity == Severity.ERROR and not reason.quotes
-            error = entry.error_text(finding.target) if is_failure else ""
-            message += f' TensorRT says: "{error}"' if error else ""
+            error = entry.quote_error(finding.target) if is_failure else ""
+            message += f" {error}" if error else ""
         elif text not in message:
             message += f" {text}"
     return message, fix

@@ -175,7 +175,9 @@ def render_comparison(
     page.add_gap()
     _add_side_summary(page, "A", comparison.a)
     _add_side_summary(page, "B", comparison.b)
-    page.fill(f"Matched by {comparison.matched_by}.", 0)
+    are_models = comparison.a.kind == comparison.b.kind == "model"
+    structure = "structure and " * (are_models and comparison.matched_by == "names")
+    page.fill(f"Matched by {structure}{comparison.matched_by}.", 0)
     if comparison.agreement is not None:
         page.add_gap()
         add_agreement(page, comparison.agreement)
@@ -224,7 +226,7 @@ def _add_side_summary(page: TextPage, label: str, side: SideSummary) -> None:
         parts.append("no Q/DQ")
     elif side.int8 is not None:
         parts.append(_describe_formats(side))
-    if side.conversions is not None and side.quantized:
+    if side.conversions is not None and side.quantized and not side.rejected:
         low, high = side.conversions_range or (side.conversions, side.conversions)
         layers = format_count(high, "Q/DQ layer")
         parts.append(layers if low == high else f"{low} to {layers}")

@@ -59,6 +59,9 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         nodes = insertion.prediction.conversion_nodes
         if nodes and everything:
             page.add_row("Q/DQ layers", format_list(nodes, len(nodes)))
+        target = insertion.requested_target
+        if target is not None and target.borrows_rules:
+            page.add_row("Rules", target.borrowed_rules)
     _add_remarks(page, insertion.notes, insertion.warnings)
     if everything:
         page.add_heading("Activation scales")

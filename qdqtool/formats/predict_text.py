@@ -190,11 +190,7 @@ def _add_prediction_facts(
     if prediction.convolutions and not verdicts.has_no_qdq(prediction):
         page.add_row("Confidence", verdicts.describe_confidence(prediction))
     if target.borrows_rules:
-        page.add_row(
-            "Rules",
-            f"those of {target.name}: TensorRT {target.requested_version} has no rules of its own, "
-            "so the builds of this version may differ",
-        )
+        page.add_row("Rules", target.borrowed_rules)
     if page.everything and prediction.target_evidence:
         page.add_row("Evidence", prediction.target_evidence)
 

@@ -237,6 +237,16 @@ class Target:
         return numbers is not None and (is_range or numbers != self.version)
 
     @property
+    def borrowed_rules(self) -> str:
+        """Sentence part on a version without rules of its own; empty for other versions."""
+        if not self.borrows_rules:
+            return ""
+        return (
+            f"those of {self.name}: TensorRT {self.requested_version} has no rules of its own, so "
+            "the builds of this version may differ"
+        )
+
+    @property
     def rules_title(self) -> str:
         """Product and version whose rules apply: ``TensorRT 8.6`` if the user named 9."""
         return replace(self, requested_version="").title

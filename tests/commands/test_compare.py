@@ -35,6 +35,15 @@ def models(current_folder: Path) -> Path:
     return current_folder
 
 
+def test_compare_names_borrowed_rules_and_matching(models: Path, cli: Cli) -> None:
+    named, covered = (
+        " ".join(cli("compare", "good.onnx", "bad.onnx", "--target", target).split())
+        for target in ("10.3", "10")
+    )
+    assert "those of trt10: TensorRT 10.3 has no rules of its own" in named
+    assert "rules of its own" not in covered and "Matched by structure and names." in covered
+
+
 def test_compare_text_shows_folders_of_files_of_one_name(models: Path, cli: Cli) -> None:
     (models / "other").mkdir()
     (models / "other" / "good.onnx").write_bytes((models / "bad.onnx").read_bytes())

@@ -333,6 +333,14 @@ def test_rejected_model_has_no_times(float_path: Path) -> None:
     assert all(node.change_ms is None for node in result.nodes)
 
 
+def test_rejected_model_has_no_qdq_layers(float_path: Path) -> None:
+    """No engine exists whose Q/DQ layers could be counted."""
+    result = qdqtool.compare(float_path, quantize(float_path, "QDQ", "QUInt8"), target=TARGET)
+    assert result.b.rejected and result.b.conversions
+    text = str(render_comparison(result))
+    assert "rejected by TensorRT" in text and "Q/DQ layer" not in text
+
+
 def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
     ort = pytest.importorskip("onnxruntime.quantization")
     symmetric = {"ActivationSymmetric": True}

@@ -105,6 +105,18 @@ def test_code_error_text_depends_on_target(target: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "start"),
+    [
+        ("trt8.5", "TensorRT says: "),
+        ("trt10", "TensorRT 10.11 and later says: "),
+        ("trt11", "TensorRT says: "),
+    ],
+)
+def test_quoted_error_names_first_version_with_this_text(target: str, start: str) -> None:
+    assert codes.get("ZP-NONZERO").quote_error(target).startswith(start)
+
+
+@pytest.mark.parametrize(
     ("text", "code"),
     [("skip-float", "SKIP-FLOAT"), ("SKIP_FLOAT", "SKIP-FLOAT"), (" zp nonzero ", "ZP-NONZERO")],
 )
