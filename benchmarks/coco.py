@@ -217,14 +217,14 @@ def _average_precision(matches: ClassMatches) -> Floats:
 
 def detect_images(model: bytes, paths: Sequence[Path], size: int) -> Iterator[Detections]:
     """Yield the detections of a model on each image, in pixels of the image."""
-    from calibration.images import prepare, read_image
+    from calibration.images import prepare_image, read_image
     from qdqtool.runtime.sessions import open_session
 
     session = open_session(model, 0, optimize="extended", fold_qdq=False)
     (name,) = (i.name for i in session.get_inputs())
     for path in paths:
         image = read_image(path)
-        output = session.run(None, {name: prepare(image, size, size)})[0]
+        output = session.run(None, {name: prepare_image(image, size, size)})[0]
         is_sorted = output.shape[-1] == 6
         boxed = read_detections(output[0]) if is_sorted else decode_detections(output)
         yield Detections(
@@ -249,9 +249,9 @@ def measure(
     truths: Sequence[GroundTruth],
     size: int,
 ) -> CocoRow:
-    from qdqtool.util.progress import track
+    from qdqtool.util.progress import track_progress
 
-    detections = list(track(detect_images(model, paths, size), name, len(paths)))
+    detections = list(track_progress(detect_images(model, paths, size), name, len(paths)))
     values = evaluate(truths, detections)
     row = CocoRow(name, len(paths), float(values.mean()), float(values[0]))
     print(f"{name}: {row.map50_95:.4f}", file=sys.stderr, flush=True)

@@ -104,7 +104,7 @@ class Model:
         self.calls = np.asarray([m.label.startswith("python yolo") for m in data], dtype=float)
         enqueued = kernels * [m.label.startswith(("trtexec ", "blind ", "gain ")) for m in data]
         self.images = np.asarray([m.images for m in data])
-        is_myelin = np.asarray([m.gpu.fuses_conversions for m in data])
+        is_myelin = np.asarray([m.gpu.has_fused_conversions for m in data])
         self.enqueued, self.enqueued_myelin = enqueued * ~is_myelin, enqueued * is_myelin
         # Engines on boards with a low power limit. Their clock depends on their utilization.
         is_limited = [m.gpu.clock_share_under_load < 1 and len(m.works) > 1 for m in data]

@@ -465,15 +465,15 @@ class Dataset:
         assert self.indices is not None
         return list(self.indices[number * self.batch : (number + 1) * self.batch])
 
-    def take(self, looks: DataQuality, skipped: Iterable[tuple[str, str]]) -> None:
+    def add_worker_results(self, quality: DataQuality, skipped: Iterable[tuple[str, str]]) -> None:
         """Add the quality and the skipped images of samples that another process loaded.
 
         Args:
-            looks: Quality of those samples.
+            quality: Quality of those samples.
             skipped: Name of each broken image and the reason.
         """
         with self._lock:
-            self.quality.merge(looks)
+            self.quality.merge(quality)
             self.skipped.extend(skipped)
 
     def load(self, number: int) -> Sample | None:

@@ -53,7 +53,7 @@ ImageFile = str | os.PathLike[str] | IO[bytes]
 # Decoding -----------------------------------------------------------------------------------------
 
 
-def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
+def decode_image(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
     """Decode an image like OpenCV's imread: upright by its EXIF data, without alpha, 8 bits.
 
     Args:
@@ -71,7 +71,7 @@ def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
 
 
 def read_image(source: ImageFile, name: str = "") -> Image.Image:
-    """Decode an image file to an upright RGB image of Pillow; see :func:`decode`."""
+    """Decode an image file to an upright RGB image of Pillow; see :func:`decode_image`."""
     with contextlib.ExitStack() as stack:
         try:
             if isinstance(source, str | os.PathLike):
@@ -135,7 +135,7 @@ def _to_upright_rgb(image: Image.Image) -> Image.Image:
 # Preprocessing ------------------------------------------------------------------------------------
 
 
-def prepare(
+def prepare_image(
     image: npt.NDArray[np.uint8] | Image.Image,
     height: int,
     width: int,
@@ -243,7 +243,7 @@ def _resize_image(
     return np.asarray(image.transform(size, method, extent, Image.Resampling.BILINEAR))
 
 
-def describe(preprocess: Preprocess) -> str:
+def describe_preprocess(preprocess: Preprocess) -> str:
     """Return a short text about a preprocessing, such as "letterbox, RGB, pixels / 255"."""
     resize = preprocess.resize
     if preprocess.resize == "crop":
@@ -334,7 +334,7 @@ class ImageSource(FilesSource):
             "text": "a function of the caller",
         }
         if isinstance(self.preprocess, Preprocess):
-            described["text"] = describe(self.preprocess)
+            described["text"] = describe_preprocess(self.preprocess)
             described |= self.preprocess.as_json()
         return described
 
@@ -373,7 +373,7 @@ class ImageSource(FilesSource):
         if not isinstance(self.preprocess, Preprocess):
             label = f"the result of `preprocess` for {name or source}"
             return {self.spec.name: self.spec.fit_array(np.asarray(self.preprocess(image)), label)}
-        array = prepare(image, self.height, self.width, self.preprocess, self.channels)
+        array = prepare_image(image, self.height, self.width, self.preprocess, self.channels)
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
         if self.integer:

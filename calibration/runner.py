@@ -40,7 +40,7 @@ from qdqtool.proto.external_data import read_location
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.files import check_output
 from qdqtool.util.notes import Note
-from qdqtool.util.progress import track
+from qdqtool.util.progress import track_progress
 
 if TYPE_CHECKING:
     from calibration.cluster_pass import ClusterPass
@@ -363,7 +363,7 @@ class _Calibration:
             if progress:
                 has_length = self.dataset.indices is not None
                 left = len(self.dataset) - len(self.done) if has_length else None
-                numbers = track(results, "Calibrating", total=left)
+                numbers = track_progress(results, "Calibrating", total=left)
             saved = time.monotonic()
             try:
                 for _ in numbers:

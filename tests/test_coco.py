@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import coco
-from calibration.images import prepare
+from calibration.images import prepare_image
 from qdqtool.accuracy.detections import Detections, decode_detections
 from qdqtool.demo.network import yolov8n
 from tests.insertion.nets import run
@@ -91,7 +91,7 @@ def test_undo_letterbox_finds_the_object_in_the_image(size: tuple[int, int]) -> 
     pixels = np.zeros((height, width, 3), np.uint8)
     box = [width // 4, height // 4, width // 2, height // 2]
     pixels[box[1] : box[3], box[0] : box[2]] = 255
-    rows, columns = np.nonzero(prepare(Image.fromarray(pixels), 64, 64)[0, 0] > 0.6)
+    rows, columns = np.nonzero(prepare_image(Image.fromarray(pixels), 64, 64)[0, 0] > 0.6)
     shown = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]], float)
     image = coco.undo_letterbox(shown, width, height, 64)[0]
     assert image == pytest.approx(box, abs=1.6 * max(width, height) / 64)
@@ -102,7 +102,7 @@ def write_coco(folder: Path, model: onnx.ModelProto) -> None:
     (folder / "images").mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     Image.fromarray(pixels).save(folder / "images" / "a.png")
-    output = run(model, {"images": prepare(Image.fromarray(pixels), 64, 64)})[0]
+    output = run(model, {"images": prepare_image(Image.fromarray(pixels), 64, 64)})[0]
     detections = decode_detections(output)
     best = np.flatnonzero(detections.classes == detections.classes[0])[:3]
     boxes = coco.undo_letterbox(detections.boxes[best], 64, 64, 64)

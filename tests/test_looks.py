@@ -277,13 +277,15 @@ def test_progress_is_one_line_a_minute(
     def steps() -> Iterator[int]:
         yield from range(8)
 
-    assert list(progress.track(steps(), "Calibrating", 8)) == list(range(8))
+    assert list(progress.track_progress(steps(), "Calibrating", 8)) == list(range(8))
     lines = capsys.readouterr().err.splitlines()
     assert [re.findall(r"\d+", line) for line in lines] == [
         ["2", "8", "25", "75"],
         ["5", "8", "62", "150"],
     ]
-    assert list(progress.track([1, 2], "Short")) == [1, 2] and capsys.readouterr().err == ""
+    assert (
+        list(progress.track_progress([1, 2], "Short")) == [1, 2] and capsys.readouterr().err == ""
+    )
 
 
 @pytest.mark.parametrize(

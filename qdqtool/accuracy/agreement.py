@@ -36,7 +36,7 @@ from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.progress import track
+from qdqtool.util.progress import track_progress
 from qdqtool.util.threads import SharedTasks, run_threads
 
 _MAX_WORKERS = 4
@@ -144,7 +144,7 @@ def measure_agreement(
     pair = _NetworkPair(reference, model, names, feeder)
     steps = pair.observe_each(metrics)
     if progress:
-        steps = track(steps, "agreement", feeder.length)
+        steps = track_progress(steps, "agreement", feeder.length)
     rows = [rows for _, rows in sorted(steps, key=lambda step: step[0])]
     evidence = list(itertools.chain.from_iterable(rows))
     if not evidence:

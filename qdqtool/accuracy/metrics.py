@@ -163,7 +163,7 @@ class DetectionAgreementMetric(Metric):
         """The output, which is the only tensor that the metric reads."""
         return (self.output,)
 
-    def _decode(self, outputs: Outputs) -> list[Detections]:
+    def _decode_outputs(self, outputs: Outputs) -> list[Detections]:
         array = outputs[self.output]
         if self.transposed:
             array = array.swapaxes(1, 2)
@@ -171,11 +171,13 @@ class DetectionAgreementMetric(Metric):
 
     def prepare_reference(self, reference: Outputs) -> Any:
         """Return the part of the float network's outputs that `observe` needs."""
-        return [image.filter_by_score(_REFERENCE_SCORE) for image in self._decode(reference)]
+        return [
+            image.filter_by_score(_REFERENCE_SCORE) for image in self._decode_outputs(reference)
+        ]
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
         """Return the evidence of one sample."""
-        pairs = zip(reference, self._decode(outputs), strict=True)
+        pairs = zip(reference, self._decode_outputs(outputs), strict=True)
         return [match_detections(truth, detections).as_json() for truth, detections in pairs]
 
     def value(self, evidence: Sequence[Evidence]) -> float:
@@ -191,7 +193,7 @@ class SortedDetectionMetric(DetectionAgreementMetric):
     The output [n, detections, 6 + others] holds two corners, score and class of each detection.
     """
 
-    def _decode(self, outputs: Outputs) -> list[Detections]:
+    def _decode_outputs(self, outputs: Outputs) -> list[Detections]:
         return [read_detections(rows) for rows in outputs[self.output]]
 
 

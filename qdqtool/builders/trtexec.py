@@ -107,23 +107,23 @@ def trtexec_flags(
         shapes: Minimum, preferred and maximum shape of inputs, by name.
     """
 
-    def has(flag: str) -> bool:
+    def has_flag(flag: str) -> bool:
         return re.search(rf"--{flag}\b", help_text) is not None
 
     flags = [
         f"--onnx={model}",
         "--verbose",
-        *(f"--{flag}" for flag in ("int8", "fp16", "dumpLayerInfo") if has(flag)),
+        *(f"--{flag}" for flag in ("int8", "fp16", "dumpLayerInfo") if has_flag(flag)),
     ]
-    if has("profilingVerbosity"):
+    if has_flag("profilingVerbosity"):
         # TensorRT 8.2 and 8.3 call the value "verbose", later versions "detailed".
         verbosity = "detailed" if "detailed" in help_text else "verbose"
         flags.append(f"--profilingVerbosity={verbosity}")
-    elif has("nvtxMode"):
+    elif has_flag("nvtxMode"):
         flags.append("--nvtxMode=verbose")
-    if has("exportLayerInfo"):
+    if has_flag("exportLayerInfo"):
         flags.append(f"--exportLayerInfo={layers}")
-    flags += [f"--{flag}" for flag in ("skipInference", "buildOnly") if has(flag)][:1]
+    flags += [f"--{flag}" for flag in ("skipInference", "buildOnly") if has_flag(flag)][:1]
     if engine is not None:
         flags.append(f"--saveEngine={engine}")
     return flags + _format_shapes(shapes)

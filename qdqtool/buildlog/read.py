@@ -114,7 +114,9 @@ def _iterate_unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
             size = os.fstat(stream.fileno()).st_size
             limit = min(limit, limits.max_unpacked_size(size, limits.UNPACKED_LOG_RATIO))
         read = functools.partial(_read_bytes, stream)
-        yield from compression.unpack(head, read, name, limit, whole=False, error=BuildLogError)
+        yield from compression.unpack_blocks(
+            head, read, name, limit, whole=False, error=BuildLogError
+        )
         return
     total = 0
     while head:

@@ -55,7 +55,7 @@ class HelpCommand(click.Command):
                 formatter.write("".join(f"{line}\n" for line in lines))
 
 
-def group(*options: Callable[[Any], Any]) -> Decorator:
+def combine_options(*options: Callable[[Any], Any]) -> Decorator:
     """Combine several option decorators into one decorator."""
 
     def decorate(function: Command) -> Command:
@@ -337,7 +337,7 @@ def make_output_options(*formats: str) -> Decorator:
             reserve_output(output, "-o")
             return function(**arguments, answer=AnswerWriter(form, output))
 
-        return group(_make_format_option(*formats), output)(call)
+        return combine_options(_make_format_option(*formats), output)(call)
 
     return decorate
 
@@ -382,7 +382,7 @@ target_option = click.option(
     help=f"TensorRT version such as 8.5, 10.3 or 11, or rtx1.7. [default: {DEFAULT_TARGET}]",
 )
 
-target_options = group(
+target_options = combine_options(
     target_option,
     click.option(
         "--strongly-typed",
@@ -561,7 +561,7 @@ def image_options(function: Command) -> Command:
         images = ImageArguments(preprocess, resize, bgr, scale, mean, std, size)
         return function(**arguments, images=images)
 
-    options = group(
+    options = combine_options(
         click.option(
             "--preprocess",
             metavar="NAME",
@@ -614,7 +614,7 @@ max_images_option = click.option(
     help="Maximum number of images, spread evenly over the set.",
 )
 
-range_options = group(
+range_options = combine_options(
     click.option(
         "--method",
         type=click.Choice(("focus", "mse", "percentile", "entropy", "max")),
@@ -639,7 +639,7 @@ range_options = group(
     max_images_option,
 )
 
-cache_options = group(
+cache_options = combine_options(
     click.option(
         "--calib-cache",
         type=click.Path(),
@@ -653,7 +653,7 @@ cache_options = group(
     ),
 )
 
-cluster_options = group(
+cluster_options = combine_options(
     click.option(
         "--cluster",
         metavar="ADDRESS",
@@ -702,7 +702,7 @@ def precision_option(*choices: str) -> Decorator:
     )
 
 
-placement_options = group(
+placement_options = combine_options(
     click.option(
         "--head",
         type=click.Choice(("box", "float", "none")),
@@ -752,7 +752,7 @@ placement_options = group(
     ),
 )
 
-network_options = group(
+network_options = combine_options(
     click.option(
         "--high-precision",
         type=click.Choice(("fp32", "fp16")),

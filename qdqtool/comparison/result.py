@@ -565,19 +565,19 @@ def _pair_input_scales(
 
 def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
     """Return the kinds of scale changes, and store the largest change in `change`."""
-    different = [pair for pair in _pair_input_scales(a, b) if scales_differ(*pair)]
+    different = [pair for pair in _pair_input_scales(a, b) if are_scales_different(*pair)]
     kinds = []
     if different:
         change.scales = max(different, key=_scale_distance)
         change.factor = scale_factor(*change.scales)
         kinds.append(ChangeKind.SCALE)
-    if a.weights and b.weights and scales_differ(a.weights_scale, b.weights_scale):
+    if a.weights and b.weights and are_scales_different(a.weights_scale, b.weights_scale):
         change.weights_factor = scale_factor(a.weights_scale, b.weights_scale)
         kinds.append(ChangeKind.WEIGHTS_SCALE)
     return kinds
 
 
-def scales_differ(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
+def are_scales_different(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
     """Return whether two quantizers differ; True also if only one scale is known.
 
     INT8 and FP8 scales of the same range do not differ.

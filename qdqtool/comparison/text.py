@@ -47,7 +47,7 @@ _EXACT_BELOW = 1.2  # a smaller ratio of the times is printed with two decimals
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
 
-def summarize(comparison: Comparison) -> str:
+def summarize_comparison(comparison: Comparison) -> str:
     """Summarize the losses and gains of B against A in one line."""
     parts = [
         *_describe_obstacles_and_gaps(comparison),

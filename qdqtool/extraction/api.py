@@ -36,7 +36,7 @@ from qdqtool.util import limits
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.process import INTERRUPTED
-from qdqtool.util.progress import track
+from qdqtool.util.progress import track_progress
 from qdqtool.util.text import format_list
 
 if TYPE_CHECKING:
@@ -212,10 +212,10 @@ class ExtractionJob:
         needed = frozenset(node.index for node in nodes if node is not None)
         for holds in (self._is_reproduced_by_sketch, self._is_reproduced_by_part):
             part = self.cutter.whole_part()
-            for grown in track(grow_part(self.cutter, anchors, holds, needed), "cutting"):
+            for grown in track_progress(grow_part(self.cutter, anchors, holds, needed), "cutting"):
                 part = grown or part
             trimmer = PartTrimmer(self.cutter, part, anchors, holds, self.budget, needed)
-            for _ in track(trimmer.steps(), "trimming"):
+            for _ in track_progress(trimmer.steps(), "trimming"):
                 pass
             part = trimmer.part
             if self._is_reproduced_by_part(part):
@@ -364,7 +364,7 @@ class ExtractionJob:
             self.proto, self._is_reproduced_by_proto, reductions, options.tries, bounded
         )
         try:
-            for _ in track(shrinker.steps(), "minimizing", options.tries):
+            for _ in track_progress(shrinker.steps(), "minimizing", options.tries):
                 pass
         except KeyboardInterrupt as stop:
             if not keep_interrupted or getattr(stop, "code", INTERRUPTED) != INTERRUPTED:

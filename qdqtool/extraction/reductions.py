@@ -425,7 +425,7 @@ def _resize_channels(
     return _remove_types(candidate)
 
 
-def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
+def can_hold_sizes(tensor: onnx.TensorProto) -> bool:
     """Return whether a constant may contain sizes: a scalar or short vector of integers."""
     return (
         tensor.data_type in _INTEGERS
@@ -439,7 +439,7 @@ def _change_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> No
         return change(size) if 1 < size < 2**31 else size
 
     for tensor in _iterate_tensors(proto):
-        if may_hold_sizes(tensor):
+        if can_hold_sizes(tensor):
             array = to_array(tensor)
             sizes = np.array([change_size(int(v)) for v in array.reshape(-1)], array.dtype)
             tensor.CopyFrom(numpy_helper.from_array(sizes.reshape(array.shape), tensor.name))

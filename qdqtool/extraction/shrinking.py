@@ -13,7 +13,7 @@ from qdqtool.extraction.reductions import (
     LARGE,
     READING_CONSTANTS,
     Reduction,
-    may_hold_sizes,
+    can_hold_sizes,
     prune_unused,
 )
 from qdqtool.proto.external_data import data_size, has_data
@@ -205,7 +205,7 @@ def detach_constants(
     """
 
     def detach(tensor: onnx.TensorProto) -> onnx.TensorProto:
-        if tensor_bytes(tensor) <= LARGE or may_hold_sizes(tensor):
+        if tensor_bytes(tensor) <= LARGE or can_hold_sizes(tensor):
             return tensor
         mark = hashlib.sha256(tensor.SerializeToString(deterministic=True)).hexdigest()
         constants.setdefault(mark, tensor)

@@ -78,7 +78,7 @@ class OutputJudge:
         """Start a step: errors may grow once by the permitted factor over all its changes."""
         self._limit = self.noise
 
-    def accept(
+    def accept_if_close(
         self, current: Model, candidate: Model, criteria: FixCriteria, fewer_errors: bool
     ) -> Note | None:
         """Accept a changed model if its outputs are close enough to the float network's.

@@ -229,7 +229,7 @@ class FixSession:
     ) -> Note | None:
         """Keep a changed model if its outputs are accepted; return the reason if not."""
         fewer_errors = _count_error_findings(prediction) < _count_error_findings(self.prediction)
-        reason = self.judge.accept(self.model, candidate, criteria, fewer_errors)
+        reason = self.judge.accept_if_close(self.model, candidate, criteria, fewer_errors)
         if reason is None:
             self.model, self.prediction = candidate, prediction
             self.applied += attempts

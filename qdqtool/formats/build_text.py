@@ -166,12 +166,12 @@ def render_comparison(
     ``everything`` lists every node and layer.
     """
     from qdqtool.comparison.result import ChangeKind
-    from qdqtool.comparison.text import summarize
+    from qdqtool.comparison.text import summarize_comparison
 
     page = TextPage(width, everything)
     losses = comparison.count(ChangeKind.LOST_INT8) or (comparison.times_as_long or 1.0) > 1.0
     style = Style.BAD if losses else Style.GOOD if comparison.changed else Style.BOLD
-    page.fill(f"B against A: {summarize(comparison)}", style=style)
+    page.fill(f"B against A: {summarize_comparison(comparison)}", style=style)
     page.add_gap()
     _add_side_summary(page, "A", comparison.a)
     _add_side_summary(page, "B", comparison.b)

@@ -169,7 +169,7 @@ class NetworkShapes:
         return sizes if is_complete and 0 < math.prod(sizes) <= _MAX_ENTRIES else None
 
 
-def fits_shape(shape: tuple[int | None, ...], places: Places) -> bool:
+def has_axes_of_places(shape: tuple[int | None, ...], places: Places) -> bool:
     """Return whether a shape has all axes of `places` along which the channel changes."""
     if len(shape) < places.ndim:
         return False

@@ -45,7 +45,7 @@ def choose_placement(
     """Return the rules that follow from options and target, and the placement of a model.
 
     Raises:
-        QdqtoolError: As for :func:`qdqtool.insertion.placement.place`.
+        QdqtoolError: As for :func:`qdqtool.insertion.placement.compute_placement`.
     """
     rules = PlacementRules(
         options.head,

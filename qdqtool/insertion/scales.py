@@ -379,27 +379,27 @@ def _least_error_range(
 
     candidates = np.geomspace(low, high, _RANGE_CANDIDATES)
 
-    def error(
+    def compute_errors(
         part: TensorStatistics, ranges: npt.NDArray[np.float64], power: float
     ) -> npt.NDArray[np.float64]:
         if method == "focus":
             return focused_error(part, ranges, power, SEARCH_BITS)
         return squared_error(part, ranges)
 
-    def total(ranges: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
+    def sum_errors(ranges: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
         total = np.zeros(len(ranges))
         for part in parts:
             # A tiny range clips all values to almost 0, so its error is the mean of |x| ** power.
-            size = error(part, np.array([part.absmax * 1e-6]), power).item()
-            total += (error(part, ranges, power) / max(size, _SMALLEST)) ** (1.0 / power)
+            size = compute_errors(part, np.array([part.absmax * 1e-6]), power).item()
+            total += (compute_errors(part, ranges, power) / max(size, _SMALLEST)) ** (1.0 / power)
         return total
 
     def choose_best_range(power: float) -> float:
-        return float(candidates[int(np.argmin(total(candidates, power)))])
+        return float(candidates[int(np.argmin(sum_errors(candidates, power)))])
 
     if method == "focus":
         return choose_focus_range(
-            parts, choose_best_range, lambda ranges, power: total(ranges, power) ** power
+            parts, choose_best_range, lambda ranges, power: sum_errors(ranges, power) ** power
         )
     return Range(choose_best_range(2.0), 2.0)
 

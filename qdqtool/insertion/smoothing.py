@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.channel_places import NetworkShapes, Places, fits_shape
+from qdqtool.insertion.channel_places import NetworkShapes, Places, has_axes_of_places
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import Placement
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, measure_channel_maxima
@@ -355,23 +355,23 @@ class _ScaleRegion:
             self.skip_reason = _SkipReason.OUTPUT, ""
         elif producer is None:
             self.skip_reason = _SkipReason.INPUT, ""
-        elif not self._divide_output(producer, tensor, places):
+        elif not self._try_divide_output(producer, tensor, places):
             self.skip_reason = _SkipReason.PRODUCER, producer.op
             self.blocking_node = producer.name
         else:
             for consumer in dict.fromkeys(model.consumers(tensor)):
-                if consumer.op != "Shape" and not self._divide_input(consumer, tensor, places):
+                if consumer.op != "Shape" and not self._try_divide_input(consumer, tensor, places):
                     self.skip_reason = _SkipReason.CONSUMER, consumer.op
                     self.blocking_node = consumer.name
                     break
 
-    def _divide_output(self, node: Node, tensor: str, places: Places) -> bool:
+    def _try_divide_output(self, node: Node, tensor: str, places: Places) -> bool:
         if is_linear(self.model, node):
-            return self._divide_linear(node, places)
+            return self._try_divide_linear(node, places)
         if node.domain not in DOMAINS:
             return False
         if node.op == "LayerNormalization":
-            return tensor == node.output and self._divide_layer_norm(node, places)
+            return tensor == node.output and self._try_divide_layer_norm(node, places)
         factor = _find_factor(self.model, node)
         if factor is not None:
             power = 1 if node.op == "Div" else -1
@@ -379,9 +379,9 @@ class _ScaleRegion:
                 node, [factor], places, power
             )
         if _is_sum(node):
-            return self._divide_summands(node, places)
+            return self._try_divide_summands(node, places)
         if node.op == "MatMul":
-            return self._divide_product_operand(node, places)
+            return self._try_divide_product_operand(node, places)
         moved = None
         if self._has_same_channels(node, places):
             moved = [places] * (len(node.inputs) if operator_of(node).joins else 1)
@@ -389,7 +389,7 @@ class _ScaleRegion:
             moved = self._shapes.map_upstream(node, node.outputs.index(tensor), places) or moved
         return self._add_tensors(node.inputs, moved)
 
-    def _divide_linear(self, node: Node, places: Places) -> bool:
+    def _try_divide_linear(self, node: Node, places: Places) -> bool:
         bias = [2] if node.input(2) else []
         if places.ndim > 1 or not self._can_fold(node, bias, places):
             return False
@@ -397,7 +397,7 @@ class _ScaleRegion:
         self._record_producer_folds(node, [1], places[:, None] if is_transposed else places, -1)
         return self._record_producer_folds(node, bias, places, -1)
 
-    def _divide_layer_norm(self, node: Node, places: Places) -> bool:
+    def _try_divide_layer_norm(self, node: Node, places: Places) -> bool:
         parameters = [p for p in (1, 2) if node.input(p)]
         names = [skip_identities(self.model, node.input(p)) for p in parameters]
         shapes = {self.model.constant_shape(name) for name in names}
@@ -407,40 +407,40 @@ class _ScaleRegion:
             and self._record_producer_folds(node, parameters, places, -1)
         )
 
-    def _divide_input(self, node: Node, tensor: str, places: Places) -> bool:
+    def _try_divide_input(self, node: Node, tensor: str, places: Places) -> bool:
         positions = [p for p, t in enumerate(node.inputs) if t == tensor]
         if is_linear(self.model, node):
-            return self._divide_linear_input(node, positions, places)
+            return self._try_divide_linear_input(node, positions, places)
         if node.domain not in DOMAINS:
             return False
         factor = _find_factor(self.model, node)
         if factor is not None:
-            return self._divide_factor(node, factor, places)
+            return self._try_divide_factor(node, factor, places)
         if _is_sum(node):
-            return self._divide_summands(node, places) and self._add_tensor(node.output, places)
+            return self._try_divide_summands(node, places) and self._add_tensor(node.output, places)
         if node.op == "MatMul":
-            return self._divide_product_input(node, positions[0], places)
-        return all(self._divide_through_move(node, position, places) for position in positions)
+            return self._try_divide_product_input(node, positions[0], places)
+        return all(self._try_divide_through_move(node, position, places) for position in positions)
 
-    def _divide_linear_input(self, node: Node, positions: list[int], places: Places) -> bool:
+    def _try_divide_linear_input(self, node: Node, positions: list[int], places: Places) -> bool:
         if positions != [0] or places.ndim > 1:
             return False
         self.linears.append(node)
         self._record_fold(node, 1, places if _input_channel_axis(node) else places[:, None], 1)
         return True
 
-    def _divide_factor(self, node: Node, position: int, places: Places) -> bool:
+    def _try_divide_factor(self, node: Node, position: int, places: Places) -> bool:
         self._record_fold(node, position, places, 1 if node.op == "Mul" else -1)
         return self._can_fold(node, [position], places)
 
-    def _divide_product_input(self, node: Node, position: int, places: Places) -> bool:
+    def _try_divide_product_input(self, node: Node, position: int, places: Places) -> bool:
         return (
             node.input(1 - position) not in self.tensors
             and _is_outside_summed_axis(places, position)
             and self._add_tensor(node.output, places)
         )
 
-    def _divide_through_move(self, node: Node, position: int, places: Places) -> bool:
+    def _try_divide_through_move(self, node: Node, position: int, places: Places) -> bool:
         moved = None
         if self._has_same_channels(node, places) and (operator_of(node).joins or position == 0):
             moved = [places] * len(node.outputs)
@@ -448,7 +448,7 @@ class _ScaleRegion:
             moved = self._shapes.map_downstream(node, position, places) or moved
         return self._add_tensors(node.outputs, moved)
 
-    def _divide_summands(self, node: Node, places: Places) -> bool:
+    def _try_divide_summands(self, node: Node, places: Places) -> bool:
         constant = _find_constant_operands(self.model, node)
         if len(node.inputs) != 2 or not self._can_fold(node, constant, places):
             return False
@@ -457,7 +457,7 @@ class _ScaleRegion:
         tensors = [t for p, t in enumerate(node.inputs) if p not in constant]
         return all(self._has_axes(t, places) and self._add_tensor(t, places) for t in tensors)
 
-    def _divide_product_operand(self, node: Node, places: Places) -> bool:
+    def _try_divide_product_operand(self, node: Node, places: Places) -> bool:
         for position in [p for p in (1, 0) if node.input(p) in self.tensors] or [1, 0]:
             tensor = node.input(position)
             if _is_outside_summed_axis(places, position) and self._has_axes(tensor, places):
@@ -472,12 +472,12 @@ class _ScaleRegion:
             shape = self.model.constant_shape(skip_identities(self.model, tensor))
             if shape is None or self.model.elem_type(tensor) not in QUANTIZABLE:
                 return False
-            if any(size != 1 for size in shape) and not fits_shape(shape, places):
+            if any(size != 1 for size in shape) and not has_axes_of_places(shape, places):
                 return False
         return True
 
     def _has_axes(self, tensor: str, places: Places) -> bool:
-        return fits_shape(self._shapes.shape(tensor) or (), places)
+        return has_axes_of_places(self._shapes.shape(tensor) or (), places)
 
     def _record_fold(self, node: Node, position: int, places: Places, power: int) -> None:
         self._folds.setdefault((node.index, position), []).append((places, power))

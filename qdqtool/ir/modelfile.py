@@ -241,7 +241,9 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes:
     head = file.read(compression.HEAD)
     if compression.find_magic(head) == compression.GZIP:
         limit = min(limits.max_unpacked_size(size), MAX_PROTO_BYTES)
-        blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
+        blocks = compression.unpack_blocks(
+            head, file.read, str(path), limit, whole=True, error=ModelError
+        )
         return b"".join(blocks)
     file.seek(0)
     return file.read(size)  # with another number, Python would allocate that many bytes

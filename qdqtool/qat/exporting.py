@@ -47,7 +47,7 @@ from qdqtool.qat.networks import (
 )
 from qdqtool.qat.planning import Plan, choose_sample
 from qdqtool.qat.preparation import PLAN_ATTRIBUTE, read_plan
-from qdqtool.qat.trace import export_without_marks, mark
+from qdqtool.qat.trace import export_without_marks, mark_tensor
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.util.checks import check_choice
@@ -297,7 +297,7 @@ class _NetworkCopy:
         counter = itertools.count()
         copy = copy_network(self._network)
         with switch_heads_to_export(copy), evaluation_mode(copy):
-            _fold_norms_and_freeze(copy, self._plan, lambda x: mark(x, next(counter)))
+            _fold_norms_and_freeze(copy, self._plan, lambda x: mark_tensor(x, next(counter)))
             raw, numbers = export_without_marks(copy, self._sample, opset, **options)
         names = [n.name for n in raw.graph.node if n.op_type == qdq.Q]
         calls = {name: numbers[name, 0] for name in names if (name, 0) in numbers}

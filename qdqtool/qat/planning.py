@@ -30,7 +30,7 @@ from qdqtool.qat.networks import (
 )
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.sites import ADD, LINEAR, POOL, WEIGHTED_MODULES, QuantizerSite
-from qdqtool.qat.trace import NetworkTrace, trace
+from qdqtool.qat.trace import NetworkTrace, trace_network
 from qdqtool.reasons.finding import Reason
 from qdqtool.reasons.placement import (
     PLACEMENT,
@@ -229,7 +229,7 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
         network = copy_network(network)
         merged = merge_branches(network)
     with switch_heads_to_export(network):
-        traced = trace(network, sample)
+        traced = trace_network(network, sample)
     model = fold_constants(Model(traced.proto))
     prepare_network(model)
     names = _name_modules(model, traced)

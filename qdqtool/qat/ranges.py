@@ -29,7 +29,7 @@ from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import read_plan
 from qdqtool.qat.sites import QuantizerSite
 from qdqtool.util.notes import Note
-from qdqtool.util.progress import track
+from qdqtool.util.progress import track_progress
 from qdqtool.util.text import format_count
 
 FEW_IMAGES = 16  # fewer images cause a warning: they rarely contain the largest values
@@ -118,7 +118,7 @@ def calibrate(
         count = count_batches(batches)
         if count is not None and max_batches is not None:
             count = min(count, max_batches)
-        tracked = track(limit_batches(batches, max_batches), "Calibrating", count or total)
+        tracked = track_progress(limit_batches(batches, max_batches), "Calibrating", count or total)
         calls = (convert_batch(batch, plan, network, fn) for batch in tracked)
         return _collect_statistics(network, plan, calls, members)
 

@@ -20,7 +20,7 @@ from qdqtool.qat.modules import QuantizedModule, QuantizerReference, find_quanti
 from qdqtool.qat.networks import override_attributes, unwrap_network
 from qdqtool.qat.preparation import read_plan
 from qdqtool.util.checks import compile_pattern
-from qdqtool.util.progress import track
+from qdqtool.util.progress import track_progress
 
 
 def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:
@@ -165,7 +165,7 @@ def sensitivity(
         reference = run()
         best = metric(network) if metric else 0.0
         losses = []
-        for name in track(plan.convolutions, "Sensitivity"):
+        for name in track_progress(plan.convolutions, "Sensitivity"):
             with override_attributes(modules[name], qdq_off=frozenset()):
                 loss = best - metric(network) if metric else largest_difference(run(), reference)
             losses.append(Sensitivity(name, loss))

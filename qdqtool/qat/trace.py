@@ -55,7 +55,7 @@ class NetworkTrace:
     varied: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
 
-def mark(value: Tensor, number: int) -> Any:
+def mark_tensor(value: Tensor, number: int) -> Any:
     """Return a copy of a tensor, which an export to ONNX writes as a mark with a number."""
     return _MarkOperator.apply(value, str(number))
 
@@ -100,7 +100,7 @@ def export_proto(
     return proto
 
 
-def trace(model: nn.Module, sample: Any) -> NetworkTrace:
+def trace_network(model: nn.Module, sample: Any) -> NetworkTrace:
     """Export a float network in evaluation mode, and record its sites.
 
     Args:
@@ -158,7 +158,7 @@ class _SiteRecorder:
 
     def _mark_site(self, value: Tensor, site: QuantizerSite) -> Any:
         self.sites.append(site)
-        return mark(value, len(self.sites) - 1)
+        return mark_tensor(value, len(self.sites) - 1)
 
     def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self._running.append((module, Counter()))

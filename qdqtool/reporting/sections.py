@@ -29,7 +29,7 @@ from qdqtool.trt.result import EngineLayer
 from qdqtool.util import limits
 from qdqtool.util.files import read_input, record_input
 from qdqtool.util.json_text import parse_json
-from qdqtool.util.progress import track
+from qdqtool.util.progress import track_progress
 from qdqtool.util.text import format_count
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.times import find_measured_time, is_timed
@@ -302,7 +302,7 @@ def read_histograms(
             parameter="calib_cache",
         )
     histograms = []
-    for tensor in track(calibrated, "Ranges of each method"):
+    for tensor in track_progress(calibrated, "Ranges of each method"):
         q = quantizers[tensor]
         amax = _stated_range(view, q)
         histogram = _collect_histogram(statistics[tensor], amax)

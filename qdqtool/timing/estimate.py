@@ -36,7 +36,7 @@ Array = npt.NDArray[np.float64]
 
 def _note_limits(gpu: Gpu, model: Model, is_float: bool, uses_int8: bool) -> list[Note]:
     notes = []
-    if gpu.fuses_conversions and not is_float:
+    if gpu.has_fused_conversions and not is_float:
         notes.append(
             Note(
                 f"on {gpu.rates.architecture} TensorRT compiles the network with Myelin: a "

@@ -271,7 +271,7 @@ class Gpu:
         return self.rates.tf32 > self.rates.fp32_pipe
 
     @property
-    def fuses_conversions(self) -> bool:
+    def has_fused_conversions(self) -> bool:
         """Whether TensorRT fuses Q and DQ with their neighbors in Myelin (from Blackwell on)."""
         return float(self.rates.cc) >= 10.0
 

@@ -121,7 +121,7 @@ class TimeConstants:
 
     def gap_ms(self, gpu: Gpu) -> float:
         """Return the milliseconds between two kernels of an engine without a CUDA graph."""
-        return (self.gap_myelin_us if gpu.fuses_conversions else self.gap_us) * 1e-3
+        return (self.gap_myelin_us if gpu.has_fused_conversions else self.gap_us) * 1e-3
 
     def is_measured(self, cc: str) -> bool:
         """Return whether a GPU of this compute capability was measured."""
@@ -210,7 +210,7 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
         "moved": float(_count_padded_bytes(w)),
         "in_fp16": _count_fp16_bytes(w),
         "cold": w.weights if cold else 0.0,  # bytes of weights read from memory in each run
-        "is_myelin": gpu.fuses_conversions,
+        "is_myelin": gpu.has_fused_conversions,
         # This was measured only on 12.0. On 10.x, another instruction computes INT8.
         "is_slow_int8": float(gpu.cc) >= 12.0 and w.precision in BYTES,
         "is_fp8": is_fp8,

@@ -108,7 +108,7 @@ class _WorkloadBuilder:
         self.model, self.prediction = model, prediction
         self.float_type, self.batch = float_type, batch
         self.has_tf32 = gpu is None or gpu.has_tf32
-        self.has_myelin = gpu is not None and gpu.fuses_conversions
+        self.has_myelin = gpu is not None and gpu.has_fused_conversions
         self.target = target_named(prediction.target)
         self.regions = find_region_nodes(model) if self.target.regions else frozenset()
         self.nodes = {node.name: node for node in model.nodes}

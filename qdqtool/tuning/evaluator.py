@@ -25,7 +25,7 @@ from qdqtool.tuning.measure import (
 )
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.store import MeasurementStore
-from qdqtool.util.progress import track
+from qdqtool.util.progress import track_progress
 
 
 class OutOfTime(Exception):
@@ -195,7 +195,7 @@ class CandidateEvaluator:
         steps = self._store_results(self.mapper(self.job, tasks), end)
         total = sum(len(task.candidates) for task in tasks)
         try:
-            for _ in track(steps, title, total) if self.progress else steps:
+            for _ in track_progress(steps, title, total) if self.progress else steps:
                 pass
         finally:
             self.store.save()

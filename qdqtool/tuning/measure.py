@@ -447,7 +447,7 @@ class PartitionedNetwork:
         if recipe.key not in self._runs_of:
             runs: list[PartRun] = []
             for part in self.parts:
-                restricted = recipe.restrict(part.nodes)
+                restricted = recipe.restrict_to_nodes(part.nodes)
                 producers = tuple(runs[number] for number in part.producers)
                 run = PartRun(part, restricted, producers)
                 runs.append(self._runs.setdefault((part.number, restricted.key, producers), run))

@@ -93,7 +93,7 @@ class Recipe:
             inputs[index].append((tensor, axis))
         return {index: tuple(sorted(entries, key=repr)) for index, entries in inputs.items()}
 
-    def restrict(self, nodes: Container[int]) -> Recipe:
+    def restrict_to_nodes(self, nodes: Container[int]) -> Recipe:
         """Return a recipe with only the pairs and weights of some nodes.
 
         Args:
@@ -141,4 +141,4 @@ def restrict_to_differences(a: Recipe, b: Recipe) -> tuple[Recipe, Recipe]:
     """Restrict two recipes to the nodes whose quantized inputs differ between them."""
     first, second = a.quantized_inputs, b.quantized_inputs
     nodes = {n for n in {*first, *second} if first.get(n) != second.get(n)}
-    return a.restrict(nodes), b.restrict(nodes)
+    return a.restrict_to_nodes(nodes), b.restrict_to_nodes(nodes)

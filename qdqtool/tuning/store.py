@@ -14,7 +14,7 @@ from qdqtool.errors import DataError
 from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements, TaskResult
 from qdqtool.tuning.planner import Configuration
 from qdqtool.util import limits
-from qdqtool.util.compression import HEAD, find_magic, unpack
+from qdqtool.util.compression import HEAD, find_magic, unpack_blocks
 from qdqtool.util.files import check_output, open_input
 from qdqtool.util.json_text import Json, parse_json
 from qdqtool.util.outputs import atomic_write
@@ -157,7 +157,7 @@ def _read_state(path: Path) -> Json:
         if not find_magic(head):
             raise _state_error(path, f"{_NO_STATE}; give another name with `state`")
         limit = limits.TUNING_STATE
-        blocks = unpack(head, file.read, str(path), limit, whole=True, error=DataError)
+        blocks = unpack_blocks(head, file.read, str(path), limit, whole=True, error=DataError)
         try:
             state = parse_json(b"".join(blocks))
         except (ValueError, RecursionError):

@@ -37,7 +37,7 @@ class _PrefixedStream:
         return data
 
 
-def unpack(
+def unpack_blocks(
     head: bytes,
     read: Read,
     name: str,

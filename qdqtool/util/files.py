@@ -95,7 +95,7 @@ class InputFiles:
         )
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         """Use this record inside the block: its files are protected, and new files are added."""
         token = _current.set(self)
         try:
@@ -115,7 +115,7 @@ def record_inputs() -> Iterator[InputFiles]:
         QdqtoolError: An input is nested so deeply that Python's stack overflows.
     """
     inputs = InputFiles(_current.get())
-    with inputs.active():
+    with inputs.activate():
         try:
             yield inputs
         except RecursionError as error:
@@ -128,7 +128,7 @@ def forbid_overwrite(inputs: InputFiles | None) -> contextlib.AbstractContextMan
     Args:
         inputs: Files that were read for the result; None to protect no files.
     """
-    return contextlib.nullcontext() if inputs is None else inputs.active()
+    return contextlib.nullcontext() if inputs is None else inputs.activate()
 
 
 def reserve_output(path: StrPath | None, option: str) -> None:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 LINE_SECONDS = 60.0
 
 
-def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+def track_progress(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
     """Yield items, and report on stderr how many of them are done.
 
     Args:

@@ -548,7 +548,7 @@ def test_unpack_many_members_in_linear_time() -> None:
         data = gzip.compress(b"a") * members
         file = io.BytesIO(data)
         head = file.read(compression.HEAD)
-        blocks = compression.unpack(head, file.read, "f", 1 << 20, whole=True)
+        blocks = compression.unpack_blocks(head, file.read, "f", 1 << 20, whole=True)
         assert b"".join(blocks) == b"a" * members
 
     assert growth_factor(unpack, LINEAR) <= LINEAR

@@ -365,7 +365,7 @@ def test_quality_of_samples_adds_up() -> None:
     data = Dataset(ListSource([array for array, _ in samples]), [IMAGE], 9)
     for _, (_, quality) in zip(data, samples, strict=True):
         assert data.quality == quality
-    data.take(DataQuality(1, -7, 7, 1, 1, 2), [("a", "b")])
+    data.add_worker_results(DataQuality(1, -7, 7, 1, 1, 2), [("a", "b")])
     assert data.quality == DataQuality(7, -7, 7, 2, 5, 2) and data.skipped == [("a", "b")]
 
 

@@ -14,7 +14,13 @@ from PIL import Image, ImageOps
 
 from calibration.arrays import open_data
 from calibration.dataset import Dataset, InputSpec
-from calibration.images import ImageSource, Preprocess, decode, describe, prepare
+from calibration.images import (
+    ImageSource,
+    Preprocess,
+    decode_image,
+    describe_preprocess,
+    prepare_image,
+)
 from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
@@ -40,7 +46,7 @@ def encode(pixels: Any, kind: str, **options: Any) -> bytes:
 
 
 def decode_bytes(data: bytes) -> npt.NDArray[np.uint8]:
-    return decode(io.BytesIO(data))
+    return decode_image(io.BytesIO(data))
 
 
 # Preprocessing
@@ -49,12 +55,12 @@ def decode_bytes(data: bytes) -> npt.NDArray[np.uint8]:
 @pytest.mark.parametrize("resize", ["letterbox", "stretch"])
 def test_image_of_the_right_size_is_not_resized(resize: Any) -> None:
     picture = noise(12, 20)
-    prepared = prepare(picture, 12, 20, Preprocess(resize, scale=1.0))
+    prepared = prepare_image(picture, 12, 20, Preprocess(resize, scale=1.0))
     assert (prepared[0] == picture.transpose(2, 0, 1)).all()
 
 
 def test_stretch_fills_the_whole_input() -> None:
-    prepared = prepare(noise(12, 20), 24, 20, Preprocess("stretch", scale=1.0))
+    prepared = prepare_image(noise(12, 20), 24, 20, Preprocess("stretch", scale=1.0))
     assert prepared.shape == (1, 3, 24, 20) and (prepared[0, :, 0] != 114).any()
 
 
@@ -75,7 +81,7 @@ def test_stretch_fills_the_whole_input() -> None:
 def test_letterbox_is_padded_evenly(
     size: tuple[int, int], top: int, left: int, height: int, width: int
 ) -> None:
-    prepared = prepare(np.full((*size, 3), 200, np.uint8), 20, 20, RAW)[0]
+    prepared = prepare_image(np.full((*size, 3), 200, np.uint8), 20, 20, RAW)[0]
     expected = np.full((3, 20, 20), 114, np.float32)
     expected[:, top : top + height, left : left + width] = 200
     np.testing.assert_array_equal(prepared, expected)
@@ -85,7 +91,7 @@ def test_letterbox_is_padded_evenly(
 def test_resizing_is_bilinear_without_antialiasing(size: int) -> None:
     values = np.arange(0, 240, 30)
     ramp = np.broadcast_to(values[None, :, None], (8, 8, 3)).astype(np.uint8)
-    row = prepare(ramp, size, size, RAW)[0, 0, size // 2]
+    row = prepare_image(ramp, size, size, RAW)[0, 0, size // 2]
     centers = (np.arange(size) + 0.5) * 8 / size - 0.5
     assert np.abs(row - np.interp(centers, np.arange(8), values)).max() <= 1.0
 
@@ -96,12 +102,12 @@ def test_resizing_is_bilinear_without_antialiasing(size: int) -> None:
 def test_each_channel_has_its_mean_and_deviation(mean: Any, std: Any, bgr: bool) -> None:
     picture = noise(4, 6)
     preprocess = Preprocess(bgr=bgr, scale=0.5, mean=mean, std=std)
-    prepared = prepare(picture, 4, 6, preprocess)
+    prepared = prepare_image(picture, 4, 6, preprocess)
     colors = (picture[..., ::-1] if bgr else picture) * 0.5
     expected = ((colors - np.array(mean)) / np.array(std)).transpose(2, 0, 1)
     assert prepared.dtype == np.float32 and prepared.flags.c_contiguous
     np.testing.assert_allclose(prepared, expected[None], rtol=1e-6)
-    gray = prepare(picture, 4, 6, preprocess, channels=1)
+    gray = prepare_image(picture, 4, 6, preprocess, channels=1)
     light = np.asarray(Image.fromarray(picture).convert("L"))
     np.testing.assert_allclose(gray, ((light * 0.5 - mean[0]) / std[0])[None, None], rtol=1e-6)
 
@@ -118,7 +124,7 @@ def test_each_channel_has_its_mean_and_deviation(mean: Any, std: Any, bgr: bool)
 )
 def test_describe_names_what_is_not_the_default(preprocess: Preprocess, text: str) -> None:
     assert Preprocess() == Preprocess("letterbox", False, 1 / 255, (0, 0, 0), (1, 1, 1), 114)
-    assert describe(preprocess) == text
+    assert describe_preprocess(preprocess) == text
 
 
 @pytest.mark.parametrize(
@@ -165,7 +171,7 @@ def test_prepared_images_are_those_that_are_decoded(
     path = tmp_path / "p.png"
     path.write_bytes(encode(noise(10, 12), "PNG", exif=exif))
     source = ImageSource([path], tmp_path, [InputSpec("x", (1, 3, *size))], Preprocess(), None)
-    assert (source.load(0)["x"] == prepare(decode(path), *size)).all()
+    assert (source.load(0)["x"] == prepare_image(decode_image(path), *size)).all()
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -183,7 +189,7 @@ def test_other_files_are_rejected(
     (tmp_path / "text.png").write_text("no picture")
     path = tmp_path / name
     with pytest.raises(DataError, check=reports(code, value)):
-        decode(str(path) if as_text else path)
+        decode_image(str(path) if as_text else path)
 
 
 def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +197,7 @@ def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.M
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("called"))
     assert (decode_bytes(encode(noise(3, 5), "PNG")) == noise(3, 5)).all()
     with pytest.raises(DataError, check=reports("wrong-format", "'there.png'")):
-        decode(io.BytesIO(b"no picture"), "there.png")
+        decode_image(io.BytesIO(b"no picture"), "there.png")
 
 
 def png_of_16_bits(values: npt.NDArray[np.uint16]) -> bytes:
@@ -264,7 +270,7 @@ def test_image_file_may_have_the_limit(tmp_path: Path) -> None:
     data = encode(noise(16, 16), "PNG")
     (tmp_path / "a.png").write_bytes(data)
     check = reports("file-too-large", len(data) - 1)
-    check_limit("IMAGE_FILE", len(data), lambda: decode(tmp_path / "a.png"), check)
+    check_limit("IMAGE_FILE", len(data), lambda: decode_image(tmp_path / "a.png"), check)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -379,7 +385,7 @@ def test_integer_inputs_are_rounded_and_clipped(
     (path,) = write_pictures(tmp_path, 1)
     preprocess = Preprocess(scale=scale, mean=(mean, mean, mean))
     (sample,) = open_data(path, [InputSpec("x", (1, 3, 16, 16), dtype)], preprocess)
-    expected = np.rint(decode(path).astype(np.float32) * scale - mean).clip(low, high)
+    expected = np.rint(decode_image(path).astype(np.float32) * scale - mean).clip(low, high)
     assert sample["x"].dtype == dtype
     assert (sample["x"][0] == expected.transpose(2, 0, 1)).all()
 
@@ -399,7 +405,7 @@ def test_samples_have_the_type_and_channels_of_the_input(
 ) -> None:
     (path,) = write_pictures(tmp_path, 1)
     (sample,) = open_data(path, [spec], preprocess)
-    pixels = decode(path).astype(np.float64)
+    pixels = decode_image(path).astype(np.float64)
     if spec.shape[3] == 1:
         pixels = pixels @ np.array([[0.299], [0.587], [0.114]])
     assert sample["x"].dtype == spec.dtype and sample["x"].flags.c_contiguous
@@ -440,7 +446,7 @@ def test_other_formats_are_not_decoded_by_any_name(tmp_path: Path) -> None:
     """The decoder of EPS would start Ghostscript."""
     Image.new("RGB", (16, 16)).save(tmp_path / "claims.jpg", "EPS")
     with pytest.raises(DataError, check=has("wrong-format")):
-        decode(tmp_path / "claims.jpg")
+        decode_image(tmp_path / "claims.jpg")
 
 
 def test_names_may_hold_any_bytes(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 import calibration
 from calibration.arrays import open_data
 from calibration.dataset import InputSpec
-from calibration.images import prepare
+from calibration.images import prepare_image
 from calibration.options import INTERPOLATIONS, RESIZES, YOLO_PREPROCESS, Preprocess
 from calibration.presets import ALIASES, PRESETS, choose_preprocess, find_preprocess
 from qdqtool.commands.options import PREPROCESS_NAMES
@@ -69,7 +69,7 @@ def test_classification_presets(
 ) -> None:
     image = picture(*size)
     expected = normalize(crop_center(image, shorter, side, method), numbers)
-    prepared = prepare(image, side, side, PRESETS[name].preprocess)[0]
+    prepared = prepare_image(image, side, side, PRESETS[name].preprocess)[0]
     np.testing.assert_allclose(prepared, expected, atol=1e-5)
 
 
@@ -129,14 +129,14 @@ PLAIN = Image.new("RGB", (40, 20), (10, 20, 30))
     ],
 )
 def test_other_presets(name: str, image: Image.Image, expected: npt.NDArray[Any]) -> None:
-    prepared = prepare(image, *expected.shape[1:], PRESETS[name].preprocess)[0]
+    prepared = prepare_image(image, *expected.shape[1:], PRESETS[name].preprocess)[0]
     np.testing.assert_allclose(prepared, expected, rtol=1e-6, atol=1e-5)
 
 
 def test_crop_of_an_extreme_shape_is_bounded() -> None:
     image = Image.new("RGB", (60_000, 1))
     with pytest.raises(DataError, check=has("image-too-large")):
-        prepare(image, 224, 224, PRESETS["imagenet"].preprocess)
+        prepare_image(image, 224, 224, PRESETS["imagenet"].preprocess)
 
 
 # Names

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import qdqtool
 from qdqtool.comparison.matching import match_nodes
 from qdqtool.comparison.result import ChangeKind, Comparison, LossReason, NodeChange
-from qdqtool.comparison.text import summarize
+from qdqtool.comparison.text import summarize_comparison
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.build_text import render_comparison
 from qdqtool.formats.verdicts import verdict
@@ -320,7 +320,7 @@ def test_compare_names_an_obstacle_first(
     assert code in qdqtool.predict(path, TARGET).findings_by_code()
     result = qdqtool.compare(float_path, path, target=TARGET)
     assert obstacle in result.b.obstacle
-    assert summarize(result).startswith(f"B has {result.b.obstacle}")
+    assert summarize_comparison(result).startswith(f"B has {result.b.obstacle}")
     assert result.b.int8 == result.count(ChangeKind.GAINED_INT8) == 0
 
 
@@ -329,7 +329,7 @@ def test_rejected_model_has_no_times(float_path: Path) -> None:
     result = qdqtool.compare(path, float_path, target=TARGET, gpu="T4")
     assert result.a.rejected and not result.b.rejected
     assert result.a.ms is None and result.b.ms
-    assert result.times_as_long is None and "faster" not in summarize(result)
+    assert result.times_as_long is None and "faster" not in summarize_comparison(result)
     assert all(node.change_ms is None for node in result.nodes)
 
 
@@ -420,7 +420,7 @@ def test_largest_scales_are_no_claim_about_all_channels_of_weights() -> None:
         models.append(g.model(g.op("Conv", inputs, "c", kernel_shape=[3, 3], pads=[1] * 4)))
     comparison = qdqtool.compare(*models)
     assert comparison.count(ChangeKind.WEIGHTS_SCALE) == 1
-    text = summarize(comparison)
+    text = summarize_comparison(comparison)
     assert "scales of weights differ at 1 node" in text and "less than" not in text
 
 

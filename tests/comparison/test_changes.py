@@ -19,9 +19,9 @@ from qdqtool.comparison.result import (
     LossReason,
     NodeSide,
     QuantizerScales,
+    are_scales_different,
     compare_sides,
     scale_factor,
-    scales_differ,
 )
 from qdqtool.comparison.text import describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
@@ -158,7 +158,7 @@ NAN, INF = math.nan, math.inf
 def test_scales_differ(
     a: QuantizerScales | None, b: QuantizerScales | None, expected: bool
 ) -> None:
-    assert (scales_differ(a, b), scales_differ(b, a)) == (expected, expected)
+    assert (are_scales_different(a, b), are_scales_different(b, a)) == (expected, expected)
     change = compare_sides(side(scale=a, weights_scale=a), side(scale=b, weights_scale=b))
     assert change.changes == ((ChangeKind.SCALE, ChangeKind.WEIGHTS_SCALE) if expected else ())
     change.why = describe_changes(change)

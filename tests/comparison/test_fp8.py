@@ -10,7 +10,7 @@ import pytest
 
 import qdqtool
 from qdqtool.comparison.result import ChangeKind
-from qdqtool.comparison.text import summarize
+from qdqtool.comparison.text import summarize_comparison
 from qdqtool.formats.build_text import render_comparison
 from tests.insertion.nets import Net
 from tests.notes import note_codes
@@ -55,9 +55,9 @@ def test_gained_fp8_is_named_in_summary_and_nodes() -> None:
     text = str(render_comparison(comparison))
     assert text.startswith("B against A: 2 convolutions gained FP8")
     assert "INT8" not in text
-    assert summarize(qdqtool.compare(three_convolutions(), quantized("int8"))).startswith(
-        "3 convolutions gained INT8"
-    )
+    assert summarize_comparison(
+        qdqtool.compare(three_convolutions(), quantized("int8"))
+    ).startswith("3 convolutions gained INT8")
 
 
 def test_fp8_that_becomes_int8_is_a_change_back() -> None:
@@ -124,7 +124,7 @@ def test_text_of_model_and_build_names_fp8(tmp_path: Path, model_first: bool) ->
     build = write_build(tmp_path / "build.json", layers)
     sides = (quantized("fp8"), build) if model_first else (build, quantized("fp8"))
     comparison = qdqtool.compare(*sides, target="trt10.13-strongly-typed")
-    text = summarize(comparison)
+    text = summarize_comparison(comparison)
     assert "2 of 2 convolutions that the model quantizes run in FP8" in text
     assert "1 convolution with FP8 output where float is predicted" in text
     assert "INT8" not in text

@@ -253,13 +253,13 @@ def test_factor_limits_all_changes_of_a_step_together() -> None:
     criteria = FixCriteria((), noise_factor=1.5)
     assert errors[2] / errors[1] < 1.5 < errors[2] / errors[0]
     judge = OutputJudge(models[0], [{"x": x}], 1.0, [])
-    assert judge.accept(models[0], models[1], criteria, fewer_errors=False) is None
-    refusal = judge.accept(models[1], models[2], criteria, fewer_errors=False)
+    assert judge.accept_if_close(models[0], models[1], criteria, fewer_errors=False) is None
+    refusal = judge.accept_if_close(models[1], models[2], criteria, fewer_errors=False)
     assert refusal is not None and refusal.code == "distance-grows"
     for error in errors:
         assert f"{error:.2%}" in refusal
     judge.start_step()
-    assert judge.accept(models[1], models[2], criteria, fewer_errors=False) is None
+    assert judge.accept_if_close(models[1], models[2], criteria, fewer_errors=False) is None
 
 
 def test_places_of_hidden_findings_count_by_their_changes() -> None:

@@ -19,7 +19,7 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.qat import plan
 from qdqtool.qat.modules import set_amax
 from qdqtool.qat.sites import QuantizerSite
-from qdqtool.qat.trace import NetworkTrace, trace
+from qdqtool.qat.trace import NetworkTrace, trace_network
 from qdqtool.reasons.placement import (
     PLACEMENT,
     ExcludedNode,
@@ -69,7 +69,7 @@ def test_plan_counts_calls() -> None:
 @pytest.fixture(scope="module")
 def traced() -> tuple[nn.Module, NetworkTrace]:
     model = ResNet18(10, nets.WIDTH)
-    return model, trace(model, torch.randn(1, 3, 64, 64))
+    return model, trace_network(model, torch.randn(1, 3, 64, 64))
 
 
 def test_trace_finds_sites(traced: tuple[nn.Module, NetworkTrace]) -> None:
@@ -99,7 +99,7 @@ def test_trace_keeps_modes() -> None:
     model = nets.Moody()
     model.b.eval()
     before = [(n, m.training) for n, m in model.named_modules()]
-    trace(model, torch.randn(1, 16, 8, 8))
+    trace_network(model, torch.randn(1, 16, 8, 8))
     assert [(n, m.training) for n, m in model.named_modules()] == before
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -107,14 +107,14 @@ def test_trace_keeps_modes() -> None:
 def test_traced_graph_computes_the_same_and_has_no_marks() -> None:
     model = nets.randomise(ResNet18(10, nets.WIDTH))
     x = torch.randn(1, 3, 64, 64)
-    proto = trace(model, x).proto
+    proto = trace_network(model, x).proto
     assert {n.domain for n in proto.graph.node} == {""}
     (result,) = run(proto, {proto.graph.input[0].name: x.numpy()})
     np.testing.assert_allclose(result, nets.evaluate(model, x).numpy(), rtol=1e-3, atol=1e-4)
 
 
 def test_sites_of_containers_count_calls() -> None:
-    traced = trace(nets.Skips(), torch.randn(1, 16, 8, 8))
+    traced = trace_network(nets.Skips(), torch.randn(1, 16, 8, 8))
     adds = {s for s in traced.sites.values() if s.kind == "add"}
     assert adds == {
         QuantizerSite("", "add", call, position) for call in (0, 1) for position in (0, 1)
@@ -147,7 +147,7 @@ def test_error_of_torch_export_is_one_line() -> None:
             raise ValueError("no such thing\nsecond line")
 
     with pytest.raises(ModelError, check=has("export-failed"), match=r"no such thing$"):
-        trace(Broken(), torch.zeros(1))
+        trace_network(Broken(), torch.zeros(1))
 
 
 ONE = torch.randn(1, 16, 16, 16)

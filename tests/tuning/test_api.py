@@ -347,10 +347,12 @@ def test_site_loss_is_the_error_of_its_nodes_alone() -> None:
     for site in tuning.sites:
         nodes = {planner.model.node(n).index for n in site.nodes}
         without = planner.plan(floats(*site.nodes)).recipe
-        others_unchanged = without.key == whole.restrict({*whole.quantized_inputs} - nodes).key
+        others_unchanged = (
+            without.key == whole.restrict_to_nodes({*whole.quantized_inputs} - nodes).key
+        )
         if site.loss is None or not others_unchanged:
             continue
-        alone = squared_errors(whole.restrict(nodes))
+        alone = squared_errors(whole.restrict_to_nodes(nodes))
         before, after = math.sqrt(base.mean()), math.sqrt(base.mean() - alone.mean())
         assert site.choices[0].error == pytest.approx(after, rel=1e-3)
         assert site.loss == pytest.approx(before - after, rel=1e-3, abs=1e-6)

@@ -193,12 +193,14 @@ def test_partition_parts_compute_what_the_whole_computes(
         inputs = [
             onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.inputs
         ]
-        piece = partial_model(recipe.restrict(part.nodes).build(model)[0], part.outputs, inputs)
+        piece = partial_model(
+            recipe.restrict_to_nodes(part.nodes).build(model)[0], part.outputs, inputs
+        )
         feeds = {i.name: state[i.name] for i in piece.graph.input}
         state |= zip(part.outputs, run(piece, feeds), strict=True)
     (expected,) = run(recipe.build(model)[0].proto, data[0])
     assert np.allclose(state[model.outputs[0]], expected, rtol=1e-4, atol=1e-6)
-    recipes = [recipe.restrict(part.nodes) for part in parts]
+    recipes = [recipe.restrict_to_nodes(part.nodes) for part in parts]
     assert sorted(w for r in recipes for w in r.weights) == sorted(recipe.weights)
     assert {(p.tensor, r) for d in recipes for p in d.pairs for r in p.consumers} == {
         (p.tensor, r) for p in recipe.pairs for r in p.consumers

@@ -14,7 +14,7 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuildLogError, DataError, ModelError, QdqtoolError
 from qdqtool.ir.modelfile import load
 from qdqtool.util import limits
-from qdqtool.util.compression import HEAD, find_magic, unpack
+from qdqtool.util.compression import HEAD, find_magic, unpack_blocks
 from tests.calibration.nets import conv_net
 from tests.errors import has
 
@@ -33,7 +33,7 @@ each_format = pytest.mark.parametrize(
 def unpack_file(path: Path, limit: int = 1 << 30, *, whole: bool = True) -> bytes:
     with path.open("rb") as file:
         head = file.read(HEAD)
-        return b"".join(unpack(head, file.read, str(path), limit, whole=whole))
+        return b"".join(unpack_blocks(head, file.read, str(path), limit, whole=whole))
 
 
 @each_format
