@@ -87,7 +87,9 @@ def build_model(build: Build) -> onnx.ModelProto:
 
 
 def weakest_evidence(layer: Layer) -> Evidence:
-    return functools.reduce(Evidence.weaker, {case.evidence for case in layer.cases}, Evidence.SEEN)
+    return functools.reduce(
+        Evidence.choose_weaker, {case.evidence for case in layer.cases}, Evidence.SEEN
+    )
 
 
 def to_line(event: Event, owner: str) -> Line:
