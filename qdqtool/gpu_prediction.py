@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from qdqtool import prediction as prediction_module
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.ir.modelfile import ModelSource
+from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -17,7 +17,7 @@ from qdqtool.util.files import record_inputs
 if TYPE_CHECKING:
     from qdqtool.timing.results import TimeEstimate
 
-_NEED_GPU = ("clock", "power", "batch", "no_fp16", "calibrate", "save_calibration")
+_NEED_GPU = ("clock", "power", "batch", "no_fp16", "calibrate", "save_calibration", "size")
 
 
 def predict(
@@ -35,6 +35,7 @@ def predict(
     no_fp16: bool = False,
     calibrate: str | None = None,
     save_calibration: str | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Prediction:
     """Predict in which type TensorRT runs each convolution, and what prevents INT8.
 
@@ -62,6 +63,8 @@ def predict(
         calibrate: Measurement by which the estimate is corrected: a time (``5.3ms``), a trtexec
             profile of this model, or a file that `save_calibration` wrote.
         save_calibration: File to which the correction is written, for later calls.
+        size: Height and width in pixels to estimate the time for if they are dynamic in the model.
+            Default: the size in the model's metadata, else 640x640.
 
     Returns:
         The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers,
@@ -75,7 +78,9 @@ def predict(
             option has no effect.
     """
     version = target_named(target)
-    options = TimingOptions(gpu, clock, power, sm, batch, no_fp16, calibrate, save_calibration)
+    options = TimingOptions(
+        gpu, clock, power, sm, batch, no_fp16, calibrate, save_calibration, size
+    )
     _require_gpu(options)
     if gpu is None and sm is None:
         return prediction_module.predict(model, version, advice=advice, assume=assume, way=way)
@@ -110,7 +115,7 @@ def predict_with_time(
     Args:
         model: The model.
         target: TensorRT version.
-        options: GPU or compute capability, batch and calibration.
+        options: GPU or compute capability, batch, image size and calibration.
         settings: Further arguments of :func:`qdqtool.timing.on_gpu.predict_on_gpu`.
 
     Returns:
@@ -118,6 +123,11 @@ def predict_with_time(
     """
     from qdqtool.timing.on_gpu import predict_on_gpu
 
+    if options.size is not None:
+        from calibration.session import choose_size
+
+        model = load(model)
+        choose_size(model, options.size)  # reject an impossible size
     return predict_on_gpu(model, target, options, extend=_add_fix_savings, **settings)
 
 

@@ -159,7 +159,7 @@ def command(
         from qdqtool.reporting.page import require_packages
 
         require_packages()
-        report(b, before=a, target=target, gpu=gpu).save(page)
+        report(b, before=a, target=target, gpu=gpu, size=images.size).save(page)
     answer.write(
         result.as_json, lambda width: render_comparison(result, width, everything=everything)
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qdqtool.formats.output import TextPage
     from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
+    from qdqtool.timing.options import TimingOptions
     from qdqtool.timing.results import TimeEstimate
     from qdqtool.trt.targets import Target
 
@@ -136,6 +137,7 @@ def command(
     from qdqtool.insertion.format_choice import FLOAT
     from qdqtool.insertion.rules import restrict_to_fp8
     from qdqtool.quantization.api import insert
+    from qdqtool.timing.options import TimingOptions
 
     result = insert(
         model,
@@ -153,7 +155,9 @@ def command(
     result.save(path)
     cache = _write_table(result, write_table)
     built = restrict_to_fp8(chosen_target) if result.precision == "fp8" else chosen_target
-    time, formats = _estimate_times(model, result, gpu, chosen_target, built)
+    time, formats = _estimate_times(
+        model, result, TimingOptions(gpu=gpu, size=images.size), chosen_target, built
+    )
     seconds = perf_counter() - started
 
     def render_text(width: int) -> TextPage:
@@ -222,21 +226,21 @@ def _write_table(result: Insertion, path: str | None) -> CacheReport | None:
 
 
 def _estimate_times(
-    model: str, result: Insertion, gpu: str | None, target: Target, built: Target
+    model: str, result: Insertion, options: TimingOptions, target: Target, built: Target
 ) -> tuple[TimeEstimate | None, TimeEstimate | None]:
     """Return the times of the result on the GPU, and those of the float model and all formats.
 
     Args:
         model: Path of the float model.
         result: The insertion.
-        gpu: Name of the GPU; without one, both results are None.
+        options: GPU and image size; without a GPU, both results are None.
         target: Target of the command.
         built: Target of the result: strongly typed for FP8.
     """
-    if gpu is None:
+    if options.gpu is None:
         return None, None
-    time = _estimate_time(result.model, gpu, built)
-    formats = _estimate_formats(model, gpu, target, result)
+    time = _estimate_time(result.model, options, built)
+    formats = _estimate_formats(model, options, target, result)
     if time is not None:
         _use_compared_times(time, result, formats)
     return time, formats
@@ -280,7 +284,7 @@ def _suggest_tune(model: str, calib: str | None, gpu: str | None, width: int) ->
 
 
 def _estimate_formats(
-    model: str, gpu: str, target: Target, result: Insertion
+    model: str, options: TimingOptions, target: Target, result: Insertion
 ) -> TimeEstimate | None:
     """Return the times of INT8, FP8 and the float type on the GPU.
 
@@ -291,7 +295,9 @@ def _estimate_formats(
         return None
     from qdqtool.timing.gpus import choose_gpu
 
-    return _estimate_time(model, gpu, target) if choose_gpu(gpu).has_fp8 else None
+    if options.gpu is None or not choose_gpu(options.gpu).has_fp8:
+        return None
+    return _estimate_time(model, options, target)
 
 
 def _suggest_next(
@@ -327,8 +333,9 @@ def _suggest_next(
     return page
 
 
-def _estimate_time(model: str | onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
+def _estimate_time(
+    model: str | onnx.ModelProto, options: TimingOptions, target: Target
+) -> TimeEstimate | None:
     from qdqtool.timing.on_gpu import predict_on_gpu
-    from qdqtool.timing.options import TimingOptions
 
-    return predict_on_gpu(model, target, TimingOptions(gpu=gpu))[1]
+    return predict_on_gpu(model, target, options)[1]

@@ -539,6 +539,14 @@ class ImageArguments:
         return {"preprocess": replace(preset, **given), "size": self.size}
 
 
+size_option = click.option(
+    "--size",
+    type=ParsedText(parse_size),
+    metavar="H[xW]",
+    help="Image size in pixels if it is dynamic in the model.",
+)
+
+
 def image_options(function: Command) -> Command:
     """Give a command the options about images; it receives them as :class:`ImageArguments`."""
 
@@ -555,7 +563,10 @@ def image_options(function: Command) -> Command:
     ) -> int:
         context = click.get_current_context()
         if arguments.get("calib", "") is None:
-            refuse_without("images (--calib)", *IMAGE_PARAMETERS)
+            needless = [name for name in IMAGE_PARAMETERS if name != "size"]
+            refuse_without("images (--calib)", *needless)
+            if not arguments.get("gpu"):  # times depend on the image size too
+                refuse_without("images (--calib)", "size")
         if context.get_parameter_source("resize") == click.core.ParameterSource.DEFAULT:
             resize = None
         images = ImageArguments(preprocess, resize, bgr, scale, mean, std, size)
@@ -594,12 +605,7 @@ def image_options(function: Command) -> Command:
             metavar="S[,S,S]",
             help="Divisor after --mean.",
         ),
-        click.option(
-            "--size",
-            type=ParsedText(parse_size),
-            metavar="H[xW]",
-            help="Image size in pixels if it is dynamic in the model.",
-        ),
+        size_option,
     )
     return options(call)
 

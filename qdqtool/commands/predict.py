@@ -131,7 +131,10 @@ def command(
     from qdqtool.timing.options import TimingOptions
 
     chosen_target = options.choose_target(target, strongly_typed)
-    requests = [TimingOptions(gpu=name, **timing) for name in dict.fromkeys(gpu or (None,))]
+    requests = [
+        TimingOptions(gpu=name, size=images.size, **timing)
+        for name in dict.fromkeys(gpu or (None,))
+    ]
     request = requests[0]
     _check_options(requests, require_gain, answer.form, len(paths))
     build_method = find_build_method(way) if way is not None else None

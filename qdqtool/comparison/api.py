@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from qdqtool.buildlog.build_status import find_missing_layer_gap, is_float_build
@@ -41,6 +42,7 @@ from qdqtool.findings.rules import finding_codes
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import find_common_size, has_dynamic_size
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.precision import Precision
 from qdqtool.patterns.view import View
@@ -101,8 +103,8 @@ def compare(
         preprocess: How images become inputs, as for :func:`qdqtool.insert`. Default: the
             preprocessing that the models' metadata name, else ``yolo`` (letterbox, RGB, divided by
             255).
-        size: Height and width in pixels if they are dynamic in the models. Default: the ``imgsz``
-            metadata of the first model.
+        size: Height and width in pixels if they are dynamic in the models, for the agreement and
+            the times. Default: the size that one of the models records.
 
     Returns:
         The comparison. ``ok`` is True if everything was compared and nothing got worse for INT8
@@ -125,7 +127,16 @@ def compare(
                 code="option-without-effect",
                 parameter="data",
             )
-        comparison = _compare_by_kind(first, second, target, gpu)
+        if isinstance(first, Model) and isinstance(second, Model):
+            if size is not None and gpu is not None:
+                from calibration.session import choose_size
+
+                for model in (first, second):
+                    choose_size(model, size)  # reject an impossible size
+            size = size or find_common_size(second, first)
+            if has_dynamic_size(first):
+                images = replace(images, size=size)
+        comparison = _compare_by_kind(first, second, target, gpu, size)
         if isinstance(first, Model) and isinstance(second, Model) and data is not None:
             agreement = _measure_agreement(first, second, data, images, max_images, progress)
             comparison.agreement = agreement
@@ -169,9 +180,10 @@ def _compare_by_kind(
     second: Model | EngineReport,
     target: str | Target | None,
     gpu: str | None,
+    size: tuple[int, int] | None,
 ) -> Comparison:
     if isinstance(first, Model) and isinstance(second, Model):
-        return _compare_models(first, second, target, gpu)
+        return _compare_models(first, second, target, gpu, size)
     if gpu is not None:
         raise QdqtoolError(
             "`gpu`: estimates times of two models only, because a build has measured times; leave "
@@ -245,7 +257,11 @@ def choose_distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[
 
 
 def _compare_models(
-    first: Model, second: Model, target: str | Target | None, gpu: str | None
+    first: Model,
+    second: Model,
+    target: str | Target | None,
+    gpu: str | None,
+    size: tuple[int, int] | None,
 ) -> Comparison:
     resolved = target_named(target if target is not None else DEFAULT_TARGET)
     if gpu is not None:
@@ -253,7 +269,7 @@ def _compare_models(
         require_gpu_support(resolved, device.cc, device.name)
     titles = choose_distinct_names([first.path or "first model"], [second.path or "second model"])
     a, b = (
-        ModelSide(View(model), _predict_with_times(model, resolved, gpu), title)
+        ModelSide(View(model), _predict_with_times(model, resolved, gpu, size), title)
         for model, title in zip((first, second), titles, strict=True)
     )
     matching = match_nodes(a.view, b.view)
@@ -262,6 +278,14 @@ def _compare_models(
     if resolved.borrows_rules:
         note = Note(f"the rules are {resolved.borrowed_rules}", code="borrowed-rules")
         comparison.notes.append(note)
+    if gpu is not None and size is None and any(map(has_dynamic_size, (first, second))):
+        comparison.notes.append(
+            Note(
+                "the models record no image size: the times are for 640x640; give `size` for "
+                "another size",
+                code="size-assumed",
+            )
+        )
     if comparison.a.quantized != comparison.b.quantized:
         side, summary = (b, comparison.b) if comparison.a.quantized else (a, comparison.a)
         comparison.notes += use_fp16_time(side, summary)
@@ -278,12 +302,14 @@ def _compare_models(
     return comparison
 
 
-def _predict_with_times(model: Model, target: Target, gpu: str | None) -> Prediction:
+def _predict_with_times(
+    model: Model, target: Target, gpu: str | None, size: tuple[int, int] | None
+) -> Prediction:
     if gpu is None:
         return predict(model, target)
     from qdqtool.timing.on_gpu import predict_on_gpu
 
-    return predict_on_gpu(model, target, TimingOptions(gpu=gpu))[0]
+    return predict_on_gpu(model, target, TimingOptions(gpu=gpu, size=size))[0]
 
 
 def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:

@@ -23,13 +23,17 @@ _MAX_SIDE = 1 << 16
 
 def metadata_size(model: Model) -> tuple[int, int] | None:
     """Return height and width in pixels from the metadata; None if missing or invalid."""
-    for key in _SIZE_KEYS:
-        match = _IMAGE_SIZE.fullmatch(model.metadata.get(key, "").strip())
-        if match is None:
-            continue
-        height, width = int(match[1] or match[3]), int(match[2] or match[3])
-        if min(height, width) > 0 and max(height, width) <= _MAX_SIDE:
-            return height, width
+    sizes = (_read_size(model, key) for key in _SIZE_KEYS)
+    return next((size for size in sizes if size is not None), None)
+
+
+def _read_size(model: Model, key: str) -> tuple[int, int] | None:
+    match = _IMAGE_SIZE.fullmatch(model.metadata.get(key, "").strip())
+    if match is None:
+        return None
+    height, width = int(match[1] or match[3]), int(match[2] or match[3])
+    if min(height, width) > 0 and max(height, width) <= _MAX_SIDE:
+        return height, width
     return None
 
 
@@ -44,6 +48,40 @@ def image_shapes(model: Model) -> dict[str, tuple[int | None, int | None]]:
     return shapes
 
 
+def has_dynamic_size(model: Model) -> bool:
+    """Return whether height or width of an image input is dynamic."""
+    return any(None in sides for sides in image_shapes(model).values())
+
+
+def find_common_size(*models: Model) -> tuple[int, int] | None:
+    """Return the image size at which versions of one network are compared; None if unknown.
+
+    A fixed size of a version comes first, then the size that ``insert`` or ``tune`` recorded, then
+    the size that the exporter recorded. Earlier models come before later ones.
+    """
+    for model in models:
+        fixed_sizes = set(image_shapes(model).values())
+        if len(fixed_sizes) == 1:
+            height, width = fixed_sizes.pop()
+            if height and width:
+                return height, width
+    sizes = (_read_size(model, key) for key in _SIZE_KEYS for model in models)
+    return next((size for size in sizes if size is not None), None)
+
+
+def with_size(model: Model, size: tuple[int, int] | None) -> Model:
+    """Return the model with its dynamic image size set to a size in its metadata.
+
+    The result is a copy, or the model itself if nothing changes.
+    """
+    if size is None or not has_dynamic_size(model) or metadata_size(model) == size:
+        return model
+    sized = model.copy()
+    sized.sha256 = model.sha256
+    store_image_size(sized, size)
+    return sized
+
+
 def is_channels_last(shape: Sequence[int | None]) -> bool:
     """Return whether the last of four axes has 1 or 3 channels, and the second axis does not."""
     return shape[3] in (1, 3) and shape[1] not in (1, 3)
@@ -56,7 +94,7 @@ def side_axes(shape: Sequence[int | None]) -> slice:
 
 def store_image_size(model: Model, size: tuple[int, int] | None) -> None:
     """Write height and width into the metadata if they are dynamic in an input."""
-    if size is None or not any(None in sides for sides in image_shapes(model).values()):
+    if size is None or not has_dynamic_size(model):
         return
     entries = model.proto.metadata_props
     for index in reversed(range(len(entries))):

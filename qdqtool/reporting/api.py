@@ -10,7 +10,8 @@ from qdqtool.buildlog.types import Build
 from qdqtool.comparison.matching import is_same_network, match_nodes
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.ir.modelfile import ModelSource
+from qdqtool.ir.input_shapes import find_common_size, with_size
+from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.reasons.finding import Severity
 from qdqtool.reporting import data, sections
 from qdqtool.reporting.graphs import add_drawings
@@ -101,6 +102,7 @@ def report(
     gpu: str | None = None,
     clock: float | None = None,
     assume: Mapping[str, str] | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Report:
     """Create one HTML page about a model: verdict, graphs, tables, plots.
 
@@ -118,19 +120,24 @@ def report(
         clock: SM clock in MHz under load.
         assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
             or ``"apart"``.
+        size: Height and width in pixels if they are dynamic in the models. Default: the size that
+            one of the models records, else 640x640.
 
     Raises:
         DataError: `before`, `calib_cache` or `tuning` belongs to another network.
         QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page is
             too large.
     """
-    inputs = ReportInputs(before, calib_cache, tuning, target, GpuOptions(gpu, clock), assume)
+    gpu_options = GpuOptions(gpu, clock)
+    inputs = ReportInputs(before, calib_cache, tuning, target, gpu_options, assume, size)
     with record_inputs() as read:
         require_packages()
         page = collect(model, *builds, inputs=inputs)
         html = render_page(page)
-    size = len(html.encode())
-    limits.check_size(size, limits.REPORT, f"{page.model.path or 'the model'}: its report takes")
+    bytes_in_page = len(html.encode())
+    limits.check_size(
+        bytes_in_page, limits.REPORT, f"{page.model.path or 'the model'}: its report takes"
+    )
     return Report(page, html, read=read)
 
 
@@ -154,13 +161,16 @@ def collect(
         )
     build = load_build(builds) if builds else None
     gpu = choose_gpu(build, options)
-    subject = analyze_model(model, inputs, gpu, build)
+    models = [load(m) for m in (model, inputs.before) if m is not None]
+    size = inputs.size or find_common_size(*models)
+    models = [with_size(m, size) for m in models]
+    subject = analyze_model(models[0], inputs, gpu, build)
     collector = ModelCollector(subject, "model" if inputs.before is None else "after")
     page = data.PageContents(TOOL_VERSION, _collect_model(collector))
     sections.add_weights(collector)
     before = None
     if inputs.before is not None:
-        before = analyze_model(inputs.before, inputs, gpu, None, subject.target)
+        before = analyze_model(models[1], inputs, gpu, None, subject.target)
         _check_same_network(before, subject)
         page.before = _collect_model(ModelCollector(before, "before"))
         _add_earlier_outcomes(page.model, page.before)

@@ -23,6 +23,7 @@ class ReportInputs:
         target: TensorRT version to predict for. None: the version of the build, else ``trt10``.
         gpu: GPU to estimate times for.
         assume: Outcome of fusions that TensorRT decides by timing.
+        size: Height and width in pixels if they are dynamic in the models.
     """
 
     before: ModelSource | Model | None = None
@@ -31,3 +32,4 @@ class ReportInputs:
     target: str | Target | None = None
     gpu: GpuOptions = field(default_factory=GpuOptions)
     assume: Mapping[str, str] | None = None
+    size: tuple[int, int] | None = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings.obstacles import is_rejected
 from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import with_size
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.precision import Precision
 from qdqtool.prediction import choose_typing, predict
@@ -44,7 +45,7 @@ def predict_on_gpu(
     Args:
         model: The model.
         target: TensorRT version.
-        options: GPU, batch and calibration.
+        options: GPU, batch, image size and calibration.
         assume: As for :func:`qdqtool.predict`.
         way: As for :func:`qdqtool.predict`.
         extend: Function that is called with the estimate before the prediction receives it.
@@ -58,7 +59,8 @@ def predict_on_gpu(
     if options.gpu is not None:
         named = gpus.choose_gpu(options.gpu, options.clock, options.power)
     _check_options(options, named)
-    model, gpu = load(model), named or gpu_from_capability(options.sm or "")
+    model = with_size(load(model), options.size)
+    gpu = named or gpu_from_capability(options.sm or "")
     gpu_target = target_named(target).with_capability(gpu.cc, named.name if named else "")
     gpu_target, requested = choose_typing(model, gpu_target), gpu_target
     prediction = predict(model, gpu_target, assume=assume, way=way)

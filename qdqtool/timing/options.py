@@ -34,6 +34,8 @@ class TimingOptions(GpuOptions):
         no_fp16: Whether floats are FP32.
         calibrate: A measured time, a profile or a calibration file.
         save_calibration: File to which the correction is written.
+        size: Height and width in pixels to estimate for if they are dynamic in the model. None: the
+            size in the model's metadata, else 640x640.
     """
 
     sm: str | None = None
@@ -41,3 +43,4 @@ class TimingOptions(GpuOptions):
     no_fp16: bool = False
     calibrate: str | None = None
     save_calibration: str | None = None
+    size: tuple[int, int] | None = None

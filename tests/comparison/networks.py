@@ -66,6 +66,19 @@ def float_network(blocks: int = 3, names: str = "b") -> onnx.ModelProto:
     return network(blocks, scale=None, weights="float", names=names)
 
 
+def with_dynamic_size(proto: onnx.ModelProto, recorded: str = "") -> onnx.ModelProto:
+    """Return a copy with dynamic height and width, and a recorded size if one is given."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    del copy.graph.value_info[:]
+    for value in (*copy.graph.input, *copy.graph.output):
+        for dim, name in zip(value.type.tensor_type.shape.dim[2:], "hw", strict=True):
+            dim.dim_param = name
+    if recorded:
+        copy.metadata_props.add(key="qdqtool.size", value=recorded)
+    return copy
+
+
 def numbered(proto: onnx.ModelProto, first: int = 0) -> dict[str, str]:
     """Name the nodes by operator and number, as some exporters do, and return their old names."""
     old = {}

@@ -21,7 +21,7 @@ from qdqtool.formats.build_text import render_comparison
 from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
-from tests.comparison.networks import float_network, network, quantize
+from tests.comparison.networks import float_network, network, quantize, with_dynamic_size
 from tests.errors import has
 from tests.insertion.transformers import samples, vit
 from tests.trt.builder import Graph
@@ -433,3 +433,32 @@ def test_range_of_conversions_of_a_transformer_is_shown() -> None:
     comparison = qdqtool.compare(model, quantized)
     assert comparison.b.as_json()["conversions_range"] == list(expected)
     assert f"{expected[0]} to {expected[1]} Q/DQ layers" in str(render_comparison(comparison))
+
+
+def times_of(*models: onnx.ModelProto, size: tuple[int, int] | None = None) -> list[float | None]:
+    result = qdqtool.compare(*models, gpu="RTX 3060", size=size)
+    return [result.a.ms, result.b.ms]
+
+
+def test_compare_estimates_both_models_for_one_image_size() -> None:
+    """A dynamic image size becomes the recorded, fixed or given size of the other model."""
+    first, second = float_network(), network()  # 16x16
+    expected = times_of(first, second)
+    open_first, open_second = with_dynamic_size(first), with_dynamic_size(second)
+    recorded = with_dynamic_size(second, "[16, 16]")
+    assert times_of(open_first, recorded) == expected
+    assert times_of(recorded, open_first) == expected[::-1]
+    assert times_of(open_first, second) == expected
+    assert times_of(open_first, open_second, size=(16, 16)) == expected
+
+
+def test_compare_notes_an_assumed_image_size() -> None:
+    models = with_dynamic_size(float_network()), with_dynamic_size(network())
+    for size, count in ((None, 1), ((16, 16), 0)):
+        result = qdqtool.compare(*models, gpu="RTX 3060", size=size)
+        assert [n.code for n in result.notes].count("size-assumed") == count
+
+
+def test_compare_refuses_a_size_that_no_input_has() -> None:
+    with pytest.raises(QdqtoolError, match="16x16"):
+        times_of(float_network(), network(), size=(32, 32))

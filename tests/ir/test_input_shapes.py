@@ -1,10 +1,18 @@
 """Shapes of open inputs, and the size in the metadata."""
 
+from typing import Any
+
 import onnx
 import pytest
 
 from qdqtool.ir.graph import Model
-from qdqtool.ir.input_shapes import complete_shapes, metadata_size, store_image_size
+from qdqtool.ir.input_shapes import (
+    complete_shapes,
+    find_common_size,
+    metadata_size,
+    store_image_size,
+    with_size,
+)
 from tests.calibration.nets import conv_net
 
 
@@ -86,3 +94,38 @@ def test_size_of_fixed_inputs_is_not_remembered() -> None:
     model = Model(network(1, 3, 64, 64))
     store_image_size(model, (96, 96))
     assert not model.metadata
+
+
+RECORDED, EXPORTED = {"qdqtool.size": "[256, 192]"}, {"imgsz": "[640, 640]"}
+
+
+def model_with(metadata: dict[str, str], *dims: int | None) -> Model:
+    proto = network(*dims)
+    onnx.helper.set_model_props(proto, metadata)
+    return Model(proto)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "size"),
+    [
+        (({}, 1, 3, None, None), ({}, 1, 3, None, None), None),
+        ((RECORDED, 1, 3, None, None), (EXPORTED, 1, 3, None, None), (256, 192)),
+        ((EXPORTED, 1, 3, None, None), (RECORDED, 1, 3, None, None), (256, 192)),
+        (({}, 1, 3, None, None), (EXPORTED, 1, 3, None, None), (640, 640)),
+        ((RECORDED, 1, 3, None, None), ({}, 1, 3, 320, 320), (320, 320)),
+    ],
+)
+def test_find_common_size_prefers_fixed_then_recorded_sizes(
+    first: tuple[Any, ...], second: tuple[Any, ...], size: tuple[int, int] | None
+) -> None:
+    assert find_common_size(model_with(*first), model_with(*second)) == size
+
+
+def test_with_size_sets_dynamic_size_without_changing_the_model() -> None:
+    model = model_with(EXPORTED, 1, 3, None, None)
+    sized = with_size(model, (256, 192))
+    assert complete_shapes(sized) == {"in0": (1, 3, 256, 192)}
+    assert complete_shapes(model) == {"in0": (1, 3, 640, 640)}
+    assert sized.sha256 == model.sha256
+    fixed = model_with({}, 1, 3, 320, 320)
+    assert with_size(fixed, (256, 192)) is fixed

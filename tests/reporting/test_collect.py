@@ -34,6 +34,7 @@ from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import GpuOptions, TimingOptions
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import render
+from tests.comparison.networks import float_network, network, with_dynamic_size
 from tests.errors import has
 from tests.insertion.nets import Net
 from tests.reporting.conftest import NetworkFiles
@@ -627,3 +628,24 @@ def test_float_type_is_that_of_the_build(
     build = Build(precision_flags=frozenset(flags))
     subject = ReportSubject(model, qdqtool.predict(files.model, target), target, build=build)
     assert f"with {float_type} output" in ModelCollector(subject, "model").model.verdict
+
+
+def test_both_models_have_one_image_size() -> None:
+    """The float model is estimated for the size that the Q/DQ model records."""
+    float_model, quantized = float_network(), network()
+    expected = collect(quantized, before=float_model, gpu="RTX 3060")
+    pages = [
+        collect(
+            with_dynamic_size(quantized, recorded),
+            before=with_dynamic_size(float_model),
+            gpu="RTX 3060",
+            size=size,
+        )
+        for recorded, size in (("[16, 16]", None), ("", (16, 16)))
+    ]
+    assert expected.before is not None
+    times = [layer.ms for layer in expected.before.layers]
+    assert None not in times
+    for page in pages:
+        assert page.before is not None
+        assert [layer.ms for layer in page.before.layers] == times
