@@ -371,7 +371,10 @@ def _render_text(
     repeated = NextOptions(
         options.repeat_options("target", "strongly_typed"),
         options.repeat_options("gpu") if len(results[0].times) == 1 else "",
-        options.repeat_options("calib", *options.IMAGE_PARAMETERS),
+        options.repeat_options("calib", *options.IMAGE_PARAMETERS)
+        if options.repeat_options("calib")
+        else "",
+        options.repeat_options("size"),
     )
     for result in results:
         prediction = result.prediction

@@ -46,12 +46,14 @@ class NextOptions(NamedTuple):
         target: ``--target`` and ``--strongly-typed``.
         gpu: ``--gpu``, if there is one.
         images: ``--calib`` and the options about images.
+        size: ``--size``, if the user gave it.
         precision: ``--precision`` of ``insert``, if INT8 is not the fastest type of a float model.
     """
 
     target: str = ""
     gpu: str = ""
     images: str = ""
+    size: str = ""
     precision: str = ""
 
 
@@ -424,6 +426,11 @@ def _add_remedies(page: TextPage, prediction: Prediction, options: NextOptions) 
     insert = f"--calib images/{options.target}{options.precision}{options.gpu}"
     if verdicts.has_no_qdq(prediction):
         page.add_lines("Quantize it, with a few hundred of your images:")
+        size = prediction.model.assumed_size
+        if options.size or size is None:
+            insert += options.size
+        else:
+            insert += f" --size {size[0]}x{size[1]}"
         page.add_command("", f"qdqtool insert {shlex.quote(path)} {insert}")
         return
     _add_fix_commands(page, prediction, path, options.target, options.images)

@@ -157,6 +157,8 @@ class ModelInfo:
         open_inputs: Shape of each input with dynamic dimensions: -1 for a dynamic batch, and the
             size to build for in place of other dynamic dimensions.
         has_bfloat16: Whether the model has bfloat16 tensors.
+        assumed_size: Height and width that were assumed, because they are dynamic in the model and
+            not in its metadata; None if they are known.
         subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
             of If and bodies of Loop and Scan, which are not analyzed. Empty without subgraphs.
     """
@@ -168,6 +170,7 @@ class ModelInfo:
     open_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     has_bfloat16: bool = False
     subgraphs: Mapping[str, int] = field(default_factory=dict)
+    assumed_size: tuple[int, int] | None = None
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -191,4 +194,5 @@ def describe_model(model: Model) -> ModelInfo:
         complete_shapes(model, batch=-1),
         bool(find_bfloat16(model)),
         count_subgraphs(model),
+        _DEFAULT_SIZE if has_dynamic_size(model) and metadata_size(model) is None else None,
     )

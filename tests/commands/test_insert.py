@@ -89,8 +89,8 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
     assert next_command(text)[-2:] == ["--target", target]
 
 
-def test_build_command_has_the_size_of_insert(folder: Path, cli: Cli) -> None:
-    """A builder would use 1 for each dynamic dimension. `predict` finds the size in the metadata."""
+def write_dynamic_model() -> str:
+    """Write small.onnx with dynamic batch, height and width to open.onnx; return its input."""
     proto = onnx.load("small.onnx")
     for number, dim in enumerate(proto.graph.input[0].type.tensor_type.shape.dim):
         if number != 1:
@@ -98,8 +98,45 @@ def test_build_command_has_the_size_of_insert(folder: Path, cli: Cli) -> None:
     del proto.graph.value_info[:]
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(proto, "open.onnx")
+    return proto.graph.input[0].name
+
+
+def test_insert_estimates_all_types_for_the_size(folder: Path, cli: Cli) -> None:
+    """The size holds for the float model and FP8 as well, not only for the result."""
+    arguments = ("--calib", "images", "--gpu", "RTX 4090", *QUICK)
+    fixed = cli.json("insert", "small.onnx", *arguments)
+    write_dynamic_model()
+    dynamic = cli.json("insert", "open.onnx", "--size", "64", *arguments)
+    for field in ("time", "formats_time"):
+        assert dynamic[field]["total_ms"] == fixed[field]["total_ms"]
+        for part in ("float", "best", "best_fp8"):
+            assert dynamic[field][part] == fixed[field][part]
+
+
+def test_predict_suggests_a_command_with_the_size(folder: Path, cli: Cli) -> None:
+    """`insert` needs the size of a model with dynamic image size and without metadata."""
+    write_dynamic_model()
+    for arguments, size in (((), "640x640"), (("--size", "64"), "64x64")):
+        text = cli("predict", "open.onnx", "--gpu", "T4", *arguments).replace("\\\n", "")
+        (line,) = (x for x in text.splitlines() if "qdqtool insert open.onnx" in x)
+        command = shlex.split(line)[1:]
+        assert command[command.index("--size") + 1] == size
+        cli(*command, *QUICK)
+    assert "--size" not in cli("predict", "small.onnx", "--gpu", "T4")
+
+
+def test_predict_estimates_for_the_given_size(folder: Path, cli: Cli) -> None:
+    write_dynamic_model()
+    dynamic = cli.json("predict", "open.onnx", "--gpu", "T4", "--size", "64")["time"]
+    fixed = cli.json("predict", "small.onnx", "--gpu", "T4")["time"]
+    assert dynamic["total_ms"] == fixed["total_ms"]
+    assert dynamic["best"] == fixed["best"]
+
+
+def test_build_command_has_the_size_of_insert(folder: Path, cli: Cli) -> None:
+    """A builder would use 1 for each dynamic dimension. `predict` finds the size in the metadata."""
+    name = write_dynamic_model()
     text = cli("insert", "open.onnx", "--calib", "images", "--size", "64", *QUICK)
-    name = proto.graph.input[0].name
     assert f" --shapes={name}:1x3x64x64 " in text
     assert f" --shapes={name}:1x3x64x64 " in cli("predict", "open_qdq.onnx")
     text = cli("predict", "open_qdq.onnx", "--gpu", "T4", "--batch", "8")
