@@ -388,6 +388,7 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
         ):
             session.try_model_step(model_step)
     session.record_unfixed(requested)
+    session.note_added_relus()
     session.note_losses()
 
 

@@ -256,6 +256,20 @@ class FixSession:
                     why_not = "the finding remains after the fix that was applied there"
                 self.refused.append(FixAttempt(finding.code, finding.node, finding.fix, why_not))
 
+    def note_added_relus(self) -> None:
+        """Add a note with the number of Relus that fixes added before quantizers."""
+        before = {node.name for node in self._original.nodes}
+        count = sum(n.op == "Relu" and n.name not in before for n in self.model.nodes)
+        if count:
+            self.notes.append(
+                Note(
+                    f"{format_count_were(count, 'Relu')} added before quantizers whose range "
+                    "started at 0, because these quantizers also clipped negative values",
+                    code="relus-added",
+                    count=count,
+                )
+            )
+
     def note_losses(self) -> None:
         """Add notes for errors that grew, and advise insertion if fixes cost accuracy."""
         if self.judge.has_samples:

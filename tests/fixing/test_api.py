@@ -231,8 +231,10 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
 def test_added_relu_takes_no_time_in_the_float_network():
     """The FP16 time is that of the network before quantization, which lacks the added Relu."""
     proto = pair_only(0, np.uint8)
-    fixed = fix(proto, "trt8.5").proto
+    result = fix(proto, "trt8.5")
+    fixed = result.proto
     assert [n.op_type for n in fixed.graph.node].count("Relu") == 1
+    assert [n.values["count"] for n in result.notes if n.code == "relus-added"] == [1]
     before, after = (qdqtool.predict(model, gpu="T4").time for model in (proto, fixed))
     assert before["float"]["total_ms"] == after["float"]["total_ms"]
 
