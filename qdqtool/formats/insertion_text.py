@@ -201,6 +201,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     if choice is not None and is_measured:
         # The choice of a format measured the written model, with its quantized weights.
         error, samples = choice.errors[choice.precision], choice.samples
+    error = round(error, 3)  # as printed, so that the rating fits the printed percentage
     rating = next((text for limit, text in _ERROR_RATINGS if error < limit), "large")
     advice = "" if error < SMALL_ERROR else ", so compare the results (below)"
     part = "whole model" if is_measured else f"{_format_title(insertion)} activations"

@@ -80,6 +80,18 @@ def test_losses_equal_error_of_models_without_pairs() -> None:
     assert gains == sorted(gains, reverse=True) and min(gains) > 0
 
 
+@pytest.mark.parametrize(
+    ("error", "printed", "rating"),
+    [(0.0996, "10.0%", "larger than usual"), (0.0994, "9.9%", "small"), (0.1996, "20.0%", "large")],
+)
+def test_rating_fits_the_printed_error(error: float, printed: str, rating: str) -> None:
+    result = qdqtool.insert(chain(), images(1), losses=1, predict=False)
+    assert result.losses is not None
+    result.losses = replace(result.losses, error=error)
+    text = " ".join(str(render(result)).split())
+    assert f": {printed} of the outputs' standard deviation on 1 image ({rating})" in text
+
+
 @pytest.mark.parametrize(("opset", "ir"), [(11, 6), (13, 3), (17, 8), (21, 10)])
 def test_measure_switches_two_dequantizers_of_quantizer_together(
     opset: int, ir: int, net: Net
