@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from qdqtool.findings import codes
-from qdqtool.findings.rules import split_fixable
+from qdqtool.findings.rules import ATTEMPTED_CODES, split_fixable
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options, fixed_model_path
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import verdict
@@ -19,6 +19,7 @@ from qdqtool.util.text import format_count
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
     from qdqtool.fixing.session import FixAttempt
+    from qdqtool.reasons.finding import FindingCode
     from qdqtool.timing.results import TimeEstimate
 
 _MAX_FIXES = 1  # maximum number of listed changes that have the same code and reason
@@ -96,13 +97,17 @@ def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: 
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     losses = [note for note in fixed.notes if note.code in _LOSSES]
     if serious or losses:
-        listed = [f"{code} ({counts[code]})" for code in serious]
+        listed = [f"{code} ({counts[code]}{_note_manual_fix(code)})" for code in serious]
         page.add_heading(f"Left: {', '.join([*listed, *('rounded constants' for _ in losses)])}")
     for note in losses:
         text = as_options(note)
         page.fill(f"{text[0].upper()}{text[1:]}.", 2, "  ", SEVERITY_STYLES[Severity.WARNING])
     if serious:
         _add_untried_fixes(page, fixed, output, options)
+
+
+def _note_manual_fix(code: FindingCode) -> str:
+    return "" if code in ATTEMPTED_CODES else ", no automatic fix"
 
 
 def _add_untried_fixes(page: TextPage, fixed: Fixed, output: str, options: str) -> None:

@@ -30,10 +30,14 @@ from qdqtool.reasons.text import (
     list_names,
 )
 
-REDUCTION_ADVICE = (
-    "Replace the ReduceMean by GlobalAveragePool and Flatten (the same result) with Q/DQ before "
-    "and after the pooling, or remove the Q/DQ pair before the ReduceMean."
-)
+
+def advise_reduction(r: ReduceNotPooling) -> str:
+    """Return the advice for a ReduceMean that runs in float."""
+    text = (
+        "Replace the ReduceMean by GlobalAveragePool and Flatten (the same result) with Q/DQ "
+        "before and after the pooling"
+    )
+    return f"{text}, or remove the Q/DQ pair before the ReduceMean." if r.dq else f"{text}."
 
 
 def describe_reduction(r: ReduceNotPooling) -> str:
@@ -96,7 +100,7 @@ class ReduceNotPooling(Reason, key="reduce-not-pooling"):
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        return (describe_reduction(self), REDUCTION_ADVICE)
+        return (describe_reduction(self), advise_reduction(self))
 
 
 def find_float_sum(r: OutputMixedConsumers) -> TensorConsumer | None:
@@ -175,7 +179,7 @@ class OutputNotQuantized(Reason, key="output-not-quantized"):
         if isinstance(pooling, ReduceNotPooling):
             return (
                 f"{describe_float_result(self)} because {describe_reduction(pooling)}",
-                REDUCTION_ADVICE,
+                advise_reduction(pooling),
             )
         why = "it is not quantized"
         if isinstance(pooling, PoolingQuantizedOnOneSide):
