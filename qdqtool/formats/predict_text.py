@@ -481,6 +481,8 @@ def _count_fixable(findings: Sequence[Finding]) -> str:
     text = f"{places} can be fixed without new data"
     if notes:
         text += f" ({format_count(notes, 'note')} only if the prediction improves)"
+    if any(finding.severity == Severity.ERROR for finding in findings):
+        text += ", and possibly others that the errors hide"
     return text
 
 
