@@ -371,12 +371,20 @@ def _check_channels(
         report.add(fault, convolutions=[conv.name])
 
 
+_INPUT_CONVERSIONS = ("Cast", "Mul", "Div", "Add", "Sub")
+
+
 def _reads_network_input(view: View, conv: Node) -> bool:
     pair = qdq.find_pair(view.model, conv.input(0))
     if pair is None:
         return False
     tensor = (pair[1] or pair[0]).input(0)
-    cast = view.model.producer(tensor)  # an FP16 model with an FP32 input begins with a Cast
-    return (
-        cast.input(0) if cast is not None and cast.op == "Cast" else tensor
-    ) in view.model.inputs
+    node = view.model.producer(tensor)
+    # An FP16 model with an FP32 input begins with a Cast, a model of pixels with their conversion.
+    while node is not None and node.op in _INPUT_CONVERSIONS:
+        variable = [name for name in node.inputs if not view.model.is_constant(name)]
+        if len(variable) != 1:
+            return False
+        tensor = variable[0]
+        node = view.model.producer(tensor)
+    return tensor in view.model.inputs

@@ -370,6 +370,18 @@ def test_three_channels_of_the_input_have_no_finding(
     assert codes_of(g.model(g.conv(x, "stem", 32))) & {"CH-ALIGN", "CH-SMALL"} == codes
 
 
+@pytest.mark.parametrize(("computed", "codes"), [(False, set()), (True, {"CH-SMALL"})])
+def test_three_channels_of_converted_pixels_have_no_finding(
+    g: Graph, computed: bool, codes: set[str]
+) -> None:
+    x = g.op("Cast", [g.input(1, 3, 8, 8)], "cast", to=onnx.TensorProto.FLOAT)
+    x = g.op("Mul", [x, g.const("factor", np.float32(1 / 255))], "factor")
+    shift = g.op("Neg", x, "neg") if computed else g.const("mean", np.float32(0.5))
+    x = g.op("Sub", [x, shift], "shift")
+    g.channels[x] = 3
+    assert codes_of(g.model(g.conv(x, "stem", 32))) & {"CH-ALIGN", "CH-SMALL"} == codes
+
+
 @pytest.mark.parametrize("normalized", [False, True])
 def test_silu_after_depthwise_convolution_is_reported(g: Graph, normalized: bool) -> None:
     """A BatchNormalization between the convolution and the SiLU is fused into the convolution."""
