@@ -193,7 +193,7 @@ def test_fix_lists_rounded_constants_as_left(g: Graph, folder: Path, cli: Cli) -
 
 
 def test_fix_marks_codes_without_an_automatic_fix(g: Graph, folder: Path, cli: Cli) -> None:
-    x = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "gap")
+    x = g.conv(g.input(1, 16, 8, 8), "c0", 16)
     x = g.op("ReduceMean", x, "mean", axes=[2, 3], keepdims=0)
     onnx.save(g.model(g.gemm(x, "fc", 16)), "m.onnx")
     assert "Left: POOL-FLOAT (1, no automatic fix)" in cli("fix", "m.onnx", "-o", "f.onnx")
