@@ -164,9 +164,7 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     if not tuning.bought:
         if point.sites:
             page.add_heading(f"Kept in {_float_type(tuning)}: {', '.join(point.sites)}")
-        if point.changed:
-            page.add_heading("Differs from the defaults of insert")
-            _add_changes(page, point)
+        _add_changes(page, point)
         return
     head = f"{'accuracy':>8} {_format_title(tuning):>5} {'Q/DQ':>6}"
     if tuning.gpu is not None:
@@ -190,6 +188,8 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
 
 
 def _add_changes(page: TextPage, point: PlacementResult) -> None:
+    if point.changed:
+        page.add_heading("Differs from the defaults of insert")
     for name, choice in point.changed.items():
         page.fill(f"{name}: {choice}", 4, "  ")
 
