@@ -448,6 +448,6 @@ def describe_range(gain: SpeedGain) -> str:
 
 
 def _format_bound(factor: float) -> str:
-    """Return a factor with one decimal, but with two if it would otherwise read 1.0."""
-    digits = 2 if f"{factor:.1f}" == "1.0" else 1
+    """Return a factor with one decimal, but with two or three if it would otherwise read 1."""
+    digits = next((d for d in (1, 2) if float(f"{factor:.{d}f}") != 1), 3)
     return f"{factor:.{digits}f}x"

@@ -51,6 +51,13 @@ def test_ratio_is_that_of_the_larger_time(gain: SpeedGain, text: str, style: Sty
     assert (describe_ratio(gain), ratio_style(gain)) == (text, style)
 
 
+@pytest.mark.parametrize(
+    ("low", "expected"), [(0.998, "0.998x"), (0.97, "0.97x"), (1.0004, "1.000x"), (0.9, "0.9x")]
+)
+def test_bound_near_one_has_digits_that_differ_from_one(low: float, expected: str) -> None:
+    assert f"80 % range {expected} to 1.4x" in describe_ratio(gain_of(low, 1.2, 1.4))
+
+
 def test_only_errors_can_build_with_wrong_results() -> None:
     builds = {code for code, entry in CODES.items() if entry.builds}
     assert builds and all(CODES[code].severity == Severity.ERROR for code in builds)
