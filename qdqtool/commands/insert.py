@@ -243,7 +243,24 @@ def _estimate_times(
     formats = _estimate_formats(model, options, target, result)
     if time is not None:
         _use_compared_times(time, result, formats)
+        _add_loss_times(result, time, built)
     return time, formats
+
+
+def _add_loss_times(result: Insertion, time: TimeEstimate, target: Target) -> None:
+    """Add the time that each activation costs in float, which the text proposes, in place."""
+    from qdqtool.insertion.losses import add_times
+    from qdqtool.ir.graph import Model
+    from qdqtool.timing.alternatives import estimate_variant
+
+    if result.losses is not None and result.prediction is not None:
+        result.losses = add_times(
+            result.losses,
+            Model(result.model),
+            result.activations,
+            time.total_ms,
+            lambda changed: estimate_variant(time, changed, target),
+        )
 
 
 def _use_compared_times(

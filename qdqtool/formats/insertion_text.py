@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from calibration.presets import note_preprocess
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options
+from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import name_float_type, verdict
 from qdqtool.insertion.format_choice import FP8_SPREAD
 from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
@@ -254,9 +255,11 @@ def _describe_cost(loss: TensorLoss, title: str) -> str:
     if loss.convolutions is None:
         return ""
     price = f"; costs {format_count(loss.convolutions, f'{title} layer')}"
-    return (
-        price if loss.conversions is None else f"{price}, {_format_conversions(loss.conversions)}"
-    )
+    if loss.conversions is not None:
+        price += f", {_format_conversions(loss.conversions)}"
+    if loss.ms is not None:
+        price += f", {'-' if loss.ms < 0 else '+'}{format_ms(abs(loss.ms))}"
+    return price
 
 
 def _exclude_pattern(loss: TensorLoss) -> str:

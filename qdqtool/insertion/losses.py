@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from qdqtool.runtime.run_cost import peak_activation_bytes, with_input_shapes
 from qdqtool.runtime.sessions import core_count, describe_failure, open_proto
 from qdqtool.trt.result import Prediction
 from qdqtool.util.json_text import Json
+from qdqtool.util.text import round_significant
 from qdqtool.util.threads import SharedTasks, run_threads
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class TensorLoss:
         convolutions: Number of convolutions that become float with the activation; None if not
             predicted.
         conversions: Number of conversions that are added; None if not predicted.
+        ms: Milliseconds that are added on a GPU; None if not estimated.
         confirmed_gain: Gain on the confirming samples; None if these are too few, or if the
             activation was not measured on them.
         confirmed_on: Number of the confirming samples.
@@ -84,6 +87,7 @@ class TensorLoss:
     confirmed_gain: float | None = None
     confirmed_on: int = 0
     confirmed: bool = False
+    ms: float | None = None
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -98,6 +102,7 @@ class TensorLoss:
             else round(self.confirmed_gain, 4),
             "confirmed_on": self.confirmed_on,
             "confirmed": self.confirmed,
+            "ms": None if self.ms is None else round_significant(self.ms),
         }
 
 
@@ -540,15 +545,12 @@ def predict_count_changes(
     `before` is the prediction of the finished Q/DQ model; `predict` predicts changed models. A loss
     keeps its counts if the model no longer has the activation's Q.
     """
-    nodes = {n.name for n in model.nodes}
-    slim = Model(strip_large_weights(model.proto), "", EDITED, types=model, constants=model)
-    by_tensor = {a.tensor: a for a in activations}
+    variants = _float_variants(losses.tensors, model, activations)
     summary = before.summary()
     tensors = []
     for loss in losses.tensors:
-        activation = by_tensor[loss.tensor]
-        if activation.node in nodes:
-            after = predict(remove_pair(slim, activation)).summary()
+        if loss.tensor in variants:
+            after = predict(variants[loss.tensor]()).summary()
             added = None
             if summary["conversions"] is not None and after["conversions"] is not None:
                 added = after["conversions"] - summary["conversions"]
@@ -556,6 +558,42 @@ def predict_count_changes(
             loss = replace(loss, convolutions=convolutions, conversions=added)
         tensors.append(loss)
     return replace(losses, tensors=tensors)
+
+
+def add_times(
+    losses: ActivationLosses,
+    model: Model,
+    activations: Sequence[QuantizedTensor],
+    total_ms: float,
+    estimate_ms: Callable[[Model], float],
+) -> ActivationLosses:
+    """Estimate how much slower the engine is if each confirmed activation is left float.
+
+    `total_ms` is the time of the finished Q/DQ model; `estimate_ms` estimates changed models.
+    """
+    confirmed = [loss for loss in losses.tensors if loss.confirmed]
+    times = {
+        tensor: estimate_ms(make_variant()) - total_ms
+        for tensor, make_variant in _float_variants(confirmed, model, activations).items()
+    }
+    return replace(losses, tensors=[replace(t, ms=times.get(t.tensor)) for t in losses.tensors])
+
+
+def _float_variants(
+    losses: Sequence[TensorLoss], model: Model, activations: Sequence[QuantizedTensor]
+) -> dict[str, Callable[[], Model]]:
+    """Return functions that make a model with one activation left float, by tensor.
+
+    Activations whose Q the model no longer has are left out.
+    """
+    nodes = {n.name for n in model.nodes}
+    slim = Model(strip_large_weights(model.proto), "", EDITED, types=model, constants=model)
+    by_tensor = {a.tensor: a for a in activations}
+    return {
+        loss.tensor: partial(remove_pair, slim, by_tensor[loss.tensor])
+        for loss in losses
+        if by_tensor[loss.tensor].node in nodes
+    }
 
 
 @dataclass(frozen=True)

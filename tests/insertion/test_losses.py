@@ -14,12 +14,14 @@ import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
 from qdqtool.errors import ModelError
 from qdqtool.formats.insertion_text import render
+from qdqtool.formats.time_text import format_ms
 from qdqtool.insertion.losses import (
     SMALL_ERROR,
     ActivationLosses,
     ReferenceOutputs,
     SwitchableNetwork,
     TensorLoss,
+    add_times,
     find_last_convolution_outputs,
     measure_losses,
     predict_count_changes,
@@ -29,6 +31,10 @@ from qdqtool.insertion.losses import (
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import QuantizedTensor
 from qdqtool.ir.graph import Model
+from qdqtool.timing.alternatives import estimate_variant
+from qdqtool.timing.on_gpu import predict_on_gpu
+from qdqtool.timing.options import TimingOptions
+from qdqtool.trt.targets import target_named
 from tests.insertion.nets import (
     Array,
     Net,
@@ -495,6 +501,35 @@ def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed
             detector(), YOLOV8_DATA, exclude=exclude, predict=False, **YOLOV8_OPTIONS
         )
         assert worst.tensor not in [a.tensor for a in other.activations]
+
+
+def test_confirmed_losses_state_their_cost_in_time(yolov8: Insertion) -> None:
+    """The cost equals the difference between the times of the two written models."""
+    assert yolov8.losses is not None
+    first, *others = yolov8.losses.tensors
+    confirmed = replace(first, confirmed_gain=0.4, confirmed_on=6, confirmed=True)
+    losses = replace(yolov8.losses, tensors=[confirmed, *others])
+    target = target_named("trt10")
+    _, time = predict_on_gpu(yolov8.model, target, TimingOptions(gpu="Orin Nano 8GB"))
+    assert time is not None
+    timed = add_times(
+        losses,
+        Model(yolov8.model),
+        yolov8.activations,
+        time.total_ms,
+        lambda changed: estimate_variant(time, changed, target),
+    )
+    (activation,) = (a for a in yolov8.activations if a.tensor == first.tensor)
+    other = remove_pairs(yolov8.model, activation)
+    before, after = (
+        qdqtool.predict(model, gpu="Orin Nano 8GB").time["total_ms"]
+        for model in (yolov8.model, other)
+    )
+    assert timed.tensors[0].ms == pytest.approx(after - before, abs=2e-3)
+    assert all(loss.ms is None for loss in timed.tensors[1:])
+    sign = "-" if timed.tensors[0].ms < 0 else "+"
+    cost = f"{sign}{format_ms(abs(timed.tensors[0].ms))}"
+    assert cost in " ".join(str(render(replace(yolov8, losses=timed), 80)).split())
 
 
 def test_insert_warns_if_onnxruntime_lacks_operator(net: Net) -> None:
