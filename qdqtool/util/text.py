@@ -144,11 +144,11 @@ def cut_middle(name: str, width: int) -> str:
 
 
 def format_layer_counts(convolutions: int, products: int) -> str:
-    """Return text such as ``74 (1 convolution, 73 matrix products)`` or ``64 convolutions``."""
+    """Return text such as ``9 layers (1 convolution, 8 matrix products)`` or ``6 convolutions``."""
     of_convolutions = format_count(convolutions, "convolution")
     of_products = format_count(products, "matrix product")
     if convolutions and products:
-        return f"{convolutions + products} ({of_convolutions}, {of_products})"
+        return f"{convolutions + products} layers ({of_convolutions}, {of_products})"
     return of_products if products else of_convolutions
 
 
