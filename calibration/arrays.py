@@ -196,7 +196,7 @@ class StackedSource(SampleSource):
         sample = {}
         for spec in self.inputs:
             array = self.arrays[spec.name]
-            sample[spec.name] = spec.fit_array(array.read_row(row), array.label)
+            sample[spec.name] = spec.fit(array.read_row(row), array.label)
         return sample
 
     def digest(self, index: int) -> bytes:

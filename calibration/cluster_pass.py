@@ -250,7 +250,7 @@ class ClusterPass:
         statistics, done = self._merged
         # One assignment, so that Ctrl-C cannot leave some tensors merged and others not.
         self._merged = statistics.merge(counted.statistics), done.union(portion.numbers)
-        self.dataset.add_worker_results(counted.quality, counted.skipped)
+        self.dataset.take(counted.quality, counted.skipped)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
         """Return the statistics merged so far, and the numbers of their samples."""

@@ -140,12 +140,12 @@ class InputSpec:
         """Return the shape for a message; dynamic dimensions are question marks."""
         return "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
 
-    def fit_array(self, array: Array, label: str) -> Array:
+    def fit(self, array: Array, what: str) -> Array:
         """Convert an array to the type of this input, and add a missing batch dimension.
 
         Args:
             array: Array of the user.
-            label: Name of the array for messages.
+            what: Name of the array for messages.
 
         Raises:
             DataError: The array's shape or type does not fit.
@@ -157,14 +157,14 @@ class InputSpec:
         if array.ndim != len(self.shape) or any(size not in (None, have) for size, have in sizes):
             shape = "[" + ", ".join(map(str, array.shape)) + "]"
             raise DataError(
-                f"{label} has the shape {shape}, but {takes} {self.shape_text()}; give an array of "
+                f"{what} has the shape {shape}, but {takes} {self.shape_text()}; give an array of "
                 "this shape",
                 code="wrong-shape",
                 node=self.name,
             )
         if not array.size:
             raise DataError(
-                f"{label} holds no values: its shape is {list(array.shape)}; give at least one row",
+                f"{what} holds no values: its shape is {list(array.shape)}; give at least one row",
                 code="empty",
                 node=self.name,
             )
@@ -173,7 +173,7 @@ class InputSpec:
             rounds = dtype.kind in "iub" and array.dtype.kind == "f"
             if array.dtype.kind not in "fiub" or rounds:
                 raise DataError(
-                    f"{label} holds {array.dtype}, but {takes} {dtype}; convert the array",
+                    f"{what} holds {array.dtype}, but {takes} {dtype}; convert the array",
                     code="wrong-type",
                     node=self.name,
                 )
@@ -281,7 +281,7 @@ def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: st
             node=missing[0],
         )
     return {
-        spec.name: spec.fit_array(np.asarray(arrays[spec.name]), f"{label}: array '{spec.name}'")
+        spec.name: spec.fit(np.asarray(arrays[spec.name]), f"{label}: array '{spec.name}'")
         for spec in inputs
     }
 
@@ -465,15 +465,15 @@ class Dataset:
         assert self.indices is not None
         return list(self.indices[number * self.batch : (number + 1) * self.batch])
 
-    def add_worker_results(self, quality: DataQuality, skipped: Iterable[tuple[str, str]]) -> None:
+    def take(self, looks: DataQuality, skipped: Iterable[tuple[str, str]]) -> None:
         """Add the quality and the skipped images of samples that another process loaded.
 
         Args:
-            quality: Quality of those samples.
+            looks: Quality of those samples.
             skipped: Name of each broken image and the reason.
         """
         with self._lock:
-            self.quality.merge(quality)
+            self.quality.merge(looks)
             self.skipped.extend(skipped)
 
     def load(self, number: int) -> Sample | None:
@@ -592,7 +592,7 @@ class Dataset:
             return warnings
         return [w for w in warnings if getattr(w, "code", "") not in ("far-inputs", "small-inputs")]
 
-    def reset_warnings(self) -> None:
+    def forget(self) -> None:
         """Reset skipped images and warnings before another pass over the data."""
         with self._lock:
             self._seen.clear()

@@ -372,7 +372,7 @@ class ImageSource(FilesSource):
         image = read_image(source, name)
         if not isinstance(self.preprocess, Preprocess):
             label = f"the result of `preprocess` for {name or source}"
-            return {self.spec.name: self.spec.fit_array(np.asarray(self.preprocess(image)), label)}
+            return {self.spec.name: self.spec.fit(np.asarray(self.preprocess(image)), label)}
         array = prepare_image(image, self.height, self.width, self.preprocess, self.channels)
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))

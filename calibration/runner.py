@@ -110,7 +110,7 @@ def collect(
     dataset = open_data(
         data, input_specs(loaded), preprocess, max_images, choose_size(loaded, size)
     )
-    dataset.reset_warnings()
+    dataset.forget()
     calibration = _Calibration(
         loaded,
         dataset,

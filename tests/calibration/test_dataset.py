@@ -108,7 +108,7 @@ def test_input_batch_and_shape_text(shape: tuple[int | None, ...], batch: int, t
 def test_input_fits_arrays_of_its_shape(
     shape: tuple[int | None, ...], array: tuple[int, ...], fitted: tuple[int, ...]
 ) -> None:
-    assert InputSpec("x", shape).fit_array(np.zeros(array, np.float32), "it").shape == fitted
+    assert InputSpec("x", shape).fit(np.zeros(array, np.float32), "it").shape == fitted
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_input_fits_arrays_of_its_shape(
     ],
 )
 def test_input_converts_numbers(dtype: str, input_dtype: str) -> None:
-    fitted = InputSpec("x", (1,), input_dtype).fit_array(np.ones(1, dtype), "it")
+    fitted = InputSpec("x", (1,), input_dtype).fit(np.ones(1, dtype), "it")
     assert fitted.dtype == input_dtype and fitted.tolist() == [1]
 
 
@@ -158,7 +158,7 @@ def test_input_rejects_arrays_of_other_shapes_and_types(
     spec: InputSpec, array: npt.NDArray[Any], code: str, values: list[object]
 ) -> None:
     with pytest.raises(DataError, check=reports(code, "it", *values, node="x")):
-        spec.fit_array(array, "it")
+        spec.fit(array, "it")
 
 
 VALUE = np.ones(1, np.float32)
@@ -346,7 +346,7 @@ def test_broken_images_are_skipped() -> None:
         assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
     assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
     assert data.warnings[0] == note("broken-images", broken=3, total=4)
-    data.reset_warnings()
+    data.forget()
     assert (data.skipped, data.warnings, data.quality) == ([], [], DataQuality())
     list(data)
     assert data.quality.broken == 3
@@ -365,7 +365,7 @@ def test_quality_of_samples_adds_up() -> None:
     data = Dataset(ListSource([array for array, _ in samples]), [IMAGE], 9)
     for _, (_, quality) in zip(data, samples, strict=True):
         assert data.quality == quality
-    data.add_worker_results(DataQuality(1, -7, 7, 1, 1, 2), [("a", "b")])
+    data.take(DataQuality(1, -7, 7, 1, 1, 2), [("a", "b")])
     assert data.quality == DataQuality(7, -7, 7, 2, 5, 2) and data.skipped == [("a", "b")]
 
 
