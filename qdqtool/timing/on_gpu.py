@@ -26,7 +26,7 @@ from qdqtool.util.outputs import write_text
 from qdqtool.util.process import pause_gc
 
 # Codes of findings about a GPU for which no engine can be built.
-UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-VERSION")
+UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-NO-BF16", "GPU-VERSION", "FP8-GPU")
 
 
 def predict_on_gpu(

@@ -14,6 +14,7 @@ from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
 from tests.commands.conftest import Cli
 from tests.timing.models import convolution_chain, save_model
+from tests.trt.builder import Graph
 
 
 @pytest.fixture
@@ -160,6 +161,24 @@ def test_predict_lists_a_gpu_without_int8_next_to_others(model: str, cli: Cli) -
     limits = [f for f in answer["findings"] if f["code"] == "GPU-NO-INT8"]
     assert [f["severity"] for f in limits] == ["warning", "warning"]  # one for each GPU
     assert answer["time"]["gpu"] == "L4"
+
+
+def test_predict_lists_a_gpu_without_fp8_next_to_others(tmp_path: Path, cli: Cli) -> None:
+    """The times on the GPU with FP8 are those without the other GPU."""
+    g = Graph(opset=19, fp8=True)
+    path = save_model(tmp_path, g.model(g.conv(g.input(1, 32, 8, 8), "c", 32)))
+    arguments = ("predict", path, "--gpu", "Jetson Orin Nano 8GB", "--gpu", "RTX 4090")
+    text = cli(*arguments)
+    rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ") and line}
+    assert "no engine: FP8-GPU" in rows["Jetson"] and rows["RTX"].count("ms") == 2
+    assert "reject" not in text and "trtexec" in text
+    answer = cli.json(*arguments)
+    orin, ada = answer["times"]
+    assert not orin["supported"] and orin["total_ms"] is None
+    assert ada == cli.json("predict", path, "--gpu", "RTX 4090")["time"]
+    (limit,) = (f for f in answer["findings"] if f["code"] == "FP8-GPU")
+    assert limit["severity"] == "warning" and "Orin" in limit["message"]
+    assert "reject" in cli("predict", path, "--gpu", "Jetson Orin Nano 8GB")
 
 
 def test_predict_has_no_times_of_an_unsupported_gpu(model: str, cli: Cli) -> None:
