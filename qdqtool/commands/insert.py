@@ -295,7 +295,9 @@ def _suggest_tune(model: str, calib: str | None, gpu: str | None, width: int) ->
 
     page = TextPage(width)
     words = ["qdqtool", "tune", model, "--calib", calib or "images/"]
-    page.add_command("Next:", shlex.join([*words, *(["--gpu", gpu] if gpu else [])]))
+    prepared = options.repeat_options(*options.IMAGE_PARAMETERS)
+    command = shlex.join([*words, *(["--gpu", gpu] if gpu else [])])
+    page.add_command("Next:", f"{command}{prepared}")
     page.fill("tune searches for layers that INT8 makes faster with enough accuracy.", 9, " " * 9)
     return page
 

@@ -346,3 +346,12 @@ def test_insert_gpu_has_one_figure_for_each_time(folder: Path, cli: Cli, precisi
             times[name].add(formats[key]["total_ms"])
             assert own[key] == formats[key]
     assert {name: len(values) for name, values in times.items()} == dict.fromkeys(times, 1)
+
+
+def test_insert_suggests_tune_with_the_size(folder: Path, cli: Cli) -> None:
+    """The float model is as fast as INT8, and `tune` needs the size as `insert` does."""
+    write_dynamic_model()
+    arguments = ("--calib", "images", "--size", "64", "--precision", "auto", "--gpu", "RTX 5090")
+    text = cli("insert", "open.onnx", *arguments).replace("\\\n", "")
+    (line,) = (x for x in text.splitlines() if "qdqtool tune" in x)
+    assert " --size 64x64" in line
