@@ -626,7 +626,8 @@ range_options = combine_options(
         type=click.Choice(("focus", "mse", "percentile", "entropy", "max")),
         default="focus",
         show_default=True,
-        help="How the range of an activation is chosen. focus is mse with more weight on objects.",
+        help="How the range of an activation is chosen. focus is mse with more weight on objects. "
+        "FP8 always uses max.",
     ),
     click.option(
         "--method-for",
