@@ -177,7 +177,7 @@ def recurse(*_: object) -> None:
 
 
 def test_recursion_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qdqtool.ir.modelfile.check_functions", recurse)
+    monkeypatch.setattr("qdqtool.ir.modelfile.check_function_sizes", recurse)
     (tmp_path / "model.onnx").write_bytes(network().SerializeToString())
     with pytest.raises(QdqtoolError, match=f"^{re.escape(str(tmp_path / 'model.onnx'))}: "):
         qdqtool.predict(str(tmp_path / "model.onnx"))

@@ -34,8 +34,8 @@ def test_text_without_images_is_described_as_a_list(cli: Cli, tmp_path: Path) ->
 
 
 def test_unknown_option_names_the_commands_that_have_it(cli: Cli) -> None:
-    line = cli.refuse("fix", "model.onnx", "--gpu", "T4")
-    assert "'--gpu'" in line and "predict" in line and "--bgr" not in line
+    line = cli.refuse("fix", "model.onnx", "--require-gain", "1.1")
+    assert "'--require-gain'" in line and "predict" in line and "--bgr" not in line
     assert "--only" in cli.refuse("fix", "model.onnx", "--onli", "T4")
 
 
