@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect tests with a marker whose option is not given."""
     excluded = [mark for mark, option in OPTIONS.items() if not config.getoption(option)]
     deselected = [item for item in items if any(item.get_closest_marker(m) for m in excluded)]
-    items[:] = [item for item in items if item not in set(deselected)]
+    left_out = set(deselected)
+    items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=deselected)
 
 
