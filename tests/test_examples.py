@@ -11,6 +11,8 @@ import pytest
 
 import qdqtool
 from qdqtool.demo.images import write_images
+from qdqtool.demo.network import yolov8n
+from qdqtool.ir.modelfile import save
 from tests.calibration.nets import write_pictures
 from tests.insertion.nets import detector
 
@@ -50,11 +52,24 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
+def test_python_page_of_tune_has_example_that_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(yolov8n(64), tmp_path / "yolov8n.onnx")  # a network that detects something
+    (tmp_path / "images").mkdir()
+    write_images(tmp_path / "images", 4, 64)
+    with contextlib.chdir(tmp_path):
+        runpy.run_path(str(PAGES / "tune.py"), run_name="__main__")
+    assert "convolutions in INT8" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem == "tune"))
+        pytest.param(path, id=path.stem)
         for path in sorted(PAGES.glob("*.py"))
+        if path.stem != "tune"
     ],
 )
 def test_python_page_has_example_that_runs(
