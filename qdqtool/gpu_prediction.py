@@ -121,13 +121,10 @@ def predict_with_time(
     Returns:
         The prediction, and the time estimate (None if no GPU is named).
     """
-    from qdqtool.timing.on_gpu import predict_on_gpu
+    from qdqtool.timing.on_gpu import check_image_size, predict_on_gpu
 
-    if options.size is not None:
-        from calibration.session import choose_size
-
-        model = load(model)
-        choose_size(model, options.size)  # reject an impossible size
+    model = load(model)
+    check_image_size(options.size, model)
     return predict_on_gpu(model, target, options, extend=_add_fix_savings, **settings)
 
 

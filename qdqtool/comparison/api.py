@@ -128,11 +128,10 @@ def compare(
                 parameter="data",
             )
         if isinstance(first, Model) and isinstance(second, Model):
-            if size is not None and gpu is not None:
-                from calibration.session import choose_size
+            if gpu is not None:
+                from qdqtool.timing.on_gpu import check_image_size
 
-                for model in (first, second):
-                    choose_size(model, size)  # reject an impossible size
+                check_image_size(size, first, second)
             size = size or find_common_size(second, first)
             if has_dynamic_size(first):
                 images = replace(images, size=size)

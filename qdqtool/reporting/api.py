@@ -18,6 +18,7 @@ from qdqtool.reporting.graphs import add_drawings
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject, analyze_model, choose_gpu
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import render_page, require_packages
+from qdqtool.timing.on_gpu import check_image_size
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
@@ -162,6 +163,7 @@ def collect(
     build = load_build(builds) if builds else None
     gpu = choose_gpu(build, options)
     models = [load(m) for m in (model, inputs.before) if m is not None]
+    check_image_size(inputs.size, *models)
     size = inputs.size or find_common_size(*models)
     models = [with_size(m, size) for m in models]
     subject = analyze_model(models[0], inputs, gpu, build)

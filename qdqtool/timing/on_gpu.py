@@ -29,6 +29,20 @@ from qdqtool.util.process import pause_gc
 UNSUPPORTED_GPU = ("GPU-NO-INT8", "GPU-NO-BF16", "GPU-VERSION", "FP8-GPU")
 
 
+def check_image_size(size: tuple[int, int] | None, *models: Model) -> None:
+    """Check the image size that the user gives for an estimate; None needs no check.
+
+    Raises:
+        DataError: A model has another fixed size, or the size is not a multiple of its stride.
+    """
+    if size is None:
+        return
+    from calibration.session import choose_size
+
+    for model in models:
+        choose_size(model, size)
+
+
 def predict_on_gpu(
     model: ModelSource | Model,
     target: str | Target,

@@ -65,6 +65,14 @@ def test_report_json(network: NetworkFiles, tmp_path: Path, cli: Cli) -> None:
     assert answer["summary"]["int8"] == 3 and answer["bytes"] == page.stat().st_size
 
 
+def test_report_size_of_a_fixed_input_is_refused(
+    network: NetworkFiles, tmp_path: Path, cli: Cli
+) -> None:
+    page = tmp_path / "r.html"
+    line = cli.refuse("report", network.model, "--gpu", "T4", "--size", "4096", "-o", page)
+    assert "--size 4096x4096 has no effect" in line and not page.exists()
+
+
 def test_report_cache_of_another_model_is_refused(
     builds: Path, network: NetworkFiles, tmp_path: Path, cli: Cli
 ) -> None:
