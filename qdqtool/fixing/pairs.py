@@ -35,7 +35,7 @@ from qdqtool.reasons.fusions import QuantizerInsideActivation
 from qdqtool.reasons.heads import ConcatAfterHead
 from qdqtool.reasons.residuals import ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.scales import ScaleDead
-from qdqtool.reasons.text import MIN_SCALE_RATIO, format_number, list_names
+from qdqtool.reasons.text import differ_by_over_two_bits, format_number, list_names
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 
@@ -394,7 +394,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
         f"({names}){bits}"
     )
     skip_reason = ""
-    if smallest < largest * MIN_SCALE_RATIO:
+    if differ_by_over_two_bits(smallest, largest):
         tensor = quantizers[scales.index(smallest)].input(0)
         skip_reason = Note(
             f"one common scale would cost '{tensor}' {lost:.1f} bits of precision, but a fix may "

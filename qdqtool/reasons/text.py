@@ -25,7 +25,7 @@ An empty fix stands for the general advice of the finding code, `NO_ACTION` for 
 NO_ACTION = "no action needed"
 
 # Smallest scale divided by the largest scale. At this ratio, a common scale costs two bits.
-MIN_SCALE_RATIO = 0.25
+_MIN_SCALE_RATIO = 0.25
 
 
 def format_number(value: float | None) -> str:
@@ -134,10 +134,15 @@ def _select_positive(scales: Sequence[Scale]) -> list[float]:
     return [s for s in scales if isinstance(s, float) and s > 0]
 
 
+def differ_by_over_two_bits(smallest: float, largest: float) -> bool:
+    """Return whether the largest scale would cost the range of the smallest more than two bits."""
+    return smallest < largest * _MIN_SCALE_RATIO
+
+
 def is_common_scale_too_coarse(scales: Sequence[Scale]) -> bool:
     """Return whether one scale for all would cost the smallest range more than two bits."""
     positive = _select_positive(scales)
-    return bool(positive) and min(positive) < max(positive) * MIN_SCALE_RATIO
+    return bool(positive) and differ_by_over_two_bits(min(positive), max(positive))
 
 
 def advise_common_scale(scales: Sequence[Scale]) -> str:
@@ -154,7 +159,7 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
         if largest > smallest
         else ""
     )
-    if is_common_scale_too_coarse(positive):
+    if differ_by_over_two_bits(smallest, largest):
         return (
             f"One scale, {format_number(largest)}, would cost the smallest range "
             f"{math.log2(largest / smallest):.1f} bits: keep separate scales, or leave the side "
