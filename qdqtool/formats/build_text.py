@@ -176,8 +176,9 @@ def render_comparison(
     _add_side_summary(page, "A", comparison.a)
     _add_side_summary(page, "B", comparison.b)
     are_models = comparison.a.kind == comparison.b.kind == "model"
-    structure = "structure and " * (are_models and comparison.matched_by == "names")
-    page.fill(f"Matched by {structure}{comparison.matched_by}.", 0)
+    by_both = are_models and comparison.matched_by == "names"
+    matched_by = "structure and names" if by_both else comparison.matched_by
+    page.fill(f"Matched by {matched_by}.", 0)
     if comparison.agreement is not None:
         page.add_gap()
         add_agreement(page, comparison.agreement)

@@ -85,11 +85,9 @@ def _describe_slow_places(fixed: Fixed) -> str:
 
 
 def _describe_time(time: TimeEstimate) -> str:
-    float_time = time.float_time
-    other = "" if float_time is None else f"; in {float_time.precision} "
-    if float_time is not None:
-        other += format_ms(float_time.total_ms)
-    return f"{format_ms(time.total_ms)} on {time.gpu.name} (estimated){other}"
+    text = f"{format_ms(time.total_ms)} on {time.gpu.name} (estimated)"
+    other = time.float_time
+    return text if other is None else f"{text}; in {other.precision} {format_ms(other.total_ms)}"
 
 
 def _add_remaining_findings(page: TextPage, fixed: Fixed, output: str, options: str) -> None:

@@ -450,7 +450,9 @@ def _add_fix_commands(
     if default:
         fixed = fixed_model_path(path)
         is_compared = any(f.severity == Severity.WARNING for f in default) and not images
-        caution = "; with --calib images/, fix may refuse changes that cost accuracy" * is_compared
+        caution = ""
+        if is_compared:
+            caution = "; with --calib images/, fix may refuse changes that cost accuracy"
         page.fill(f"{_BY_FIX} {_count_fixable(default)}{caution}:")
         only = _select_codes(prediction.findings, default)
         page.add_command(
