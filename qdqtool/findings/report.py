@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from qdqtool.findings.codes import CodeScope
 
 
-_COMMON_SCALE_CODES = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE")
-
-
 def title_of(code: FindingCode) -> str:
     """Return the title of a code. The first call loads the table of codes."""
     from qdqtool.findings import codes
@@ -215,7 +212,7 @@ class Diagnosis(NamedTuple):
     @property
     def needs_coarse_scale(self) -> bool:
         """Whether the fix is one scale for all tensors, which would cost too much precision."""
-        return self.code in _COMMON_SCALE_CODES and needs_coarse_common_scale(self.cause)
+        return needs_coarse_common_scale(self.cause)
 
 
 class RecordedReasons:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from qdqtool.evidence import Evidence
@@ -246,3 +247,9 @@ class ConversionBetweenScales(RemainingConversion):
             "to INT8.",
             advise_common_scale([self.first_scale, self.scale]),
         )
+
+    def scales_to_unify(self) -> Sequence[Scale]:
+        if self.requantizes and not self.path:  # DOUBLE-QDQ: one of the two pairs is removed
+            return ()
+        between = (self.first_scale, self.scale) if self.requantizes else ()
+        return [*(q.scale for q in quantizer_consumers(self.siblings)), *between]

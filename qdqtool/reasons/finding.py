@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, dataclass_transform
 
 from qdqtool.evidence import Evidence
 from qdqtool.util.json_text import Json
 from qdqtool.util.records import collect_names, field_names, field_values
+
+if TYPE_CHECKING:
+    from qdqtool.reasons.tensors import Scale
 
 FindingCode = str
 """Code of a finding, a key of ``findings/codes.toml``."""
@@ -139,6 +142,10 @@ class Reason:
             NotImplementedError: No placement records reasons of this class.
         """
         raise NotImplementedError(type(self).__name__)
+
+    def scales_to_unify(self) -> Sequence[Scale]:
+        """Return the scales that one common scale would replace; empty for another kind of fix."""
+        return ()
 
     def names(self) -> Iterator[str]:
         """Yield every name of a node or tensor in the record once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from qdqtool.ir.operators import AVERAGES, OPERATORS, LayerKind
@@ -11,6 +12,7 @@ from qdqtool.reasons.scales import describe_different_scales, list_scale_rules
 from qdqtool.reasons.tensors import (
     ConsumerKind,
     PathStep,
+    Scale,
     TensorConsumer,
     TensorOrigin,
     TensorSize,
@@ -237,6 +239,9 @@ class OutputDifferentScales(Reason, key="output-different-scales"):
             else f"'{self.tensor}' is converted once for each scale"
         )
         return describe_different_scales(cause, self.tensor, self.consumers, writes)
+
+    def scales_to_unify(self) -> Sequence[Scale]:
+        return [q.scale for q in quantizer_consumers(self.consumers)]
 
 
 class OutputMixedConsumers(Reason, key="output-many-consumers"):

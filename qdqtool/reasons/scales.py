@@ -69,15 +69,15 @@ def describe_concat_scales(r: ConcatScales, consequence: str, scales: Sequence[S
 
 
 def needs_coarse_common_scale(cause: Cause) -> bool:
-    """Return whether ``fix`` rejects one scale for all, because it costs more than two bits."""
-    scales: list[Scale] = []
-    for reason in (cause.reason, *cause.also):
-        if isinstance(reason, ConcatScales):
-            scales += [*reason.parts, reason.output_scale]
-    consumers = getattr(cause.reason, "siblings", getattr(cause.reason, "consumers", ()))
-    scales += [q.scale for q in quantizer_consumers(consumers)]
-    if getattr(cause.reason, "requantizes", False):
-        scales += [cause.reason.first_scale, cause.reason.scale]  # type: ignore[attr-defined]
+    """Return whether ``fix`` rejects one scale for all, because it costs more than two bits.
+
+    False if the fix of the reason is not one scale for all.
+    """
+    scales = list(cause.reason.scales_to_unify())
+    if not scales:
+        return False
+    for reason in cause.also:
+        scales += reason.scales_to_unify()
     return is_common_scale_too_coarse(scales)
 
 
@@ -126,6 +126,9 @@ class ConcatScales(Reason, key="concat-scales"):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         return describe_concat_scales(self, "each input with another scale is converted", ())
+
+    def scales_to_unify(self) -> Sequence[Scale]:
+        return [*self.parts, self.output_scale]
 
 
 class ScalesDiffer(Reason, key="scales-differ"):
