@@ -105,12 +105,16 @@ def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
         with_axis = operator_of(node).kind != LayerKind.MATRIX_MULTIPLY
         side.weights_scale = read_scales(view, weights.first_quantizer, with_axis)
     start = 2 if has_constant_weights else 1
+    pairs = set() if dq is None else {0}
     for position, tensor in enumerate(node.inputs[start:], start):
-        if tensor in view.constants:
+        other = None if tensor in view.constants else _find_dequantizer(view, tensor)
+        if other is None:
             continue
-        scales = read_scales(view, _find_dequantizer(view, tensor))
+        pairs.add(position)
+        scales = read_scales(view, other)
         if scales is not None:
             side.other_scales[position] = scales
+    side.pairs = frozenset(pairs)
     if not is_weighted:
         side.data = side.data or bool(side.other_scales)
     return side

@@ -132,6 +132,7 @@ class NodeSide:
         scale: Scales of the data input; None if missing or unknown.
         weights_scale: Scales of the weights; None if missing or unknown.
         other_scales: Scales of other inputs with Q/DQ, by input position.
+        pairs: Positions of the inputs with Q/DQ, other than weights; None for an engine layer.
         fused: Operators fused into the engine layer.
         layer: Name of the engine layer.
         ms: Milliseconds of the engine layer; None without times.
@@ -147,6 +148,7 @@ class NodeSide:
     scale: QuantizerScales | None = None
     weights_scale: QuantizerScales | None = None
     other_scales: dict[int, QuantizerScales] = field(default_factory=dict)
+    pairs: frozenset[int] | None = None
     fused: list[str] = field(default_factory=list)
     layer: str | None = None
     ms: float | None = None
@@ -547,7 +549,9 @@ def _find_qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list
     if ChangeKind.LOST_INT8 in kinds or ChangeKind.GAINED_INT8 in kinds:
         return []
     changes = []
-    pairs = ((a.data, b.data), (a.weights, b.weights))
+    pairs = [(a.data, b.data), (a.weights, b.weights)]
+    if a.pairs is not None and b.pairs is not None:
+        pairs += [(i in a.pairs, i in b.pairs) for i in a.pairs ^ b.pairs]
     if any(before and after is False for before, after in pairs):
         changes.append(ChangeKind.LOST_QDQ)
     if any(after and before is False for before, after in pairs):
@@ -558,7 +562,8 @@ def _find_qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list
 def _pair_input_scales(
     a: NodeSide, b: NodeSide
 ) -> list[tuple[QuantizerScales | None, QuantizerScales | None]]:
-    pairs = [(a.scale, b.scale)] if a.data and b.data else []
+    is_lone = a.pairs is not None and b.pairs is not None and 0 in a.pairs ^ b.pairs
+    pairs = [(a.scale, b.scale)] if a.data and b.data and not is_lone else []
     pairs += [(s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales]
     return pairs
 

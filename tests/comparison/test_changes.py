@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import qdqtool
@@ -29,6 +30,7 @@ from qdqtool.ir.precision import Precision
 from tests.buildlog.evidence import build_file
 from tests.comparison.networks import network, numbered
 from tests.errors import has
+from tests.trt.builder import Graph
 
 INT8, FP16, FP32, UNKNOWN = Precision.INT8, Precision.FP16, Precision.FP32, Precision.UNKNOWN
 LOST, GAINED = ChangeKind.LOST_INT8, ChangeKind.GAINED_INT8
@@ -79,6 +81,12 @@ def side(
             None,
         ),
         (
+            side(scale=scales(0.1), pairs=frozenset({0})),
+            side(other_scales={1: scales(0.3)}, pairs=frozenset({1})),
+            (ChangeKind.LOST_QDQ, ChangeKind.GAINED_QDQ),
+            None,
+        ),
+        (
             side(weights_scale=scales(0.1, 0.2)),
             side(weights_scale=scales(0.1, 0.3)),
             (ChangeKind.WEIGHTS_SCALE,),
@@ -113,6 +121,21 @@ def test_compare_sides(
     }
     without_scales = tuple(c for c in changes if c not in of_models)
     assert compare_sides(a, b, scales=False).changes == without_scales
+
+
+def test_pair_that_one_input_of_an_add_lost_has_no_unknown_scale(tmp_path: Path) -> None:
+    paths = []
+    for name, is_quantized in (("a", True), ("b", False)):
+        g = Graph()
+        x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r0")
+        branch = g.conv(x, "c1", 16)
+        residual = g.pair(x, "residual", 0.05) if is_quantized else x
+        total = g.op("Add", [residual, g.pair(branch, "branch", 0.04)], "sum")
+        paths.append(tmp_path / f"{name}.onnx")
+        onnx.save(g.model(total), paths[-1])
+    (node,) = (n for n in qdqtool.compare(*paths).nodes if n.name == "sum")
+    assert node.changes == (ChangeKind.LOST_QDQ,)
+    assert node.why == "Q/DQ removed"
 
 
 @pytest.mark.parametrize(
