@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx
 
+from qdqtool.fixing.detections import DetectionJudge, DetectionVerdict, find_detection_judge
 from qdqtool.fixing.outputs import (
     OutputError,
     OutputNoise,
@@ -47,6 +48,7 @@ class OutputJudge:
     Attributes:
         noise: Output errors of the last changed model that was accepted. None before a run.
         first_noise: Output errors of the model before any change. None before a run.
+        verdict: Detections of the last accepted model, if they decided; None if its error did.
         failure: Reason why outputs cannot be compared; None if they can.
         has_samples: Whether the inputs are not random.
     """
@@ -57,6 +59,7 @@ class OutputJudge:
         self.noise: OutputNoise | None = None
         self._limit: OutputNoise | None = None  # errors at the start of the current step
         self.first_noise: OutputNoise | None = None
+        self.verdict: DetectionVerdict | None = None
         self.failure: Note | None = None
         self.has_samples = samples is not None
         self._model = model
@@ -66,6 +69,7 @@ class OutputJudge:
         self._inputs: list[Arrays] = []
         self._parts: list[OutputPart] = []
         self._reference: list[Arrays] | None = None
+        self._detections: DetectionJudge | None = None  # None without images of a detector
         self._body = False  # whether only the nodes up to the last convolutions are compared
 
     def list_errors(self) -> list[OutputError]:
@@ -77,6 +81,8 @@ class OutputJudge:
     def start_step(self) -> None:
         """Start a step: errors may grow once by the permitted factor over all its changes."""
         self._limit = self.noise
+        if self._detections is not None:
+            self._detections.start_step()
 
     def accept_if_close(
         self, current: Model, candidate: Model, criteria: FixCriteria, fewer_errors: bool
@@ -87,6 +93,9 @@ class OutputJudge:
         weights and activations. Parts of outputs, such as the scores of a detector, are compared
         only with real inputs, and only if the change does not remove an error.
 
+        The error counts boxes without objects as well. So if a detector was given images, a change
+        whose error grows too much is accepted if the detections do not get worse.
+
         Args:
             current: Model before the change.
             candidate: Changed model.
@@ -96,6 +105,7 @@ class OutputJudge:
         Returns:
             None if the model is accepted, else the reason.
         """
+        self.verdict = None
         self.run_reference()
         if self._reference is None or self.noise is None:
             return Note(
@@ -133,7 +143,8 @@ class OutputJudge:
                 return _describe_growth(current_noise, after)
         if criteria.requantizes_weights or criteria.costs_speed:
             reference = self._run_samples(_to_float_network(part).proto)
-        noise = self._measure_noise(proto, reference)
+        outputs = self._run_samples(proto)
+        noise = self._compare_outputs(outputs, reference)
         # If outputs are NaN before and after a change, another fix has to repair the scale.
         is_compared = noise.finite or before.finite
         if (
@@ -142,15 +153,25 @@ class OutputJudge:
             and not is_growth_permitted(before, noise, factor, rounding, parts=parts)
         ):
             worst = find_worst_part(before, noise, factor) if parts else None
-            return _describe_growth(before, noise, worst, self.noise)
+            growth = _describe_growth(before, noise, worst, self.noise)
+            if not noise.finite or self._detections is None:
+                return growth
+            verdict = self._detections.compare(outputs, reference)
+            if not verdict.permits_change:
+                return verdict.add_to(growth)
+            self.verdict = verdict
         self._reference, self.noise = reference, noise
+        if self._detections is not None:
+            self._detections.keep(outputs)
         return None
 
     def _run_samples(self, proto: onnx.ModelProto) -> list[Arrays]:
         return [self._runner.run(proto, arrays) for arrays in self._inputs]
 
     def _measure_noise(self, proto: onnx.ModelProto, reference: list[Arrays]) -> OutputNoise:
-        outputs = self._run_samples(proto)
+        return self._compare_outputs(self._run_samples(proto), reference)
+
+    def _compare_outputs(self, outputs: list[Arrays], reference: list[Arrays]) -> OutputNoise:
         return measure_noise(list(zip(outputs, reference, strict=True)), self._parts)
 
     def run_reference(self) -> None:
@@ -191,8 +212,11 @@ class OutputJudge:
             self._inputs = [select_inputs(part, sample) for sample in self._samples]
         floats, reference = self._run_float_network(part)
         self._parts = find_output_parts(floats, self._inputs[0], self._runner.run)
-        self.noise = self.first_noise = self._limit = self._measure_noise(proto, reference)
+        outputs = self._run_samples(proto)
+        self.noise = self.first_noise = self._limit = self._compare_outputs(outputs, reference)
         self._reference = reference
+        if self.has_samples and not cut:
+            self._detections = find_detection_judge(floats, outputs)
         if self.noise.relative > _WEAK:
             advice = "give images with `data`, because random inputs do not fit the scales"
             if self.has_samples:
@@ -264,19 +288,21 @@ def _describe_growth(
         output, tensor = part
         kept = None if kept_noise is None else kept_noise.parts.get(part)
         return Note(
-            f"the error of '{tensor}' in output '{output}' against the float network would grow "
-            f"from {before.parts.get(part, 0.0):.2%}{_describe_kept_error(kept)} to "
-            f"{after.parts[part]:.2%}",
+            f"the error of '{tensor}' in output '{output}' against the float network would "
+            f"{_describe_error_growth(before.parts.get(part, 0.0), after.parts[part], kept)}",
             code="distance-of-part-grows",
         )
     worst = max(after.each, key=lambda n: after.each[n] / (before.each.get(n, 0.0) + 1e-9))
     kept = None if kept_noise is None else kept_noise.each.get(worst)
     return Note(
-        f"the error of output '{worst}' against the float network would grow from "
-        f"{before.each.get(worst, 0.0):.2%}{_describe_kept_error(kept)} to {after.each[worst]:.2%}",
+        f"the error of output '{worst}' against the float network would "
+        f"{_describe_error_growth(before.each.get(worst, 0.0), after.each[worst], kept)}",
         code="distance-grows",
     )
 
 
-def _describe_kept_error(error: float | None) -> str:
-    return "" if error is None else f" ({error:.2%} with the changes that were kept)"
+def _describe_error_growth(before: float, after: float, kept: float | None) -> str:
+    """Return ``grow from 2% to 5%``, and the present error if changes were kept since `before`."""
+    if kept is None:
+        return f"grow from {before:.2%} to {after:.2%}"
+    return f"be {after:.2%} (now {kept:.2%}; before this kind of fix {before:.2%})"

@@ -233,6 +233,9 @@ class FixSession:
         if reason is None:
             self.model, self.prediction = candidate, prediction
             self.applied += attempts
+            if self.judge.verdict is not None:
+                kinds = list(dict.fromkeys(attempt.code for attempt in attempts))
+                self.notes.append(self.judge.verdict.describe_kept_change(kinds))
         return reason
 
     def record_unfixed(self, codes: Collection[str]) -> None:

@@ -1,0 +1,145 @@
+"""Comparison of a detector's detections before and after a change, on images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdqtool.accuracy.metrics import (
+    DetectionAgreementMetric,
+    choose_agreement_metrics,
+    count_references,
+    resample_metric,
+)
+from qdqtool.fixing.runner import Arrays
+from qdqtool.ir.graph import Model
+from qdqtool.util.notes import Note
+
+_MIN_DETECTIONS = 10  # fewer detections of the float network are too few to decide
+_MIN_AGREEMENT = 0.25  # a detector that finds less has no detections that a change could lose
+_MAX_LOSS = 0.02  # permitted loss of agreement if its interval contains 0
+
+
+@dataclass(frozen=True)
+class DetectionVerdict:
+    """Agreement of detections with the float network's, before and after a change.
+
+    Attributes:
+        before: Agreement mAP of the model at the start of the step.
+        after: Agreement mAP of the changed model.
+        low: Lower end of the 95 % interval of `after` minus `before`.
+        high: Upper end of this interval.
+        images: Number of images.
+        count: Number of detections of the float network.
+    """
+
+    before: float
+    after: float
+    low: float
+    high: float
+    images: int
+    count: int
+
+    @property
+    def is_meaningful(self) -> bool:
+        """Whether enough detections were compared, and the model before the change finds them."""
+        return self.count >= _MIN_DETECTIONS and self.before >= _MIN_AGREEMENT
+
+    @property
+    def permits_change(self) -> bool:
+        """Whether the change loses no agreement, as far as the images can show."""
+        return self.is_meaningful and self.high >= 0 and self.after >= self.before - _MAX_LOSS
+
+    def describe(self) -> str:
+        """Return the two values with the interval of their difference and the images."""
+        return (
+            f"agreement mAP {self.before:.3f} -> {self.after:.3f} (difference "
+            f"{self.low:+.3f} to {self.high:+.3f}) on {self.images} images with {self.count} "
+            "detections"
+        )
+
+    def add_to(self, growth: Note) -> Note:
+        """Return the note on a refused change, with the agreement if it is meaningful."""
+        if not self.is_meaningful:
+            return growth
+        text = f"{growth}, and the detections get worse: {self.describe()}"
+        return Note(text, code=growth.code, **growth.values)
+
+    def describe_kept_change(self, codes: Sequence[str]) -> Note:
+        """Return the note on a change that was kept although an error grew."""
+        return Note(
+            f"the fix of {', '.join(codes)} was kept although the error of the outputs grew, "
+            f"because the detections do not get worse: {self.describe()}",
+            code="detections-decided",
+            codes=list(codes),
+            before=self.before,
+            after=self.after,
+        )
+
+
+class DetectionJudge:
+    """Compares the detections of changed models with those at the start of a step.
+
+    Args:
+        metric: Agreement with the float network's detections.
+        outputs: Outputs of the model before any change, for each image.
+    """
+
+    def __init__(self, metric: DetectionAgreementMetric, outputs: Sequence[Arrays]) -> None:
+        self._metric = metric
+        self._current = self._select(outputs)
+        self._start = self._current
+
+    def _select(self, outputs: Sequence[Arrays]) -> list[Arrays]:
+        return [{name: sample[name] for name in self._metric.tensors} for sample in outputs]
+
+    def start_step(self) -> None:
+        """Start a step: its changes are compared with the present outputs."""
+        self._start = self._current
+
+    def keep(self, outputs: Sequence[Arrays]) -> None:
+        """Set the outputs of a change that was kept."""
+        self._current = self._select(outputs)
+
+    def compare(self, outputs: Sequence[Arrays], reference: Sequence[Arrays]) -> DetectionVerdict:
+        """Compare a changed model with the model at the start of the step.
+
+        Args:
+            outputs: Outputs of the changed model for each image.
+            reference: Outputs of the float network for each image.
+        """
+        truths = [self._metric.prepare_reference(sample) for sample in reference]
+        before, after = (
+            [self._metric.observe(t, s, "") for t, s in zip(truths, samples, strict=True)]
+            for samples in (self._start, self._select(outputs))
+        )
+        count = count_references(self._metric, before)
+        if not count:
+            return DetectionVerdict(0.0, 0.0, 0.0, 0.0, len(outputs), 0)
+        difference = resample_metric(self._metric, after) - resample_metric(self._metric, before)
+        low, high = np.nanpercentile(difference, [2.5, 97.5])
+        return DetectionVerdict(
+            self._metric.value(before),
+            self._metric.value(after),
+            float(low),
+            float(high),
+            len(outputs),
+            count,
+        )
+
+
+def find_detection_judge(floats: Model, outputs: Sequence[Arrays]) -> DetectionJudge | None:
+    """Return a comparison of detections; None if the network outputs no detections.
+
+    Args:
+        floats: The float network.
+        outputs: Outputs of the model before any change, for each image.
+    """
+    metric = choose_agreement_metrics(floats)[0]
+    if not isinstance(metric, DetectionAgreementMetric):
+        return None
+    if not all(set(metric.tensors) <= set(sample) for sample in outputs):
+        return None
+    return DetectionJudge(metric, outputs)

@@ -1,0 +1,74 @@
+"""Changes of detectors are judged by their detections if images are given."""
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtool.fixing.detections import DetectionVerdict
+from qdqtool.fixing.judge import OutputJudge
+from qdqtool.fixing.site import FixCriteria
+from qdqtool.ir.graph import Model
+from qdqtool.util.notes import Note
+from tests.trt.builder import Graph
+
+CRITERIA = FixCriteria((), noise_factor=1.3)
+OBJECTS = 16  # of 64 anchors; the others have a score of 0.007
+GRID = 8.0  # coarse scale of the boxes
+
+
+def detector(scale: float) -> onnx.ModelProto:
+    """Return a detector that copies boxes and logits from its input; the boxes have a pair."""
+    g = Graph()
+    x = g.input(1, 5, 8, 8)
+    choice = np.eye(5, dtype=np.float32).reshape(5, 5, 1, 1)
+    box = g.op("Conv", [x, g.const("w.box", choice[:4])], "box")
+    logit = g.op("Conv", [x, g.const("w.score", choice[4:])], "score")
+    pair = g.pair(box, "boxes", scale)
+    joined = g.op("Concat", [pair, g.op("Sigmoid", logit, "probability")], "all", axis=1)
+    shape = g.const("shape", np.array([1, 5, 64], np.int64))
+    proto = g.model(g.op("Reshape", [joined, shape], "flat"))
+    proto.metadata_props.add(key="task", value="detect")
+    return proto
+
+
+def image(offset: float) -> np.ndarray:
+    """Return boxes of 16 objects and 48 random boxes with their logits, [1, 5, 8, 8].
+
+    The numbers of the objects' boxes are multiples of the coarse scale plus an offset.
+    """
+    x = np.random.default_rng(0).uniform(16, 600, (1, 5, 64)).astype(np.float32)
+    x[:, 4] = -5.0
+    x[:, 0, :OBJECTS] = np.arange(OBJECTS) * 4 * GRID + GRID + offset  # do not overlap
+    x[:, 1:4, :OBJECTS] = 2 * GRID + offset
+    x[:, 4, :OBJECTS] = np.linspace(1.0, 4.0, OBJECTS)
+    return x.reshape(1, 5, 8, 8)
+
+
+def judge_coarse_scale(x: np.ndarray) -> tuple[Note | None, DetectionVerdict | None]:
+    before, after = Model(detector(GRID / 1.6)), Model(detector(GRID))
+    judge = OutputJudge(before, [{"x": x}], 1.0, [])
+    refusal = judge.accept_if_close(before, after, CRITERIA, fewer_errors=False)
+    return refusal, judge.verdict
+
+
+def test_change_that_moves_only_boxes_without_objects_is_accepted() -> None:
+    refusal, verdict = judge_coarse_scale(image(0.0))
+    assert refusal is None and verdict is not None
+    assert verdict.after == pytest.approx(1.0) and verdict.before < 1.0
+    note = verdict.describe_kept_change(["SILU-INNER-Q"])
+    assert (note.code, note.values["codes"]) == ("detections-decided", ["SILU-INNER-Q"])
+
+
+def test_change_that_moves_boxes_of_objects_is_refused() -> None:
+    refusal, _ = judge_coarse_scale(image(0.45 * GRID))
+    assert refusal is not None and refusal.code == "distance-grows"
+    assert "agreement mAP" in refusal
+
+
+@pytest.mark.parametrize("objects", [0, 4])
+def test_few_detections_do_not_permit_a_larger_error(objects: int) -> None:
+    x = image(0.0)
+    x.reshape(1, 5, 64)[:, 4, objects:] = -5.0
+    refusal, _ = judge_coarse_scale(x)
+    assert refusal is not None and refusal.code == "distance-grows"
+    assert "agreement" not in refusal
