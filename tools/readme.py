@@ -112,9 +112,13 @@ def with_figures(text: str) -> str:
 
 
 def write_table() -> str:
-    """Return the table of evidence, with builds outside the fit in the first column."""
+    """Return the table of evidence; no rule was derived from the builds of its first column."""
     rows = [
-        ("question", "builds outside the fit", "builds that the rules and the fit use"),
+        (
+            "question",
+            "builds from which no rule and no time was derived",
+            "builds from which rules and times were derived",
+        ),
         ("---", "---", "---"),
         ("Is INT8 faster than FP16?", _describe_unseen_pairs(), _describe_fitted_pairs()),
         ("How many milliseconds?", _describe_times(), "fitted to published layer times"),
@@ -146,7 +150,7 @@ def _describe_unseen_pairs() -> str:
     return (
         f"right for {unseen['signs_right']} of {unseen['signs']} pairs of TensorRT 10 and 11 (judged "
         f"once, with version 0.2); gain off by {unseen['median_error'] * 100:.0f} % (median), "
-        f"{unseen['in_range']} of {unseen['pairs']} in the range. For other kinds of networks (ReLU "
+        f"{unseen['in_range']} of {unseen['pairs']} in the 80 % range. For other kinds of networks (ReLU "
         f"between Q/DQ pairs, U-Net, transformers) wrong for {wrong} of {len(signed)}, gain off by "
         f"{error * 100:.0f} %; the rules for these networks were changed since"
     )
@@ -156,7 +160,7 @@ def _describe_fitted_pairs() -> str:
     page = read_page("timing.md")
     row = find(r"^\| all \| (\d+) of (\d+) \([^|]*\| (\d+) of \d+ \| ([\d.]+)% \|", page)
     return (
-        f"right for {row[1]} of {row[2]} pairs, each judged by a fit without its network and GPU "
+        f"right for {row[1]} of {row[2]} pairs, each judged by times derived without its network and GPU "
         f"(always choosing INT8: {row[3]}); gain off by {row[4]} %"
     )
 
@@ -166,7 +170,7 @@ def _describe_times() -> str:
         r"median error of the (\d+) times is (\d+)%. (\d+) \(\d+%\) are in", read_page("timing.md")
     )
     return (
-        f"{row[1]} published times: off by {row[2]} % (median), {row[3]} in the range "
+        f"{row[1]} published times: off by {row[2]} % (median), {row[3]} in their 80 % range "
         "([times](docs/timing.md))"
     )
 
