@@ -62,7 +62,7 @@ class SiteResult:
 
     Attributes:
         site: Name of the site.
-        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention``.
+        kind: ``convolution``, ``group``, ``residual``, ``pooling``, ``head`` or ``attention``.
         nodes: Names of the site's nodes.
         tensors: Activations that are no longer quantized if the site is float.
         choice: Choice in the chosen placement, see :attr:`SiteChoice.choice`.

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.insertion.number_formats import FP8
-from qdqtool.insertion.placement import Placement
+from qdqtool.insertion.placement import Placement, is_average_pooling
 from qdqtool.insertion.scales import GroupScale
-from qdqtool.ir.graph import Model
+from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.patterns.heads import find_attentions, find_coordinates, find_head
 from qdqtool.tuning.planner import FLOAT, Configuration, PlacementCost, Planner
@@ -30,6 +30,7 @@ OWN_SCALE = "own-scale"
 CONVOLUTION = "convolution"
 GROUP = "group"
 RESIDUAL = "residual"
+POOLING = "pooling"
 HEAD = "head"
 ATTENTION = "attention"
 LAST_CONVOLUTIONS = "last convolutions"  # name of the site with all last convolutions
@@ -47,7 +48,7 @@ class TuningSite:
         name: Name of the convolution or residual, first tensor of a scale group, or ``branch of`` a
             last convolution of the head.
         kind: ``convolution``, ``group`` (consumers of tensors with one scale), ``residual``,
-            ``head`` or ``attention`` (products without weights).
+            ``pooling``, ``head`` or ``attention`` (products without weights).
         nodes: Names of the nodes.
         tensors: Activations that are no longer quantized if the site is float.
         default: ``int8``, or ``float`` if the head preset leaves the nodes float.
@@ -107,8 +108,7 @@ def find_sites(planner: Planner) -> list[TuningSite]:
     )
     for index in placed:
         node = model.nodes[index]
-        kind = ATTENTION if node.op in WEIGHTED else RESIDUAL
-        collector.add_site(node.name, CONVOLUTION if index in weighted else kind, [index])
+        collector.add_site(node.name, _find_kind(model, node, index in weighted), [index])
     for attention in find_attentions(model):
         products = {attention.scores.index, attention.values.index}
         collector.add_site(
@@ -119,6 +119,15 @@ def find_sites(planner: Planner) -> list[TuningSite]:
         collector.add_site(group.quantized[0], GROUP, nodes)
     _add_head_sites(collector, planner, placement, placed)
     return list(collector.sites.values())
+
+
+def _find_kind(model: Model, node: Node, has_constant_weights: bool) -> str:
+    """Return the kind of the site of one quantized node."""
+    if has_constant_weights:
+        return CONVOLUTION
+    if node.op in WEIGHTED:
+        return ATTENTION
+    return POOLING if is_average_pooling(model, node) else RESIDUAL
 
 
 def _add_head_sites(
