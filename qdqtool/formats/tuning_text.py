@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
-from qdqtool.formats.verdicts import name_float_type, verdict
+from qdqtool.formats.verdicts import count_conversions, name_float_type, verdict
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.util.text import format_count, keep_end
 
@@ -116,13 +116,23 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
         time = "" if cost.ms is None else f", {format_ms(cost.ms)} predicted on {tuning.gpu}"
         return f"the float model{time}"
     counts = (
-        f"{cost.int8} of {cost.convolutions} {_name_layers(tuning)} in {_format_title(tuning)}, "
-        f"{format_count(cost.conversions, 'Q/DQ layer')} left"
+        f"{cost.int8} of {cost.convolutions} {_name_layers(tuning)} in {_format_title(tuning)}"
+        f"{_describe_conversions(point, tuning)}"
     )
     time = "" if cost.ms is None else f"{format_ms(cost.ms)} predicted on {tuning.gpu}, "
     if point is tuning.chosen:
         return f"{time}{counts}"
     return f"{point.name}, {time}{counts}, {_format_metric(point)}"
+
+
+def _describe_conversions(point: PlacementResult, tuning: Tuning) -> str:
+    """Return the number of Q/DQ layers left, as `predict` gives it for the chosen placement."""
+    if tuning.prediction.conversions is None:
+        return ""  # the target quantizes inside its kernels
+    if point is not tuning.chosen:
+        return f", {format_count(point.cost.conversions, 'Q/DQ layer')} left"
+    number, dependence = count_conversions(tuning.prediction)
+    return f", {number} Q/DQ {'layer' if number == 1 else 'layers'} left{dependence}"
 
 
 def _name_layers(tuning: Tuning) -> str:

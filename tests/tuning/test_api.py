@@ -215,6 +215,15 @@ def test_matrix_products_are_named_where_they_are_counted(tuned: Tuning) -> None
     assert f"{counted} and matrix products in INT8" in str(render_tuning(with_products, 500))
 
 
+def test_chosen_placement_has_the_range_of_conversions_that_predict_gives(tuned: Tuning) -> None:
+    model = qdqtool.insert(vit(1), samples(vit(1), 4)).model
+    prediction = qdqtool.predict(model)
+    low, high = prediction.conversions_range
+    assert low < high
+    text = str(render_tuning(replace(tuned, prediction=prediction), 500))
+    assert f"{low} to {high} Q/DQ layers left, depending on how much Myelin absorbs" in text
+
+
 @pytest.mark.parametrize("sites", [[], ["c6"]])
 def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[str]) -> None:
     chosen = replace(tuned.chosen, sites=sites, changed={"head": "int8"})
