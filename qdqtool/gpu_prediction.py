@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from qdqtool import prediction as prediction_module
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
+from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -17,6 +19,7 @@ from qdqtool.util.files import record_inputs
 if TYPE_CHECKING:
     from qdqtool.timing.results import TimeEstimate
 
+_ONE_GPU = ("clock", "power", "calibrate", "save_calibration")
 _NEED_GPU = ("clock", "power", "batch", "no_fp16", "calibrate", "save_calibration", "size")
 
 
@@ -27,7 +30,7 @@ def predict(
     advice: bool = True,
     assume: Mapping[str, str] | None = None,
     way: str | None = None,
-    gpu: str | None = None,
+    gpu: str | Sequence[str] | None = None,
     clock: float | None = None,
     power: str | None = None,
     sm: str | None = None,
@@ -53,7 +56,7 @@ def predict(
             or ``"apart"``.
         way: Build method, such as ``trtexec`` or ``onnxruntime``, whose flags the findings then
             name. The error for an unknown method lists the choices.
-        gpu: GPU to estimate the time for; see ``qdqtool gpus``.
+        gpu: GPU to estimate the time for, or a list of GPUs; see ``qdqtool gpus``.
         clock: SM clock in MHz under load. Default: the boost clock.
         power: Power mode of a Jetson, such as ``15W``, from which the clock is estimated.
         sm: Compute capability such as ``7.5``. Adds findings about limits of GPUs with this
@@ -70,7 +73,8 @@ def predict(
         The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers,
         the optimizer's trace, remaining conversions, and findings with their fixes. With `gpu`,
         ``time`` has the fields of the command's JSON, each layer has ``ms``, and each finding has
-        ``saves_ms``.
+        ``saves_ms``. With a list of GPUs, ``times`` has these fields for each GPU, and ``time``,
+        ``ms`` and ``saves_ms`` are for the first GPU that an engine can be built for.
 
     Raises:
         ModelError: The model cannot be read.
@@ -78,14 +82,29 @@ def predict(
             option has no effect.
     """
     version = target_named(target)
+    names = [gpu] if gpu is None or isinstance(gpu, str) else list(dict.fromkeys(gpu))
     options = TimingOptions(
-        gpu, clock, power, sm, batch, no_fp16, calibrate, save_calibration, size
+        names[0] if names else None,
+        clock,
+        power,
+        sm,
+        batch,
+        no_fp16,
+        calibrate,
+        save_calibration,
+        size,
     )
     _require_gpu(options)
     if gpu is None and sm is None:
         return prediction_module.predict(model, version, advice=advice, assume=assume, way=way)
+    settings = {"assume": assume, "way": way}
     with record_inputs() as inputs:
-        prediction, _ = predict_with_time(model, version, options, assume=assume, way=way)
+        if gpu is None or isinstance(gpu, str):
+            prediction, _ = predict_with_time(model, version, options, **settings)
+        else:
+            _check_gpu_list(names, options)
+            requests = [replace(options, gpu=name) for name in names]
+            prediction, _ = predict_on_gpus(model, version, requests, **settings)
     prediction.read = inputs
     if not advice:
         prediction.findings = []
@@ -105,6 +124,86 @@ def _require_gpu(options: TimingOptions) -> None:
             code="option-without-effect",
             parameter=given[0],
         )
+
+
+def _check_gpu_list(names: Sequence[object], options: TimingOptions) -> None:
+    """Check a list of GPUs, and that no option is for a single GPU if it names several.
+
+    Raises:
+        QdqtoolError: The list is empty or has other items than names, or an option does not fit.
+    """
+    if not names or not all(isinstance(name, str) for name in names):
+        raise QdqtoolError(
+            "`gpu` is neither a name nor a list of names; give names of `qdqtool gpus`",
+            code="wrong-type",
+            parameter="gpu",
+        )
+    given = [name for name in _ONE_GPU if getattr(options, name) is not None]
+    if len(names) > 1 and given:
+        raise QdqtoolError(
+            f"`{given[0]}` needs a single `gpu`; call predict once for each GPU",
+            code="option-conflict",
+            parameter="gpu",
+        )
+
+
+def predict_on_gpus(
+    model: ModelSource | Model, target: Target, requests: Sequence[TimingOptions], **settings: Any
+) -> tuple[Prediction, list[TimeEstimate]]:
+    """Predict once for each GPU, and return one prediction with the findings for all GPUs.
+
+    Args:
+        model: The model.
+        target: TensorRT version.
+        requests: Options of each GPU.
+        settings: Further arguments of :func:`qdqtool.timing.on_gpu.predict_on_gpu`.
+
+    Returns:
+        The prediction with ``times``, and the time estimates.
+    """
+    results = [predict_with_time(model, target, request, **settings) for request in requests]
+    times = [time for _, time in results if time is not None]
+    predictions = [prediction for prediction, _ in results]
+    if any(time.is_supported for time in times):
+        _demote_support_errors(predictions)
+        # The first prediction provides the facts of the model. So GPUs that the engine can be
+        # built for come first.
+        predictions = [p for p, time in results if time is None or time.is_supported] + [
+            p for p, time in results if time is not None and not time.is_supported
+        ]
+    prediction = _merge_findings(predictions)
+    # Without `time`, TensorRT rejects the model.
+    prediction.times = [] if prediction.time is None else [time.as_json() for time in times]
+    return prediction, times
+
+
+def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
+    """Add the findings of all GPUs to the first prediction, and return it."""
+    first, *others = predictions
+    places = {_make_finding_key(finding) for finding in first.findings}
+    for other in others:
+        first.findings += [f for f in other.findings if _make_finding_key(f) not in places]
+        places |= {_make_finding_key(finding) for finding in other.findings}
+    return first
+
+
+def _make_finding_key(finding: Finding) -> tuple[str, ...]:
+    """Return a key that is equal for the same finding on several GPUs.
+
+    Findings about limits of a GPU include the message, because it names the GPU.
+    """
+    is_limit = finding.code.startswith("GPU-")
+    return finding.code, finding.node, finding.message if is_limit else ""
+
+
+def _demote_support_errors(predictions: list[Prediction]) -> None:
+    """Turn errors about unsupported GPUs into warnings, in place."""
+    from qdqtool.timing.on_gpu import UNSUPPORTED_GPU
+
+    for prediction in predictions:
+        for finding in prediction.findings:
+            if finding.code in UNSUPPORTED_GPU:
+                finding.severity = Severity.WARNING
 
 
 def predict_with_time(

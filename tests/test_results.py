@@ -99,3 +99,41 @@ def test_predict_with_compute_capability_has_findings_only(insertion: qdqtool.In
 def test_predict_refuses_options_without_gpu(options: dict[str, Any], parameter: str) -> None:
     with pytest.raises(QdqtoolError, check=has("option-without-effect", parameter=parameter)):
         qdqtool.predict(b"", **options)
+
+
+def test_predict_on_a_list_of_gpus_has_the_times_of_the_command(
+    insertion: qdqtool.Insertion, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "q.onnx"
+    insertion.save(path)
+    prediction = qdqtool.predict(path, gpu=["L4", "GTX 1080", "L4", "RTX 3060"])
+    assert (
+        run(
+            ["predict", str(path), "--format", "json"]
+            + ["--gpu", "L4"] * 2
+            + ["--gpu", "GTX 1080"]
+            + ["--gpu", "RTX 3060"]
+        )
+        == 0
+    )
+    answer = json.loads(capsys.readouterr().out)
+    assert prediction.times == answer["times"] == prediction.as_json()["times"]
+    assert [time["gpu"] for time in prediction.times] == ["L4", "GTX 1080", "RTX 3060"]
+    assert prediction.time == answer["time"] == prediction.times[0]
+    assert qdqtool.predict(path, gpu="L4").times is None
+    assert qdqtool.predict(path, gpu=("L4",)).times == [prediction.time]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"gpu": []}, "wrong-type"),
+        ({"gpu": [None, "L4"]}, "wrong-type"),
+        ({"gpu": ["L4", "T4"], "clock": 1000.0}, "option-conflict"),
+    ],
+)
+def test_predict_refuses_lists_of_gpus(
+    insertion: qdqtool.Insertion, arguments: dict[str, Any], code: str
+) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter="gpu")):
+        qdqtool.predict(insertion.model, **arguments)

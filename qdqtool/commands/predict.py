@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,10 @@ import click
 from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.reasons.finding import Finding, Severity
 from qdqtool.trt.result import Prediction
-from qdqtool.util.json_text import Json
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
-    from qdqtool.findings.build_methods import BuildMethod
     from qdqtool.formats.annotations import ModelReview
     from qdqtool.formats.output import TextPage
     from qdqtool.timing.options import TimingOptions
@@ -162,10 +159,7 @@ def command(
     elif answer.form == "markdown":
         emit(annotations.to_markdown(results), answer.output)
     elif predictions:
-        times = results[0].times if len(requests) > 1 else None
-        if times and predictions[0].time is None:  # TensorRT rejects the model
-            times = []
-        extra = _make_extra_fields(build_method, chosen_target, times)
+        extra = {} if build_method is None else {"for": build_method.as_json(chosen_target.name)}
         answer.write(
             lambda: predictions[0].as_json() | extra,
             lambda width: _render_text(
@@ -303,48 +297,12 @@ def _predict(
         from qdqtool.prediction import predict
 
         return predict(path, target, **settings), []
-    from qdqtool.gpu_prediction import predict_with_time
+    from qdqtool.gpu_prediction import predict_on_gpus, predict_with_time
 
-    results = [predict_with_time(path, target, request, **settings) for request in requests]
-    times = [time for _, time in results if time is not None]
-    predictions = [prediction for prediction, _ in results]
-    if any(time.is_supported for time in times):
-        _demote_support_errors(predictions)
-        # The first prediction provides the facts of the model. So GPUs that the engine can be
-        # built for come first.
-        predictions = [p for p, time in results if time is None or time.is_supported] + [
-            p for p, time in results if time is not None and not time.is_supported
-        ]
-    return _merge_findings(predictions), times
-
-
-def _merge_findings(predictions: Sequence[Prediction]) -> Prediction:
-    """Add the findings of all GPUs to the first prediction, and return it."""
-    first, *others = predictions
-    places = {_make_finding_key(finding) for finding in first.findings}
-    for other in others:
-        first.findings += [f for f in other.findings if _make_finding_key(f) not in places]
-        places |= {_make_finding_key(finding) for finding in other.findings}
-    return first
-
-
-def _make_finding_key(finding: Finding) -> tuple[str, ...]:
-    """Return a key that is equal for the same finding on several GPUs.
-
-    Findings about limits of a GPU include the message, because it names the GPU.
-    """
-    is_limit = finding.code.startswith("GPU-")
-    return finding.code, finding.node, finding.message if is_limit else ""
-
-
-def _demote_support_errors(predictions: list[Prediction]) -> None:
-    """Turn errors about unsupported GPUs into warnings, in place."""
-    from qdqtool.timing.on_gpu import UNSUPPORTED_GPU
-
-    for prediction in predictions:
-        for finding in prediction.findings:
-            if finding.code in UNSUPPORTED_GPU:
-                finding.severity = Severity.WARNING
+    if len(requests) > 1:
+        return predict_on_gpus(path, target, requests, **settings)
+    prediction, time = predict_with_time(path, target, requests[0], **settings)
+    return prediction, [] if time is None else [time]
 
 
 def _render_text(
@@ -451,22 +409,6 @@ def _list_unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]
 
 def _list_predictions(results: Iterable[ModelReview]) -> list[Prediction]:
     return [result.prediction for result in results if result.prediction is not None]
-
-
-def _make_extra_fields(
-    build_method: BuildMethod | None, target: Target, times: Sequence[TimeEstimate] | None
-) -> Json:
-    """Return further JSON fields of the output.
-
-    Args:
-        build_method: Build method that the user named, or None.
-        target: Requested TensorRT version.
-        times: Times on several GPUs; None for a single GPU, whose time is in the prediction.
-    """
-    extra: Json = {} if build_method is None else {"for": build_method.as_json(target.name)}
-    if times is not None:
-        extra["times"] = [time.as_json() for time in times]
-    return extra
 
 
 def _note_unused_assumptions(assume: dict[str, str] | None, predictions: list[Prediction]) -> None:

@@ -315,6 +315,8 @@ class Prediction(SavableResult):
         notes: Notes about the images on which activations were checked.
         requested_target: TensorRT version as the user named it, such as ``10.3``. `target` names
             the rules.
+        times: Estimated times on several GPUs; None without a list of GPUs. Empty if TensorRT
+            rejects the model.
         read: Files that were read; :meth:`save` does not overwrite them.
     """
 
@@ -336,6 +338,7 @@ class Prediction(SavableResult):
     compute_capabilities: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     requested_target: str = ""
+    times: list[Json] | None = None
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -467,4 +470,5 @@ class Prediction(SavableResult):
             "float_products": list(self.float_products),
             "notes": list(self.notes),
             **({"time": self.time} if self.time is not None else {}),
+            **({"times": self.times} if self.times is not None else {}),
         }
