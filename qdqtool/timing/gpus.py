@@ -339,7 +339,7 @@ class Gpu:
     def clock_share_at(self, utilization: float) -> float:
         """Return the share of the boost clock at a utilization of the tensor cores.
 
-        Without products, the board takes a part of its power under load (assumed).
+        A board whose tensor cores do not multiply is assumed to take 30 % of its power under load.
 
         Args:
             utilization: Share of the time in which the tensor cores multiply at their usual rate.
@@ -408,7 +408,6 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 @functools.cache
 def _median_watts_per_clock(cc: str) -> float:
-    """Return the median of watts per SM and clock over the boards of a compute capability."""
     shares = [
         gpu.power / gpu.clocks_per_second
         for gpu in all_gpus()
@@ -479,7 +478,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def suggest_names(name: str) -> list[str]:
-    """Return names of GPUs that an unknown name could mean, the most likely first."""
+    """Return the names of GPUs that an unknown name could stand for, the most likely first."""
     normalized = normalize_name(name)
     longer = [gpu.name for gpu in _find_longer_names(name, normalized)[:_MAX_SUGGESTIONS]]
     names = {key: gpus[0].name for key, gpus in _gpus_by_name().items()}
@@ -717,8 +716,8 @@ def _limit_power(gpu: Gpu, limit: float) -> tuple[Gpu, Note]:
 def _estimate_clock(gpu: Gpu, limit: float) -> float:
     """Return the clock in MHz of a GPU with a power limit in watts.
 
-    Power is proportional to f V^2. The voltage V depends on the clock f, so that f grows between
-    the cube root and the first power of the limit.
+    Power is proportional to f V^2. The voltage V depends on the clock f, so f is proportional to
+    the limit raised to a power between 1/3 and 1.
     """
     exponent = 0.6 if gpu.is_jetson else _CLOCK_OF_POWER
     share: float = (limit / gpu.power) ** exponent

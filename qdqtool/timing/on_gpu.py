@@ -113,7 +113,6 @@ def predict_on_gpu(
 
 
 def _find_unsupported_code(findings: Iterable[Finding]) -> str | None:
-    """Return the code of the first error that prevents an engine for the GPU."""
     errors = (finding.code for finding in findings if finding.severity == Severity.ERROR)
     return next((code for code in errors if code in UNSUPPORTED_GPU), None)
 

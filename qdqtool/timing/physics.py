@@ -304,9 +304,9 @@ def kernel_seconds(
     compute = np.where(depthwise, by_cores, f.rows * columns * depth * f.groups / (f.clocks * rate))
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
-    # Layers with few bytes per position use neither memory nor L2 efficiently. HBM is the worst:
-    # conversions of images reach 0.14 to 0.22 of the bandwidth on an A100, but 0.57 to 0.73 on an
-    # Orin Nano, an AGX Orin, an RTX 3080 Ti and an RTX 2000 Ada.
+    # Layers with few bytes per position use neither memory nor L2 efficiently, least of all with
+    # HBM: conversions of images reach 0.14 to 0.22 of the bandwidth on an A100, but 0.57 to 0.73
+    # on an Orin Nano, an AGX Orin, an RTX 3080 Ti and an RTX 2000 Ada.
     scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
     copy_share = np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])
     few_copy = np.where(f.has_hbm, c["few_copy_hbm"], c["few_copy"])
@@ -350,8 +350,8 @@ def sustained_shares(
 ) -> Array:
     """Return the share of the boost clock at which each engine runs, of shape [engines].
 
-    It is below 1 on boards with a low power limit (``Gpu.clock_share_at``). The utilization follows
-    from the times at this clock.
+    The share is below 1 on boards with a low power limit (``Gpu.clock_share_at``). It depends on
+    the utilization, which depends on the times at this clock, so both are computed in turn.
 
     Args:
         f: Features of the layers of all engines, one engine after the other.
@@ -400,7 +400,7 @@ def estimate_seconds(works: Sequence[LayerWork], gpu: Gpu) -> Array:
 
 
 def estimate_engine(works: Sequence[LayerWork], gpu: Gpu) -> tuple[Array, float]:
-    """Return the seconds of each kernel of one engine, and the share of the boost clock."""
+    """Return the seconds of each kernel of one engine, and its share of the boost clock."""
     if not works:
         return np.zeros(0), 1.0
     constants, cold = load_constants(), [has_cold_weights(works, gpu)] * len(works)
