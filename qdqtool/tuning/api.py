@@ -350,7 +350,6 @@ class _TuningRun:
             )
 
     def _record_preprocess(self) -> None:
-        """Add notes on the preprocessing, and record the preprocessing in the model's metadata."""
         used = self.ranges_report["preprocess"]
         if used is None:
             return
@@ -425,7 +424,10 @@ class _TuningRun:
         )
 
     def compute_deadline(self, fraction: float) -> float | None:
-        """Return the ``time.monotonic()`` after a part of the time limit; None without limit."""
+        """Return the ``time.monotonic()`` at which a part of the time limit has passed.
+
+        None without a time limit.
+        """
         limit = self.options.search.time_limit
         return None if limit is None else self.started + fraction * limit
 
@@ -603,9 +605,9 @@ def _run_search(
 
 
 def _prepare_search(search: PlacementSearch) -> None:
-    """Prepare a search, without a deadline if earlier runs measured placements.
+    """Prepare a search; without a deadline if earlier runs measured placements.
 
-    The preparation only predicts costs. Without it, the earlier measurements could not be used.
+    The preparation only predicts costs. The earlier measurements cannot be used without it.
     """
     evaluator = search.evaluator
     deadline = evaluator.deadline

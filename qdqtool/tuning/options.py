@@ -76,7 +76,7 @@ class TuningGoal:
             seconds: Time limit of the user; None for the default.
 
         Raises:
-            QdqtoolError: `seconds` is not a valid time, or the user has no metric.
+            QdqtoolError: `seconds` is not a valid time, or is given without a metric.
         """
         if seconds is not None and self.metric is None:
             raise QdqtoolError(
@@ -87,7 +87,7 @@ class TuningGoal:
         return limits.check_seconds(seconds, "check_timeout")
 
     def check_budget(self, gpu: str | None) -> None:
-        """Raise an error for a budget without a GPU, or a budget that is not a time above 0.
+        """Check that a budget is a time above 0 and has a GPU.
 
         Raises:
             QdqtoolError: The GPU is missing, or the budget is not a time above 0.

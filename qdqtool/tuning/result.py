@@ -45,7 +45,7 @@ class SiteChoice:
     why: str = ""
 
     def as_json(self, base: PlacementCost) -> Json:
-        """Return the fields of the JSON, with costs relative to all-INT8."""
+        """Return the fields of the JSON. Costs are relative to `base`."""
         return {
             "choice": self.choice,
             "measured": self.error is not None,
@@ -81,7 +81,7 @@ class SiteResult:
     choices: list[SiteChoice]
 
     def as_json(self, base: PlacementCost) -> Json:
-        """Return the fields of the JSON, with costs relative to all-INT8."""
+        """Return the fields of the JSON. Costs are relative to `base`."""
         change: Json = {"ms": None, "int8": 0, "conversions": 0}
         if self.choices:
             change = _cost_change(self.choices[0].cost, base)
@@ -205,8 +205,8 @@ class Tuning:
         keep: Fraction of the float model's metric to keep; None with a budget.
         budget_ms: Maximum predicted milliseconds; None without a budget.
         chosen: The chosen placement.
-        bought: Effects of at most six choices of the chosen placement: the choices that removed
-            most output error when measured alone.
+        bought: Effects of at most six choices of the chosen placement. They are the choices that
+            removed most output error when each was measured alone.
         front: Pareto front, evenly thinned: placements that no other placement beats in both cost
             and accuracy on the samples of the search.
         others: All other placements that were measured.

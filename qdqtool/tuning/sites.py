@@ -8,8 +8,8 @@ because they cannot be worth their cost, however accurate they are:
   the start.
 * :data:`LARGER`: another choice leaves these and more nodes float at the same or lower cost.
 * :data:`BETWEEN`: the nodes would be float, but all their inputs would still be INT8 for other
-  consumers, so conversions are needed before and after the nodes. This removes only the rounding of
-  the weights (the smallest part of the error) at the highest cost.
+  consumers, so conversions are needed before and after the nodes. Such a choice removes only the
+  rounding of the weights (the smallest part of the error) at the highest cost.
 * :data:`NO_GAIN`: quantizing nodes that the preset leaves float is predicted to save no time.
 """
 
@@ -138,7 +138,7 @@ def _add_head_sites(
 
 
 def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
-    """Return the quantized nodes of each branch of the head, by name of the branch.
+    """Return the indices of the quantized nodes of each branch of the head, by branch name.
 
     The nodes of a branch lead to one of the head's last convolutions only.
     """
@@ -274,7 +274,7 @@ def select_candidates(
 def _join_free_floats(
     floats: Iterable[tuple[Candidate, PlacementCost]], base: PlacementCost, cost: CostFunction
 ) -> Configuration:
-    """Join the float choices that cost no time, neither alone nor with those joined before."""
+    """Join the float choices that cost no time, both alone and with the choices joined before."""
     free = Configuration()
     for candidate, single in sorted(floats, key=lambda choice: choice[1].value):
         if single.value <= base.value:
@@ -405,7 +405,6 @@ def chain_choices(
 def _list_added_gains(
     gains: Sequence[ChoiceGain], current: Configuration
 ) -> dict[ChoiceGain, float]:
-    """Return the gain that each choice adds to a combination, if it adds any."""
     reached = estimate_gain(gains, current)
     added = {}
     for choice in gains:
