@@ -389,7 +389,10 @@ class _ChangeExplainer:
                 self._findings.setdefault(name, finding)
 
     def _find_cause(self, name: str, changes: Container[ChangeKind]) -> Finding | None:
-        """Return the finding of a convolution that lost INT8, if the prediction shows the loss."""
+        """Return the finding that explains why a convolution lost INT8 or its INT8 output.
+
+        None if nothing was lost, or if the prediction does not show the loss.
+        """
         is_lost = ChangeKind.LOST_INT8 in changes and name not in self._int8
         is_output_lost = ChangeKind.LOST_INT8_OUTPUT in changes and name not in self._int8_to_int8
         return self._findings.get(name) if is_lost or is_output_lost else None

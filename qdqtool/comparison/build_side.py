@@ -36,7 +36,12 @@ from qdqtool.verification.layer_mapping import (
 
 
 def summarize_build(report: EngineReport, name: str) -> SideSummary:
-    """Return the totals of a build's layers; ``name`` is the first part of the title."""
+    """Return the totals of a build's layers.
+
+    Args:
+        report: The build with its times.
+        name: First part of the title.
+    """
     build, ms = report.build, _execution_time(report)
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     int8 = [layer for layer in layers if compute_precision(layer) in BYTES]
@@ -63,7 +68,7 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
 
 
 def _execution_time(report: EngineReport) -> float | None:
-    """Return milliseconds per inference, by trtexec or by the sum of the profile, else None."""
+    """Return the milliseconds of one inference, by trtexec or else by the profile."""
     build = report.build
     if build.gpu_ms is not None or report.has_times:
         return build.gpu_ms if build.gpu_ms is not None else report.total_ms

@@ -31,9 +31,9 @@ COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
 _OUTPUTS = (Precision.INT8, Precision.FP8)
 _LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; 127 for all other formats
-# Relative tolerance between ranges of INT8 and FP8, because FP8 models store scales in FP16
+# Relative tolerance between ranges of INT8 and FP8, because FP8 models store scales in FP16.
 _MAX_FORMAT_ERROR = 0.01
-# Relative tolerance between equal scales, because some exporters store float32 as text
+# Relative tolerance between equal scales, because some exporters store float32 as text.
 _MAX_RELATIVE_ERROR = 1e-5
 
 
@@ -170,7 +170,7 @@ class NodeSide:
 
     @property
     def residual(self) -> Precision | None:
-        """Type of the residual input; None without one or without a data type."""
+        """Type of the residual input; None without a residual, or if the build shows no types."""
         return None if self.precision is None or len(self.inputs) < 2 else self.inputs[1]
 
     def as_json(self) -> Json:
@@ -196,7 +196,7 @@ class NodeChange:
         finding: Code of the finding that explains the change, or empty.
         why: Description of the changes in one sentence.
         factor: Second scale divided by the first, for the input that differs most; None if unknown.
-        scales: Scales of the input that differs most, on both sides.
+        scales: Scales of the input that differs most, on both sides; None if no input differs.
         weights_factor: Second scale of the weights divided by the first; None if unknown.
     """
 
@@ -307,7 +307,7 @@ class SideSummary:
     float_type: Precision | None = None
 
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
-        """Set the numbers of INT8 and FP8 convolutions from the nodes of this side."""
+        """Set the numbers of INT8 and FP8 convolutions from the nodes."""
         int8 = [node for node in nodes if node.is_int8]
         fp8 = [node for node in nodes if node.precision == Precision.FP8]
         self.fp8 = len(fp8)
@@ -564,7 +564,7 @@ def _pair_input_scales(
 
 
 def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
-    """Return the kinds of scale changes, and store the largest change in `change`."""
+    """Return the kinds of scale changes, and set the scales and factors of `change`."""
     different = [pair for pair in _pair_input_scales(a, b) if are_scales_different(*pair)]
     kinds = []
     if different:
