@@ -91,7 +91,8 @@ def verify(
         clock: SM clock in MHz under load.
 
     Returns:
-        Agreement in counts, and every mismatch. Unknown is not agreement.
+        Counts of agreements, and the mismatches (of pass lines, layers and conversions, the first
+        50 each). A convolution that the build does not show counts as unknown.
 
     Raises:
         ModelError: The model cannot be read.
@@ -313,7 +314,7 @@ def compare_under_assumptions(
 ) -> Verification:
     """Return the verification under the assumed values that fit the build best.
 
-    A note for each assumption says which value the build shows.
+    A note for each assumption states which value the build shows, or that it shows none.
     """
     best = compare_with_build(model, prediction, build)
     for assumption in prediction.assumptions:

@@ -50,7 +50,11 @@ C = TypeVar("C")
 
 
 def count_agreement(predicted: Sequence[Hashable], built: Sequence[Hashable]) -> TraceCounts:
-    """Return lengths, common elements (as multisets) and common subsequence length."""
+    """Count the elements of two sequences, the common ones, and those in common order.
+
+    Common elements are counted as multisets. Those in common order are the longest common
+    subsequence.
+    """
     common = (Counter(predicted) & Counter(built)).total()
     in_order = longest_common_subsequence(predicted, built)
     return TraceCounts(len(predicted), len(built), common, in_order)
@@ -195,7 +199,7 @@ def compare_conversions(
 
 
 def _built_conversions(build: Build, complete: bool) -> list[str] | None:
-    """Return names of remaining Q and DQ: from the listing, else from QDQToCopy lines.
+    """Return the names of the remaining Q and DQ: from the listing, else from QDQToCopy lines.
 
     None if the log shows neither.
     """

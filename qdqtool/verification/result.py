@@ -41,7 +41,7 @@ class Verification(SavableResult):
         trace: Counts of the lines of the Q/DQ passes.
         conversions: Counts of the Q and DQ that remain in the engine.
         copies: Counts of the lines about removed or copied slices and concatenations.
-        mismatches: All differences.
+        mismatches: Differences; of pass lines, layers and conversions, the first 50 each.
         prediction: The prediction that was compared.
         notes: Notes and warnings.
         times: Estimated and measured time, if the build was timed and its GPU is known.
