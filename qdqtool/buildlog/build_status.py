@@ -22,7 +22,7 @@ _PRECISIONS = frozenset(("fp32", "fp16", "bf16", "int8", "fp8", "int4"))
 _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "stronglyTyped"))
 _MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names for constants
 _SKIPPED_TACTIC = "Skipping tactic"
-# Version of the latest change to the format of listings, apart from Myelin kernels.
+# Last version that changed the format of listings, apart from the listing of Myelin kernels.
 LATEST_SPELLING = "8.6"
 # Types of Myelin kernels. TensorRT 8.x lists only the Myelin layer that contains them.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
@@ -138,7 +138,6 @@ def _mark_qdq_layers(build: Build) -> None:
 
 
 def _is_optimizer_finished(build: Build) -> bool:
-    """Return whether the log states the optimizer's time or has a section after the optimizer."""
     return bool(build.layers or build.placement or build.tactics.timed) or any(
         name.startswith(("Graph construction", "Graph optimization")) for name in build.seconds
     )

@@ -282,7 +282,6 @@ def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
 
 
 def _count_parsed_weights(nodes: list[ParsedNode]) -> int | None:
-    """Return the total number of weights of nodes; None if a shape is unknown."""
     total = 0
     for node in nodes:
         weights = node.inputs[1] if len(node.inputs) > 1 else None

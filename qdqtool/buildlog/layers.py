@@ -218,7 +218,7 @@ def _parse_value(text: str) -> Any:
 
 
 def layer_from_fields(fields: dict[str, Any], line: int = 0) -> BuiltLayer:
-    """Create a layer from its fields in the output of any TensorRT's engine inspector.
+    """Create a layer from its fields in the engine inspector's output of any TensorRT version.
 
     Unknown fields are kept in ``extras``.
     """

@@ -1,6 +1,6 @@
 """Reader of all log lines except timing lines.
 
-The first word of a line, or the block that is open, decides which method reads it.
+The first word of a line, or the block that is open, decides which method reads the line.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class GapKind(StrEnum):
 
     @property
     def is_unread(self) -> bool:
-        """Whether the gap exists because the reader stopped, not because the file lacks content."""
+        """Whether the gap was found while reading; other gaps follow from the contents read."""
         return self in (GapKind.CUT_FILE, GapKind.BEYOND_RECORDS)
 
     @property
@@ -234,7 +234,7 @@ class ProfileRow:
         total_ms: Milliseconds over all iterations.
         average_ms: Average milliseconds.
         median_ms: Median milliseconds; None before TensorRT 8.4.
-        percent: Share of the total time.
+        percent: Share of the total time, in percent.
     """
 
     name: str
@@ -269,7 +269,8 @@ class LineCounts:
 
     Attributes:
         timing: Lines that the autotuner and the timer repeat.
-        marked: Lines that name TensorRT as their writer, without most timing lines.
+        marked: Lines that name TensorRT as the program that wrote them; most timing lines do not
+            count.
         unexplained: Lines of no known form.
     """
 
@@ -566,7 +567,8 @@ class Build:
     def title(self) -> str:
         """Product and version (``TensorRT 8.5.2``).
 
-        If the version is not stated, the earliest version that writes lines in this form.
+        If no line states the version, the title has the earliest version that writes lines in this
+        form.
         """
         product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
         if self.tensorrt:
