@@ -302,7 +302,7 @@ class ValueHistogram:
 
 @dataclass(slots=True)
 class TimePart:
-    """Time of one kind of layers; ``layers`` is their number, ``what`` describes the kind."""
+    """Time of one kind of layers. ``layers`` counts them, and ``what`` describes the kind."""
 
     kind: str
     name: str
@@ -440,7 +440,7 @@ class ModelContents:
 
 @dataclass(slots=True)
 class PageContents:
-    """The whole page: the model, the model to compare with, and sections on further files."""
+    """The whole page: the model, the model to compare it with, and sections on further files."""
 
     tool: str
     model: ModelContents
