@@ -91,7 +91,7 @@ class CountingEngine:
 
 
 class VerifiedSource(SubsetSource):
-    """Source of a worker that checks that each sample equals the client's.
+    """Samples on a worker. Each is checked to be equal to the client's sample.
 
     Args:
         source: Samples as this worker reads them.
@@ -183,7 +183,7 @@ _PORTIONS_PER_THREAD = 4  # portions per thread into which the remaining samples
 
 
 class ClusterPass:
-    """A pass that sends portions of the samples to a cluster and merges the results.
+    """Sends portions of the samples to a cluster, and merges the results.
 
     The statistics do not depend on how the samples are split into portions, nor on the order; see
     :class:`calibration.statistics.TensorStatistics`.

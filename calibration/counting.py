@@ -146,15 +146,13 @@ class SampleCounter:
 def make_counting_semaphore(counters: int) -> threading.Semaphore:
     """Return a semaphore that lets half of the counters count at the same time.
 
-    The other half runs the network meanwhile. Counting consists of many short steps in Python, and
-    threads that count at the same time wait for each other's global interpreter lock.
+    The other half runs the network meanwhile. Counting consists of many short steps in Python, for
+    which threads have to wait for Python's global interpreter lock.
     """
     return threading.Semaphore(max(1, counters // 2))
 
 
 class _ThreadBuffers(threading.local):
-    """Work buffers of each thread, allocated on first use."""
-
     def __init__(self) -> None:
         self.scratch = allocate_scratch()
 

@@ -419,7 +419,6 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
 def _complete_size(
     spec: InputSpec, height: int | None, width: int | None, size: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Return the height and width of an input in which one or both are dynamic."""
     if size is None:
         raise DataError(
             f"input '{spec.name}' {spec.shape_text()} has a dynamic image size; give `size`, for "

@@ -185,7 +185,6 @@ class MagnitudeCounter:
         counts: Counts,
         buffers: ScratchBuffers,
     ) -> None:
-        """Add `weight` to the bin of each value in `counts`."""
         shift, lowest = _bin_mapping(self.bits, self.top)
         patterns = values.view(np.uint32)
         for start in range(0, len(patterns), _CHUNK):

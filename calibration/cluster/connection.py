@@ -204,7 +204,6 @@ def _start_workers(count: int) -> Iterator[Any]:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return the messages of an error of Dask and of its causes, in one line."""
     text = " ".join((str(error) or type(error).__name__).split())[:200]
     return text if error.__cause__ is None else f"{text} {_describe_error(error.__cause__)}"
 

@@ -68,7 +68,6 @@ def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus
 
 @functools.cache
 def _hash_probe() -> str:
-    """Return a hash, in hexadecimal, of the outputs of :func:`probe_network`."""
     session = sessions.open_session(probe_network().SerializeToString(), 1)
     digest = hashlib.sha256()
     for array in session.run(None, {"x": _deterministic_numbers((1, 3, 48, 48))}):
