@@ -26,8 +26,8 @@ _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
 _MEMORY = re.compile(r"\b(\d{1,4})GB\b")
 # Memory sizes of boards in GB. Devices report slightly less.
 _MEMORY_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
-# If the bandwidths in the log and in the table differ by more than this factor, the one in the
-# table is used.
+# If the bandwidths in the log and in the table differ by more than this factor, the bandwidth in
+# the table is used.
 _MAX_BANDWIDTH_FACTOR = 2.0
 _TRANSFERS_PER_CLOCK = 2  # the memory transfers twice per printed clock
 _CLOCK_TOLERANCE = 0.97  # clocks whose ratio is above this count as equal
@@ -35,7 +35,7 @@ _CLOCK_TOLERANCE = 0.97  # clocks whose ratio is above this count as equal
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """Device information of a log; None for facts that it lacks.
+    """Device information of a log; None for facts that the log lacks.
 
     Attributes:
         name: Name of the GPU according to the driver.
@@ -112,7 +112,7 @@ def find_device_gpu(device: DeviceFacts, clock: float | None = None) -> Gpu:
 
 
 def _board_distance(board: Gpu, device: DeviceFacts) -> tuple[bool, bool, int, float]:
-    """Return a key for sorting boards by how well they fit the log, the best first.
+    """Return a key that sorts boards by their fit to the log, the best first.
 
     A device may have fewer SMs than the board in the table (disabled SMs), but not more.
     """

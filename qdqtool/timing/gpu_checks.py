@@ -61,7 +61,7 @@ def gpu_from_capability(sm: str) -> Gpu:
 def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -> list[Finding]:
     """Return findings about running a predicted engine on a GPU.
 
-    The ids continue those of the prediction's findings. Empty for TensorRT-RTX, whose prediction
+    The ids continue the ids of the prediction's findings. Empty for TensorRT-RTX, whose prediction
     already considers its GPUs.
 
     Args:

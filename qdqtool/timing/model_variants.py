@@ -81,7 +81,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
     """Return a ModelProto whose large constants are placeholders without data.
 
     Args:
-        model: The model; it is not changed.
+        model: The model, which is not changed.
         only: Names of the constants to replace. Default: all.
     """
     proto = strip_large_weights(model.proto, only=only)
@@ -93,7 +93,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
 
 
 def fill_missing_weights(model: Model) -> Model | None:
-    """Return a copy with ones in place of missing weights; None if they are too large."""
+    """Return a copy with ones in place of missing weights; None if these are too large."""
     missing = [t for t in model.proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
     if sum(4 * math.prod(t.dims) for t in missing) > _MAX_FILLED:
         return None

@@ -33,7 +33,8 @@ def check_image_size(size: tuple[int, int] | None, *models: Model) -> None:
     """Check the image size that the user gives for an estimate; None needs no check.
 
     Raises:
-        DataError: A model has another fixed size, or the size is not a multiple of its stride.
+        DataError: A model has another fixed size, or the size is not a multiple of the
+            model's stride.
     """
     if size is None:
         return
@@ -65,7 +66,7 @@ def predict_on_gpu(
         extend: Function that is called with the estimate before the prediction receives it.
 
     Raises:
-        QdqtoolError: The GPU is unknown, the target does not build for it, or the calibration
+        QdqtoolError: The GPU is unknown, the target does not support the GPU, or the calibration
             cannot be used.
         ModelError: The model cannot be read.
     """

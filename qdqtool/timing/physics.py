@@ -328,7 +328,7 @@ def kernel_seconds(
 
 
 def product_seconds(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
-    """Return the seconds that the products of each layer take at the usual rate of their unit."""
+    """Return the seconds for the products of each layer at the rate that their unit reaches."""
     computing = np.isin(f.kind, work.COMPUTING)
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path]
     seconds: Array = f.rows * f.columns * f.depth * f.groups / (f.clocks * rate)
@@ -376,9 +376,9 @@ def sustained_shares(
 def l2_miss_share(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
     """Return the share of a kernel's bytes that miss the L2 and move through memory.
 
-    The share depends on the number of elements, not on their type. If the type mattered, INT8
-    would gain more than the ratio of the rates where only INT8 tensors fit into the L2. No such
-    gain was measured.
+    The share depends on the number of elements, not on their type. If the type mattered, INT8 would
+    gain more than the ratio of the rates in layers whose tensors fit into the L2 only in INT8. No
+    such gain was measured.
     """
     share: Array = np.clip(1.0 - f.l2 * c["l2_share"] / np.maximum(f.in_fp16, 1.0), 0.0, 1.0)
     return share

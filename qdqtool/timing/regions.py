@@ -84,9 +84,9 @@ class RegionNodes:
     float_type: Precision
 
     def node_work(self, node: Node) -> LayerWork:
-        """Return the kernel of a node without weights.
+        """Return the work of the kernel that computes a node without weights.
 
-        Its kind is ``nothing`` if the node is part of another kernel.
+        The kind of the work is ``nothing`` if the node is part of another kernel.
         """
         nothing = LayerWork(NOTHING, self.float_type, self.float_type)
         if is_computed_product(self.model, node):

@@ -180,7 +180,7 @@ class TimeEstimate:
         best_fp8: Time with the FP8 Q/DQ that ``insert`` would write. None unless the network is
             float and the GPU has FP8.
         batch: Requested batch size divided by the batch size of the model.
-        calibration: Measurement by which the times are corrected. None for uncorrected times.
+        calibration: Correction of the times by a measurement. None for uncorrected times.
         unknown: Names of layers whose shapes are unknown.
         notes: Notes about the figures.
         float_type: Type of floats: FP16 or FP32.
@@ -195,8 +195,8 @@ class TimeEstimate:
         launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
-        obstacle: Code of the finding because of which no engine can be built for the GPU. None if
-            an engine can be built.
+        obstacle: Code of the finding that prevents an engine for the GPU. None if an engine can be
+            built.
         clock_share: Share of the GPU's boost clock at which the engine was estimated.
     """
 

@@ -1,4 +1,4 @@
-"""Work of an engine layer (products and bytes), from which the time model computes its time.
+"""Work of an engine layer (multiply-accumulates and bytes), the input of the time model.
 
 The module also determines the memory layouts of an engine's tensors.
 """
@@ -80,7 +80,7 @@ class LayerWork:
 
 
 def count_read_elements(source: float, rows: float, depth: float, groups: float) -> float:
-    """Return the number of elements of its input that a convolution reads.
+    """Return how many elements of the input a convolution reads.
 
     A 1x1 kernel of stride 2 skips three of four positions.
     """
@@ -185,7 +185,7 @@ def product_work(node: Node, lookup_shape: ShapeLookup) -> LayerWork | None:
 
 
 class Layout(StrEnum):
-    """Memory layout of a tensor, as TensorRT writes it."""
+    """Memory layout of a tensor, in the spelling of TensorRT."""
 
     LINEAR = "linear"
     PAIRS = "NC/2HW2"

@@ -59,7 +59,7 @@ class EngineWorkload:
     Attributes:
         layers: Work of each predicted layer, in the prediction's order.
         extras: Kernels that the prediction does not list.
-        unknown: Names of layers with unknown shapes. Each counts as one minimal kernel.
+        unknown: Names of layers with unknown shapes. Each such layer counts as one minimal kernel.
     """
 
     layers: list[LayerWork] = field(default_factory=list)
@@ -91,7 +91,7 @@ def predict_workload(
         prediction: Prediction for the model.
         float_type: Type of float layers if the builder chooses: FP16 (``--fp16``) or FP32.
         batch: Batch size to estimate for, divided by the model's batch size.
-        gpu: GPU, on which layout changes depend. None: a GPU with TF32 before Blackwell.
+        gpu: GPU, on which layout changes depend. None: some GPU with TF32, older than Blackwell.
     """
     return _WorkloadBuilder(model, prediction, float_type, batch, gpu).run()
 
