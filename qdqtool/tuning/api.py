@@ -195,8 +195,8 @@ def tune(
         ModelError: The model cannot be read or run, is quantized already, or has nothing to
             quantize.
         DataError: The data or the state cannot be used.
-        QdqtoolError: An option is wrong, the target has no INT8 on the GPU or does not build for
-            it, or the metric failed.
+        QdqtoolError: An option is wrong, the target has no INT8 on the GPU or does not support
+            the GPU, or the metric failed.
     """
     options = TuneOptions(
         TuningGoal(evaluation, keep, budget_ms, metric),

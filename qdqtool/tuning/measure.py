@@ -166,7 +166,7 @@ def run_task(
 
 
 def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
-    """Measure a task, and yield each measurement (one candidate, one sample) as it is done."""
+    """Measure a task; yield each measurement (one candidate, one sample) when it is complete."""
     network = job.network
     for number in task.images:
         sample = job.images.load(number)

@@ -54,7 +54,7 @@ class NetworkPartition(NetworkCuts):
     """Divides a network into parts between cuts."""
 
     def build_parts(self, extra_cut: int) -> list[NetworkPart]:
-        """Return the parts between cuts before each weighted node and at one more position.
+        """Cut the network before each weighted node and at one more position; return the parts.
 
         Parallel branches between two cuts are separate parts. A cut that a tensor of unknown type
         would cross is left out, because such a tensor cannot be the input of a part.

@@ -264,9 +264,8 @@ class PlacementSearch:
     def _sweep_choices(self) -> bool:
         """Measure each choice alone; with a time limit, until `_find_sweep_end`.
 
-        With a time limit, choices whose inputs have the largest quantization error come first. If
-        the order were that of the network, a sweep that ends early would never reach the last
-        layers.
+        With a time limit, choices whose inputs have the largest quantization error come first. In
+        the order of the network, a sweep that ends early would never reach the last layers.
 
         Returns:
             Whether all choices were measured.
@@ -720,7 +719,7 @@ class PlacementSearch:
         return self.evaluator.value(recipe, samples)
 
     def is_goal_reached_with(self, metric: float) -> bool:
-        """Return whether a metric on the held-out samples reaches the goal; True with a budget."""
+        """Return whether a metric on the held-out samples reaches the goal; True without a goal."""
         return self.keep is None or metric >= self._goal_level(self.evaluator.sets.judged_on)
 
     def find_cheapest_plausible(self, placement: PlacementResult) -> PlacementResult | None:

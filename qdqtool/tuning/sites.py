@@ -185,10 +185,10 @@ def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
 
 
 def list_scale_candidates(planner: Planner, sites: Iterable[TuningSite]) -> list[Candidate]:
-    """Return choices of other calibration methods and separate scales for sites' tensors.
+    """Return the choices of another calibration method or a separate scale at the sites.
 
-    Methods that change a scale by at most 5 % are left out. The list is empty for FP8: its ranges
-    are always the largest magnitudes, and a shared scale does not cost precision.
+    Methods that change a scale by at most 5 % are left out. The list is empty for FP8, because FP8
+    ranges are always the largest magnitudes, and a shared scale does not cost precision.
     """
     if planner.methods.number_format == FP8:
         return []

@@ -71,7 +71,7 @@ def fit_samples_to_time(search: PlacementSearch, limit: float, seconds_per_run: 
     """Reduce the samples of a search if measuring all of them would take too long.
 
     A note reports the number of remaining samples. If an earlier run used at least as many samples,
-    they are used again, because the store has measurements on them.
+    the earlier samples are used again, because the store has measurements on them.
 
     Args:
         search: The search.
@@ -102,7 +102,8 @@ def _limit_samples(
         verb: Use of the samples: "chosen" or "judged".
         samples: All samples for this use.
         runs: Number of samples for which there is time.
-        earlier: Samples that an earlier run measured. They are returned if there are enough.
+        earlier: Samples that an earlier run measured. They are returned if they are at least as
+            many as there is time for.
     """
     known = [n for n in samples if n in set(earlier)]
     chosen = select_evenly(samples, max(_FEWEST_SAMPLES, runs))
