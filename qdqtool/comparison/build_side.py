@@ -156,7 +156,7 @@ def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
     """Return whether equal names in the build and in the model stand for equal nodes.
 
     False if a name stands for different nodes. Numbered names of another export may be equal by
-    chance. So if the model's names are numbered, the build must contain all of them.
+    chance. So if the model's names are numbered, the build must contain all of these names.
     """
     if find_name_conflicts(view, build, mapper):
         return False

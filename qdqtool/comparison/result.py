@@ -74,8 +74,8 @@ class QuantizerScales:
     Attributes:
         values: Shape [channels], or [1] for one scale. Invalid values of the file (0, negative,
             infinite, NaN) are kept.
-        axis: Axis of the channels; None for one scale, and for Gemm and MatMul, where it follows
-            from the operator.
+        axis: Axis of the channels; None for one scale, and for a Gemm or MatMul, whose operator
+            determines the axis.
         type: Type of the quantized values.
         zero: Zero points; empty if all are 0.
     """
@@ -578,7 +578,7 @@ def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[Change
 
 
 def are_scales_different(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
-    """Return whether two quantizers differ; True also if only one scale is known.
+    """Return whether two quantizers differ. True if only one of them has known scales.
 
     INT8 and FP8 scales of the same range do not differ.
     """
@@ -595,7 +595,7 @@ def are_scales_different(a: QuantizerScales | None, b: QuantizerScales | None) -
 
 
 def scale_factor(a: QuantizerScales | None, b: QuantizerScales | None) -> float | None:
-    """Return the ratio of second to first scale, at the channel with the largest change.
+    """Return the second scale divided by the first, at the channel with the largest change.
 
     None if a scale is missing or invalid. INT8 and FP8 are compared by their ranges. If only one
     side has a scale per channel, the largest scales of both sides are compared.
