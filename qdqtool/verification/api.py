@@ -638,7 +638,7 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
 
 
 def _find_missing_tensor(graph: onnx.GraphProto) -> str | None:
-    """Return the first input of a node that no node, input or initializer produces."""
+    """Return the first tensor that a node reads and nothing defines; None if there is none."""
     produced = {tensor.name for tensor in (*graph.input, *graph.initializer)} | {""}
     produced.update(output for node in graph.node for output in node.output)
     inputs = (tensor for node in graph.node for tensor in node.input)

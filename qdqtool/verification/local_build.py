@@ -73,7 +73,7 @@ def build_model(
     """Build a model, and map the layers of the build to the model's nodes.
 
     Arguments and errors are those of :func:`qdqtool.builders.build`. With ``output``, the layers
-    and convolutions are written to ``layers.json`` there.
+    and convolutions are written to ``layers.json`` in this folder.
     """
     built = map_build_to_nodes(
         builders.build(
