@@ -93,7 +93,7 @@ def _find_listing_gap(build: Build) -> Gap | None:
 
 
 def find_truncations(build: Build) -> list[Gap]:
-    """Return the gaps where content is lost, without sections that were not requested."""
+    """Return the gaps with lost content; sections that nobody requested are left out."""
     return [
         gap
         for gap in build.gaps
@@ -193,7 +193,7 @@ def is_implicit_int8(build: Build) -> bool:
 
     True if the build shows no Q or DQ, and has INT8 convolutions or warns of missing ranges. With
     Q/DQ, each INT8 convolution's name contains the Q of its weights (``weights + Q + Conv``), and
-    the parse section lists it. If only a listing is given, a Q with a custom name is not
+    the parse section lists this Q. If only a listing is given, a Q with a custom name is not
     recognized, and the result can be wrong.
     """
     if build.is_rtx or _shows_quantizers(build):

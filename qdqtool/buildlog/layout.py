@@ -1,7 +1,7 @@
 """Layout of graphs: positions of boxes and points of edges. Needs fast-sugiyama.
 
 Boxes are ranked from top to bottom. An edge over several ranks passes an invisible vertex in each
-rank, so that the layout reserves space for the edge and draws it around the boxes.
+rank, so that the layout reserves space for the edge and draws the edge around the boxes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Link = tuple[str, str]
 
 @dataclass(slots=True, kw_only=True)
 class LayoutBox:
-    """Box of a graph, in pixels. The layout sets its top left corner.
+    """Box of a graph, in pixels. The layout sets the top left corner (x, y).
 
     Attributes:
         w: Width.

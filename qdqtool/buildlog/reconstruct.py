@@ -431,7 +431,7 @@ class InferredAttributes:
         self.inferred += attributes
 
     def infer_window(self, axes: Sequence[tuple[int, int, int]]) -> None:
-        """Set strides and pads from stride, padding before and padding after of each axis."""
+        """Set strides and pads from (stride, padding before, padding after) of each axis."""
         strides, before, after = map(list, zip(*axes, strict=True))
         self.infer(strides=strides, pads=before + after)
 

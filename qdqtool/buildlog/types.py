@@ -119,7 +119,7 @@ class ParseSection:
 
     Attributes:
         outputs: Tensor names marked as outputs.
-        layers: TensorRT layer name to ONNX node name (``Registering layer``).
+        layers: ONNX node names by TensorRT layer name (``Registering layer``).
         onnx_file: ``Input filename``.
         producer: ``Producer name`` and version.
     """
@@ -455,12 +455,12 @@ class Build:
         targets: Compute capabilities that the engine was built for (86 for 8.6), if a table of
             ``qdqtool build`` lists them.
         device: GPU name.
-        gpu: Lines of ``Device Information``: key to value.
-        flags: Flags of the trtexec command line: name without dashes to value (an empty string for
-            a switch).
+        gpu: Values of the lines of ``Device Information`` by key.
+        flags: Values of the flags of the trtexec command line by name without dashes; an empty
+            string for a switch.
         precision_flags: Precisions that the builder may use: ``fp32``, ``fp16``, ``bf16``, ``fp8``,
             ``int8``, ``best``, ``stronglyTyped``; empty if not stated.
-        options: Option blocks: block (``Build``) to key to value.
+        options: Values of the option blocks by name of the block (``Build``) and key.
         passed: True for ``&&&& PASSED``, False for ``&&&& FAILED``, None if neither was printed.
         trace: Every optimizer line, in order.
         headings: Headings of the optimizer (``QDQ graph optimizer backward pass``) with their line.
@@ -476,8 +476,8 @@ class Build:
         profile_total_ms: Average time of an inference over all layers in milliseconds, from the
             Total line; None if not printed.
         iterations: Iterations profiled.
-        performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``,
-            ``value``) to number: ms, qps for the throughput, s for the totals.
+        performance: Numbers by metric (``GPU Compute Time``) and name (``mean``,
+            ``percentile(99%)``, ``value``): ms, qps for the throughput, s for the totals.
         gaps: Sections that are missing or cut off.
         complete: Whether the engine listing is complete and has precisions, and no section is cut.
         names_only: Whether the listing has only names of layers.
