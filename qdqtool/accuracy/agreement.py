@@ -176,7 +176,7 @@ def _summarize_metric(metric: Metric, evidence: Sequence[Evidence]) -> Agreement
 def _pair_tensors(
     reference: Model, model: Model, metrics: Sequence[Metric], counterparts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the tensor of `model` to compare with each tensor of the metrics, by its name.
+    """Return the counterpart in `model` of each tensor that the metrics read, by tensor name.
 
     Raises:
         ModelError: A tensor of the reference has no counterpart.

@@ -1,8 +1,8 @@
 """Metrics of how well a quantized network reproduces the float network; higher is better.
 
 For each sample, a metric returns JSON that is called *evidence*. The value of the metric over a set
-of samples is computed from their evidence alone. So samples can be drawn repeatedly for a
-bootstrap, and measured on different machines. Calls of a user's function have a time limit.
+of samples is computed from the evidence of these samples alone. So samples can be drawn repeatedly
+for a bootstrap, and measured on different machines. Calls of a user's function have a time limit.
 """
 
 from __future__ import annotations
