@@ -65,7 +65,7 @@ class Report:
         """Write the page, atomically.
 
         Raises:
-            QdqtoolError: ``path`` is an input, its folder is missing, or it cannot be written.
+            QdqtoolError: ``path`` is an input or cannot be written, for example without its folder.
         """
         with forbid_overwrite(self.read):
             write_text(path, self.html)
@@ -215,7 +215,7 @@ def _check_same_network(before: ReportSubject, after: ReportSubject) -> None:
 
 
 def _add_earlier_outcomes(model: data.ModelContents, before: data.ModelContents) -> None:
-    """Copy outcomes of convolutions and times of layers from the model to compare with.
+    """Copy the outcomes of convolutions and the times of their layers from another model.
 
     Convolutions are matched by name.
     """

@@ -357,7 +357,7 @@ def _create_module_box(
 
 
 def _join_edges(edges: Sequence[data.Edge], numbers: dict[int, int]) -> list[data.Edge]:
-    """Join all edges between two modules to one, and keep only marks of conversions."""
+    """Join all edges between two modules into one edge; keep only the marks of conversions."""
     joined: dict[tuple[int, int], data.Edge] = {}
     for edge in edges:
         source, target = numbers[edge.source], numbers[edge.target]

@@ -467,13 +467,13 @@ class ModelCollector:
         layers = enumerate(self.subject.prediction.layers)
         conversions = [(i, layer) for i, layer in layers if layer.type == "Conversion"]
         by_node = {name: i for i, layer in conversions for name in layer.nodes}
-        # Quantizers that TensorRT copied exist only as layer names.
+        # TensorRT's copies of quantizers exist only as layer names.
         return by_node | {layer.name: i for i, layer in conversions}
 
     def _add_trace_lines(self) -> None:
         """Add each simulated log line to the nodes that the line names.
 
-        If a line names a Q, a DQ or weights, it is added to the consumers.
+        A line that names a Q, a DQ or weights is added to their consumers.
         """
         by_trt_name = {trt_name(n): n.name for n in self.subject.model.nodes}
         consumers = self._find_weight_consumers()
