@@ -102,7 +102,7 @@ class Statistics(Mapping[str, TensorStatistics]):
     def merge(self, other: Statistics) -> Statistics:
         """Return combined statistics over two data sets.
 
-        A tensor that only one of them contains keeps its statistics.
+        A tensor that only one of the two contains keeps its statistics.
 
         Raises:
             DataError: The histograms of a tensor have different numbers of bins.

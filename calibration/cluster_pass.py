@@ -1,6 +1,6 @@
 """One pass over calibration data by the workers of a cluster.
 
-Workers read portions of the samples and count them. The client merges their statistics.
+Workers read portions of the samples and count the values. The client merges the statistics.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class VerifiedSource(SubsetSource):
         """Return a sample with a batch dimension.
 
         Raises:
-            ClusterError: The sample cannot be read here, or differs from the client's.
+            ClusterError: The sample cannot be read here, or is not equal to the client's sample.
         """
         identity = self.whole.identity(index)
         if identity != self.identities[index]:
@@ -191,7 +191,7 @@ class ClusterPass:
     Args:
         cluster: Connection to the workers.
         model: Model that computes the tensors.
-        dataset: Samples. The pass adds the workers' quality counts and skipped images to it.
+        dataset: Samples. The pass adds the quality counts and the skipped images of the workers.
         done: Numbers of the samples to skip.
         names: Tensors whose values are counted.
         computed: Tensors that the model has to compute, without its inputs.
@@ -253,7 +253,7 @@ class ClusterPass:
         self.dataset.take(counted.quality, counted.skipped)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
-        """Return the statistics merged so far, and the numbers of their samples."""
+        """Return the statistics merged so far, and the numbers of the counted samples."""
         return self._merged
 
     def _portions(self, job: ClusterJob) -> Iterator[SamplePortion]:

@@ -87,7 +87,7 @@ class SampleCounter:
         self.done: set[int] = set()
 
     def add(self, number: int, loaded: tuple[Sample, int] | None) -> None:
-        """Run a sample through the session and count its tensors.
+        """Run a sample through the session, and count the values of its tensors.
 
         Args:
             number: Number of the sample.

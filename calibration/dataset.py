@@ -22,7 +22,7 @@ from qdqtool.util import limits
 from qdqtool.util.notes import Note
 
 FEW_IMAGES = 100  # fewer images cause a warning; NVIDIA and Ultralytics advise several hundred
-_FAR_INPUT = 8.0  # larger magnitudes cause a warning: pixels that were not normalized exceed it
+_FAR_INPUT = 8.0  # larger magnitudes cause a warning: pixels were not normalized
 _SMALL_INPUT = 1.5 / 255  # smaller maxima cause a warning: pixels were divided by 255 twice
 # Preprocessing names whose input range is compared with YOLO's; None stands for arrays.
 _YOLO_RANGES = (None, "yolo", "custom")

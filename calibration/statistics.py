@@ -198,7 +198,7 @@ class MagnitudeCounter:
             np.add.at(counts, bins, weight)  # bincount would pass twice and allocate an array
 
     def merge(self, other: MagnitudeCounter) -> MagnitudeCounter:
-        """Return a counter with the counts of both counters, in any order."""
+        """Return a counter with the counts of both counters. Their order does not matter."""
         result = MagnitudeCounter(self.bits)
         result.raise_top(max(self.top, other.top))
         for part in (self, other):
