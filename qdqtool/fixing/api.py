@@ -15,6 +15,7 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES, ON_REQUEST_CODES
 from qdqtool.fixing.outputs import OutputError, read_samples
+from qdqtool.fixing.quantizers import to_axis_opset
 from qdqtool.fixing.runner import FixOptions
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
 from qdqtool.fixing.site import FixSite
@@ -228,22 +229,24 @@ def fix(
         )
     with record_inputs() as read:
         original = load_full(source)
-        model, rewritten, notes_of_rewrite = _rewrite_quantizers(original, requested)
+        model, raised = _raise_axis_opset(original, requested)
+        model, rewritten, notes_of_rewrite = _rewrite_quantizers(model, requested)
         _require_quantizers(model)
         images, notes = read_samples(model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
             session = FixSession(model, version, samples, options.effort)
+            session.applied += [*raised, *rewritten]
             session.notes += [*notes_of_rewrite, *notes, *_note_subgraphs(original)]
             _apply_fixes(session, requested)
-            before = predict(original, version) if rewritten else session.before
+            before = session.before if model is original else predict(original, version)
             time = None if gpu is None else _estimate_time(session.model, version, gpu)
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
     return Fixed(
         session.model.proto,
         before,
         session.prediction,
-        rewritten + session.applied,
+        session.applied,
         session.refused,
         noise_before.relative if noise_before is not None else None,
         noise_after.relative if noise_after is not None else None,
@@ -259,6 +262,23 @@ def _estimate_time(model: Model, target: Target, gpu: str) -> TimeEstimate | Non
     options = TimingOptions(gpu=gpu)
     prediction, time = predict_on_gpu(model, target, options, extend=add_fix_savings)
     return None if prediction.time is None else time
+
+
+def _raise_axis_opset(model: Model, requested: set[str]) -> tuple[Model, list[FixAttempt]]:
+    """Return the model with an opset that permits its per-channel Q/DQ, and the changes.
+
+    The outputs are not compared as for other fixes, because onnxruntime rejects the original model.
+
+    Raises:
+        ModelError: onnx cannot raise the opset.
+    """
+    if requested and "OPSET-AXIS" not in requested:
+        return model, []
+    view = View(model)
+    if model.opset >= MIN_OPSET or not any(view.params(q).is_per_channel for q in view.quantizers):
+        return model, []
+    description = f"opset {model.opset} raised to {MIN_OPSET}, in which Q and DQ have an axis"
+    return to_axis_opset(model), [FixAttempt("OPSET-AXIS", "", description)]
 
 
 def _rewrite_quantizers(

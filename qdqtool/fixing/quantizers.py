@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from qdqtool.fixing.pairs import find_pairs_after_head
 from qdqtool.fixing.site import (
@@ -20,7 +21,7 @@ from qdqtool.fixing.site import (
 )
 from qdqtool.fixing.weights import find_computed_weights, make_float_constant_site
 from qdqtool.insertion import fp16
-from qdqtool.insertion.prepare import prepare_float_model, raise_opset
+from qdqtool.insertion.prepare import MIN_OPSET, prepare_float_model, raise_opset
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
@@ -386,6 +387,27 @@ def _scalar_scale_site(view: View, target: Target, nodes: list[Node]) -> FixSite
 
     description = f"{q.name}: one scalar scale, {format_number(scale)}"
     return FixSite(q.name, description, apply, [n.name for n in nodes])
+
+
+def to_axis_opset(model: Model) -> Model:
+    """Return a copy of a model in opset 13, in which Q and DQ have an axis.
+
+    Per-channel quantizers without an axis get axis 0, which TensorRT uses for older opsets. The
+    default of opset 13 is 1.
+
+    Raises:
+        ModelError: onnx cannot raise the opset.
+    """
+    view = View(model)
+    axes = {q.output: view.axis(q) for q in view.quantizers if view.params(q).is_per_channel}
+    copy = model.copy()
+    raise_opset(copy, MIN_OPSET)
+    for proto in copy.proto.graph.node:
+        axis = axes.get(proto.output[0]) if proto.output else None
+        if axis is not None and all(a.name != "axis" for a in proto.attribute):
+            proto.attribute.append(onnx.helper.make_attribute("axis", axis))
+    copy.reindex()
+    return copy
 
 
 def to_fp16_layers(model: Model, target: Target) -> Model | None:

@@ -131,6 +131,31 @@ def test_zero_point_behind_a_node(
     assert {(r.node, r.quantizer) for r in reasons} == expected
 
 
+@pytest.mark.parametrize("is_explicit", [True, False], ids=["axis 0", "no axis"])
+def test_fix_raises_opset_of_per_channel_quantizers(is_explicit: bool) -> None:
+    expected = network("none", stored)  # opset 17, in which the axis is valid
+    before = onnx.ModelProto()
+    before.CopyFrom(expected)
+    before.opset_import[0].version = 12
+    if not is_explicit:
+        for node in before.graph.node:
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                del node.attribute[:]
+    assert "OPSET-AXIS" in codes(qdqtool.predict(before))
+    fixed = qdqtool.fix(before)
+    assert [a.code for a in fixed.applied] == ["OPSET-AXIS"]
+    assert fixed.ok and fixed.after.summary()["int8"] == 1
+    assert fixed.fixed_places()["OPSET-AXIS"] == fixed.before.findings_by_code()["OPSET-AXIS"]
+    np.testing.assert_array_equal(run(fixed.proto), run(expected))
+
+
+def test_fix_of_other_codes_keeps_the_opset() -> None:
+    model = network("none", stored)
+    model.opset_import[0].version = 12
+    fixed = qdqtool.fix(model, only=["SILU-INNER-Q"])
+    assert fixed.proto.opset_import[0].version == 12 and not fixed.applied
+
+
 def test_scale_of_the_data_is_still_dynamic(g: Graph) -> None:
     x = g.input(1, 16, 8, 8)
     scale = g.op("ReduceMax", x, "largest", keepdims=0)
