@@ -29,8 +29,9 @@ def add_alternative_times(
 ) -> None:
     """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``.
 
-    A network for TensorRT 10 is strongly typed only if it has FP8. The other times of an FP8 model
-    are therefore those of weakly typed networks, as for its float model.
+    For TensorRT 10, only a network with FP8 is strongly typed. If the model has FP8, the added
+    times are therefore times of weakly typed builds, because the other networks have no FP8. If the
+    model is float, and GPU and target have FP8, a time with FP8 Q/DQ is added as well.
     """
     float_model: Model | None = model
     resolved_float = resolved_model

@@ -168,10 +168,13 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
 
 
 def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
-    """Return the GPU of a log that the table lacks.
+    """Return an approximate GPU for a log whose GPU is not in the table.
 
     The GPU has the rates of its compute capability, and the L2 of the board with the most similar
     number of SMs.
+
+    Raises:
+        QdqtoolError: The log does not state the clock, or no bandwidth is known.
     """
     rates, notes = gpus.find_rates(device.cc or "")
     actual_clock, bandwidth = clock or device.clock, device.bandwidth

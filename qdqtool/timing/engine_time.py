@@ -77,7 +77,7 @@ class TimedEngine:
     def profile_ms(self, correction: TimeCalibration | None) -> Array:
         """Return the milliseconds of each entry in a profile, of shape [entries].
 
-        They include the overhead of profiling.
+        The milliseconds include the overhead of profiling.
         """
         overhead_us = load_constants().overhead_us
         if correction and correction.profiled:

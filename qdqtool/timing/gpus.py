@@ -324,9 +324,9 @@ class Gpu:
     def clock_share_under_load(self) -> float:
         """Share of the boost clock that the board's power limit allows under load, at most 1.
 
-        The share is below 1 on boards with less than half the usual watts per SM and clock of their
-        compute capability (T4, L4, A10). The clock is about proportional to the power limit raised
-        to 0.4 (MLPerf ResNet-50 on A100: 175 W against 300 W).
+        The share is below 1 on boards with few watts per SM and clock: less than half of what is
+        usual for the compute capability (T4, L4, A10). The clock is about proportional to the power
+        limit raised to 0.4 (MLPerf ResNet-50 on A100: 175 W against 300 W).
         """
         if not self.power or self.is_jetson or self.is_laptop:
             return 1.0

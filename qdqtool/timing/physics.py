@@ -228,7 +228,8 @@ def _padding_factor(channels: float, w: LayerWork) -> float:
     """Return the ratio of padded to actual channels of an INT8 convolution.
 
     The layout has blocks of 32 channels. The factor is 1 for few channels, which have a layout of
-    groups of four, and for other layers. Both bytes and products are multiplied by the factor.
+    groups of four, and for layers that are not INT8 convolutions. Both bytes and products are
+    multiplied by the factor.
     """
     if not _is_padded(w) or channels < work.FEW_CHANNELS:
         return 1.0
@@ -328,7 +329,7 @@ def kernel_seconds(
 
 
 def product_seconds(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
-    """Return the seconds for the products of each layer at the rate that their unit reaches."""
+    """Return the seconds that each layer's products take at the fitted rate; 0 without products."""
     computing = np.isin(f.kind, work.COMPUTING)
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path]
     seconds: Array = f.rows * f.columns * f.depth * f.groups / (f.clocks * rate)
@@ -336,7 +337,7 @@ def product_seconds(f: SimpleNamespace, c: Mapping[str, float]) -> Array:
 
 
 def scale_clock(f: SimpleNamespace, shares: Array) -> SimpleNamespace:
-    """Return the features of layers at a share of the GPU's clock, of shape [layers]."""
+    """Return the features of layers whose GPUs run at `shares` [layers] of their clocks."""
     return SimpleNamespace(**(vars(f) | {"clocks": f.clocks * shares}))
 
 
@@ -350,8 +351,9 @@ def sustained_shares(
 ) -> Array:
     """Return the share of the boost clock at which each engine runs, of shape [engines].
 
-    The share is below 1 on boards with a low power limit (``Gpu.clock_share_at``). It depends on
-    the utilization, which depends on the times at this clock, so both are computed in turn.
+    The share is below 1 on boards with a low power limit (``Gpu.clock_share_at``). The share
+    depends on the utilization of the tensor cores, and the utilization depends on the clock, so
+    both are computed in turn.
 
     Args:
         f: Features of the layers of all engines, one engine after the other.

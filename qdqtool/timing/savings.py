@@ -148,7 +148,10 @@ class _SavingFinder:
         )
 
     def _find_float_writers(self, convolutions: Iterable[int]) -> list[int]:
-        """Return the INT8 convolutions that write float for one of `convolutions`."""
+        """Return the positions of INT8 convolutions whose float outputs `convolutions` read.
+
+        Layers that the INT8 convolution could fuse may be between the two.
+        """
         writers = []
         pending = [
             edge.tensor
