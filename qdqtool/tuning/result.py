@@ -205,8 +205,8 @@ class Tuning:
         keep: Fraction of the float model's metric to keep; None with a budget.
         budget_ms: Maximum predicted milliseconds; None without a budget.
         chosen: The chosen placement.
-        bought: Effects of at most six choices of the chosen placement. They are the choices that
-            removed most output error when each was measured alone.
+        bought: Effects of at most six choices of the chosen placement. These choices removed most
+            output error when each was measured alone.
         front: Pareto front, evenly thinned: placements that no other placement beats in both cost
             and accuracy on the samples of the search.
         others: All other placements that were measured.

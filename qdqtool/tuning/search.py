@@ -376,7 +376,7 @@ class PlacementSearch:
             self._bisect_chain(chain, chain.first_sufficient)
 
     def _bisect_chain(self, chain: _MeasuredChain, first_sufficient: int) -> None:
-        """Measure steps of a chain until the last insufficient and the first sufficient meet."""
+        """Measure steps of a chain until the step before the first sufficient step is measured."""
         while first_sufficient - chain.last_insufficient > 1:
             middle = (first_sufficient + chain.last_insufficient) // 2
             self.measure([chain.steps[middle]])
@@ -425,7 +425,7 @@ class PlacementSearch:
                 chain.last_insufficient = position
 
     def _measure_equal_costs(self, steps: NamedConfigurations) -> None:
-        """Measure the last step of equal or lower cost for each placement in the pool."""
+        """For each placement in the pool, measure the last step that costs at most as much."""
         last_steps = []
         for placement in self.list_placements():
             limit = placement.cost.value + _EQUAL_COST
@@ -476,7 +476,7 @@ class PlacementSearch:
 
         Args:
             ranked: Configurations with one choice each, in descending order.
-            reason: Reason of the order, which becomes part of the placements' names.
+            reason: Reason for the order, which becomes part of the placements' names.
         """
         return [
             (f"{count} {reason}", functools.reduce(Configuration.merge, ranked[:count], self.start))
@@ -772,7 +772,7 @@ class PlacementSearch:
     def _measure_benefits(self, point: PlacementResult) -> list[ChoiceBenefit]:
         """Measure the benefits of at most six choices, by undoing each choice alone.
 
-        They are the choices with the highest gains when each is measured alone.
+        These choices reduce the error most when each is measured alone.
         """
         gains = {d.candidate.site: gain for d, gain in self._rank_floats()}
         sites = self.list_float_sites(point.configuration) if point.cost.int8 else []

@@ -44,8 +44,8 @@ class TuningSite:
     """Nodes that the search quantizes or leaves float together.
 
     Attributes:
-        name: Name of the convolution or residual, first tensor of a scale group, or ``branch of`` a
-            last convolution of the head.
+        name: Name of the convolution or residual, first tensor of a scale group, or ``branch of``
+            and the name of a last convolution of the head.
         kind: ``convolution``, ``group`` (consumers of tensors with one scale), ``residual``,
             ``head`` or ``attention`` (products without weights).
         nodes: Names of the nodes.
@@ -160,7 +160,7 @@ def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int
 
 
 def _find_preset_floats(planner: Planner, placement: Placement) -> list[int]:
-    """Return the indices of nodes that are float only because of the head preset, without DFL."""
+    """Return the indices of nodes that only the head preset makes float, except the DFL."""
     model = planner.model
     head = find_head(model)
     coordinates = find_coordinates(model, head.finals).all
