@@ -608,8 +608,8 @@ def _count_differences(
 ) -> int:
     """Return the number of differences between a prediction and a build.
 
-    Differences are output types of convolutions that are quantized on both sides, and the missing
-    or additional conversions.
+    Each convolution that is quantized on both sides and whose output types differ is a difference.
+    Each missing or additional conversion is a difference as well.
     """
     count = 0
     if conversions is not None and prediction.conversions is not None:
