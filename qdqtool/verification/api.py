@@ -622,7 +622,7 @@ def verify_from_log(
 
 
 def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> None:
-    """Reject a graph with missing nodes, because each would count as a mismatch."""
+    """Reject a graph with missing nodes, because each missing node would count as a mismatch."""
     if not build.trace and not build.layers:
         return  # The log ends in its parse section, so nothing will be compared.
     gap = next((g for g in build.gaps if g.section == Section.PARSE), None)
