@@ -118,7 +118,7 @@ class LogPrefixStripper:
         self._decided = False
 
     def strip(self, lines: list[bytes]) -> list[bytes]:
-        """Return lines without the prefix. The first TensorRT lines determine its form."""
+        """Return lines without the prefix, whose form the first TensorRT lines determine."""
         for start in range(0, len(lines), _SAMPLE):
             if self._decided:
                 break

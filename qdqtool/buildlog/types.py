@@ -168,7 +168,7 @@ class TunedLayer:
     Attributes:
         name: The layer, or ``<in> -> tensor`` of an optional reformat.
         best_ms: Fastest time over all formats. None if no time was printed.
-        seconds: Wall-clock time spent, from the log's timestamps (whole seconds).
+        seconds: Duration of the timing, from the log's timestamps (whole seconds).
         runner: The runner chosen last.
     """
 
@@ -186,8 +186,8 @@ class TacticCounts:
     Attributes:
         timed: Tactics that were timed.
         combinations: Combinations of tensor formats that were tried.
-        reformat_timings: Reformats timed or costed (``Autotuning Reformat``).
-        skipped: Runners without a valid tactic.
+        reformat_timings: Reformats whose time or cost was determined (``Autotuning Reformat``).
+        skipped: Number of skipped tactics and of runners without a valid tactic.
         cached: Layers whose timing came from the cache.
         costed: Layers whose costs were computed, if the log names the layers (8.6 and later).
         reasons: Number of skipped tactics for each reason (``Skipping tactic ... due to``).
