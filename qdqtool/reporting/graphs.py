@@ -254,7 +254,7 @@ class _OnnxDrawing:
         return edges
 
     def _set_precisions(self, boxes: list[data.Box], edges: list[data.Edge]) -> None:
-        """Set the data type that each edge has in the engine, and the colors."""
+        """Set type and color of each edge, and the color of boxes with the type of their input."""
         incoming: dict[int, list[data.Edge]] = defaultdict(list)
         for edge in edges:
             incoming[edge.target].append(edge)

@@ -236,7 +236,7 @@ class ModelCollector:
         )
 
     def _original_name(self, name: str) -> str:
-        """Return the name of an ONNX node from this name, or from the name of TensorRT's copy."""
+        """Return the name of an ONNX node, given its own name or the name of TensorRT's copy."""
         return name if name in self._by_name else base_name(name)
 
     def _is_conversion(self, quantizer: OnnxNode) -> bool:

@@ -278,7 +278,7 @@ def read_histograms(
 
     Raises:
         DataError: The cache is missing or damaged, or belongs to another model: the model lacks
-            most of its tensors.
+            most tensors of the cache.
     """
     from calibration.cache import load_statistics
 
