@@ -537,7 +537,7 @@ class Dataset:
         return result
 
     def _record_quality(self, index: int, sample: Sample) -> None:
-        """Add the value range of a sample's float images to the quality, once for each index."""
+        """Merge the value range of a sample's float images into `quality`, once for each index."""
         quality = DataQuality(total=1)
         for spec in self.inputs:
             if len(spec.shape) == 4 and spec.numpy_dtype.kind == "f":
