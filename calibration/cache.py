@@ -19,8 +19,8 @@ from calibration.dataset import DataQuality
 from calibration.statistics import MIN_TOP, OCTAVES, TensorStatistics, histogram_bytes
 from qdqtool.errors import DataError
 from qdqtool.util import limits
+from qdqtool.util.files import atomic_write, write_text
 from qdqtool.util.json_text import parse_json
-from qdqtool.util.outputs import atomic_write, write_text
 from qdqtool.util.text import format_reason
 
 FORMAT = "qdqtool/calibration/5"

@@ -19,8 +19,8 @@ from qdqtool import insert
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.commands.cli import cli, run
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.util import files, limits, outputs
-from qdqtool.util.outputs import atomic_write, write_text
+from qdqtool.util import files, limits
+from qdqtool.util.files import atomic_write, write_text
 from tests.comparison.networks import network
 from tests.slow import slow_after
 from tests.sources import nodes_like
@@ -517,5 +517,5 @@ def test_output_into_a_read_only_folder_is_refused_before_the_work(
     assert run([*args, "-o", "out"]) == 2
     assert "-o out" in capsys.readouterr().err
     assert not Path("out").exists()
-    with outputs.atomic_write("/dev/null") as file:
+    with files.atomic_write("/dev/null") as file:
         file.write(b"a device is not a file of its folder")

@@ -318,7 +318,7 @@ def test_help_states_default(command: str, name: str, text: str) -> None:
     [
         (qdqtool.compare, f"build, or ``{DEFAULT_TARGET}``"),
         (qdqtool.report, f"build: ``{DEFAULT_TARGET}``"),
-        (builders.build, f"Default: {DEFAULT_SM[0]}, with"),
+        (builders.build, f"Default: {DEFAULT_SM[0]}, or"),
         (qdqtool.tune, f"Default: {KEEP} without a"),
         (qdqtool.tune, f"single sites. Default: {SWEPT_ON}."),
         (qdqtool.tune, f"Default: {limits.USER_SECONDS:g}."),

@@ -38,12 +38,12 @@ def wait_until(holds: Callable[[], bool]) -> None:
 WAIT = """
 import json, os, sys, time
 from qdqtool.commands import cli
-from qdqtool.util import outputs
+from qdqtool.util import files
 import click
 @cli.cli.command("wait")
 @click.argument("path")
 def wait(path):
-    with outputs.atomic_write(path) as file:
+    with files.atomic_write(path) as file:
         file.write(b"half")
         file.flush()
         os.write(1, f"{os.getpid()} {path}\\n".encode())  # in one piece: three write there

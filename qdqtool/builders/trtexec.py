@@ -94,7 +94,7 @@ def _read_help(program: str) -> str:
 def trtexec_flags(
     help_text: str, model: Path, layers: Path, engine: Path | None, shapes: Shapes
 ) -> list[str]:
-    """Return the trtexec flags for a build that can be verified, if trtexec supports them.
+    """Return the flags for a build that can be verified, without flags that trtexec lacks.
 
     Up to TensorRT 10, a Q/DQ model needs ``--int8``, and ``--fp16`` for its float layers. TensorRT
     11 uses the types in the model. Source: trtexec's options by version, 8.0 to 11.
@@ -139,7 +139,7 @@ def _format_shapes(shapes: Shapes) -> list[str]:
 
 
 def find_trtexec_version(log: bytes) -> str:
-    """Return the version in the first line of a trtexec log, such as ``8.5.3`` for v8503."""
+    """Return the version in a trtexec log, such as ``8.5.3`` for v8503; empty if unknown."""
     from qdqtool.buildlog.sections import parse_version_digits
 
     match = _VERSION.search(log[:4096].decode("utf-8", "replace"))

@@ -105,8 +105,7 @@ def command(
     from qdqtool.extraction.result import read_verification
     from qdqtool.formats.output import use_option_names
     from qdqtool.ir.modelfile import load, save
-    from qdqtool.util.files import reserve_output
-    from qdqtool.util.outputs import write_text
+    from qdqtool.util.files import reserve_output, write_text
 
     if verification is not None and issue is None:
         raise UsageError(

@@ -15,10 +15,9 @@ import numpy.typing as npt
 from qdqtool.buildlog.types import Gap, GapKind, Section
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
 from qdqtool.trt.result import Prediction
-from qdqtool.util.files import InputFiles
+from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import SavableResult
 from qdqtool.util.records import to_json_fields
 from qdqtool.version import TOOL_VERSION
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO, TypeVar
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.reasons.finding import Severity
-from qdqtool.util.outputs import write_text
+from qdqtool.util.files import write_text
 from qdqtool.util.process import silence_stdout, terminal_columns
 from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
 

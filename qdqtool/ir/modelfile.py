@@ -24,8 +24,7 @@ from qdqtool.proto.functions import check_function_sizes, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
 from qdqtool.proto.subgraphs import message_fields, with_subgraph_nodes
 from qdqtool.util import compression, limits
-from qdqtool.util.files import is_same_file, open_input
-from qdqtool.util.outputs import atomic_write
+from qdqtool.util.files import atomic_write, is_same_file, open_input
 from qdqtool.util.text import cut_middle
 
 _OPSET_VERSIONS = range(1000)  # Real versions are far smaller, so a larger number shows damage.

@@ -22,9 +22,8 @@ from qdqtool.timing.on_gpu import check_image_size
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
-from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
+from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs, write_text
 from qdqtool.util.json_text import Json
-from qdqtool.util.outputs import write_text
 from qdqtool.verification.api import load_build
 from qdqtool.version import TOOL_VERSION
 

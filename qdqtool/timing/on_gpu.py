@@ -21,8 +21,8 @@ from qdqtool.timing.results import TimeEstimate
 from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import Target, target_named
+from qdqtool.util.files import write_text
 from qdqtool.util.json_text import json_text
-from qdqtool.util.outputs import write_text
 from qdqtool.util.process import pause_gc
 
 # Codes of findings about a GPU for which no engine can be built.

@@ -12,10 +12,9 @@ from qdqtool.evidence import Evidence
 from qdqtool.ir.precision import BYTES, EIGHT_BITS, Precision
 from qdqtool.reasons.finding import Finding, Reason, Severity
 from qdqtool.trt.trace import Event
-from qdqtool.util.files import InputFiles
+from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import SavableResult
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
 from qdqtool.trt.result import Prediction
 from qdqtool.tuning.planner import Configuration, PlacementCost
-from qdqtool.util.files import InputFiles, forbid_overwrite
+from qdqtool.util.files import InputFiles, forbid_overwrite, save_answer
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import save_answer
 from qdqtool.version import TOOL_VERSION
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements, Ta
 from qdqtool.tuning.planner import Configuration
 from qdqtool.util import limits
 from qdqtool.util.compression import HEAD, find_magic, unpack_blocks
-from qdqtool.util.files import check_output, open_input
+from qdqtool.util.files import atomic_write, check_output, open_input
 from qdqtool.util.json_text import Json, parse_json
-from qdqtool.util.outputs import atomic_write
 from qdqtool.version import TOOL_VERSION
 
 SCHEMA = "qdqtool/tuning-state/1"

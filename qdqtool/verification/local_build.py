@@ -14,8 +14,8 @@ from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 from qdqtool.ir.precision import Precision
 from qdqtool.trt.result import ConvOutcome, Prediction
 from qdqtool.trt.rtx.predict import build_status
+from qdqtool.util.files import write_text
 from qdqtool.util.json_text import Json
-from qdqtool.util.outputs import write_text
 from qdqtool.util.records import to_json_fields
 from qdqtool.verification.convolutions import BuiltNode, find_built_nodes
 from qdqtool.version import TOOL_VERSION

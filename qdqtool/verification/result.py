@@ -18,10 +18,9 @@ from qdqtool.buildlog.agreement import (
 from qdqtool.buildlog.types import Build
 from qdqtool.ir.graph import Model
 from qdqtool.trt.result import Prediction
-from qdqtool.util.files import InputFiles
+from qdqtool.util.files import InputFiles, SavableResult
 from qdqtool.util.json_text import Json
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import SavableResult
 from qdqtool.util.records import to_json_fields
 from qdqtool.verification.convolutions import find_built_nodes
 from qdqtool.verification.local_build import ConvolutionPair, pair_convolutions
