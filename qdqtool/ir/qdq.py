@@ -82,7 +82,7 @@ def precision_of(elem_type: int) -> Precision:
 class PerChannel:
     """Summary of the scales of all channels. Equal scales have equal summaries.
 
-    Findings contain the summary in place of the scales, of which there may be a million.
+    Findings contain the summary instead of the scales, because there may be a million scales.
 
     Attributes:
         count: Number of scales.
@@ -349,8 +349,9 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     Each item is the node and the name of the constant.
 
     TensorRT's optimizer treats every such constant as quantized values. Nodes that may read such a
-    constant are left out: DQs, plugins (operators of other domains), Shape, which reads the
-    dimensions only, and nodes whose results are not needed.
+    constant are left out: DQs, integer operators, plugins (operators of other domains), Shape
+    (which reads only the dimensions), a Clip with such bounds, and nodes whose results are not
+    needed.
     """
     constants = _find_stored_constants(model)
     misreading: set[int] = set()

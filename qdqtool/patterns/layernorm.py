@@ -109,7 +109,7 @@ def find_decomposed_layer_norms(model: Model) -> list[DecomposedLayerNorm]:
 
 
 def last_axis_gains(model: Model) -> dict[str, str]:
-    """Return the gain tensor of each normalization over the last axis, by its output.
+    """Return the gain tensor of each normalization over the last axis, by output tensor.
 
     Decomposed normalizations are included. The name is empty for a normalization without a gain.
     """
@@ -130,7 +130,7 @@ def last_axis_gains(model: Model) -> dict[str, str]:
 def find_sums_of_squares(
     model: Model, norms: Iterable[DecomposedLayerNorm]
 ) -> list[tuple[Node, ...]]:
-    """Return the nodes of other sums of squares that have to be computed in FP32.
+    """Return the sums of squares outside normalizations that have to be computed in FP32.
 
     PyTorch's F.normalize contains a sum of squares. The product of a vector with itself (Einsum,
     MatMul) is a sum of squares as well. A sum is left out if a scale, a gain or an upstream
@@ -138,7 +138,7 @@ def find_sums_of_squares(
 
     Args:
         model: The model.
-        norms: Its decomposed normalizations, whose sums are left out.
+        norms: Decomposed normalizations of the model. Their sums are left out.
 
     Returns:
         The nodes of each sum. The first node squares.
@@ -490,7 +490,7 @@ class _NormCandidate:
     """Nodes around the root of a mean of squares, which may form a normalization.
 
     Attributes:
-        variance: Nodes from the square to the last one before the root.
+        variance: Nodes from the square to the last node before the root.
         centered: The Sub whose result is squared; None if the input itself is squared.
         mean: The ReduceMean that ``centered`` subtracts.
         input: The tensor that may be normalized.

@@ -101,8 +101,8 @@ class Reason:
 
     def __init_subclass__(cls, key: str = "") -> None:
         cls.key = key
-        # Not frozen, and with the comparison of this class: the commands import a hundred classes,
-        # and each generated method takes .1 ms.
+        # Subclasses are not frozen and inherit the comparison of this class. The commands import a
+        # hundred of them, and each method that `dataclass` generates takes 0.1 ms.
         dataclass(eq=False, repr=False)(cls)
 
     def __eq__(self, other: object) -> bool:

@@ -134,7 +134,7 @@ class StemBeforePool(Reason, key="stem-before-pool"):
 
 
 class BatchNormNotConstant(Reason, key="batchnorm-not-constant"):
-    """A BatchNormalization was decomposed: its parameters are not plain constants."""
+    """A BatchNormalization that is not folded, because its parameters are not constants."""
 
     rules = (fixable_rule("BN-UNFOLDED"),)
 

@@ -13,7 +13,7 @@ from qdqtool.ir.qdq import PerChannel
 from qdqtool.util.records import SharedTuple
 
 Scale = float | PerChannel | None
-"""One scale, one for each channel, or None if unknown."""
+"""One scale, the scales of all channels, or None if unknown."""
 
 STEPS = 100  # maximum number of listed steps of a path; real networks have about a dozen
 

@@ -24,7 +24,7 @@ An empty fix stands for the general advice of the finding code, `NO_ACTION` for 
 
 NO_ACTION = "no action needed"
 
-# Smallest scale divided by the largest scale. At this ratio, a common scale costs two bits.
+# Ratio of the smallest to the largest scale at which a common scale costs two bits.
 _MIN_SCALE_RATIO = 0.25
 
 
@@ -135,7 +135,7 @@ def _select_positive(scales: Sequence[Scale]) -> list[float]:
 
 
 def differ_by_over_two_bits(smallest: float, largest: float) -> bool:
-    """Return whether the largest scale would cost the range of the smallest more than two bits."""
+    """Return whether using the largest scale for the smallest range costs over two bits."""
     return smallest < largest * _MIN_SCALE_RATIO
 
 

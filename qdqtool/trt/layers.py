@@ -1,8 +1,8 @@
 """Layers and tensors of TensorRT's network, with the state that passes read and change.
 
 A convolution, for instance, is a :class:`Layer` with :class:`LayerWeights`. Passes record in
-:class:`FusedParts` which layers the convolution has fused. They set ``int8`` once it has absorbed
-the DQs of its inputs, and ``int8_out`` once it has absorbed the Q of its output.
+:class:`FusedParts` which layers the convolution has fused. A pass sets ``int8`` when the
+convolution absorbs the DQs of its inputs, and ``int8_out`` when it absorbs the Q of its output.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Layer:
         has_computed_scale: Whether the scale of a Q or DQ is computed at run time.
         is_clone: Whether a Q is one of the copies before the inputs of a Concat.
         paired_q: ONNX node of the Q before a DQ.
-        path: Operators that a Q has moved up past, or a DQ down, in the order of its moves.
+        path: Operators that a Q has moved up past, or a DQ down past, in the order of the moves.
         merged_quantizers: Qs that were merged into this Q: the ONNX node of each, and the operators
             that it had moved up past. Only the first 64 are listed. A Q that was merged along
             several paths is listed once for each path.
@@ -458,7 +458,7 @@ def is_relu(layer: Layer) -> bool:
 def can_absorb(q: Layer | None) -> bool:
     """Return whether layers can absorb a Q or DQ; False for None.
 
-    They absorb only a Q or DQ with a single scale that is known when the engine is built.
+    Layers absorb only a Q or DQ with a single scale that is known when the engine is built.
     """
     return (
         q is not None

@@ -537,8 +537,8 @@ def find_int8_obstacle(layer: Layer, pass_name: str, target: Target) -> Reason |
     if data is None:
         return _explain_float_data(layer, pass_name, weights is not None)
     if weights is None:
-        # A DQ directly before a convolution needs no name. Of two computed operands, the name
-        # shows which one is quantized.
+        # The DQ is named only if it is not obvious: if the DQ has moved, or if both operands of the
+        # layer are computed.
         is_named = data.path.ops or not layer.weights.constant
         dq_name = node_name(data) if is_named else ""
         return WeightsNotDequantized(
@@ -671,8 +671,8 @@ def _find_nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
 def _is_dq_barrier(layer: Layer) -> bool:
     """Return whether a DQ cannot move down past a layer.
 
-    This includes any operator directly after a DQ. If such an operator could be passed, the DQ has
-    other consumers or a scale for each channel, which keeps it from moving.
+    This includes every operator directly after a DQ: the DQ would have moved past the operator if
+    neither other consumers nor per-channel scales kept the DQ from moving.
     """
     return (
         layer.passage is None

@@ -97,7 +97,8 @@ class Network:
 
         The search goes depth first from the first to the last network output. Each layer comes
         after the producers of its inputs. Among these, the producer of the last input comes first.
-        yolov8-orin-trt8412-excerpts names merged layers in this order. Only names depend on it.
+        yolov8-orin-trt8412-excerpts names merged layers in this order. Only names depend on the
+        order.
         """
         layers: list[Layer] = []
         started: set[int] = set()

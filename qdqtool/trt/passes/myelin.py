@@ -83,7 +83,7 @@ def _find_varying(network: Network) -> dict[Layer, None]:
 
 
 def _find_tail(network: Network) -> list[Layer]:
-    """Return the layers of post-processing: no convolution, Q or DQ is downstream of them.
+    """Return the layers of post-processing, which have no convolution, Q or DQ downstream.
 
     Quantized matrix products, and layers that TensorRT never hands to Myelin, are left out.
     """

@@ -281,7 +281,8 @@ def _is_quantized_relu(consumers: list[Layer]) -> bool:
 def _quantized_convolution(tensor: Tensor) -> Layer | None:
     """Return the convolution with dequantized data and weights that produces a tensor.
 
-    A BatchNormalization and the reshape after a matrix product may be between them.
+    Between convolution and tensor, there may be a BatchNormalization, and the reshape after a
+    matrix product.
     """
     shuffle = tensor.producer_of_kind(LayerKind.SHUFFLE)
     if shuffle is not None and shuffle.shuffling.after_matmul:

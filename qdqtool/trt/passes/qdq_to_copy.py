@@ -69,7 +69,7 @@ class QDQToCopy(Pass):
         for layer in network.layers_of_kind(*QDQ):
             if layer.region is None:
                 remaining.append(layer)
-            else:  # Myelin runs it as a kernel or as part of a kernel, not as a conversion
+            else:  # Myelin runs the Q or DQ in a kernel, so it is not a conversion
                 network.set_kind(layer, LayerKind.COPY)
         find = functools.cache(find_consumers)  # many Qs may read one tensor
         for layer in remaining:

@@ -444,9 +444,9 @@ class IntegerMotion:
     def _state_after_max_pool(self, node: Node, state: IntegerState) -> State:
         """Return the state after a MaxPool.
 
-        FP8 values are lost. INT8 values are lost if the MaxPool is directly after a DQ and a Q
-        moves up to its output: the compiler then creates an INT8 pooling for the Q, and a float
-        pooling for the other consumers.
+        FP8 data becomes float. INT8 data becomes float if the MaxPool is directly after a DQ, and a
+        Q moves up to the output of the MaxPool. The compiler then creates an INT8 pooling for the
+        Q, and a float pooling for the other consumers.
         """
         if _is_unit_pooling(node):
             return state
