@@ -141,7 +141,7 @@ def main() -> None:
         with open(
             request["log"], "w", encoding="utf-8", errors="replace", buffering=1 << 16
         ) as logger.file:
-            # A trtexec log has the same first line.
+            # The first line is the same as in a log of trtexec.
             logger.file.write(f"[I] TensorRT version: {trt.__version__}\n")
             answer = _build_engine(trt, logger, request, package == "tensorrt_rtx")
         logger.file = None

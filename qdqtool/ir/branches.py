@@ -141,7 +141,7 @@ def fold_constant_branches(model: Model) -> Model:
     """Return the model with one branch in place of each If whose condition is constant.
 
     Returns:
-        The same model if it has no such If, else a changed copy.
+        The same model if no If has a constant condition, else a changed copy.
     """
     for _ in range(_MAX_LEVELS):
         branches = dict(_find_constant_branches(model))

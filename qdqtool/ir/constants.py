@@ -404,7 +404,7 @@ def _replace_by_constants(model: Model, tensors: Collection[str]) -> Model:
 
 
 def _make_constant(model: Model, evaluator: ConstantEvaluator, tensor: str) -> TensorProto | None:
-    """Return the constant for a tensor; None if neither its value nor its shape is known.
+    """Return the constant for a tensor; None if neither value nor shape is known.
 
     A constant that is too large to be evaluated or stored has no data.
     """

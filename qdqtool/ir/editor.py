@@ -56,9 +56,10 @@ class Editor:
         self._aliases: dict[str, str] = {}
 
     def edit_proto(self, node: Node) -> onnx.NodeProto:
-        """Return the message of a node for changing it, and mark the node as edited.
+        """Return the message of a node, so that the caller can edit it.
 
-        If the edited model is a copy, a node of the original model may be passed instead.
+        The node is marked as edited. If the model is a copy, a node of the original model may be
+        passed instead.
         """
         self._touched.add(node.index)
         self.edited.add(node.index)

@@ -20,7 +20,7 @@ from qdqtool.proto.subgraphs import DOMAINS
 
 
 class LayerKind(StrEnum):
-    """Kinds of layers, with TensorRT's own names where its log prints them."""
+    """Kinds of layers. The names are those of TensorRT's log if the log prints the kind."""
 
     CONSTANT = "CONSTANT"
     QUANTIZE = "QUANTIZE"

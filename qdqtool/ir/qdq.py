@@ -36,7 +36,7 @@ Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
 # Metadata key for the tensors whose outliers were moved into weights, one tensor per line
 SMOOTHED = "qdqtool.smoothed"
-PIXEL_FACTOR = "qdqtool.pixel-factor"  # metadata key: factor that the first scale includes
+PIXEL_FACTOR = "qdqtool.pixel-factor"  # metadata key: pixel factor in the scale of a uint8 input
 PREPROCESS = "qdqtool.preprocess"  # metadata key: preprocessing of the calibration images
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 INTEGER_OPERATORS = (
@@ -357,7 +357,7 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     misreading: set[int] = set()
     for tensor in constants:
         consumers = filter(_reads_values, model.consumers(tensor))
-        # The parser reads the bounds of a Clip itself.
+        # The bounds of a Clip do not count, because the parser reads them.
         misreading.update(n.index for n in consumers if n.op != "Clip" or n.input(0) == tensor)
     if not misreading:
         return

@@ -45,8 +45,8 @@ _MAX_PARAMETER_ELEMENTS = 16
 def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
     """Return the inputs that remain float32 if an operator computes in float16.
 
-    An input remains float32 if ONNX's schema of the operator allows only float32 for it, as for the
-    scales of a Resize.
+    An input remains float32 if ONNX's schema of the operator allows only float32 for this input, as
+    for the scales of a Resize.
 
     Args:
         op: Operator type.

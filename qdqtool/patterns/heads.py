@@ -62,8 +62,8 @@ class Head:
     Attributes:
         dfl: The DFL convolutions (or MatMuls).
         boxes: Last convolutions of the box branches.
-        finals: All convolutions and matrix products without another one downstream, except the DFL
-            and those that an activation directly follows.
+        finals: Convolutions and matrix products that have no convolution or matrix product
+            downstream and that no activation directly follows. The DFL does not count.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def _list_softmaxes(model: Model) -> list[Node]:
 def _find_bin_products(model: Model, softmax: Node, seen: set[str]) -> list[Node]:
     """Return the Conv, MatMul or Mul nodes after a Softmax that multiply with 0, 1, ... n-1.
 
-    Tensors in ``seen`` are skipped, and visited tensors are added to it.
+    Tensors in ``seen`` are skipped, and visited tensors are added to ``seen``.
     """
     products = []
     queue = [softmax.output]
@@ -588,7 +588,8 @@ def _find_weighted_sources(
         reduced: Whether reductions may be between the layers and the tensor.
 
     Returns:
-        Node indices of the layers, and whether all paths upstream of the tensor end at them.
+        Node indices of the layers, and whether all paths upstream of the tensor end at one of these
+        layers.
     """
     indices: set[int] = set()
     is_pure = True

@@ -260,8 +260,8 @@ def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
     """Return the smallest magnitude of a tensor that matters for FP16, and the largest.
 
     The smallest magnitude is the step of a DQ, or the smallest gain of a LayerNormalization. For a
-    Clip and for functions with results of at most 1, it equals the largest magnitude: their small
-    values do not matter. Nodes that move values, and Relu, Abs and Neg, may follow. None if
+    Clip and for functions with results of at most 1, both magnitudes are equal, because small
+    values do not matter there. Nodes that move values, and Relu, Abs and Neg, may follow. None if
     unknown.
     """
     while _keeps_magnitude(model.producer(tensor)):
@@ -405,7 +405,7 @@ def _is_broadcastable(name: str, value: _Array | None, sizes: list[int]) -> bool
 def _find_input_of_type(model: Model, norm: DecomposedLayerNorm, elem_type: int) -> str | None:
     """Return the normalized tensor in the type of the result: before or after a Cast.
 
-    None if neither has this type.
+    None if neither tensor has this type.
     """
     for tensor in (norm.nodes[0].input(0), norm.input):
         if elem_type in (0, model.elem_type(tensor)):
@@ -542,7 +542,6 @@ class _NormCandidate:
         return None
 
     def build(self) -> DecomposedLayerNorm:
-        """Return the normalization that the nodes form."""
         product = self._first_product()
         assert product is not None
         square, reduction = self.variance[:2]

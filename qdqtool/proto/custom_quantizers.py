@@ -1,4 +1,4 @@
-"""Replace ``TRT_FP8QuantizeLinear`` and its inverse by ONNX's Q and DQ.
+"""Replace ``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear`` by ONNX's Q and DQ.
 
 ModelOpt before 0.43 exported FP8 with these custom operators, which have no zero point; since 0.43,
 ModelOpt exports ONNX's operators. TensorRT imports both forms in the same way.

@@ -295,7 +295,7 @@ class _InliningScope:
 
     def expand(self) -> dict[str, str]:
         """Inline all calls; return the original names of inlined nodes by new name."""
-        # Inner graphs are expanded first, because outer graphs are copied.
+        # Inner graphs first, because expanding an outer graph replaces its nodes by copies.
         for graph in reversed(self._graphs):
             self._expand_nodes(graph.node)
         self._expand_nodes(self._nodes)

@@ -195,8 +195,8 @@ def _is_harmless_node(node: onnx.NodeProto) -> bool:
 def has_sane_attributes(node: onnx.NodeProto) -> bool:
     """Return whether onnx uses a node's attributes with the values that the model states.
 
-    onnx reads integers as 32-bit numbers. For a Split, it counts the outputs of the node instead of
-    reading the attribute.
+    onnx reads integers as 32-bit numbers. For a Split, onnx counts the outputs of the node instead
+    of reading ``num_outputs``.
     """
     attributes = node.attribute
     if node.op_type != "Constant" and any(abs(a.i) >= _MAX_INT32 for a in attributes):

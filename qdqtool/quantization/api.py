@@ -141,10 +141,10 @@ def insert(
         max_images: Maximum number of samples, spread evenly over the data.
         preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
-            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
-            (letterbox, RGB, divided by 255).
-        size: Height and width in pixels if they are dynamic in the model. Default: its ``imgsz``
-            metadata.
+            of Pillow to the input. Default: the preprocessing in the model's metadata, else
+            ``yolo`` (letterbox, RGB, divided by 255).
+        size: Height and width in pixels if they are dynamic in the model. Default: ``imgsz`` in the
+            model's metadata.
         calib_cache: File that keeps the statistics, so that another run needs no inference.
         overwrite_cache: Whether a cache of another model or of other data is replaced. Otherwise
             such a cache is an error.
@@ -154,9 +154,9 @@ def insert(
             TensorRT 10.3 or newer, strongly typed. With FP8, the range of a tensor is its largest
             magnitude, and more nodes remain float (:mod:`qdqtool.insertion.placement`). ``auto``
             measures the output error of both formats on 8 samples, and chooses by error and time
-            (:func:`qdqtool.insertion.format_choice.choose_number_format`). If neither suits, the
-            result is the float model: in FP16 if the target is strongly typed (it computes in the
-            types of the ONNX file), else unchanged.
+            (:func:`qdqtool.insertion.format_choice.choose_number_format`). If neither format suits,
+            the result is the float model: in FP16 if the target is strongly typed (it computes in
+            the types of the ONNX file), else unchanged.
         head: ``box`` leaves the layers float that compute boxes: DFL and box outputs of a
             YOLOv8-style head; boxes, reference points and sampling offsets of a DETR. ``float``
             also leaves every last convolution float, and the scores by which a DETR selects
@@ -183,8 +183,8 @@ def insert(
             converts them, except inputs, outputs, and tensors near the largest FP16 number.
             Default: ``fp16`` if the target computes in the types of the file (FP8, TensorRT 11,
             TensorRT-RTX), else ``fp32``.
-        smooth: Strength of SmoothQuant from 0 to 1, usually 0.5; None: no SmoothQuant. It helps
-            networks with outlier channels (finding ACT-OUTLIER). Before the calibration, each
+        smooth: Strength of SmoothQuant from 0 to 1, usually 0.5; None: no SmoothQuant. SmoothQuant
+            helps networks with outlier channels (ACT-OUTLIER). Before the calibration, each
             channel of a Linear's input is divided by a factor in the LayerNormalization, Linear or
             Mul before, and the Linear's weights are multiplied by this factor. The outputs of the
             float model do not change.
@@ -444,7 +444,6 @@ class _Inserter:
         return result
 
     def copy_final_model(self) -> Model:
-        """Return a copy of the Q/DQ model, in FP16 if the result will be in FP16."""
         model = self._model.copy()
         if self._network.fp16:
             fp16.convert_to_fp16(model, self.find_wide_tensors())
@@ -678,7 +677,6 @@ class _Inserter:
         return self._wide
 
     def convert_to_fp16(self) -> None:
-        """Convert layers without Q/DQ to FP16 if requested, and compare the outputs."""
         if not self._network.fp16:
             return
         options, result = self._options, self.result
@@ -719,7 +717,6 @@ class _Inserter:
             )
 
     def _measure_or_reuse_agreement(self, model: Model) -> Fp16Agreement | None:
-        """Return the agreement with the float model, measured for the format choice or now."""
         choice = self.result.choice
         if choice is not None and self.result.precision in choice.errors:
             return Fp16Agreement(choice.errors[self.result.precision], choice.samples)

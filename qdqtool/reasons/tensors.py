@@ -103,7 +103,7 @@ class TensorConsumer:
         node: The ONNX node; the tensor's name for a network output.
         op: Operator of the node.
         path: Operators between the tensor and the consumer, the nearest to the tensor first. For
-            a Q, this includes operators that it moved up past.
+            a Q, this includes operators that the Q moved up past.
         scale: Scale of a Q; None for other consumers.
         feeds_weighted: Whether a convolution (or other layer with weights) follows.
         gains: Whether Q/DQ before the consumer makes the engine faster: the consumer has INT8

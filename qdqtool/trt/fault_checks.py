@@ -73,7 +73,7 @@ LARGEST_SCALE = 1024.0  # largest plausible scale: about twice the largest FP16 
 _INT8_MAX = 127.0
 # A scale is too small if the largest weight is more than this many times 127 times the scale.
 _MAX_WEIGHT_RATIO = 1000.0
-_MIN_WEIGHT_RATIO = 30.0  # replaces _MAX_WEIGHT_RATIO if a channel exceeds _MAX_WEIGHT_RATIO
+_MIN_WEIGHT_RATIO = 30.0  # limit for all channels if one channel exceeds _MAX_WEIGHT_RATIO
 # A channel is dead if its largest weight is below this fraction of the median over all channels.
 _MAX_DEAD_RANGE = 0.02
 _MAX_DEAD_WEIGHT = 1e-5  # weights up to this magnitude may have the minimum scale of a tool

@@ -188,8 +188,8 @@ class Importer:
             return
         operator = operators.operator_of(node)
         if operator.kind is _SHAPE or self._computes_on_shapes(node):
-            # Shape arithmetic is folded while parsing, or runs on the host. The optimizer does not
-            # count it as a consumer when it moves or fuses a Q or DQ.
+            # Shape arithmetic is folded while parsing, or runs on the host. It does not count as a
+            # consumer when the optimizer moves or fuses a Q or DQ.
             self._shape_tensors.update(name for name in node.outputs if name)
             return
         _HANDLERS.get(operator.kind, Importer._import_other)(self, node)

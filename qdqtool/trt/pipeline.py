@@ -246,7 +246,7 @@ def cases() -> dict[str, Case]:
     """Return all cases (known behaviors) of passes and operators by id.
 
     An id is ``<pass>/<case>``, or ``<operator>/<case>`` for a case of an operator. If a pass and an
-    operator share a case, its id contains the pass.
+    operator share a case, the id contains the pass.
     """
     return {case_id: case for case, case_id in _case_ids().items()}
 

@@ -45,9 +45,9 @@ def unpack_blocks(
     """Yield the contents of a compressed file with one or more members.
 
     Args:
-        head: First bytes of the file, at least `HEAD` bytes. They were already read.
-        read: Function that returns the next bytes of the file, at most as many as its argument
-            says. It returns no bytes at the end of the file.
+        head: First bytes of the file, which the caller has already read; at least `HEAD` bytes.
+        read: Function that reads the rest of the file. Its argument is the maximum number of bytes
+            to return. At the end of the file, it returns no bytes.
         name: Name of the file for messages.
         limit: Maximum number of bytes after unpacking.
         whole: Whether truncation, or damage after the first block, is an error. If False, the

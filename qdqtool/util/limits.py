@@ -22,8 +22,8 @@ LOG_RECORDS = 300_000  # records that are kept from a log: nodes, passes, layers
 LOG_TEXT = 24 * MB  # texts of the records that are kept from a log
 LOG_CONSTANTS = 320 * MB  # weights of a network that is reconstructed from a log; YOLOv8x: 260 MB
 LIST_FILE = 64 * MB  # a list of images, a calibration table, a recorded JSON
-JSON_FILE = 20 * MB  # a layer or profile JSON; its Python objects take 40 times its size in memory
-JSON_VALUES = 8_000_000  # values in a JSON
+JSON_FILE = 20 * MB  # a layer or profile JSON; as Python objects, it takes 40 times its size
+JSON_VALUES = 8_000_000  # values in a JSON file
 VERIFICATION_FILE = 8 * MB  # the JSON of `verify`
 EXTERNAL_DATA = 16 * GB  # all external weights of a model
 EXTERNAL_SHARED = 64 * MB  # external weights that more than one tensor refers to
@@ -33,7 +33,7 @@ IMAGE_PIXELS = 1 << 26  # pixels of an image after decoding
 IMAGE_FILE = 256 * MB  # an image file
 INPUT_PIXELS = 1 << 24  # height times width of the network's input
 SAMPLE = 512 * MB  # one sample of an array file
-SAMPLE_ROWS = 4096  # size of a fixed batch
+SAMPLE_ROWS = 4096  # batch size of a network with a fixed batch
 FETCHED = 256 * MB  # outputs of onnxruntime that all threads together hold at a time
 COUNTED = 512 * MB  # histograms of all threads together
 CACHE_MEMORY = 512 * MB  # statistics in a calibration cache
@@ -57,8 +57,8 @@ ONNX_SECONDS = 120  # seconds that the process may run
 
 # extract
 TRIMMED_NODES = 20_000  # total nodes of all parts that are predicted while a part is trimmed
-# Total nodes and bytes of all models that `--minimize` predicts. They do not apply with a build, a
-# command or `--limit`.
+# Total nodes and bytes of all models that `--minimize` predicts. These two limits do not apply if
+# `--minimize` uses a build, a command or `--limit`.
 MINIMIZED_NODES = 200_000
 MINIMIZED_BYTES = 16 * GB
 

@@ -122,5 +122,5 @@ def _to_json(value: Any) -> Any:
 
 
 def find_by_class(table: Mapping[type, T], kind: type) -> T | None:
-    """Return the entry of a class in a table, or else of its nearest base class; None without."""
+    """Return the table entry of a class, else of its nearest base class, else None."""
     return next((table[base] for base in kind.__mro__ if base in table), None)

@@ -42,7 +42,7 @@ class MyelinOptimization(Pass):
     """Marks post-processing that TensorRT hands to Myelin.
 
     Later passes skip these layers. A quantized fully connected layer, with its bias and activation,
-    is not marked: it is INT8 in all seven recorded engines that have such a layer.
+    is not marked, because this layer is INT8 in all seven recorded engines that have one.
     """
 
     cases = (TAIL, CONSTANTS)

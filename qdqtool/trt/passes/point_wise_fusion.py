@@ -167,7 +167,7 @@ class PointWiseFusion(Pass):
     def _find_next_in_chain(self, network: Network, layer: Layer) -> Layer | None:
         if layer.out.is_output or len(layer.out.consumers) != 1:
             return None
-        (consumer,) = layer.out.consumers  # it may read the output at several inputs (x * x)
+        (consumer,) = layer.out.consumers  # may read the output at several inputs (x * x)
         if not _can_fuse_pointwise(consumer):
             return None
         if len(layer.nodes) + len(consumer.nodes) > MAX_JOINED:
