@@ -1,4 +1,4 @@
-"""``qdqtool tune``: the fastest choice of quantized layers that keeps the accuracy."""
+"""``qdqtool tune``: search for the fastest choice of quantized layers that keeps the accuracy."""
 
 import contextlib
 import shlex
