@@ -141,8 +141,8 @@ def tune(
         metric: ``package.module:function`` or a function ``(reference, outputs, image) -> float``,
             called once for each sample with the outputs of the float and the quantized model
             (dicts of name to array) and the name of the image. Higher is better; the mean over
-            the samples counts. Default: agreement mAP for YOLOv8-style outputs, a relative output
-            error for other models.
+            the samples counts. Default: agreement mAP for YOLOv8-style outputs, one minus the
+            relative output error for other models.
         gpu: GPU to estimate times for; see ``qdqtool gpus``.
         clock: SM clock in MHz under load.
         power: Power mode of a Jetson.

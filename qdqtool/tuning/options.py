@@ -37,7 +37,7 @@ class TuningGoal:
             :data:`KEEP` without a budget.
         budget_ms: Maximum predicted milliseconds on the GPU; cannot be combined with `keep`.
         metric: Function of the user, or its name ``package.module:function``. None: agreement mAP
-            for YOLOv8-style outputs, else a relative output error.
+            for YOLOv8-style outputs, else one minus the relative output error.
     """
 
     evaluation: object = None
