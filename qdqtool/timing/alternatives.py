@@ -42,7 +42,7 @@ def add_alternative_times(
             target = weakly_typed(target)
         is_fp16 = file_float_type(resolved_float) == Precision.FP16
         if is_fp16 and float_model is not None:
-            float_model = model_variants.fp32_variant(float_model)  # as before ``insert``
+            float_model = model_variants.fp32_variant(float_model)  # `insert` gets the FP32 network
             if not target.strongly_typed:  # the builder does not need the Casts of the file
                 batch = result.requested_batch or 1
                 resolved_float, _ = model_variants.resolve_inputs(float_model, batch)

@@ -119,7 +119,7 @@ class _SavingFinder:
         self.producers = {
             edge.tensor: i for i, layer in enumerate(self.layers) for edge in layer.outputs
         }
-        self.extras: dict[str, set[int]] = defaultdict(set)  # positions by name
+        self.extras: dict[str, set[int]] = defaultdict(set)  # positions of kernels by name
         for i, extra in enumerate(workload.extras, len(workload.layers)):
             self.extras[extra.name].add(i)
         # Cached, because findings often share layers.
