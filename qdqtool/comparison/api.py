@@ -87,7 +87,7 @@ def compare(
     """Compare two models, two builds, or a model and a build.
 
     With images, measure how well the second of two models agrees with the first one: agreement mAP
-    for detectors, top-1 agreement for classifiers, the relative output error for other networks.
+    for detectors, top-1 agreement for classifiers, one minus the relative output error for others.
 
     Args:
         a: An ONNX model (float or with Q/DQ), or a build: a log, a layer JSON, a profile, or a

@@ -243,7 +243,10 @@ def _different_network_error(view: View, build: Build) -> BuildLogError:
 
 
 def list_layer_changes(engines: EngineComparison) -> list[NodeChange]:
-    """Return a change for each pair of convolutions or matrix products of two engines."""
+    """Return a change for each pair of convolutions or matrix products of two engines.
+
+    A layer without a partner is a change as well.
+    """
     changes = []
     for pair in engines.pairs:
         if not any(c and is_multiplication_layer(c.layer) for c in (pair.first, pair.second)):
