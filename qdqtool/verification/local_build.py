@@ -179,7 +179,10 @@ class ConvolutionPair:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether compute type and output type are as predicted; None if not built."""
+        """Whether compute type and output type are as predicted; None if not built.
+
+        An output type that the build does not show counts as predicted.
+        """
         if self.built is None:
             return None
         output = self.built.output
