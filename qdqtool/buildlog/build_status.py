@@ -37,7 +37,12 @@ _MISSING_RANGE_MESSAGES = (
 
 
 def set_build_status(build: Build) -> None:
-    """Set gaps, completeness, precision flags and version hint, and mark Q and DQ layers."""
+    """Set the fields of a build that follow from its contents.
+
+    These are the gaps, whether the build is complete, whether layers have only names, the
+    precision flags and the version hint. Q and DQ layers are marked. If the build passed, errors of
+    skipped tactics become notes.
+    """
     _mark_qdq_layers(build)
     for message in build.messages:
         if build.passed and message.level == "E" and _SKIPPED_TACTIC in message.text:
