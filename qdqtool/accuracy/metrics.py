@@ -263,7 +263,7 @@ class UserMetric(Metric):
 
     @property
     def identity(self) -> str:
-        """Name of the function, with a hash of its module's source."""
+        """Name of the function, with a hash of its module's source if there is a source file."""
         function = self.function or import_function(self.name)
         try:
             source = read_input(inspect.getfile(inspect.unwrap(function)), limits.LIST_FILE)
