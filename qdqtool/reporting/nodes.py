@@ -609,12 +609,14 @@ def analyze_model(
         source: Path or contents of the model.
         inputs: Options of the user.
         gpu: GPU to estimate the time for; None for no estimate.
-        build: Build to compare with. The version of the build replaces `target`.
-        target: TensorRT version, restricted to the GPU. None: the version in `inputs`.
+        build: Build to compare with; None for no comparison.
+        target: TensorRT version, restricted to the GPU. None: the version in `inputs`. With a
+            build, `target` is ignored, and the version in `inputs` or else of the build is used.
 
     Raises:
         ModelError: The model cannot be read.
         BuildLogError: The build belongs to another model.
+        QdqtoolError: The version in `inputs` is unknown.
     """
     model = load(source)
     verification = None

@@ -278,7 +278,7 @@ def read_histograms(
 
     Raises:
         DataError: The cache is missing or damaged, or belongs to another model: the model lacks
-            most tensors of the cache.
+            most tensors of the cache, or quantizes none of these tensors.
     """
     from calibration.cache import load_statistics
 
