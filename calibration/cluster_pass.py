@@ -240,7 +240,7 @@ class ClusterPass:
         """
         payload, self.payload = self.payload, None
         job = ClusterJob(self.cluster, CountingEngine, payload, count_portion)
-        del payload  # the model is large; the job deletes it as soon as the workers have copies
+        del payload  # frees memory: the job deletes its payload once the workers have copies
         with job:
             for portion, counted in job.results(self._portions(job)):
                 self._merge_portion(portion, counted)

@@ -350,8 +350,8 @@ class SubsetSource(SampleSource):
 
     def digest(self, index: int) -> bytes:
         """Return bytes that change if the sample changes."""
-        # `digest` of an npz or npy file covers the file for its first row only. The subset might
-        # lack that row, so it uses `identity`, which covers the file for every row.
+        # For an npz or npy file, only the `digest` of row 0 contains a hash of the file. The subset
+        # may lack row 0. The `identity` of every row contains the hash.
         return self.whole.identity(self.indices[index])
 
     def select_samples(self, indices: Sequence[int]) -> SampleSource:
