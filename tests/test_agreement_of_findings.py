@@ -64,7 +64,6 @@ DECIDE = (
 
 
 def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Reason]]]:
-    """Yield the INT8 convolutions that write float, with the class of the reason that decided."""
     for conv in prediction.convolutions:
         if conv.is_int8 and conv.output.is_float:
             recorded = {type(r) for r in prediction.refusals if r.node == conv.name}
@@ -74,7 +73,6 @@ def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Re
 
 
 def disagreements(prediction: Prediction) -> list[str]:
-    """Return INT8 convolutions that write float without a finding of the reason that decided."""
     lines = []
     for conv, decisive in written_float(prediction):
         findings = [f for f in prediction.findings if f.id in conv.findings]
@@ -124,7 +122,6 @@ def claimed_float(finding: Finding) -> set[str]:
 
 
 def false_claims(prediction: Prediction, model: onnx.ModelProto) -> list[str]:
-    """Return findings that call a node float which runs in INT8 in the predicted layers."""
     nodes = {n.name: n for n in model.graph.node}
     home = {name: layer for layer in prediction.layers for name in layer.nodes}
     consumers: dict[str, list[str]] = {}
@@ -193,7 +190,6 @@ OPEN = (
 
 
 def forked(move: str, scales: tuple[float, float]) -> onnx.ModelProto:
-    """Return c0 with two consumers: c1 after an operator, and c2 directly."""
     g = Graph()
     x = g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=0.05)
     first = g.conv(MOVES[move](g, x), "c1", 8, 1, scale=scales[0])

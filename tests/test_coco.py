@@ -1,5 +1,3 @@
-"""benchmarks/coco.py on generated objects, against values worked out by hand."""
-
 import json
 from pathlib import Path
 from typing import Any

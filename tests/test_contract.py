@@ -54,7 +54,6 @@ SLOW = ("qdqtool.qat.lightning", "qdqtool.qat.ultralytics")
 
 
 def each(section: str) -> list[Any]:
-    """Return release and entry of each promise in a section of the records."""
     return [
         pytest.param(
             release,

@@ -1,5 +1,3 @@
-"""The examples and commands of docs/contributing.md work in a copy of the package."""
-
 import os
 import re
 import shlex
@@ -132,12 +130,10 @@ for case in ("SliceRemoval/strided", "ExamplePass/two-resizes", "ExampleMove/q-p
 
 
 def section(title: str) -> str:
-    """Return the text of a section of the page."""
     return PAGE.read_text("utf-8").partition(f"\n## {title}")[2].partition("\n## ")[0]
 
 
 def copy_with_examples(root: Path, text: str) -> Path:
-    """Copy the package and its tests, and apply every example of a text."""
     for name in ("qdqtool", "calibration", "tests"):  # with compiled files, which saves time
         shutil.copytree(
             ROOT / name,
@@ -221,7 +217,6 @@ def run_python(folder: Path, code: str) -> None:
 
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a copy of the package."""
     paths = os.pathsep.join([str(folder), str(ROOT)])
     return subprocess.run(
         [sys.executable, *arguments],
@@ -252,7 +247,6 @@ NOT_RUN = ("git ", "make ", "rm ", ".venv/bin/ruff ", ".venv/bin/pytest -q tests
 
 
 def console_calls(text: str) -> list[tuple[str, str]]:
-    """Return the commands of the console blocks of a text, each with its output."""
     calls = "".join(CONSOLE.findall(text)).split("$ ")[1:]
     return [(command, output) for command, _, output in (call.partition("\n") for call in calls)]
 

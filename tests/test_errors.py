@@ -1,5 +1,3 @@
-"""Attributes and text of errors."""
-
 import pickle
 
 import pytest

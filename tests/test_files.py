@@ -101,7 +101,6 @@ def test_surrogates_are_written_as_escapes(tmp_path: Path) -> None:
 
 
 def refusal(path: Path) -> str:
-    """Return the message of the error that reading a model raises."""
     with pytest.raises(ModelError) as error:
         qdqtool.predict(path)
     return str(error.value)
@@ -307,7 +306,6 @@ def command_named(name: str) -> click.Command:
 
 
 def lines_with_paths() -> list[tuple[str, list[str], int]]:
-    """Return an option, a command line and the position of its path, for each option and argument with a path."""
     lines = [
         *(words for some in COMMANDS.values() for words in some),
         ("build", "qdq.onnx", "--builder", "trtexec", "-o", "OUT"),
@@ -431,7 +429,6 @@ def test_model_that_fails_while_it_is_read_is_named(
 
 
 def with_paths(words: list[str], seeds: Path) -> list[str]:
-    """Return a command line with the paths of whole files."""
     kind = next((k for k, lines in COMMANDS.items() if tuple(words) in lines), "")
     names = {"OUT": "out", "MORE": "more", "FILE": kind}
     args = [

@@ -1,5 +1,3 @@
-"""Outputs do not depend on the order of Python's sets."""
-
 import json
 import os
 import subprocess

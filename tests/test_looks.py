@@ -57,7 +57,6 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write one small file of each kind."""
     folder = tmp_path_factory.mktemp("seeds")
     write_seeds(folder)
     return folder
@@ -153,7 +152,6 @@ def test_answers_fit_80_columns(
 
 
 def run_in_terminal(arguments: str, columns: int, folder: Path, **variables: str) -> str:
-    """Return the output of a command in a terminal with a number of columns."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}

@@ -1,5 +1,3 @@
-"""Options have equal names, defaults and choices in functions, option classes and commands."""
-
 import ast
 import inspect
 import re
@@ -169,7 +167,6 @@ def command_options(command: str) -> dict[str, click.Option]:
 
 
 def option_default(option: click.Option) -> Any:
-    """Return the value of an option that is not given."""
     value = option.get_default(click.Context(cli))
     return value if isinstance(value, (bool, int, float, str)) else None
 

@@ -38,7 +38,6 @@ def module_names() -> Iterator[str]:
 
 
 def collect_patterns() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
-    """Return all patterns by their place, each with the methods that the package calls on it."""
     patterns: dict[str, tuple[re.Pattern[Any], set[str]]] = {}
     for name in module_names():
         attributes: dict[str, list[re.Pattern[Any]]] = {}
@@ -102,7 +101,6 @@ def patterns_in(value: object) -> Iterator[re.Pattern[Any]]:
 
 
 def matching_text(items: Any) -> str:
-    """Return a text that matches a sequence of parsed items."""
     text = ""
     for op, argument in items:
         if op in (sre.LITERAL, sre.NOT_LITERAL):

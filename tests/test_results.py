@@ -1,5 +1,3 @@
-"""Results of all functions have the same members and short representations."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Signals: exit codes, and removal of temporary files."""
-
 import json
 import os
 import signal
@@ -28,7 +26,6 @@ def restore_signals() -> None:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition is true, at most a minute."""
     end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end

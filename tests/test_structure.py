@@ -23,7 +23,6 @@ GRAPH_EDITORS = {
 
 
 def layers() -> list[set[str]]:
-    """Return the packages of each layer of the contract in pyproject.toml, from the top."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     contract = next(c for c in settings["contracts"] if c["type"] == "layers")
     return [

@@ -45,7 +45,6 @@ from tests.trt.builder import Graph
 
 
 def after_pair(op: str, **attributes: object) -> onnx.ModelProto:
-    """Return an operator after a quantized convolution and a pair."""
     g = Graph()
     return g.model(g.op(op, g.pair(g.conv(g.input(1, 32, 8, 8), "c", 32), "p"), "n", **attributes))
 
@@ -84,7 +83,6 @@ def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 
 
 def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
-    """Yield label, network and target of each prediction."""
     for reason, make in GRAPHS.items():
         for target in (TARGETS.get(reason, "trt8.5"), "trt8.4", "trt11", "rtx1.7"):
             yield f"{reason}, {target}", make(), target
@@ -161,7 +159,6 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 
 
 def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
-    """Yield a small network for each wording that no other network shows."""
     yield "attention", attention(64), "trt10"
     g = Graph(opset=12)
     yield (
@@ -288,7 +285,6 @@ def records() -> list[Reason]:
 
 @functools.cache
 def findings() -> tuple[tuple[str, list[Finding]], ...]:
-    """Return the findings of each network, by its label, and those of the records."""
     predicted = [
         (label, predict(proto, target).findings)
         for label, proto, target in (*networks(), *single_wordings())
@@ -309,12 +305,10 @@ def findings() -> tuple[tuple[str, list[Finding]], ...]:
 
 
 def kinds_worded() -> set[type[Reason]]:
-    """Return the classes of the causes of these findings."""
     return {type(cause.reason) for _, listed in findings() for f in listed for cause in f.causes}
 
 
 def headlines() -> list[str]:
-    """Return the headlines of rejected networks, and of all networks together."""
     groups = [
         *(listed for _, listed in findings()),
         [f for _, listed in findings() for f in listed],
@@ -366,7 +360,6 @@ def comparisons(folder: Path) -> dict[str, list[str]]:
 
 
 def skip_classes() -> list[type[Reason]]:
-    """Return the classes of reasons that a placement records, sorted by name."""
     modules = (placement_reasons, *REASON_MODULES)
     classes = {
         value
@@ -379,7 +372,6 @@ def skip_classes() -> list[type[Reason]]:
 
 
 def left_float_reasons() -> dict[str, list[str]]:
-    """Return the reasons for nodes that a placement leaves float, one for each wording."""
     kinds: dict[type[Reason], list[tuple[object, ...]]] = {
         kind: [()] for kind in skip_classes()
     } | {

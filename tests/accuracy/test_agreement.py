@@ -1,5 +1,3 @@
-"""Agreement of two networks on images, compared with results computed here."""
-
 import math
 import re
 from pathlib import Path

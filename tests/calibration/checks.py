@@ -1,5 +1,3 @@
-"""Checks of calibration errors, limits and statistics."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +40,6 @@ def check_limit(name: str, limit: int, call: Callable[[], object], check: Check)
 
 
 def counts_of(part: TensorStatistics | None) -> Any:
-    """Return all counts of a tensor as a tuple, for comparisons."""
     if part is None:
         return None
     return (

@@ -1,5 +1,3 @@
-"""Small networks and pictures for the calibration tests."""
-
 import struct
 import zlib
 from pathlib import Path
@@ -15,7 +13,6 @@ from PIL import Image
 def conv_net(
     shape: tuple[int | str, ...] = (1, 3, 16, 16), dtype: int = TensorProto.FLOAT, seed: int = 0
 ) -> onnx.ModelProto:
-    """Return images -> Conv -> SiLU (c1) -> Conv (c2) -> Relu (r2) -> Conv (out), of 4 channels each."""
     rng = np.random.default_rng(seed)
     numpy_type = helper.tensor_dtype_to_np_dtype(dtype)
 
@@ -46,7 +43,6 @@ def conv_net(
 def run_all(
     model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return every value of the named tensors over all feeds, flat, by onnxruntime without optimizations."""
     import onnxruntime
 
     copy = onnx.ModelProto()
@@ -72,7 +68,6 @@ def run_all(
 def write_pictures(
     folder: Path, count: int, width: int = 16, height: int = 16, suffix: str = ".png"
 ) -> list[Path]:
-    """Write images of random noise, each different."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for index in range(count):

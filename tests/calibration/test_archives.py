@@ -1,5 +1,3 @@
-"""Hostile and damaged archives of arrays: one-line errors, no pickle, limited memory."""
-
 import contextlib
 import io
 import os
@@ -29,7 +27,6 @@ def npy(array: npt.NDArray[Any]) -> bytes:
 
 
 def npy_with_header(header: bytes, values: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
-    """Return an npy file with a header that numpy would not write."""
     size = struct.pack("<H" if version == b"\x01\x00" else "<I", len(header))
     return b"\x93NUMPY" + version + size + header + values
 

@@ -1,5 +1,3 @@
-"""Arrays as calibration data: npz and npy files, folders of them, and arrays in memory."""
-
 import hashlib
 import io
 import resource
@@ -49,7 +47,6 @@ def npz(folder: Path, **arrays: npt.NDArray[Any]) -> Path:
 def npy_with_header(
     folder: Path, shape: tuple[int, ...], size: int = 1000, fortran: bool = False
 ) -> Path:
-    """Write an npy whose header may contradict its data."""
     path = folder / "c.npy"
     with path.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": fortran, "shape": shape}

@@ -1,5 +1,3 @@
-"""Statistics on disk: round trips, resumed passes, damaged caches, and TensorRT's calibration table."""
-
 import contextlib
 import json
 import math

@@ -1,5 +1,3 @@
-"""Calibration on a Dask cluster gives the statistics of one process, bit for bit."""
-
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,7 +43,6 @@ NAMES = ["images", "c1", "r2"]
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 12 images, one of them broken, and 2 in a folder."""
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder, 12, 40, 30)
     (folder / "picture007.png").write_bytes(b"no picture")
@@ -54,7 +51,6 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(data: Any, client: Any = None, model: Any = None, **options: Any) -> Statistics:
-    """Calibrate on the cluster of the client, else in this process."""
     options.setdefault("progress", False)
     return collect(conv_net() if model is None else model, data, NAMES, cluster=client, **options)
 
@@ -64,7 +60,6 @@ FOCUS = Focus(("out",))
 
 @pytest.fixture(scope="module")
 def alone(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, bytes]:
-    """Return the contents of the statistics of one process, and its cache."""
     cache = tmp_path_factory.mktemp("alone") / "cache.npz"
     return contents(run(pictures, cache=cache, focus=FOCUS)), cache.read_bytes()
 
@@ -74,7 +69,6 @@ SetSize = Callable[[int], None]
 
 @pytest.fixture
 def portion_size(monkeypatch: pytest.MonkeyPatch) -> SetSize:
-    """Fix the number of samples of a portion."""
     return lambda size: monkeypatch.setattr(
         cluster_pass, "portion_size", lambda left, slots: min(left, size)
     )

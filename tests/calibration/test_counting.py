@@ -1,5 +1,3 @@
-"""Counting samples: counters, threads that share them, and portions for the workers of a cluster."""
-
 import queue
 import threading
 from collections.abc import Iterator
@@ -64,8 +62,6 @@ def test_counter_starts_empty_and_can_reset() -> None:
 
 
 class HookedStatistics(TensorStatistics):
-    """Statistics that call a function before they count an array."""
-
     hook: Any
 
     def add(self, array: npt.NDArray[Any], *arguments: Any, **options: Any) -> None:
@@ -74,7 +70,6 @@ class HookedStatistics(TensorStatistics):
 
 
 def hooked(counter: SampleCounter, hook: Any) -> list[TensorStatistics]:
-    """Let the counter call `hook` before it counts a tensor."""
     for name in counter.tensors:
         counter.tensors[name] = HookedStatistics(64)
         counter.tensors[name].hook = hook  # type: ignore[attr-defined]

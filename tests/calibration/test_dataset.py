@@ -1,5 +1,3 @@
-"""Datasets: samples, batches and their quality; files under folders and their digests."""
-
 import contextlib
 import hashlib
 import itertools

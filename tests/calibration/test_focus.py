@@ -1,5 +1,3 @@
-"""Focus: positions in focus, and ranges that keep their values."""
-
 import math
 from pathlib import Path
 
@@ -37,8 +35,6 @@ def mask_of(height: int, width: int, *cells: tuple[int, int]) -> Mask:
 
 
 def touched(mask: Mask, height: int, width: int) -> Mask:
-    """Return the cells that overlap a set cell of the other grid, by intervals in the unit square."""
-
     def overlap(cells: int, others: int) -> Mask:
         i, k = np.arange(cells)[:, None], np.arange(others)
         end = np.minimum((i + 1) / cells, (k + 1) / others)
@@ -108,7 +104,6 @@ def test_mask_covers_a_map_if_it_has_all_positions(
 
 
 def class_output(*values: float) -> Floats:
-    """Return a class output that is low except in the corner and every third cell of its row."""
     array = np.full((1, 1, 10, 10), -9.0, np.float32)
     array[0, 0, 0, : 3 * len(values) : 3] = values
     return array
@@ -204,8 +199,6 @@ def focused(values: Floats, part: Floats) -> TensorStatistics:
 
 
 def weighted_error(values: Floats, part: Floats, ranges: Floats, power: float) -> Floats:
-    """Return the weighted error of each range on the values themselves."""
-
     def error(values: Floats, amax: float) -> float:
         unit = amax / 127
         rounded = np.clip(np.rint(values / unit), -127, 127) * unit

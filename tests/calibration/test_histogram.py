@@ -1,5 +1,3 @@
-"""The histogram of magnitudes, compared with numpy on the raw values."""
-
 from collections.abc import Callable
 
 import numpy as np

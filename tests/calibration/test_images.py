@@ -1,5 +1,3 @@
-"""Images: sizes, colors and numbers, compared with arithmetic by hand; limits of files; folders."""
-
 import io
 import os
 import struct
@@ -201,7 +199,6 @@ def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.M
 
 
 def png_of_16_bits(values: npt.NDArray[np.uint16]) -> bytes:
-    """Return a PNG of 16 bits a channel, which Pillow writes for gray images only."""
     height, width, channels = values.shape
     color = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
@@ -244,7 +241,6 @@ def test_image_may_have_the_limit_of_pixels(kind: str, options: dict[str, Any]) 
 
 
 def png_of_size(width: int, height: int, depth: int = 8, color: int = 2) -> bytes:
-    """Return a short PNG whose header declares a size."""
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     pixels = png_chunk(b"IDAT", zlib.compress(b""))
     return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + pixels + png_chunk(b"IEND")

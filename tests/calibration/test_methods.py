@@ -1,5 +1,3 @@
-"""Every method compared with a direct computation on the raw values."""
-
 import math
 
 import numpy as np
@@ -119,7 +117,6 @@ def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None
 
 
 def with_rare_part(values: Floats32, share: float) -> TensorStatistics:
-    """Return statistics whose focus is a share of the values, which determines the power."""
     stats = TensorStatistics.of(values)
     stats.add_focus([values[: round(share * len(values))]])
     return stats
@@ -318,7 +315,6 @@ def test_power_of_each_method(method: str, power: float | None) -> None:
 
 
 def divergence(counts: Floats, kept: int) -> float:
-    """Return KL(P || Q) for one number of kept bins."""
     p = counts[:kept].copy()
     p[-1] += counts[kept:].sum()
     begins = np.arange(128) * kept // 128
@@ -332,7 +328,6 @@ def divergence(counts: Floats, kept: int) -> float:
 
 
 def divergences(counts: Floats) -> Floats:
-    """Return KL(P || Q) for 128 kept bins to all."""
     return np.array([divergence(counts, kept) for kept in range(128, len(counts) + 1)])
 
 
@@ -407,7 +402,6 @@ NEAR = 2.0 ** (np.array([2, 1, *range(0, -25, -1)]) / 12)
 
 
 def flat_area(value: float, top: float = 9.0) -> TensorStatistics:
-    """Return statistics of an image with one value at all spots."""
     stats = TensorStatistics.of(np.array([0.0, top]))
     stats.spots = [np.full((48, 2), value, np.float32)]
     return stats

@@ -1,5 +1,3 @@
-"""Presets of preprocessing, compared with Pillow and arithmetic by hand; choice by metadata."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,6 @@ def picture(width: int, height: int) -> Image.Image:
 
 
 def crop_center(image: Image.Image, shorter: int, side: int, method: Any) -> npt.NDArray[Any]:
-    """Resize the shorter side and take the center, with Pillow alone."""
     width, height = image.size
     longer = int(shorter * max(image.size) / min(image.size))
     size = (shorter, longer) if width < height else (longer, shorter)
@@ -78,7 +75,6 @@ def channels_first(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def padded(color: npt.NDArray[Any], padding: float) -> npt.NDArray[Any]:
-    """Return an input of 32x32 whose lower half is padding."""
     expected = np.full((3, 32, 32), padding)
     expected[:, :16] = color[:, None, None]
     return expected

@@ -1,5 +1,3 @@
-"""Ranges of other tools: every format, skipped entries, and rejected contents."""
-
 import json
 import math
 import struct

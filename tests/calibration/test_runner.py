@@ -1,5 +1,3 @@
-"""collect(): statistics compared with onnxruntime's values; caches, interruptions and threads."""
-
 import inspect
 import itertools
 import os
@@ -51,7 +49,6 @@ def run(
 
 
 def assert_same(statistics: Statistics, values: dict[str, Any], rel: float = 1e-5) -> None:
-    """Fused kernels may differ in the last bits, which moves a value by at most one bin."""
     for name, flat in values.items():
         part = statistics[name]
         assert part.count == flat.size == part.counter.counts.sum()
@@ -222,7 +219,6 @@ def test_other_tensors_are_added_to_a_finished_cache(cache: Path) -> None:
 
 
 def write_unfinished(cache: Path) -> None:
-    """Write the cache of a pass that was interrupted after two of six samples."""
     run(cache)
     whole = load_progress(cache)
     run(cache, FEEDS[:2], overwrite_cache=True)

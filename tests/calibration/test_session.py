@@ -1,5 +1,3 @@
-"""The part of a model that computes some tensors, and the sessions that run it."""
-
 import pickle
 import sys
 from pathlib import Path
@@ -43,7 +41,6 @@ make_value = helper.make_tensor_value_info
 
 
 def save_external(path: Path, threshold: int = 0) -> None:
-    """Save a network with its weights in `w.bin`."""
     options = {"save_as_external_data": True, "location": "w.bin", "size_threshold": threshold}
     onnx.save(conv_net(), path, **options)
 

@@ -1,5 +1,3 @@
-"""Statistics of tensors: merging, sampled values, channels, and spots in a few images."""
-
 import math
 import pickle
 from pathlib import Path
@@ -415,7 +413,6 @@ Spots = list[npt.NDArray[np.float32]]
 
 
 def rounding_by_hand(spots: Spots, amax: float, levels: int) -> tuple[float, float]:
-    """Return the biased and the total squared error, summed image by image."""
     unit = amax / levels
     errors = [np.clip(np.rint(v / unit), -levels, levels) * unit - v for v in spots]
     biased = [(e.mean(axis=0) ** 2 - e.var(axis=0, ddof=1) / len(e)).sum() for e in errors]

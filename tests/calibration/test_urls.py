@@ -1,5 +1,3 @@
-"""Images at URLs: the samples of a folder, and errors for unreadable images."""
-
 import hashlib
 import pickle
 import sys
@@ -28,8 +26,6 @@ ROOT = "memory://qdqtool-test"
 
 
 class Store(memory.MemoryFileSystem):
-    """A file system in memory that records opened files and returns given details."""
-
     opened: list[str] = []
     details: dict[str, Any] = {}
 
@@ -43,7 +39,6 @@ class Store(memory.MemoryFileSystem):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Write pictures and other files into a folder and into the store."""
     fsspec.register_implementation("memory", Store, clobber=True)
     monkeypatch.setattr(Store, "details", {})
     write_pictures(tmp_path, 3)

@@ -1,5 +1,3 @@
-"""`qdqtool build`."""
-
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Print the note on NVIDIA's license once in each test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 

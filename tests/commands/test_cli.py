@@ -1,5 +1,3 @@
-"""The command line as a whole."""
-
 from pathlib import Path
 
 import onnx

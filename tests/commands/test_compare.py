@@ -1,5 +1,3 @@
-"""`qdqtool compare`."""
-
 import json
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Models with types or numbers of inputs that contradict their nodes."""
-
 import functools
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""`qdqtool demo`: its steps and files."""
-
 import shlex
 from pathlib import Path
 

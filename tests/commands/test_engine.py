@@ -1,5 +1,3 @@
-"""`qdqtool engine`."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ def profile(*times: tuple[str, float]) -> str:
 
 @pytest.fixture
 def engine(current_folder: Path) -> Path:
-    """Write the listing and the profile of a quantizer and a convolution."""
     quantizer = layer(
         "q0",
         "Reformat",

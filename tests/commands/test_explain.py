@@ -1,5 +1,3 @@
-"""`qdqtool explain`, and `predict --for`."""
-
 from pathlib import Path
 
 import onnx

@@ -1,5 +1,3 @@
-"""`qdqtool extract`."""
-
 import json
 from pathlib import Path
 
@@ -21,7 +19,6 @@ def folder(current_folder: Path) -> Path:
 
 
 def verification(name: str) -> str:
-    """Return the JSON of a verification with two mismatches, one at a node of this name."""
     mismatch = {
         "kind": "convolution",
         "name": name,

@@ -1,5 +1,3 @@
-"""`qdqtool fix`."""
-
 import re
 import shlex
 from pathlib import Path
@@ -21,7 +19,6 @@ from tests.trt.builder import Graph
 
 @pytest.fixture
 def folder(current_folder: Path) -> Path:
-    """Write a model with a float skip connection into the current folder."""
     onnx.save(residual("float"), current_folder / "m.onnx")
     return current_folder
 
@@ -74,7 +71,6 @@ def test_fix_only_lists_unfixed_places(folder: Path, cli: Cli) -> None:
 
 @pytest.fixture
 def detector_folder(folder: Path, cli: Cli) -> Path:
-    """Write a detector d.onnx whose whole head is quantized, and images."""
     (folder / "images").mkdir()
     write_images(folder / "images", 2, 64)
     onnx.save(detector(), folder / "float.onnx")

@@ -1,5 +1,3 @@
-"""`qdqtool insert`."""
-
 import shlex
 import subprocess
 import sys
@@ -19,7 +17,6 @@ QUICK = ("--losses", "0", "--no-predict", "--method", "max", "--max-images", "1"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a detector m.onnx, two convolutions small.onnx, and a folder of images."""
     path = tmp_path_factory.mktemp("insert")
     onnx.save(detector(), path / "m.onnx")
     net = Net(3, 64)
@@ -32,7 +29,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(files: Path, current_folder: Path) -> Path:
-    """Create a current folder with links to these files, and with files of other kinds."""
     for path in files.iterdir():
         (current_folder / path.name).symlink_to(path)
     (current_folder / "empty").mkdir()
@@ -43,7 +39,6 @@ def folder(files: Path, current_folder: Path) -> Path:
 
 
 def next_command(text: str) -> list[str]:
-    """Return the words of the command that the output suggests next."""
     line = next(line for line in text.splitlines() if "qdqtool predict" in line)
     return shlex.split(line[line.index("qdqtool predict") :])
 
@@ -289,7 +284,6 @@ def test_insert_gpu_without_int8_has_no_gain(folder: Path, cli: Cli) -> None:
 
 @pytest.fixture
 def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every format lose too much accuracy."""
     monkeypatch.setattr("qdqtool.insertion.format_choice.LARGE_ERROR", 0.0)
 
 

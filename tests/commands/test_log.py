@@ -1,5 +1,3 @@
-"""`qdqtool log`."""
-
 import json
 import re
 from pathlib import Path
@@ -15,7 +13,6 @@ from tests.tables import rows
 
 @pytest.fixture
 def log(current_folder: Path) -> Path:
-    """Write a small log of trtexec 8.5.2 into the current folder."""
     path = Path("build.log")
     path.write_text(samples.trtexec_log())
     return path

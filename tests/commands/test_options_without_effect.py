@@ -1,5 +1,3 @@
-"""Options that have no effect are refused, in each command."""
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,6 @@ from tests.trt.builder import Graph
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a float model of 32x32 pixels, its Q/DQ model and images."""
     folder = tmp_path_factory.mktemp("effects")
     g = Graph()
     weights = np.random.default_rng(0).normal(0, 0.3, (8, 3, 3, 3)).astype(np.float32)

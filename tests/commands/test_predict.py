@@ -1,5 +1,3 @@
-"""`qdqtool predict`."""
-
 import re
 import subprocess
 import sys
@@ -17,7 +15,6 @@ from tools.growth.families import convolutions
 
 @pytest.fixture
 def model(current_folder: Path) -> str:
-    """Write a model with a float skip connection into the current folder."""
     onnx.save(residual("float"), current_folder / "m.onnx")
     return "m.onnx"
 
@@ -112,7 +109,6 @@ def test_predict_gpu_of_another_target_is_refused_without_notes(model: str, cli:
 
 
 def imported_modules(*arguments: str) -> set[str]:
-    """Return the modules that a run of the command line imports."""
     process = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "qdqtool", *arguments],
         capture_output=True,

@@ -1,5 +1,3 @@
-"""`qdqtool predict --gpu`, `qdqtool gpus`, and times of `verify` and `engine`."""
-
 import json
 import re
 from pathlib import Path

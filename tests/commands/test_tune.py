@@ -1,5 +1,3 @@
-"""`qdqtool tune`."""
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,6 @@ TUNE = ("tune", "m.onnx", "--calib", "x.npy")
 
 @pytest.fixture
 def folder(current_folder: Path) -> Path:
-    """Write a model and 16 samples into the current folder."""
     onnx.save(branchy(), current_folder / "m.onnx")
     np.save(current_folder / "x.npy", np.concatenate([d["x"] for d in images(16, 16, 16)]))
     return current_folder

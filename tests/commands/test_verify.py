@@ -1,5 +1,3 @@
-"""`qdqtool verify`."""
-
 from pathlib import Path
 
 import onnx

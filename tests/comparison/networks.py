@@ -1,5 +1,3 @@
-"""A small residual network in several versions."""
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,3 @@
-"""Compare two models that differ in one known change."""
-
 import gzip
 import json
 from collections.abc import Callable
@@ -54,7 +52,6 @@ def test_compare_float_and_quantized_model() -> None:
 
 
 def network_after_constants(scale: float | None) -> onnx.ModelProto:
-    """Return two convolutions after operators that compute a constant, as in attention."""
     g = Graph()
     root = g.op(
         "Sqrt", g.op("Cast", g.const("size", np.array([4], np.int64)), "cast", to=1), "root"
@@ -177,7 +174,6 @@ def other_convolution() -> onnx.ModelProto:
 
 
 def similar_network() -> onnx.ModelProto:
-    """Return a network with the stem of `network` and some shapes and names in common."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 4, 16, 16), "b.stem", scale=None, weights="float"), "b.stem.relu")
     for i, (channels, k) in enumerate([(8, 5), (16, 3), (8, 1), (8, 3), (8, 5), (32, 1), (8, 3)]):
@@ -269,7 +265,6 @@ def test_compare_times_a_float_model_as_predict_does(target: str) -> None:
 
 
 def wide_network(scale: float | None) -> onnx.ModelProto:
-    """Return convolutions that compute much longer in FP32 than in FP16."""
     g = Graph()
     x = g.input(1, 256, 56, 56)
     for i in range(3):

@@ -1,5 +1,3 @@
-"""Changes between two sides of a node, kinds of files, and comparison with builds."""
-
 import json
 import math
 import re
@@ -198,7 +196,6 @@ INT8, HALF = "Int8 NC/32HW32", "Half NHWC8"
 def listing(
     float_convs: tuple[str, ...] = (), names: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return a layer JSON of the network. Some of its convolutions are float or renamed."""
     layers = []
     convs = [node for node in network().graph.node if node.op_type == "Conv"]
     tensors = ["x", *(f"{node.name}:0" for node in convs[:-1]), "b.end.DQ:0"]

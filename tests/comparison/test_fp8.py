@@ -1,5 +1,3 @@
-"""INT8 and FP8 models of one network."""
-
 import functools
 import json
 from pathlib import Path
@@ -17,7 +15,6 @@ from tests.notes import note_codes
 
 
 def three_convolutions() -> onnx.ModelProto:
-    """Return three convolutions. FP8 leaves the depthwise convolution float."""
     net = Net(32)
     first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
     deep = net.op("Relu", "r1", net.conv("d", first, 32, 32, group=32))
@@ -97,7 +94,6 @@ def test_agreement_of_two_quantized_models_is_noted() -> None:
 
 
 def write_build(path: Path, formats: dict[str, tuple[str, str]]) -> Path:
-    """Write a layer JSON with the formats of the input and the output of each convolution."""
     layers = [
         {
             "Name": name,

@@ -1,5 +1,3 @@
-"""The images of the demo."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Networks to cut, with names to hide, and with metadata that a cut could lose."""
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -10,7 +8,6 @@ SECRET = "Acme7"
 
 
 def residual(depth: int = 2) -> onnx.ModelProto:
-    """Return residual blocks, of which the second adds its skip branch as float."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 16, 16), "stem", scale=0.05), "stem.r")
     for block in range(depth):
@@ -27,7 +24,6 @@ def residual(depth: int = 2) -> onnx.ModelProto:
 
 
 def secretive() -> onnx.ModelProto:
-    """Return residual blocks with every text that a model can have, all beginning with SECRET."""
     model = residual()
     graph = model.graph
 

@@ -1,5 +1,3 @@
-"""`qdqtool.extract`: valid small models with the findings of the whole model."""
-
 import gzip
 import json
 import os
@@ -40,7 +38,6 @@ YOLO = HOME / "yolo-resnet18-orin-trt8502" / "model.onnx.gz"
 
 
 def reports(prediction: qdqtool.Prediction, code: str) -> list[tuple[str, str, list[str]]]:
-    """Return node, severity and kinds of reasons of each finding with a code."""
     return [
         (f.node, str(f.severity), [type(c.reason).__name__ for c in f.causes])
         for f in prediction.findings
@@ -335,7 +332,6 @@ def output_of(model: onnx.ModelProto) -> str:
 
 
 def append_node(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
-    """Append a node whose output becomes the output of the model."""
     model.graph.node.append(node)
     model.graph.output[0].name = node.output[0]
     if node.domain:
@@ -354,7 +350,6 @@ def test_extract_several_findings() -> None:
 
 @pytest.fixture
 def sketches(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """Return the node names of each part that trimming predicts."""
     parts: list[set[str]] = []
     sketch = ModelCutter.sketch_model
 
@@ -455,7 +450,6 @@ Parts = tuple[qdqtool.Extraction, qdqtool.Extraction]
 
 @pytest.fixture(scope="module")
 def parts() -> Parts:
-    """Return the same part, plain and private."""
     plain, private = (
         qdqtool.extract(secretive(), outputs=[f"{SECRET}/done"], private=p) for p in (False, True)
     )
@@ -522,7 +516,6 @@ def test_private_weights_differ(parts: Parts) -> None:
 
 def test_private_weights_have_the_range_of_their_scales() -> None:
     def ranges(private: bool) -> list[npt.NDArray[np.float64]]:
-        """Return the least and largest quotient of weights and scale, per channel."""
         proto = qdqtool.extract(residual(), node="b0.c1", hops=2, private=private).proto
         model = Model(proto)
         quotients = [
@@ -599,7 +592,6 @@ def test_private_concat_scales_differ_in_the_same_order() -> None:
 
 
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
-    """Return a network that ends in a custom operator."""
     model = residual(1)
     ends = [output_of(model)], ["done"]
     append_node(model, helper.make_node(op, *ends, "head", domain=domain, **attributes))

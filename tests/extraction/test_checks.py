@@ -1,5 +1,3 @@
-"""Compilers and commands that judge smaller models."""
-
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +45,6 @@ def test_builder_that_builds_as_predicted_is_an_error() -> None:
 
 
 def script(folder: Path, source: str) -> str:
-    """Write a shell script, which starts in a fifth of Python's time, and return its command."""
     path = folder / "check it.sh"
     path.write_text(source)
     return f"sh '{path}'"

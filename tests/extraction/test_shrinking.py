@@ -1,5 +1,3 @@
-"""Shrink a part while a check still holds."""
-
 from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
@@ -69,7 +67,6 @@ def test_minimize_keeps_values_of_a_long_vector_of_sizes(g: Graph) -> None:
 
 
 def break_relu(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield candidates that onnx rejects and that copy no weights."""
     for _ in range(100):
         candidate = deepcopy(proto)
         candidate.graph.node[1].op_type = "Relu"  # has two inputs

@@ -1,5 +1,3 @@
-"""Reasons of convolutions that are not INT8 to INT8, and of remaining conversions."""
-
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,27 +22,22 @@ R = TypeVar("R")
 
 
 def cause(finding: Finding) -> Any:
-    """Return the reason that decided."""
     return finding.causes[0].reason
 
 
 def reasons(finding: Finding) -> list[Any]:
-    """Return the reasons that decided and those that explain them."""
     return [reason for c in finding.causes for reason in (c.reason, *c.also)]
 
 
 def cause_of(kind: type[R], finding: Finding) -> R:
-    """Return the first reason of a kind."""
     return next(reason for reason in reasons(finding) if isinstance(reason, kind))
 
 
 def names(finding: Finding) -> set[str]:
-    """Return the names in the reasons."""
     return {name for reason in reasons(finding) for name in reason.names()}
 
 
 def quantized_reader(g: Graph, x: str, name: str = "next", scale: float = 0.05) -> str:
-    """Add a quantized convolution, so that the tensor before it has a Q."""
     return g.conv(x, name, 16, scale=scale)
 
 
@@ -55,7 +48,6 @@ def residual(
     activation: bool = False,
     relu: bool = True,
 ) -> onnx.ModelProto:
-    """Return conv0, relu, conv1, conv2, an Add of the input of conv1, and a quantized convolution."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
     data = g.pair(x, "skip" if skip == "shared" else "c1.in", 0.07)
@@ -298,7 +290,6 @@ def test_consumers_with_different_scales_are_reported(g: Graph) -> None:
 
 
 def attention(consumer: str, between: str | None) -> onnx.ModelProto:
-    """Return a quantized Softmax output, one more operator and a consumer."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 4, 16, 16), "soft", axis=-1)
     if between == "Reshape":

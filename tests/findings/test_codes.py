@@ -1,5 +1,3 @@
-"""Finding codes with their evidence, and the answers to lines of a build log."""
-
 import re
 from pathlib import Path
 from typing import Any

@@ -62,7 +62,6 @@ def output_weights() -> onnx.ModelProto:
 
 
 def with_data(scale: float, largest: float) -> Prediction:
-    """Predict a pair with a scale, checked with normal values up to the largest."""
     g = Graph()
     model = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=scale))
     values = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
@@ -73,20 +72,17 @@ def with_data(scale: float, largest: float) -> Prediction:
 
 
 def fp8(**options: int) -> onnx.ModelProto:
-    """Return a convolution of FP8."""
     g = Graph(opset=19, fp8=True)
     return g.model(g.conv(g.input(1, 32, 8, 8), "c", 32, **options))
 
 
 def grouped(channels: int) -> onnx.ModelProto:
-    """Return a convolution with two groups of some channels."""
     g = Graph()
     x = g.op("Neg", g.input(1, 2 * channels, 8, 8), "n")
     return g.model(g.conv(x, "c", 2 * channels, groups=2))
 
 
 def on_gpu(sm: str) -> Prediction:
-    """Predict a depthwise convolution in INT8, a SiLU and a float convolution on a GPU."""
     g = Graph()
     x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
     return predict_on_gpu(
@@ -95,7 +91,6 @@ def on_gpu(sm: str) -> Prediction:
 
 
 def placeholders(first: float = 0.1) -> onnx.ModelProto:
-    """Return four convolutions whose activations and weights have one scale."""
     g = Graph()
     x = g.input(1, 16, 16, 16)
     for number in range(4):

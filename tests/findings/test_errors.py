@@ -1,5 +1,3 @@
-"""Warnings and errors of TensorRT are recognized by their wording."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -53,7 +53,6 @@ CALL = re.compile(r"(eport\.add|Diagnosis|Finding|finding_code)\(")
 
 
 def last_name(node: ast.AST | None) -> str:
-    """Return the last part of a dotted name."""
     name: str = getattr(node, "attr", getattr(node, "id", ""))
     return name
 
@@ -328,13 +327,11 @@ def models() -> list[onnx.ModelProto]:
 
 @functools.cache
 def views() -> list[View]:
-    """Return views of the models, as steps of `fix` read them."""
     return [View(Model(proto)) for proto in models()]
 
 
 @functools.cache
 def prediction(place: int, target: str) -> Prediction:
-    """Return the prediction of a model."""
     return predict(models()[place], target)
 
 

@@ -1,5 +1,3 @@
-"""Every class of findings and reasons has a message in `tests/snapshots`."""
-
 import pytest
 
 import qdqtool

@@ -1,5 +1,3 @@
-"""Fixes: the prediction improves, and the outputs equal independently computed ones."""
-
 from collections import Counter
 
 import numpy as np
@@ -52,7 +50,6 @@ def codes(prediction):
 
 
 def quantize(x, scale, zero, low, high):
-    """Compute QuantizeLinear and DequantizeLinear."""
     return (np.clip(np.rint(x / np.float32(scale)) + zero, low, high) - zero).astype(
         np.float32
     ) * np.float32(scale)
@@ -125,7 +122,6 @@ def random_integers(*shape):
 
 
 def convolution_of(g, weights, *bias):
-    """Return a quantized 1x1 convolution."""
     x = g.pair(g.input(1, 16, 8, 8), "in")
     return g.model(g.op("Conv", [x, weights, *bias], "c", kernel_shape=[1, 1]))
 
@@ -380,7 +376,6 @@ def test_each_automatic_finding_is_tried(target, times):
 
 
 def crossed(pooled):
-    """Return a Concat whose inputs and output share a scale, then a pair of another scale."""
     g = Graph()
     x = g.input(1, 16, 8, 8)
     parts = [g.pair(g.conv(g.pair(x, f"in{i}"), f"c{i}", 16), f"part{i}", 0.1) for i in range(2)]
@@ -532,7 +527,6 @@ BLOCKS = ("plain", "residual", "concat", "pool", "silu", "split")
 
 @st.composite
 def networks(draw):
-    """Return two to four blocks of eight channels with random pairs and scales."""
     g = Graph(seed=draw(st.integers(0, 99)))
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "stem", 8), "stem.r")
     for i, kind in enumerate(draw(st.lists(st.sampled_from(BLOCKS), min_size=2, max_size=4))):

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.skipif(
 
 
 def asymmetric(g):
-    """Return uint8 activations like onnxruntime's defaults."""
     y = g.pair(g.input(1, 16, 8, 8), "p", 0.05, zero=114, integer=np.uint8)
     return g.op("Conv", [y, g.weights("c", (16, 16, 3, 3), "qdq")], "c", kernel_shape=[3, 3])
 

@@ -1,5 +1,3 @@
-"""Noise against the float network, computed by hand."""
-
 import numpy as np
 import onnx
 import onnx.parser

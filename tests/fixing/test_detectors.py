@@ -1,5 +1,3 @@
-"""Fixes of detectors: scores keep their values."""
-
 import re
 from pathlib import Path
 from typing import Any
@@ -49,7 +47,6 @@ def codes(fixed: Fixed) -> list[str]:
 
 
 def head(scale: float = 5.0, own: float = 0.008) -> onnx.ModelProto:
-    """Return boxes in pixels and scores with pairs, in a Concat with a pair after it."""
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     box, score = (g.conv(stem, name, 8, k=1) for name in ("box", "score"))
@@ -87,7 +84,6 @@ def test_fix_does_not_touch_a_harmless_head_unasked() -> None:
 
 
 def joined(*scales: float, behind: float) -> onnx.ModelProto:
-    """Return a Concat of convolutions, with a pair after each and after the Concat."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r0")
     parts = [
@@ -132,7 +128,6 @@ def test_one_scale_costs_at_most_two_bits(
 
 
 def gate(scale: float) -> onnx.ModelProto:
-    """Return a squeeze-and-excitation block: a Sigmoid with a pair before a convolution."""
     g = Graph()
     x = g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate")
     g.channels[x] = 16
@@ -186,7 +181,6 @@ def test_pair_moves_behind_sigmoid_with_a_scale_for_its_range(g: Graph) -> None:
 
 
 def per_tensor_weights(weights: np.ndarray, scale: float) -> onnx.ModelProto:
-    """Return a 1x1 convolution whose weights have one scale; its input has the scale 0.05."""
     g = Graph()
     w = g.pair(g.const("w", weights), "wq", np.float32(scale))
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
@@ -194,7 +188,6 @@ def per_tensor_weights(weights: np.ndarray, scale: float) -> onnx.ModelProto:
 
 
 def uneven_weights() -> np.ndarray:
-    """Return weights of 16 channels, half of which are 50 times as small as the others."""
     weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 1, 1)).astype(np.float32)
     weights[8:] /= 50
     return weights
@@ -252,7 +245,6 @@ def test_errors_of_boxes_and_scores() -> None:
 
 
 def without_pairs(proto: onnx.ModelProto, names: tuple[str, ...]) -> onnx.ModelProto:
-    """Return a model with Identity nodes in place of some Q and DQ."""
     for node in proto.graph.node:
         if node.name.rpartition(".")[0] in names and node.op_type.endswith("Linear"):
             node.op_type = "Identity"

@@ -1,5 +1,3 @@
-"""Translation of Q/DQ models for DLA: float model, cache, precisions, and what cannot be kept."""
-
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +77,6 @@ def test_convolution_before_an_add_by_version_of_dla(target: str, rule: str | No
 
 
 def silu_network() -> onnx.ModelProto:
-    """Return Conv, SiLU, Conv, BatchNormalization, Relu, Conv, with the nodes of the SiLU unnamed."""
     net = Net()
     first = net.conv("c0", "x")
     gate = net.op("Sigmoid", "s", first)
@@ -130,7 +127,6 @@ def test_unnamed_nodes_get_names_for_the_layer_precisions() -> None:
 
 
 def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx.ModelProto:
-    """Replace scale or zero point of the Q and DQ of a tensor."""
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == tensor)
     (dq,) = (n for n in model.graph.node if n.input and n.input[0] == q.output[0])
     for place, name in ((1, "scale"), (2, "zero")):

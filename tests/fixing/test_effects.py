@@ -1,5 +1,3 @@
-"""Gain of changes, time that fixes save, and weights with one scale."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +27,6 @@ AIM = FixCriteria((ResidualFloat,), noise_factor=1.0)
 
 
 def remove_pairs(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]]:
-    """Return a chain of quantized convolutions, and a copy with fewer pairs."""
     model = Model(convolutions(6 * count))
     editor = Editor(model.copy())
     edited = []

@@ -1,5 +1,3 @@
-"""Places of steps: exactly those that a prediction reports."""
-
 import functools
 
 import numpy as np
@@ -43,7 +41,6 @@ def faults() -> onnx.ModelProto:
 
 
 def detector() -> onnx.ModelProto:
-    """Return a gate and a head with dead scales, and weights with one scale for all channels."""
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     gate = g.pair(g.op("Sigmoid", stem, "gate"), "dead", 4.0)
@@ -66,7 +63,6 @@ def extreme_weights() -> onnx.ModelProto:
 
 
 def duplicate(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return two copies of a network, whose names begin with their number."""
     first, second = (onnx.compose.add_prefix(proto, prefix) for prefix in ("1.", "2."))
     for field in ("node", "initializer", "input", "output", "value_info"):
         getattr(first.graph, field).extend(getattr(second.graph, field))
@@ -88,7 +84,6 @@ def others() -> list[View]:
 
 
 def reported_in(prediction: Prediction, step: FixStep) -> list[Reason]:
-    """Return the reasons of a prediction that a step can fix."""
     causes = [r for f in prediction.findings for c in f.causes for r in (c.reason, *c.also)]
     return list(
         dict.fromkeys(

@@ -1,5 +1,3 @@
-"""Constants behind other nodes: named as scales, zero points or weights, and folded by fix."""
-
 from collections.abc import Callable
 
 import numpy as np
@@ -54,7 +52,6 @@ ROLES = ("scale", "zero", "weight scale", "weight zero", "weights", "integers")
 
 
 def network(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> onnx.ModelProto:
-    """Return a quantized convolution. A chain of nodes computes one of its constants."""
     g = Graph(opset=17)
 
     def constant(part: str, value: np.ndarray) -> str:

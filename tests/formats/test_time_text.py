@@ -1,5 +1,3 @@
-"""The sentence of ``insert --gpu`` on the fastest type rates the written model."""
-
 import re
 
 import pytest

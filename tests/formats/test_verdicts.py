@@ -1,5 +1,3 @@
-"""Verdicts on speed and builds, and the float type that texts name."""
-
 import pytest
 
 from qdqtool.findings.codes import CODES

@@ -1,5 +1,3 @@
-"""Both backends; tests of ModelOpt are skipped if ModelOpt is not installed."""
-
 import importlib.util
 
 import pytest

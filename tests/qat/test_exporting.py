@@ -1,5 +1,3 @@
-"""Export of trained networks, compared with onnxruntime and with training."""
-
 import copy
 import functools
 from collections import Counter
@@ -47,7 +45,6 @@ def run_file(path: Path, x: torch.Tensor) -> np.ndarray:
 
 
 def folded_weights(path: Path, op: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the quantized weights and their scale of the first node with an operator type."""
     graph = onnx.load(path).graph
     assert "BatchNormalization" not in {n.op_type for n in graph.node}
     producers = {o: n for n in graph.node for o in n.output}
@@ -189,8 +186,6 @@ def test_layers_that_run_twice_get_their_own_weights(target: str, tmp_path: Path
 
 @dataclass
 class Exported:
-    """A network in training, its state before the export, and its model with a dynamic batch."""
-
     model: nn.Module
     before: dict[str, torch.Tensor]
     path: Path
@@ -381,7 +376,6 @@ def choice(captured: str) -> str:
 def clean_up_and_compare(
     model: onnx.ModelProto, clean_up: Callable[[Model], Model]
 ) -> list[onnx.NodeProto]:
-    """Return the nodes of the simplified graph, after a comparison of the outputs."""
     result = clean_up(Model(model).copy()).proto
     onnx.checker.check_model(result)
     for before, after in zip(*(run(m, {"x": VALUES}) for m in (model, result)), strict=True):

@@ -1,5 +1,3 @@
-"""Calibration: statistics of activations, and the ranges of quantizers."""
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +22,6 @@ from tests.qat.backends import BACKENDS
 
 
 def statistics_of(values: torch.Tensor) -> tuple[TensorStatistics, TensorStatistics]:
-    """Return the statistics that the device and the CPU collect."""
     device = DeviceStatistics()
     for part in values:
         device.add(part)

@@ -1,5 +1,3 @@
-"""Quantizers in a network: placement, values, gradients, copies."""
-
 import copy
 import pickle
 import sys
@@ -265,8 +263,6 @@ def test_failing_weight_quantizer_is_an_error() -> None:
 
 def test_convolution_subclass_keeps_its_forward() -> None:
     class Scaled(nn.Conv2d):
-        """Standardizes its weights."""
-
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
             return self._conv_forward(x, weight, self.bias)

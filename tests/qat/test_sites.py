@@ -1,5 +1,3 @@
-"""Where quantizers go: the sites of a network, its plan, and the calls that are watched."""
-
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -35,8 +33,6 @@ X = torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
 class Block(nn.Module):
-    """Block with a skip around a branch. The branch may contain another block."""
-
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()
         self.branch = nn.Sequential(
@@ -48,8 +44,6 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Network of nested skips with a pool at its end."""
-
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(nets.conv(), nn.BatchNorm2d(16), Block(), Block(Block()))
@@ -383,7 +377,6 @@ MANY = torch.randn(16, 16, 8, 8, generator=torch.Generator().manual_seed(2))
 
 @pytest.fixture
 def ready() -> tuple[nn.Module, Tensor]:
-    """Return a calibrated network, and its outputs before quantization."""
     torch.manual_seed(0)
     model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv(), nn.ReLU(), nets.conv())
     before = nets.evaluate(model, MANY)

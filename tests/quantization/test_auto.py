@@ -1,5 +1,3 @@
-"""``insert(precision="auto")``: INT8 or FP8."""
-
 from typing import Any
 
 import numpy as np

@@ -13,8 +13,6 @@ from tests.reporting.browser import Page, browser, missing
 
 
 class NetworkFiles:
-    """Files of a small network: float model, quantized model, calibration cache and data."""
-
     def __init__(self, folder: Path) -> None:
         net = Net(16, 16)
         first = net.conv("first", "x")
@@ -50,7 +48,6 @@ def browser_page() -> Iterator[Page]:
 
 @pytest.fixture
 def chromium(browser_page: Page) -> Iterator[Page]:
-    """Return a browser of usual width, and check that no page logs an error."""
     yield browser_page
     browser_page.size(1280)
     assert browser_page.errors() == []

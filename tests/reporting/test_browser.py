@@ -1,5 +1,3 @@
-"""Reports in a real browser: clicks, keys and input have their effect, and the page logs no error."""
-
 import csv
 import io
 from pathlib import Path
@@ -21,7 +19,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def full(files: NetworkFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with every section."""
     folder = tmp_path_factory.mktemp("full")
     tuning = write(folder, result())
     out = folder / "full.html"

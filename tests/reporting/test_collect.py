@@ -1,5 +1,3 @@
-"""Contents of the page, compared with the results of other packages and with the graph."""
-
 import base64
 import dataclasses
 import functools
@@ -151,7 +149,6 @@ def test_modules_hold_every_node_and_link(case: str) -> None:
 
 
 def links_between(index: Model, names: set[str]) -> set[tuple[str, str]]:
-    """Return pairs of producer and consumer among named nodes, also through Q and DQ."""
     links = set()
     for node in index.nodes:
         for tensor in node.inputs if node.name in names else ():
@@ -164,7 +161,6 @@ def links_between(index: Model, names: set[str]) -> set[tuple[str, str]]:
 
 
 def drawn_links(model: data.ModelContents) -> set[tuple[str, str]]:
-    """Return the pairs of producer and consumer within the boxes and along the edges of a drawing."""
     producers = {tensor: number for number, n in enumerate(model.nodes) for tensor in n.outputs}
     boxes = model.onnx.boxes
     links = set()
@@ -362,7 +358,6 @@ def test_before_is_refused_if_compare_refuses_it(
 
 
 def chain(width: int, names: str) -> onnx.ModelProto:
-    """Return four convolutions with a number of channels."""
     net, tensor = Net(width, 16), "x"
     for i in range(4):
         tensor = net.conv(f"{names}{i}", tensor, cin=width, cout=width)
@@ -370,7 +365,6 @@ def chain(width: int, names: str) -> onnx.ModelProto:
 
 
 def relus(names: list[str]) -> onnx.ModelProto:
-    """Return a chain of Relu nodes."""
     g = Graph(17)
     return g.model(functools.reduce(g.relu, names, g.input(1)))
 
@@ -464,7 +458,6 @@ def write(folder: Path, value: Any) -> Path:
 
 
 def read(folder: Path, value: Any) -> data.TuningPlot:
-    """Write a tuning result and read it for a model of two nodes."""
     return read_tuning(write(folder, value), Model(relus(["/a", "/b"])))
 
 

@@ -1,5 +1,3 @@
-"""The report page is one file that loads nothing, and no name in it becomes markup."""
-
 import base64
 import hashlib
 import html
@@ -35,7 +33,6 @@ HOSTILE = (
 
 
 def hostile(path: Path, seed: int = 11) -> Path:
-    """Write a network whose nodes and tensors have hostile names."""
     proto = network(seed)
     renamed: dict[str, str] = {}
     for number, node in enumerate(proto.graph.node):

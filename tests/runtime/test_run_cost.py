@@ -1,5 +1,3 @@
-"""Memory and work of a run, counted by hand."""
-
 from typing import Any
 
 import numpy as np

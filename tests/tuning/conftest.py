@@ -64,7 +64,6 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Return the clock of the time limits."""
     clock = Clock()
     for module in (api, evaluator, search, store, time_plan):
         monkeypatch.setattr(module, "time", clock)

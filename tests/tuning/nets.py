@@ -1,5 +1,3 @@
-"""Small networks for tests of tuning."""
-
 from typing import Any
 
 import numpy as np
@@ -37,7 +35,6 @@ def branchy(seed: int = 0) -> onnx.ModelProto:
 
 
 def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
-    """Return two basic blocks (one with a downsample), global pooling and a Gemm."""
     net = Net(3, 16, seed=seed)
     x = net.op(
         "Relu", "stem/relu", net.norm("stem/bn", net.conv("stem/conv", "x", 3, 16, bias=False))
@@ -66,7 +63,6 @@ def block(net: Net, name: str, x: str, cin: int, cout: int, stride: int) -> str:
 
 
 def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
-    """Return a small FCN: stride 2, two convolutions, and a Resize to the input size."""
     net = Net(3, 16, seed=seed)
     x = net.op("Relu", "r0", net.conv("c0", "x", 3, 16, stride=2))
     x = net.op("Relu", "r1", net.conv("c1", x))
@@ -89,7 +85,6 @@ def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
 def planner_of(
     proto: onnx.ModelProto, data: list[dict[str, Array]], residual: str = "skip"
 ) -> Planner:
-    """Return a planner whose ranges come from all of the data."""
     model = Model(proto).copy()
     prepare_float_model(model)
     planner = Planner(
@@ -101,7 +96,6 @@ def planner_of(
 
 
 def floats(*names: str) -> Configuration:
-    """Return the configuration in which these nodes are float."""
     return Configuration(floats=frozenset(names))
 
 

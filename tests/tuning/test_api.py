@@ -1,5 +1,3 @@
-"""`qdqtool.tune` on networks that are small enough to try all placements."""
-
 import functools
 import itertools
 import math
@@ -64,7 +62,6 @@ ROWS = PartitionedNetwork.measure
 
 @pytest.fixture(scope="module", autouse=True)
 def cached_rows() -> Iterator[None]:
-    """Cache measurements of placements on samples."""
     cache: dict[Any, Measurement] = {}
 
     def rows(
@@ -102,7 +99,6 @@ def tune(data: Any = DATA, model: Any = None, **options: Any) -> Tuning:
 
 
 def insert(floats: Iterable[str], data: Any = CALIBRATION, **options: Any) -> Insertion:
-    """Insert Q/DQ with some nodes in float."""
     exclude = [f"^{name}$" for name in floats]
     return qdqtool.insert(branchy(), data, method="mse", exclude=exclude, **options)
 
@@ -119,7 +115,6 @@ def observed(observe: Callable[[TuningJob, TaskResult], None], workers: int = 1)
 
 
 def without_effort(tuning: Tuning) -> dict[str, Any]:
-    """Return the JSON without the fields that depend on the clock."""
     return {k: v for k, v in tuning.as_json().items() if k != "effort"}
 
 
@@ -128,7 +123,6 @@ def points_of(tuning: Tuning) -> dict[str, PlacementResult]:
 
 
 def agreement(model: onnx.ModelProto, samples: Sequence[dict[str, Any]]) -> float:
-    """Return one minus the relative error of the output, by onnxruntime and numpy alone."""
     values = []
     for sample in samples:
         expected = float_output(sample["x"].tobytes())

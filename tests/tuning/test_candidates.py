@@ -1,5 +1,3 @@
-"""Choices that are skipped, the order of the others, and the parts of a network."""
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Measurements on a cluster equal those of one process, and use little traffic."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec

@@ -1,5 +1,3 @@
-"""``tune`` for FP8."""
-
 import numpy as np
 import onnx
 import pytest
@@ -12,7 +10,6 @@ from tests.insertion.nets import Array, Net, check
 
 
 def network() -> onnx.ModelProto:
-    """Return three convolutions of 32 channels."""
     net, tensor = Net(32), "x"
     for i in range(3):
         tensor = net.op("Relu", f"r{i}", net.conv(f"c{i}", tensor, 32, 32))

@@ -1,5 +1,3 @@
-"""Measurements, compared with whole networks in onnxruntime and errors by numpy."""
-
 import functools
 import itertools
 import json
@@ -121,13 +119,11 @@ def evaluator_with(mapper: TaskMapper) -> CandidateEvaluator:
 
 @functools.cache
 def output(recipe: Recipe | None, sample: int) -> Any:
-    """Return the output of the float network, or of the model of a recipe."""
     proto = branchy() if recipe is None else recipe.build(Model(branchy()))[0].proto
     return run(proto, DATA[sample])[0].astype(np.float64)
 
 
 def relative_error(recipe: Recipe, sample: int) -> float:
-    """Return the RMS difference of the output, over the standard deviation of the float output."""
     expected, actual = output(None, sample), output(recipe, sample)
     return float(np.sqrt(np.mean((expected - actual) ** 2)) / expected.std())
 
@@ -314,7 +310,6 @@ Box = tuple[float, float, float, float, int, float]
 
 
 def detections(*boxes: Box) -> Arrays:
-    """Return an output [1, 4 + 2, n]."""
     rows = np.zeros((1, 6, max(len(boxes), 8)), np.float32)
     for i, (x, y, w, h, label, score) in enumerate(boxes):
         rows[0, :4, i] = x, y, w, h

@@ -1,5 +1,3 @@
-"""Recipes, the file of measurements, and the time limit of a metric."""
-
 import gzip
 import json
 import pickle

@@ -1,5 +1,3 @@
-"""Time limits of ``tune``."""
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Addresses of clusters, connections to them, workers, and what has to be equal on all machines."""
-
 import contextlib
 import gc
 import json
@@ -88,7 +86,6 @@ def test_command_line_names_the_cluster_options(
 
 
 def listening_addresses(*pids: int) -> set[str]:
-    """Return the addresses on which processes listen, from /proc."""
     sockets = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():

@@ -1,5 +1,3 @@
-"""Each check of the model on a graph with the fault and on one without."""
-
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from tests.trt.builder import Graph
 
 
 def check(model: Model, target: str) -> list[Finding]:
-    """Return the findings of all checks, without those of the simulation."""
     report, chosen = FindingReport(target), target_named(target)
     run(
         View(model),
@@ -41,12 +38,10 @@ def codes_of(proto: onnx.ModelProto, target: str = "trt8.5") -> set[str]:
 
 
 def finding(proto: onnx.ModelProto, code: str, target: str = "trt8.5") -> Finding:
-    """Return the first finding of a code."""
     return next(f for f in check(Model(proto), target) if f.code == code)
 
 
 def cause(finding: Finding) -> Any:
-    """Return the reason of a finding that has one."""
     (cause,) = finding.causes
     return cause.reason
 
@@ -142,7 +137,6 @@ def too_few_scales() -> onnx.ModelProto:
 
 
 def without_shapes(graph: Graph, *outputs: str) -> onnx.ModelProto:
-    """Return the model without shape inference, which would refuse the fault."""
     infos = [onnx.helper.make_empty_tensor_value_info(o) for o in outputs]
     proto = onnx.helper.make_graph(graph.nodes, "g", graph.inputs, infos, graph.initializers)
     return onnx.helper.make_model(proto, opset_imports=[onnx.helper.make_opsetid("", graph.opset)])

@@ -1,5 +1,3 @@
-"""Models in bfloat16, by target, GPU and build flags."""
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -29,7 +27,6 @@ def weights() -> onnx.TensorProto:
 
 
 def quantized() -> onnx.ModelProto:
-    """Return a convolution with Q/DQ and bfloat16 scales."""
     zero = numpy_helper.from_array(np.int8(0), "z")
     scale = ["s", "z"]
     nodes = [

@@ -1,5 +1,3 @@
-"""Scales that map a tensor to one value, and heads whose boxes and scores share a scale."""
-
 import numpy as np
 import pytest
 
@@ -63,7 +61,6 @@ def test_scale_dead_of_a_part(g: Graph) -> None:
 
 
 def head(g: Graph, scale: float, sigmoid: bool = True, own: float | None = None) -> str:
-    """Return boxes and scores in one Concat, with a pair after it."""
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     box, score = (g.conv(stem, name, 16, k=1) for name in ("box", "score"))
     score = g.op("Sigmoid", score, "probability") if sigmoid else score
@@ -100,7 +97,6 @@ def test_head_concat_of_logits(g: Graph, scale: float, severity: Severity) -> No
 
 
 def per_tensor(g: Graph, spread: float, rounded: bool = False, stored: bool = False) -> str:
-    """Return a convolution in which 12 of 16 channels have a range smaller by a factor."""
     weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 3, 3)).astype(np.float32)
     weights /= np.abs(weights).max(axis=(1, 2, 3), keepdims=True)
     weights[4:] /= spread

@@ -1,5 +1,3 @@
-"""Findings and texts about FP8 quantizers."""
-
 import re
 
 import numpy as np
@@ -25,7 +23,6 @@ from tests.trt.builder import Graph
 
 
 def chain(*types: str, channels: int = 32, **options: int) -> onnx.ModelProto:
-    """Return convolutions, each with quantizers of a type, ``INT8`` or ``FP8``."""
     g = Graph(opset=19)
     x = g.input(1, channels, 8, 8)
     for number, kind in enumerate(types):

@@ -1,5 +1,3 @@
-"""Findings about operators, each on a graph with the fault and on a graph without."""
-
 import functools
 from collections import Counter
 from typing import Any
@@ -400,7 +398,6 @@ SQUARES = {
 
 
 def linear(g: Graph, rows: int = 4) -> str:
-    """Return a quantized Linear of 16 features."""
     weights = np.eye(16) if rows == 16 else np.ones((16, 16))
     return g.op(
         "MatMul", [g.pair(g.input(1, rows, 16), "in"), g.pair(g.const("w", weights), "wq")], "fc"
@@ -712,7 +709,6 @@ def test_constant_that_fp16_cannot_hold_is_reported(
 
 
 def runtime_model(op: str) -> onnx.ModelProto:
-    """Return a network with an operator of onnxruntime."""
     g = Graph(opset=20)
     return g.model(g.op(op, g.relu(g.input(1, 16, 8, 8), "r"), "n", domain="com.microsoft"))
 
@@ -743,7 +739,6 @@ def test_rtx_imports_packed_weights() -> None:
 
 
 def recurrent(*, quantized: bool, op: str = "LSTM") -> onnx.ModelProto:
-    """Return a recurrent layer, with or without Q/DQ before its data."""
     g = Graph(opset=17)
     x = g.input(10, 1, 16)
     x = g.pair(x, "in") if quantized else x
@@ -761,7 +756,6 @@ def test_quantized_recurrent_layers_run_in_float(op: str) -> None:
 
 
 def pair_of(scale: float) -> onnx.ModelProto:
-    """Return a convolution after a Q of scale 0.05 and a DQ of another scale."""
     g = Graph(opset=17)
     zero = g.const("z", np.int8(0))
     parts = [g.const("s", np.float32(0.05)), zero], [g.const("t", np.float32(scale)), zero]

@@ -1,5 +1,3 @@
-"""Implausible scales are reported with their cause, and `fix` sets no range without data."""
-
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ NOT_POSITIVE, EXTREME = "SCALE-NONPOS", "SCALE-EXTREME"
 
 
 def with_weights(scale: Any, weights: np.ndarray | None = None, axis: int = 0) -> onnx.ModelProto:
-    """Return a convolution of 4 channels with float weights and a Q/DQ pair of these scales."""
     g = Graph()
     if weights is None:
         weights = np.random.default_rng(0).normal(0, 0.3, (4, 4, 1, 1)).astype(np.float32)
@@ -25,7 +22,6 @@ def with_weights(scale: Any, weights: np.ndarray | None = None, axis: int = 0) -
 
 
 def with_integers(scale: Any) -> onnx.ModelProto:
-    """Return a convolution of 4 channels with stored int8 weights and a DQ of these scales."""
     g = Graph()
     stored = np.random.default_rng(0).integers(1, 127, (4, 4, 1, 1)).astype(np.int8)
     w = g.dq(g.const("w", stored), "wdq", scale, axis=0)
@@ -39,7 +35,6 @@ def with_half_scale(scale: float) -> onnx.ModelProto:
 
 
 def channel(position: int, value: float) -> np.ndarray:
-    """Return the scales of four channels, one of them wrong."""
     scales = np.full(4, 0.01, np.float32)
     scales[position] = value
     return scales

@@ -1,5 +1,3 @@
-"""Scales of activations compared with images, and scales of weights compared with the weights."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +37,6 @@ def float_network() -> onnx.ModelProto:
 
 
 def with_scale(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelProto:
-    """Return a copy in which the scale of a quantizer pair is multiplied."""
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     node = next(n for n in copy.graph.node if n.name == name)
     tensor = next(t for t in copy.graph.initializer if t.name == node.input[1])
@@ -51,7 +48,6 @@ def with_scale(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelPr
 def reasons(
     code: str, proto: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None
 ) -> list[Any]:
-    """Return the reasons of the findings with a code, predicted with or without data."""
     prediction = qdqtool.predict(proto)
     if data is not None:
         check_activations(proto, prediction, data)
@@ -220,7 +216,6 @@ def test_outlier_channels_of_any_share_are_reported(
 
 
 def norm_and_linear(g: Graph, gains: np.ndarray, shift: np.ndarray) -> onnx.ModelProto:
-    """Return a LayerNormalization of 64 channels, with offsets before it, and a Linear."""
     x = g.op("Add", [g.input(1, 32, 64), g.const("shift", shift, np.float32)], "shifted")
     normal = g.op("LayerNormalization", [x, g.const("gains", gains, np.float32)], "norm", axis=-1)
     moved = g.op("Reshape", [normal, g.const("to", np.asarray([1, 4, 8, 64]))], "windows")
@@ -359,7 +354,6 @@ def rescaled(
 
 
 def reweighted(proto: onnx.ModelProto, change: Callable[[Array], Array]) -> onnx.ModelProto:
-    """Return a copy with other weights and the same scales."""
     copy, pairs = with_weights(proto)
     for _, weights in pairs:
         new = change(numpy_helper.to_array(weights)).astype(np.float32)
@@ -370,7 +364,6 @@ def reweighted(proto: onnx.ModelProto, change: Callable[[Array], Array]) -> onnx
 def with_weights(
     proto: onnx.ModelProto,
 ) -> tuple[onnx.ModelProto, list[tuple[onnx.TensorProto, onnx.TensorProto]]]:
-    """Return a copy, and its scales of weights with the weights."""
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     tensors = {t.name: t for t in copy.graph.initializer}
     return copy, [
@@ -381,7 +374,6 @@ def with_weights(
 
 
 def largest(weights: Array) -> Array:
-    """Return the largest magnitude of each output channel."""
     return np.maximum(np.abs(weights).reshape(len(weights), -1).max(axis=1), 1e-9)
 
 
@@ -534,7 +526,6 @@ def test_scales_of_another_axis_are_reported(placed: onnx.ModelProto) -> None:
 
 @pytest.fixture(scope="module")
 def uneven(placed: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model whose channels have different ranges."""
     rng = np.random.default_rng(2)
     return reweighted(placed, lambda w: w * rng.uniform(0.5, 1.5, (len(w), *(1,) * (w.ndim - 1))))
 
