@@ -359,8 +359,7 @@ def float_network(scale: float | None = None) -> onnx.ModelProto:
     g = Graph()
     weights = "float" if scale is None else "tensor"
     image = g.input(1, 3, 16, 16, name="images")
-    x = g.relu(g.conv(image, "c0", scale=scale, weights=weights), "r0")
-    pooled = g.pool(x, "pool")
+    pooled = g.pool(g.relu(g.conv(image, "c0", scale=scale, weights=weights), "r0"), "pool")
     branches = [pooled, g.relu(g.conv(pooled, "c1", scale=scale, weights=weights), "r1")]
     return g.model(g.conv(g.concat(branches, "join"), "c2", scale=scale, weights=weights))
 
@@ -368,8 +367,7 @@ def float_network(scale: float | None = None) -> onnx.ModelProto:
 def silu_add() -> onnx.ModelProto:
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16, scale=0.05), "r0")
-    branch = g.silu(g.conv(x, "c1", 16, scale=0.05), "s1")
-    total = g.add(branch, g.pair(x, "skip", 0.05), "sum")
+    total = g.add(g.silu(g.conv(x, "c1", 16, scale=0.05), "s1"), g.pair(x, "skip", 0.05), "sum")
     return g.model(g.conv(total, "c2", 16, scale=0.05))
 
 

@@ -201,14 +201,12 @@ def test_contributing_page_has_the_files_that_it_counts() -> None:
 
 
 def test_contributing_page_examples_work(tmp_path: Path) -> None:
-    folder = copy_with_examples(tmp_path, PAGE.read_text("utf-8"))
-    run_python(folder, "".join(CHECKS.values()))
+    run_python(copy_with_examples(tmp_path, PAGE.read_text("utf-8")), "".join(CHECKS.values()))
 
 
 @pytest.mark.slow
 def test_contributing_page_examples_pass_the_tests_of_entries(tmp_path: Path) -> None:
-    folder = copy_with_examples(tmp_path, PAGE.read_text("utf-8"))
-    run_python(folder, f"TESTS = {TESTS}{RUN_TESTS}")
+    run_python(copy_with_examples(tmp_path, PAGE.read_text("utf-8")), f"TESTS = {TESTS}{RUN_TESTS}")
 
 
 def run_python(folder: Path, code: str) -> None:
@@ -217,10 +215,9 @@ def run_python(folder: Path, code: str) -> None:
 
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(folder), str(ROOT)])
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
         cwd=folder,
         check=False,
         capture_output=True,
@@ -231,8 +228,7 @@ def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_contributing_page_names_are_in_their_files() -> None:
     """Names are written as `name` of `file`."""
-    text = PAGE.read_text("utf-8")
-    names = re.findall(r"`(\w+)`(?: in| of)\s+`([\w/]+\.\w+)`", text)
+    names = re.findall(r"`(\w+)`(?: in| of)\s+`([\w/]+\.\w+)`", PAGE.read_text("utf-8"))
     assert len(names) > 10
     for name, path in names:
         defined = rf"^ *(?:def|class) {name}\b|^{name}\b.* =|^\[{name}\]"
@@ -253,10 +249,9 @@ def console_calls(text: str) -> list[tuple[str, str]]:
 
 def to_pattern(output: str) -> str:
     """Return a pattern of an output in which ``...`` stands for omitted text."""
-    lines = output.splitlines()
     return "".join(
         r"(?:.*\n)*?" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + r" *\n"
-        for line in lines
+        for line in output.splitlines()
     )
 
 

@@ -146,8 +146,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         yield f"quantizers of {name}", fakes.network(make), "trt10"
     for name, make in fakes.INEXACT.items():
         yield f"inexact: {name}", fakes.network(make, per_channel=False), "trt10"
-    flag = branches.model_with(branches.conditional(), flag=True)
-    yield "If", flag, "trt10"
+    yield "If", branches.model_with(branches.conditional(), flag=True), "trt10"
     yield "LSTM", recurrent(quantized=True), "trt10"
     yield "pair", pair_of(0.5), "trt10"
     yield "onnxruntime", runtime_model("FusedConv"), "trt10"
@@ -225,8 +224,7 @@ def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         g.pair(g.input(1, 16, 8, 8, name=name), name, scale)
         for name, scale in (("a", 0.1), ("b", 0.2))
     ]
-    joined = g.concat(parts, "join")
-    yield "joined", g.model(g.conv(joined, "c", 16, scale=None)), "rtx1.7"
+    yield "joined", g.model(g.conv(g.concat(parts, "join"), "c", 16, scale=None)), "rtx1.7"
     g = Graph()
     parts = [
         g.pair(g.conv(g.input(1, 16, 8, 8, name="a"), "ca", 16), "own"),

@@ -201,8 +201,7 @@ def test_agreement_counts_each_image_of_a_fixed_batch_once(tmp_path: Path, stack
 def test_agreement_of_other_names_is_by_position(net: Net) -> None:
     reference = net.output(net.conv("conv", "x")).model()
     renamed = onnx.compose.add_prefix(reference, "other/")
-    data = images(2)
-    assert agreement(reference, renamed, data).measure.value == 1.0
+    assert agreement(reference, renamed, images(2)).measure.value == 1.0
 
 
 def test_agreement_of_nonfinite_outputs_is_0() -> None:
@@ -218,8 +217,7 @@ def test_agreement_of_nonfinite_outputs_is_0() -> None:
 
 
 def test_agreement_of_scalar_output_is_unknown(net: Net) -> None:
-    mean = net.op("ReduceMean", "mean", net.conv("conv", "x"), keepdims=0)
-    reference = net.output(mean).model()
+    reference = net.output(net.op("ReduceMean", "mean", net.conv("conv", "x"), keepdims=0)).model()
     assert agreement(reference, reference, images(2)).measure.value is None
 
 
@@ -241,8 +239,7 @@ def photos(tmp_path: Path) -> Path:
     folder.mkdir()
     random = np.random.default_rng(0)
     for i in range(3):
-        pixels = random.integers(0, 256, (48, 64, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i}.png")
+        Image.fromarray(random.integers(0, 256, (48, 64, 3), np.uint8)).save(folder / f"{i}.png")
     return folder
 
 
@@ -253,8 +250,7 @@ def photos(tmp_path: Path) -> Path:
 )
 def test_compare_measures_every_form_of_model(photos: Path, options: dict[str, Any]) -> None:
     net = Net(3, 32)
-    x = net.op("Relu", "relu", net.conv("a", "x", 3, 16))
-    reference = net.output(net.conv("b", x)).model()
+    reference = net.output(net.conv("b", net.op("Relu", "relu", net.conv("a", "x", 3, 16)))).model()
     model = qdqtool.insert(reference, photos, head="none", **options).model
     result = qdqtool.compare(reference, model, data=photos)
     assert result.agreement is not None and result.agreement.images == 3

@@ -56,8 +56,7 @@ def test_saved_statistics_come_back(tmp_path: Path) -> None:
         skipped=[("p.png", "cut")],
     )
     save_statistics(stats, tmp_path / "s.npz")
-    loaded = load_statistics(tmp_path / "s.npz")
-    assert contents(loaded) == contents(stats)
+    assert contents(load_statistics(tmp_path / "s.npz")) == contents(stats)
 
 
 def test_arrays_of_the_file(tmp_path: Path) -> None:

@@ -173,8 +173,7 @@ def test_interrupted_run_leaves_nothing_behind_and_goes_on(
     assert statistics.notes[0].code == "resumed"
     assert (contents(statistics), cache.read_bytes()) == alone
     # One process goes on where a cluster stopped, and finds it finished.
-    again = run(pictures, cache=cache, focus=FOCUS)
-    assert again.notes[0].code == "reused"
+    assert run(pictures, cache=cache, focus=FOCUS).notes[0].code == "reused"
 
 
 def test_model_travels_once_to_each_worker(

@@ -227,8 +227,7 @@ def test_spread_of_indices(total: int, most: int, indices: list[int]) -> None:
 def test_sample_may_have_several_rows(
     shape: tuple[int | None, ...], array: tuple[int, ...]
 ) -> None:
-    source = ListSource([np.zeros(array, np.float32)])
-    (sample,) = Dataset(source, [InputSpec("x", shape)], 9)
+    (sample,) = Dataset(ListSource([np.zeros(array, np.float32)]), [InputSpec("x", shape)], 9)
     assert sample["x"].shape == array
 
 
@@ -273,8 +272,7 @@ def test_rows_are_joined_to_batches() -> None:
     assert data.name(1) == "sample 3" and source.restarts == 1
     sample = data.load(1)
     assert sample is not None and sample["x"][:, 0, 0, 0].tolist() == [3, 4, 5]
-    images = {number: (load() or ({}, 0))[1] for number, load in data.tasks({1})}
-    assert images == {0: 3, 2: 1}
+    assert {number: (load() or ({}, 0))[1] for number, load in data.tasks({1})} == {0: 3, 2: 1}
     assert Dataset(source, [IMAGE, InputSpec("y", (2, 1))], 100).batch == 2
     # If samples do not have one row, each is run as a whole.
     assert Dataset(ListSource(ROWS), [BATCH], 100).batch == 1
@@ -432,8 +430,7 @@ def test_odd_images_are_a_warning(quality: DataQuality, notes: list[Note]) -> No
     ],
 )
 def test_odd_ranges_of_inputs_are_a_warning(low: float, high: float, note: Note | None) -> None:
-    warnings = list(DataQuality(total=MANY, low=low, high=high).warnings())
-    assert warnings == ([note] if note else [])
+    assert list(DataQuality(total=MANY, low=low, high=high).warnings()) == ([note] if note else [])
 
 
 # Opening data: arguments, names of files, lists

@@ -55,8 +55,7 @@ def test_linear_histogram_is_off_by_one_bin_at_most() -> None:
     exact, _ = np.histogram(np.abs(values), 512, (0.0, stats.absmax))
     assert counts.sum() == pytest.approx(50_000)
     # A bin that straddles an edge is split evenly.
-    difference = np.cumsum(counts) - np.cumsum(exact)
-    assert np.abs(difference).max() <= stats.histogram.counts.max()
+    assert np.abs(np.cumsum(counts) - np.cumsum(exact)).max() <= stats.histogram.counts.max()
 
 
 def test_linear_histogram_splits_bins_evenly() -> None:

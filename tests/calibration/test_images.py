@@ -211,8 +211,7 @@ def png_of_16_bits(values: npt.NDArray[np.uint16]) -> bytes:
 def test_16_bits_are_reduced_to_the_high_byte(channels: int) -> None:
     values = np.random.default_rng(0).integers(0, 65536, (11, 7, channels)).astype(np.uint16)
     values[0, :4] = np.array([0, 255, 256, 65535])[:, None]
-    expected = (values >> 8).astype(np.uint8)[..., :3]
-    assert (decode_bytes(png_of_16_bits(values)) == expected).all()
+    assert (decode_bytes(png_of_16_bits(values)) == (values >> 8).astype(np.uint8)[..., :3]).all()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])

@@ -261,8 +261,7 @@ def test_clipped_fraction_at_the_edges_of_bins(amax: float, fraction: float) -> 
     ids=["zeros", "nothing", "subnormal", "below the window"],
 )
 def test_tensor_without_magnitudes_gets_the_range_one(values: Floats, method: str) -> None:
-    stats = TensorStatistics.of(values.astype(np.float32))
-    assert choose_range(stats, method) == Range(1.0, None)
+    assert choose_range(TensorStatistics.of(values.astype(np.float32)), method) == Range(1.0, None)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -164,8 +164,7 @@ def test_other_names_are_refused(value: Any, code: str) -> None:
 
 
 def to_input(image: Image.Image) -> npt.NDArray[Any]:
-    pixels = np.asarray(image.resize((16, 16)), np.float32)
-    return pixels.transpose(2, 0, 1) / 127.5 - 1
+    return np.asarray(image.resize((16, 16)), np.float32).transpose(2, 0, 1) / 127.5 - 1
 
 
 def test_function_prepares_images(tmp_path: Path) -> None:

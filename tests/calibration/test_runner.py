@@ -56,8 +56,7 @@ def assert_same(statistics: Statistics, values: dict[str, Any], rel: float = 1e-
         assert part.maximum == pytest.approx(float(flat.max()), rel=rel, abs=1e-6)
         counts, edges = part.linear(64)
         direct, _ = np.histogram(np.abs(flat), edges)
-        difference = np.cumsum(counts) - np.cumsum(direct)
-        assert np.abs(difference).max() <= max(0.02 * flat.size, 3), name
+        assert np.abs(np.cumsum(counts) - np.cumsum(direct)).max() <= max(0.02 * flat.size, 3), name
 
 
 # Statistics of every value

@@ -369,8 +369,7 @@ def test_partial_model_keeps_functions_and_sparse_weights_and_gets_a_name() -> N
 def test_partial_model_has_an_ir_version_that_onnxruntime_reads(version: int, limited: int) -> None:
     model = conv_net()
     model.ir_version = version
-    part = partial_model(Model(model), ["out"])
-    assert (part.ir_version, model.ir_version) == (limited, version)
+    assert (partial_model(Model(model), ["out"]).ir_version, model.ir_version) == (limited, version)
 
 
 def test_external_folder(tmp_path: Path) -> None:

@@ -271,8 +271,7 @@ def test_merging_is_exact_in_any_order(
 def test_pickled_counts_take_the_fewest_bytes(count: int, width: int) -> None:
     part = TensorStatistics(64)
     part.counter.counts[[0, 7, 9]] = 1 << 41, count, 1
-    pickled = pickle.dumps(part)
-    copy = pickle.loads(pickled)
+    copy = pickle.loads(pickle.dumps(part))
     assert counts_of(copy) == counts_of(part) and copy.counter.counts.dtype == np.int64
     *_, first, window = part.counter.__reduce__()[1]
     assert first == 7 and window.nbytes == 3 * width

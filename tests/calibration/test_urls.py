@@ -171,15 +171,13 @@ def test_digest_has_the_checksum_of_the_store(
 def test_digest_of_picture_without_a_checksum_has_the_hash_of_its_content(
     source: Any, folder: Path
 ) -> None:
-    content = (folder / "picture001.png").read_bytes()
-    hashed = hashlib.blake2b(content, digest_size=16).digest()
+    hashed = hashlib.blake2b((folder / "picture001.png").read_bytes(), digest_size=16).digest()
     assert source.digest(PICTURE) == b"picture001.png" + hashed
 
 
 def test_picture_may_have_the_limit(source: Any, folder: Path) -> None:
     size = (folder / "picture001.png").stat().st_size
-    check = reports(None, size, size - 1)
-    check_limit("IMAGE_FILE", size, lambda: source.load(PICTURE), check)
+    check_limit("IMAGE_FILE", size, lambda: source.load(PICTURE), reports(None, size, size - 1))
 
 
 def test_picture_that_is_gone_is_reported(source: Any) -> None:

@@ -28,8 +28,7 @@ def test_build_text_lists_convolutions_and_files(tmp_path: Path, cli: Cli) -> No
 
 @needs_compiler
 def test_build_json_for_several_gpus(tmp_path: Path, cli: Cli) -> None:
-    path = saved(two_convolutions(), tmp_path)
-    table = cli.json("build", path, "--sm", "8.9", "--sm", "SM86")
+    table = cli.json("build", saved(two_convolutions(), tmp_path), "--sm", "8.9", "--sm", "SM86")
     assert table["schema"] == "qdqtool/build/1"
     assert (table["status"], table["targets"]) == ("built", ["SM89", "SM86"])
     assert [n["precision"] for n in table["nodes"]] == ["INT8", "FP32"]

@@ -44,8 +44,7 @@ def test_engine_table_is_sorted_by_time(engine: Path, cli: Cli) -> None:
     table = [line.split() for line in text.splitlines() if line.endswith(("  conv", "  q0"))]
     assert table[0] == ["1", "1.5000", "75.0%", "115.6", "1,278.0", "90.5", "conv"]
     assert table[1][:3] == ["0", "0.5000", "25.0%"]
-    types = "2x64x56x56 INT8:32, 2x128x28x28 FP16 -> 2x128x28x28 FP16"
-    assert types in " ".join(text.split())
+    assert "2x64x56x56 INT8:32, 2x128x28x28 FP16 -> 2x128x28x28 FP16" in " ".join(text.split())
 
 
 def test_engine_json_with_profile(engine: Path, cli: Cli) -> None:
@@ -86,8 +85,7 @@ def test_engine_compare(engine: Path, cli: Cli) -> None:
     assert "1.0000 ms (33.3%)" in text
     assert "3.0000    1.5000   -1.5000  A FP16, FP16 -> FP16" in text
     assert "-    0.5000   +0.5000  B FP32 -> INT8" in text
-    data = cli.json(*arguments)
-    assert [pair["change_ms"] for pair in data["pairs"]] == [-1.5, 0.5]
+    assert [pair["change_ms"] for pair in cli.json(*arguments)["pairs"]] == [-1.5, 0.5]
 
 
 @pytest.mark.parametrize(

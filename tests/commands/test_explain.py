@@ -76,8 +76,7 @@ def test_explain_for_builder(cli: Cli) -> None:
 
 
 def test_explain_log_line_names_builds_rule_and_test(cli: Cli) -> None:
-    answer = cli.json("explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28")
-    (rule,) = answer["rules"]
+    (rule,) = cli.json("explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28")["rules"]
     assert rule["pass"] == "QDQToCopy"
     root = Path(__file__).parents[2]
     assert (root / rule["file"]).is_file() and (root / rule["test"]).is_file()

@@ -70,8 +70,7 @@ def test_extract_private_report_has_nothing_of_the_original(folder: Path, cli: C
     onnx.save(secretive(), folder / f"{SECRET}.onnx")
     (folder / "v.json").write_text(verification(f"{SECRET}/b1.c1"))
     arguments = ["--private", "-o", "p.onnx", "--report", "r.md", "--verification", "v.json"]
-    node = f"{SECRET}/b1.c1"
-    answer = cli.json("extract", f"{SECRET}.onnx", "--node", node, *arguments)
+    answer = cli.json("extract", f"{SECRET}.onnx", "--node", f"{SECRET}/b1.c1", *arguments)
     report = (folder / "r.md").read_text()
     assert SECRET not in report and SECRET not in json.dumps(answer)
     assert SECRET.encode() not in (folder / "p.onnx").read_bytes()

@@ -278,8 +278,7 @@ def test_insert_refuses_a_gpu_that_the_target_does_not_support(folder: Path, cli
 
 
 def test_insert_gpu_without_int8_has_no_gain(folder: Path, cli: Cli) -> None:
-    answer = insert_small(cli, "--gpu", "Jetson Nano", "--target", "8.5")
-    assert answer["time"]["gain"] is None
+    assert insert_small(cli, "--gpu", "Jetson Nano", "--target", "8.5")["time"]["gain"] is None
 
 
 @pytest.fixture

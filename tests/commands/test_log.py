@@ -86,8 +86,7 @@ def test_log_pass_lists_its_lines(log: Path, cli: Cli) -> None:
     ]
     assert len(shown) == 4
     assert all(lines[int(number) - 1].endswith(text) for number, text in shown)
-    listed = cli.json("log", log, "--pass", "QDQToCopy")
-    assert [row["text"] for row in listed] == [
+    assert [row["text"] for row in cli.json("log", log, "--pass", "QDQToCopy")] == [
         "Running: QDQToCopy on q0",
         "Swap the layer type of q0 from QUANTIZE to kQDQ",
     ]
@@ -159,5 +158,4 @@ def test_log_shows_every_number_of_a_recorded_build(cli: Cli) -> None:
 
 
 def test_log_all_lists_each_reformat(cli: Cli) -> None:
-    text = cli("log", build_file("centerpoint-a100-trt823-fp16"), "--all")
-    assert text.count("FP16  1x") == 38
+    assert cli("log", build_file("centerpoint-a100-trt823-fp16"), "--all").count("FP16  1x") == 38

@@ -94,6 +94,5 @@ def test_option_with_effect_is_accepted(cli: Cli, tmp_path: Path, options: str) 
 
 def test_clock_of_an_unknown_gpu_is_refused() -> None:
     assert find_build_gpu(Build()) is None
-    expected = has("option-without-effect", parameter="clock")
-    with pytest.raises(QdqtoolError, check=expected):
+    with pytest.raises(QdqtoolError, check=has("option-without-effect", parameter="clock")):
         find_build_gpu(Build(), clock=1000.0)

@@ -38,8 +38,7 @@ def test_tune_reaches_the_goal_and_resumes(folder: Path, cli: Cli) -> None:
 
 
 def test_tune_goal_out_of_reach_exits_with_1_and_writes_the_best(folder: Path, cli: Cli) -> None:
-    answer = cli.json(*TUNE, "--keep", "1", "--no-state", code=1)
-    assert not answer["goal"]["reached"]
+    assert not cli.json(*TUNE, "--keep", "1", "--no-state", code=1)["goal"]["reached"]
     assert Path("m_qdq.onnx").exists() and not list(folder.glob("*.tuning"))
 
 
@@ -107,8 +106,7 @@ def test_tune_wrong_input_leaves_nothing(
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert cli(*TUNE, *arguments, code=2) == ""
     assert value in cli.err.splitlines()[-1] and "Traceback" not in cli.err
-    after = {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".tuning"}
-    assert after == before
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".tuning"} == before
 
 
 def test_tune_without_images_is_refused(folder: Path, cli: Cli) -> None:

@@ -119,8 +119,7 @@ def test_text_of_model_and_build_names_fp8(tmp_path: Path, model_first: bool) ->
     layers = {"a": ("FP8", "FP8"), "d": ("FP16", "FP16"), "b": ("FP8", "FP16")}
     build = write_build(tmp_path / "build.json", layers)
     sides = (quantized("fp8"), build) if model_first else (build, quantized("fp8"))
-    comparison = qdqtool.compare(*sides, target="trt10.13-strongly-typed")
-    text = summarize_comparison(comparison)
+    text = summarize_comparison(qdqtool.compare(*sides, target="trt10.13-strongly-typed"))
     assert "2 of 2 convolutions that the model quantizes run in FP8" in text
     assert "1 convolution with FP8 output where float is predicted" in text
     assert "INT8" not in text

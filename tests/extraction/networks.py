@@ -43,11 +43,10 @@ def secretive() -> onnx.ModelProto:
     model.producer_name, model.producer_version = f"{SECRET} exporter", f"{SECRET} 1"
     model.domain, model.doc_string = f"com.{SECRET}", f"{SECRET} doc"
     model.metadata_props.add(key=f"{SECRET}.owner", value=f"{SECRET} GmbH")
-    end = graph.output[0].name
     graph.node.append(
         helper.make_node(
             f"{SECRET}Head",
-            [end],
+            [graph.output[0].name],
             [f"{SECRET}/done"],
             f"{SECRET}/head",
             domain=f"ai.{SECRET}",

@@ -128,8 +128,7 @@ def test_part_never_divides_a_pair(hops: int) -> None:
     proto = qdqtool.extract(residual(), node="b1.c1", hops=hops).proto
     quantized = {o for n in proto.graph.node for o in n.output if n.op_type == Q}
     assert quantized == {n.input[0] for n in proto.graph.node if n.op_type == DQ}
-    types = {v.type.tensor_type.elem_type for v in proto.graph.input}
-    assert types == {onnx.TensorProto.FLOAT}
+    assert {v.type.tensor_type.elem_type for v in proto.graph.input} == {onnx.TensorProto.FLOAT}
 
 
 def test_extract_leaves_the_model_and_repeats_itself() -> None:
@@ -379,8 +378,7 @@ def test_trimming_predicts_no_part_without_nodes_of_the_finding(sketches: list[s
     for i in range(2):
         end = output_of(proto)
         append_node(proto, helper.make_node("Relu", [end], [f"{end}r"], f"relu{i}"))
-    result = extract(proto, node="n4", target="trt8.5")
-    needed = result.shown.required_nodes()
+    needed = extract(proto, node="n4", target="trt8.5").shown.required_nodes()
     assert needed == {n.name for n in proto.graph.node[7:] if n.op_type == Q}
     assert sketches and all(needed <= names for names in sketches)
 
@@ -516,8 +514,7 @@ def test_private_weights_differ(parts: Parts) -> None:
 
 def test_private_weights_have_the_range_of_their_scales() -> None:
     def ranges(private: bool) -> list[npt.NDArray[np.float64]]:
-        proto = qdqtool.extract(residual(), node="b0.c1", hops=2, private=private).proto
-        model = Model(proto)
+        model = Model(qdqtool.extract(residual(), node="b0.c1", hops=2, private=private).proto)
         quotients = [
             (value / np.reshape(read_params(model, q).scale, (-1, 1, 1, 1))).reshape(len(value), -1)
             for q in quantizers(model)
@@ -636,8 +633,7 @@ def test_private_tensor_in_attribute_differs_next_to_resize_with_unset_input() -
     table = np.linspace(1.1, 9.3, 12, dtype=np.float32)
     model = with_head(table=numpy_helper.from_array(table, "table"))
     model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
-    resize = helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize")
-    append_node(model, resize)
+    append_node(model, helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize"))
     proto = qdqtool.extract(model, outputs=["resized"], private=True).proto
     attributes = [a for n in proto.graph.node for a in n.attribute if a.HasField("t")]
     assert len(attributes) == 1
@@ -649,8 +645,7 @@ def test_private_attributes_keep_only_public_words() -> None:
     conv = next(n for n in model.graph.node if n.op_type == "Conv")
     attributes = {"acme_note": 1.0, "mode": "acme way", "auto_pad": "NOTSET"}
     conv.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
-    result = qdqtool.extract(model, node=conv.name, hops=1, private=True)
-    data = result.proto.SerializeToString()
+    data = qdqtool.extract(model, node=conv.name, hops=1, private=True).proto.SerializeToString()
     assert b"acme" not in data and b"NOTSET" in data
 
 
@@ -682,8 +677,7 @@ def test_private_functions_are_inlined() -> None:
     proto = extract_head(model)
     assert b"cme" not in proto.SerializeToString() and not proto.functions
     (constant,) = (n for n in proto.graph.node if n.op_type == "Constant")
-    new = numpy_helper.to_array(constant.attribute[0].t)
-    assert np.isin(new, table).sum() <= 2
+    assert np.isin(numpy_helper.to_array(constant.attribute[0].t), table).sum() <= 2
 
 
 def test_private_part_may_have_nodes_without_a_name() -> None:

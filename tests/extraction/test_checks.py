@@ -104,8 +104,7 @@ def test_text_that_the_command_does_not_print_is_an_error(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_exit_code_alone_may_find_another_fault(g: Graph, tmp_path: Path) -> None:
-    command = script(tmp_path, TWO_FAULTS)
-    result = qdqtool.extract(conv_and_pool(g), check=command, limit=12)
+    result = qdqtool.extract(conv_and_pool(g), check=script(tmp_path, TWO_FAULTS), limit=12)
     assert "Conv" not in operators(result.proto)
     assert "exit-code-alone" in note_codes(result.notes)
 
@@ -179,8 +178,7 @@ def test_command_that_does_not_end_is_an_error() -> None:
 
 
 def test_text_is_found_at_the_end_of_the_output() -> None:
-    command = "sh -c 'head -c 3000000 /dev/zero; printf there'"
-    check = CommandCheck(residual(1), command, "there")
+    check = CommandCheck(residual(1), "sh -c 'head -c 3000000 /dev/zero; printf there'", "there")
     assert check.has_same_behavior(residual(1))
     check.close()
 

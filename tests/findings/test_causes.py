@@ -125,8 +125,7 @@ def test_convolution_of_a_float_input_is_reported(g: Graph, weights: str, code: 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_dq_shared_by_matrix_products_is_reported(g: Graph, own: bool) -> None:
-    x = g.op("Flatten", g.conv(g.input(1, 16, 1, 1), "c", 4), "f")
-    first = g.pair(x, "p", 0.05)
+    first = g.pair(g.op("Flatten", g.conv(g.input(1, 16, 1, 1), "c", 4), "f"), "p", 0.05)
     second = g.dq(g.nodes[-1].input[0], "own.DQ", 0.05) if own else first
     products = {"one": first, "two": second}
     for name, data in products.items():
@@ -393,8 +392,7 @@ def test_cast_after_dq_decides_the_float_type(weights: str, int8: bool) -> None:
     w = g.op("QuantizeLinear", [g.const("w", np.ones((16, 16, 1, 1)), kind), scale, zero], "wq.Q")
     w = g.op("DequantizeLinear", [w, scale, zero], "wq.DQ")
     w = g.op("Cast", w, "weights", to=10) if weights == "cast" else w
-    model = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
-    prediction, findings = outcome(model, "trt11")
+    prediction, findings = outcome(g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1])), "trt11")
     assert prediction.convolution("c").is_int8 is int8
     assert ("FLOAT-MIXED" in findings) is not int8
 
@@ -414,8 +412,7 @@ def test_float_inputs_of_two_types_are_reported(data: type, weights: type) -> No
 def test_pooling_with_two_scales_is_reported(g: Graph, outer: float, reported: bool) -> None:
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
     a = g.conv(x, "direct", 16, scale=outer)
-    b = g.conv(g.pool(x, "pool"), "pooled", 16, scale=0.05)
-    _, findings = outcome(g.model(a, b))
+    _, findings = outcome(g.model(a, g.conv(g.pool(x, "pool"), "pooled", 16, scale=0.05)))
     assert ("POOL-SCALE" in findings) is reported
     if reported:
         readers = {r.node: r.scale for r in cause(findings["POOL-SCALE"]).consumers}

@@ -17,5 +17,4 @@ def find_sites(find: Find, model: Model, target: Target | None = None) -> list[F
     """Return the sites of the step that uses a function, for TensorRT 8.5 by default."""
     chosen = target or target_named("trt8.5")
     step = next(s for s in STEPS if s.find is find)
-    view = View(model)
-    return step.find_sites(view, chosen, predict(model, chosen), step.codes)
+    return step.find_sites(View(model), chosen, predict(model, chosen), step.codes)

@@ -75,8 +75,7 @@ def test_fix_keeps_one_pair_before_a_sum_of_two_convolutions(target):
 
 
 def test_fix_applies_residual_fixes():
-    proto = residual("float")
-    fixed = fix(proto, "trt8.5")
+    fixed = fix(residual("float"), "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
     one, two = fixed.before.summary(), fixed.after.summary()
     assert (
@@ -263,8 +262,7 @@ def test_fix_folds_batch_norm_after_conv_transpose(g):
 def test_pair_inside_silu_is_moved_or_removed(g, behind):
     y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.3)
     m = g.op("Mul", [y, g.pair(g.op("Sigmoid", y, "sig"), "gate", 0.008)], "mul")
-    out = g.conv(m, "c1", 16, scale=0.3 if behind else None)
-    fixed = fix(g.model(out), "trt8.5")
+    fixed = fix(g.model(g.conv(m, "c1", 16, scale=0.3 if behind else None)), "trt8.5")
     assert {c.code for c in fixed.applied} == {"SILU-INNER-Q"}
     assert "SILU-INNER-Q" not in codes(fixed.after)
     model = Model(fixed.proto)
@@ -294,8 +292,7 @@ def test_float_layers_become_fp16_by_default_if_some_are_not_quantized(g, float_
         y = g.relu(g.conv(y, f"c{i}", 16), f"r{i}")
     for i in range(float_layers):
         y = g.conv(y, f"f{i}", 16, scale=None, weights="float")
-    fixed = fix(g.model(y), "trt11")
-    assert [c.code for c in fixed.applied] == applied
+    assert [c.code for c in fix(g.model(y), "trt11").applied] == applied
 
 
 def test_float_layers_become_fp16_for_strongly_typed_targets():
@@ -477,8 +474,7 @@ def test_fix_compares_in_front_of_a_plugin():
     proto.graph.output.append(onnx.helper.make_tensor_value_info("boxes", 1, None))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
-    cuts = [n.values["nodes"] for n in fixed.notes if n.code == "compared-in-front"]
-    assert cuts == [["nms"]]
+    assert [n.values["nodes"] for n in fixed.notes if n.code == "compared-in-front"] == [["nms"]]
 
 
 def test_fix_refuses_changes_of_a_model_that_does_not_run():
@@ -515,8 +511,7 @@ def test_scales_that_do_not_fit_their_tensor_are_left_alone(g, count, axis, para
         axis=axis,
     )
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
-    proto = g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))
-    assert fix(proto).applied == []
+    assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
 
 
 # On random Q/DQ networks a fix never makes the prediction worse, and the fixed model is valid.
@@ -577,8 +572,7 @@ def test_fixed_model_is_valid_and_not_worse(proto):
     assert all(c.why_not for c in fixed.refused) and not any(c.why_not for c in fixed.applied)
     if fixed.noise_before is not None:
         assert np.isfinite(fixed.noise_after)
-    again = fix(fixed.proto, "trt8.5")
-    assert worth(again.after) >= worth(fixed.after)
+    assert worth(fix(fixed.proto, "trt8.5").after) >= worth(fixed.after)
     assert fix(proto, "trt8.5").proto.SerializeToString(
         deterministic=True
     ) == fixed.proto.SerializeToString(deterministic=True)

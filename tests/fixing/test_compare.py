@@ -28,8 +28,7 @@ def pair_model(scale=0.1):
 
 
 def test_runner_computes_float_outputs(g: Graph):
-    x = g.input(1, 4, 8, 8)
-    proto = remove_quantizers(Model(g.model(g.pair(x, "p", 0.1), "p.Q:0"))).proto
+    proto = remove_quantizers(Model(g.model(g.pair(g.input(1, 4, 8, 8), "p", 0.1), "p.Q:0"))).proto
     assert {n.op_type for n in proto.graph.node} == {"QuantizeLinear", "Identity"}
     values = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
     found = ModelRunner().run(proto, {"x": values})
@@ -38,8 +37,7 @@ def test_runner_computes_float_outputs(g: Graph):
 
 
 def test_body_of_a_network_ends_with_its_last_convolution(g: Graph):
-    y = g.conv(g.input(1, 16, 8, 8), "c", 16)
-    model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
+    model = Model(g.model(g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "c", 16), "soft", axis=1)))
     proto, cut = cut_runnable_part(model, body=True)
     assert cut == ["soft"] and [o.name for o in proto.graph.output] == ["c:0"]
 
@@ -55,8 +53,7 @@ def test_body_of_a_network_ends_with_its_last_convolution(g: Graph):
 def test_error_of_every_output_may_grow_by_the_factor(
     after: OutputNoise, is_accepted: bool
 ) -> None:
-    before = OutputNoise({"a": 1.0, "b": 0.01}, True)
-    assert is_growth_permitted(before, after, 1.3) is is_accepted
+    assert is_growth_permitted(OutputNoise({"a": 1.0, "b": 0.01}, True), after, 1.3) is is_accepted
 
 
 def unknown_type() -> onnx.ModelProto:
@@ -70,8 +67,7 @@ def too_many_dimensions() -> onnx.ModelProto:
     proto = pair_model(0.02)
     del proto.graph.value_info[:], proto.graph.output[:]
     shape = proto.graph.input[0].type.tensor_type.shape
-    dimension = onnx.TensorShapeProto.Dimension(dim_value=1)
-    shape.dim.extend([dimension] * (65 - len(shape.dim)))
+    shape.dim.extend([onnx.TensorShapeProto.Dimension(dim_value=1)] * (65 - len(shape.dim)))
     return proto
 
 
@@ -134,13 +130,12 @@ def test_overflowing_float_network_is_not_compared(where):
 @pytest.mark.parametrize("shape", [["n", 64, "h", "w"], [1, 64, 1, 1], [1, 64, 1024, 1024]])
 def test_run_cost_depends_on_inputs_only(shape: list[object]) -> None:
     """The four outputs take 256 MB each, whatever shapes the file states."""
-    weight = onnx.numpy_helper.from_array(np.ones((64, 1, 1, 1), np.float32), "w")
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Conv", ["x", "w"], [f"y{k}"]) for k in range(4)],
         "g",
         [onnx.helper.make_tensor_value_info("x", 1, ["n", 1, "h", "w"])],
         [onnx.helper.make_tensor_value_info(f"y{k}", 1, shape) for k in range(4)],
-        [weight],
+        [onnx.numpy_helper.from_array(np.ones((64, 1, 1, 1), np.float32), "w")],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     with pytest.raises(RunLimitError, check=lambda error: error.code == "memory-limit"):

@@ -170,8 +170,7 @@ def test_dead_part_that_no_layer_reads_becomes_float(g: Graph) -> None:
 
 def test_pair_moves_behind_sigmoid_with_a_scale_for_its_range(g: Graph) -> None:
     """The scale of a Sigmoid's input is ten times too coarse for its output."""
-    y = g.pair(g.conv(g.input(1, 16, 8, 8), "c", 16), "inner", 0.1)
-    x = g.op("Sigmoid", y, "gate")
+    x = g.op("Sigmoid", g.pair(g.conv(g.input(1, 16, 8, 8), "c", 16), "inner", 0.1), "gate")
     g.channels[x] = 16
     fixed = fix(g.model(g.conv(x, "next", 16, scale=None)), "trt8.5")
     assert codes(fixed) == ["ACT-INNER-Q"]
@@ -289,8 +288,7 @@ def test_noise_over_samples(count: int) -> None:
     ]
     off = np.concatenate([a["y"] - b["y"] for a, b in pairs]).astype(np.float64)
     level = np.concatenate([b["y"] for _, b in pairs]).astype(np.float64)
-    mask = np.array([[True, True, False, False]])
-    part = OutputPart("y", "first", (0, 1), 1, mask)
+    part = OutputPart("y", "first", (0, 1), 1, np.array([[True, True, False, False]]))
     found = measure_noise(pairs, [part])
     assert found.each["y"] == pytest.approx(np.sqrt(np.sum(off**2) / np.sum(level**2)), rel=1e-6)
     assert found.parts["y", "first"] == pytest.approx(
@@ -310,8 +308,7 @@ def test_levels_of_a_head_are_compared_apart(g: Graph) -> None:
         both = g.op("Concat", [box, g.op("Sigmoid", score, f"s{i}")], f"cat{i}", axis=1)
         shape = g.const(f"shape{i}", np.array([1, 8, -1], np.int64))
         levels.append(g.op("Reshape", [both, shape], f"flat{i}"))
-    out = g.op("Transpose", g.op("Concat", levels, "all", axis=2), "t", perm=[0, 2, 1])
-    proto = g.model(out)
+    proto = g.model(g.op("Transpose", g.op("Concat", levels, "all", axis=2), "t", perm=[0, 2, 1]))
     fixed = fix(proto, inputs={"x": image(1, 16, 8, 8)})
     assert [(e.tensor, e.channels) for e in fixed.errors] == [
         ("box0:0", None),
@@ -416,8 +413,7 @@ def test_printed_recipe_and_fix_leave_no_error_and_no_warning(
 ) -> None:
     """Run the call that `predict` prints. `fix` then gives the inputs of each Concat one scale."""
     floats = make()
-    quantized = quantize(floats, tmp_path)
-    onnx.save(quantized, tmp_path / "quantized.onnx")
+    onnx.save(quantize(floats, tmp_path), tmp_path / "quantized.onnx")
     assert run_command(["predict", str(tmp_path / "quantized.onnx")]) == 0
     printed = " ".join(capsys.readouterr().out.split())  # the output is wrapped
     (text,) = re.findall(r"quantize_static\(\.\.\., (quant_format.*?\})\)", printed)

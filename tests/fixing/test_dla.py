@@ -79,8 +79,7 @@ def test_convolution_before_an_add_by_version_of_dla(target: str, rule: str | No
 def silu_network() -> onnx.ModelProto:
     net = Net()
     first = net.conv("c0", "x")
-    gate = net.op("Sigmoid", "s", first)
-    second = net.conv("c1", net.op("Mul", "m", first, gate))
+    second = net.conv("c1", net.op("Mul", "m", first, net.op("Sigmoid", "s", first)))
     ones, zeros = (np.full(16, value, np.float32) for value in (1.5, 0.25))
     stored = [net.const(f"n{i}", v) for i, v in enumerate((ones, zeros, zeros, ones))]
     norm = net.op("BatchNormalization", "n", second, *stored)
@@ -183,8 +182,7 @@ def test_clipping_of_quantizers_remains_in_the_float_model() -> None:
 
 def test_largest_of_several_scales_counts(g: Graph) -> None:
     x = g.input(1, 16, 8, 8)
-    model = g.model(g.conv(x, "a", 16, scale=0.1), g.conv(x, "b", 16, scale=9.0))
-    translation = translate(model)
+    translation = translate(g.model(g.conv(x, "a", 16, scale=0.1), g.conv(x, "b", 16, scale=9.0)))
     assert translation.scales.scales["x"] == 9.0
     assert note("several-scales", count=1, first="x") in translation.notes
 

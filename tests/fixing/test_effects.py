@@ -169,8 +169,7 @@ def fix_weights(model: Model) -> Model:
 @pytest.mark.parametrize("half", [False, True])
 def test_transposed_weights_get_scale_of_largest_weight(axis: int, form: str, half: bool) -> None:
     model = network(axis, form, half)
-    view = View(model)
-    old = view.weights(model.node("up"))
+    old = View(model).weights(model.node("up"))
     value = model.constant(old.source)
     assert value is not None and old.dq is not None
     real = value.astype(np.float64)

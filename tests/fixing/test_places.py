@@ -138,8 +138,7 @@ def test_pair_without_activation_is_not_moved(g: Graph) -> None:
     flat = g.pair(g.op("Flatten", y, "flat"), "a", 0.1)
     weights = g.pair(g.const("w", np.ones((1024, 4), np.float32)), "w", 0.01)
     out = g.op("Gemm", [flat, weights], "fc")
-    end = g.op("Tanh", g.pair(y, "b", 0.1), "tanh")
-    model = Model(g.model(out, end))
+    model = Model(g.model(out, g.op("Tanh", g.pair(y, "b", 0.1), "tanh")))
     (told,) = (
         r for r in predict(model, "trt8.5").refusals if isinstance(r, QuantizerInsideActivation)
     )

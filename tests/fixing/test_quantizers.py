@@ -66,8 +66,7 @@ def network(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> onnx.M
     if role == "integers":
         values = constant(role, np.rint(weights / scales.reshape(-1, 1, 1, 1)).astype(np.int8))
     else:
-        source = [constant("weights", weights), *parameters]
-        values = g.op("QuantizeLinear", source, "wq", axis=0)
+        values = g.op("QuantizeLinear", [constant("weights", weights), *parameters], "wq", axis=0)
     w = g.op("DequantizeLinear", [values, *parameters], "wdq", axis=0)
     return g.model(g.relu(g.op("Conv", [data, w], "c", kernel_shape=[1, 1]), "r"))
 

@@ -146,6 +146,5 @@ def test_confidence_states_products_that_it_does_not_count(attention: bool) -> N
     if attention:
         y = g.op("MatMul", [y, g.input(1, 4, 16, 8, name="keys")], "scores")
     prediction = predict(g.model(y), "trt10")
-    counts = prediction.summary()
-    assert counts["matrix_products"] == len(prediction.convolutions) + attention
+    assert prediction.summary()["matrix_products"] == len(prediction.convolutions) + attention
     assert ("1 product of two activations" in describe_confidence(prediction)) == attention

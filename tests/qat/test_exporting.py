@@ -114,8 +114,7 @@ def test_export_keeps_results_that_network_holds(tmp_path: Path) -> None:
     model = ready(Keeping())
     model.train()
     model(X).sum().backward()
-    export = qat.export(model, tmp_path / "q.onnx", X)
-    assert export.summary["int8"] == 2
+    assert qat.export(model, tmp_path / "q.onnx", X).summary["int8"] == 2
     assert model.kept.pyramid[0].grad_fn is not None, "the network is left as it was"
 
 
@@ -168,8 +167,7 @@ def test_copy_with_folded_normalization_quantizes_weights_as_they_are() -> None:
 
 @pytest.mark.parametrize("net", [nets.Shared, nets.Skips, nets.Heads])
 def test_exported_network_computes_the_same(net: type[nn.Module], tmp_path: Path) -> None:
-    model = ready(net())
-    export = qat.export(model, tmp_path / "q.onnx", X)
+    export = qat.export(ready(net()), tmp_path / "q.onnx", X)
     assert export.difference < 0.02 and export.summary["float"] == 0
 
 
@@ -537,8 +535,7 @@ def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
         {v.name: numpy_helper.to_array(v) for v in m.graph.initializer}
         for m in (onnx.load(tmp_path / "int8.onnx"), proto)
     ]
-    names = [n.input[1] for n in proto.graph.node if n.op_type == "QuantizeLinear"]
-    for name in names:
+    for name in [n.input[1] for n in proto.graph.node if n.op_type == "QuantizeLinear"]:
         expected = scales[0][name.removesuffix("/fp8")] * 127 / 448
         np.testing.assert_allclose(scales[1][name], expected, rtol=1e-6)
 
@@ -574,8 +571,7 @@ def test_fp8_export_keeps_large_tensors_in_fp32(tmp_path: Path) -> None:
             return self.last(large * 0.001 * 0.001)
 
     sample = torch.rand(1, 32, 8, 8)
-    model = ready(Large(), sample)
-    qat.export(model, tmp_path / "fp8.onnx", sample, precision="fp8")
+    qat.export(ready(Large(), sample), tmp_path / "fp8.onnx", sample, precision="fp8")
     proto = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "fp8.onnx"))
     types = {v.name: v.type.tensor_type.elem_type for v in proto.graph.value_info}
     products = [types[n.output[0]] for n in proto.graph.node if n.op_type == "Mul"]

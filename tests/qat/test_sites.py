@@ -50,8 +50,7 @@ class Network(nn.Module):
         self.last = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled = nn.functional.adaptive_avg_pool2d(self.features(x), 1)
-        return self.last(pooled.flatten(1))
+        return self.last(nn.functional.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
 
 
 def test_plan_counts_calls() -> None:
@@ -109,8 +108,7 @@ def test_traced_graph_computes_the_same_and_has_no_marks() -> None:
 
 def test_sites_of_containers_count_calls() -> None:
     traced = trace_network(nets.Skips(), torch.randn(1, 16, 8, 8))
-    adds = {s for s in traced.sites.values() if s.kind == "add"}
-    assert adds == {
+    assert {s for s in traced.sites.values() if s.kind == "add"} == {
         QuantizerSite("", "add", call, position) for call in (0, 1) for position in (0, 1)
     }
     assert traced.calls["", "add"] == 2
@@ -155,8 +153,7 @@ def test_plan_of_resnet18() -> None:
     assert len(resnet_plan.convolutions) == 21
     residuals = [a.site for a in resnet_plan.activations if a.role == "residual"]
     assert len(residuals) == 8 and all(s.position == 1 for s in residuals)  # "out += identity"
-    pools = [a.site.module for a in resnet_plan.activations if a.site.kind == "pool"]
-    assert pools == ["avgpool"]
+    assert [a.site.module for a in resnet_plan.activations if a.site.kind == "pool"] == ["avgpool"]
 
 
 def test_plan_has_quantizers_of_insert(tmp_path: Path) -> None:
@@ -312,8 +309,7 @@ def test_attention_is_quantized_as_by_insert(
     expected = nets.evaluate(model, TOKENS)
     export = {"dynamo": False, "opset_version": 17, "input_names": ["x"]}
     torch.onnx.export(model, (TOKENS,), path, **export)
-    attention = qat.prepare(model, TOKENS, report=None)
-    assert len(attention.weights) == projections + 2
+    assert len(qat.prepare(model, TOKENS, report=None).weights) == projections + 2
     qat.calibrate(model, [TOKENS])
     quantized = nets.evaluate(model, TOKENS)
     with qat.disabled(model):

@@ -24,8 +24,7 @@ def deep_net(gain: float = 1.0) -> onnx.ModelProto:
 
 
 def samples(count: int = 8) -> Array:
-    rng = np.random.default_rng(3)
-    return rng.standard_normal((count, 32, 8, 8)).astype(np.float32)
+    return np.random.default_rng(3).standard_normal((count, 32, 8, 8)).astype(np.float32)
 
 
 def insert_auto(model: onnx.ModelProto, **options: Any) -> Insertion:

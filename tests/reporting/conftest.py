@@ -15,12 +15,9 @@ from tests.reporting.browser import Page, browser, missing
 class NetworkFiles:
     def __init__(self, folder: Path) -> None:
         net = Net(16, 16)
-        first = net.conv("first", "x")
-        act = net.op("Relu", "act", first)
-        second = net.conv("second", act)
-        joined = net.op("Concat", "join", act, second, axis=1)
-        third = net.conv("third", joined, cin=32)
-        net.output(net.op("Sigmoid", "end", third))
+        act = net.op("Relu", "act", net.conv("first", "x"))
+        joined = net.op("Concat", "join", act, net.conv("second", act), axis=1)
+        net.output(net.op("Sigmoid", "end", net.conv("third", joined, cin=32)))
         self.float = folder / "float.onnx"
         self.cache = folder / "cache.npz"
         self.model = folder / "model_qdq.onnx"

@@ -308,8 +308,7 @@ def test_hostile_names_stay_text(chromium: Page, tmp_path: Path) -> None:
     report.save(tmp_path / "r.html")
     chromium.open(tmp_path / "r.html")
     assert chromium.run("return document.querySelectorAll('img, [onclick]').length") == 0
-    number = len(report.page.model.nodes)
-    for node in range(number):
+    for node in range(len(report.page.model.nodes)):
         chromium.run("location.hash = `#node-${arguments[0]}`", node)
     type_into(chromium, "search", "<script>")
     press(chromium, "search", "Enter")

@@ -94,8 +94,7 @@ def test_page_links_findings_to_nodes_after_computed_constants(g: Graph) -> None
 @pytest.mark.parametrize("case", SOME_FIRST)
 def test_onnx_graph_draws_every_node_and_link(case: str) -> None:
     model = page_of(case).model
-    rows = sorted(n for box in model.onnx.boxes for n in box.rows)
-    assert rows == list(range(len(model.nodes)))
+    assert sorted(n for box in model.onnx.boxes for n in box.rows) == list(range(len(model.nodes)))
     assert drawn_links(model) == links_between(published(case), {n.name for n in model.nodes})
     conversions = {c.name.partition("_clone_")[0] for c in model.conversions}
     assert {m.name for e in model.onnx.edges for m in e.marks if m.stays} == conversions
@@ -513,8 +512,7 @@ def test_tuning_that_a_time_limit_ended_is_read(tmp_path: Path) -> None:
     front = result()["front"]
     for i in (0, 2):
         front[i].update(metric=None, low=None, high=None)
-    chosen = {**front[1], "index": 1}
-    tuning = read(tmp_path, result(front=front, others=[], chosen=chosen))
+    tuning = read(tmp_path, result(front=front, others=[], chosen={**front[1], "index": 1}))
     assert [(p.x, p.metric, p.chosen) for p in tuning.points] == [(3.0, 0.93, True)]
     assert tuning.notes[0].startswith("2 choices not drawn")
 
@@ -522,8 +520,7 @@ def test_tuning_that_a_time_limit_ended_is_read(tmp_path: Path) -> None:
 def test_tuning_that_chose_the_float_model_is_marked(tmp_path: Path) -> None:
     front = result()["front"]
     assert not read(tmp_path, result()).is_float
-    chosen = {**front[1], "index": 1, "int8": 0}
-    assert read(tmp_path, result(front=front, chosen=chosen)).is_float
+    assert read(tmp_path, result(front=front, chosen={**front[1], "index": 1, "int8": 0})).is_float
 
 
 def test_missing_tuning_file_is_reported(tmp_path: Path) -> None:
@@ -573,8 +570,7 @@ def test_build_of_tensorrt_rtx_is_shown_for_its_gpu(
     device: str | None, facts: dict[str, str], gpu: str | None
 ) -> None:
     model = two_convolutions()
-    layers = [BuiltLayer("a")]
-    build = Build(tensorrt="1.7.1", is_rtx=True, layers=layers, device=device, gpu=facts)
+    build = Build(tensorrt="1.7.1", is_rtx=True, layers=[BuiltLayer("a")], device=device, gpu=facts)
     report = qdqtool.report(model, build, gpu=gpu)
     assert report.page.model.counts["int8"] == 0
     assert report.as_json()["compute_capabilities"] == ["7.5"]

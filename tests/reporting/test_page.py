@@ -194,8 +194,7 @@ def test_page_counts_int8_and_fp8(
 ) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(chain(*types), path)
-    report = qdqtool.report(path, target="10.16")
-    report.save(tmp_path / "page.html")
+    qdqtool.report(path, target="10.16").save(tmp_path / "page.html")
     tile = (tmp_path / "page.html").read_text().split('<div class="tile">')[1]
     assert f"<h2>{title}</h2>" in tile
     assert f'<p class="big">{count}<small>' in tile

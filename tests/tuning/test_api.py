@@ -149,9 +149,8 @@ def test_tune_reaches_the_goal_that_it_reports(tuned: Tuning) -> None:
 
 def test_result_has_ranges_from_all_images(tuned: Tuning) -> None:
     """Held-out images affect the ranges only after the last measurement."""
-    expected = insert(tuned.chosen.configuration.floats, DATA)
     assert [(q.tensor, q.scale) for q in tuned.quantized] == [
-        (q.tensor, q.scale) for q in expected.quantized
+        (q.tensor, q.scale) for q in insert(tuned.chosen.configuration.floats, DATA).quantized
     ]
     (note,) = (n for n in tuned.notes if n.code == "ranges-from-all")
     assert note.values["images"] == len(DATA)
@@ -369,8 +368,7 @@ def test_tune_estimates_its_duration(clock: Clock, seconds: float, workers: int,
 
     lines: list[str] = []
     tuning = tune(keep=0.5, mapper=mapper, workers=workers, say=lines.append)
-    skipped = tuning.effort["never_measured"]
-    choices = tuning.effort["candidates"] - skipped
+    choices = tuning.effort["candidates"] - tuning.effort["never_measured"]
     assert any(
         line.startswith(f"testing {choices} choices on 4 images") and line.endswith(end)
         for line in lines

@@ -35,8 +35,7 @@ def job_and_tasks() -> tuple[TuningJob, list[MeasurementTask]]:
     planner = planner_of(branchy(), DATA)
     choices = floats(), floats("c6"), floats("c0"), floats("c3", "c4")
     recipes = tuple(planner.plan(choice).recipe for choice in choices)
-    tasks = [MeasurementTask((k,), recipes) for k in range(6)]
-    return job_of(planner, DATA), tasks
+    return job_of(planner, DATA), [MeasurementTask((k,), recipes) for k in range(6)]
 
 
 def test_cluster_rows_are_those_of_one_process(client: Any) -> None:

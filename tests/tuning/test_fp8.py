@@ -17,8 +17,7 @@ def network() -> onnx.ModelProto:
 
 
 def samples(count: int = 12) -> Array:
-    rng = np.random.default_rng(3)
-    return rng.standard_normal((count, 32, 8, 8)).astype(np.float32)
+    return np.random.default_rng(3).standard_normal((count, 32, 8, 8)).astype(np.float32)
 
 
 def test_tuned_model_is_that_of_insert() -> None:
@@ -38,8 +37,7 @@ def test_tuned_model_is_that_of_insert() -> None:
 
 def test_high_goal_leaves_layers_float() -> None:
     options = {"precision": "fp8", "head": "none", "high_precision": "fp32"}
-    tuning = qdqtool.tune(network(), samples(), keep=0.9999, **options)
-    counts = tuning.prediction.summary()
+    counts = qdqtool.tune(network(), samples(), keep=0.9999, **options).prediction.summary()
     assert counts["fp8"] < 3
 
 

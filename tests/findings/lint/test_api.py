@@ -123,8 +123,7 @@ def test_operator_that_reads_integers_is_reported(
     domain: str, used: bool, nodes: list[str]
 ) -> None:
     g = Graph(opset=13)
-    table = g.const("table", np.ones((16,), np.int8))
-    y = g.op("Cast", [table], "reader", domain=domain, to=1)
+    y = g.op("Cast", [g.const("table", np.ones((16,), np.int8))], "reader", domain=domain, to=1)
     x = g.input(1, 16)
     findings = check(Model(g.model(g.add(x, y if used else x, "sum"))), "trt10")
     assert [f.node for f in findings if f.code == "WEIGHT-INDIRECT"] == nodes
@@ -208,8 +207,7 @@ def test_weights_that_are_not_constant_are_reported() -> None:
 
 
 def test_sparse_weights_are_reported() -> None:
-    tensors = simple().graph.initializer
-    name = next(t.name for t in tensors if list(t.dims) == [16, 16, 1, 1])
+    name = next(t.name for t in simple().graph.initializer if list(t.dims) == [16, 16, 1, 1])
     fault = finding(make_weights_sparse(simple(), name), "W-NONCONST")
     assert cause(fault) == WeightsNotConstant(MODEL_CHECK, "c1", name, sparse=True)
 
@@ -241,8 +239,7 @@ def shared_model(copies: bool = False) -> onnx.ModelProto:
     w = g.weights("w", (16, 16, 1, 1), "qdq")
     other = g.weights("v", (16, 16, 1, 1), "qdq") if copies else w
     a = g.op("Conv", [x, w], "a", kernel_shape=[1, 1])
-    b = g.op("Conv", [x, other], "b", kernel_shape=[1, 1])
-    return g.model(g.add(a, b, "sum"))
+    return g.model(g.add(a, g.op("Conv", [x, other], "b", kernel_shape=[1, 1]), "sum"))
 
 
 def test_shared_weights_are_reported() -> None:

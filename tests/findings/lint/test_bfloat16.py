@@ -69,8 +69,7 @@ def test_insert_widens_bfloat16() -> None:
     x = np.random.default_rng(1).normal(0, 1, SHAPE).astype(np.float32)
     insertion = qdqtool.insert(unquantized(), [{"x": x}])
     assert "bfloat16-widened" in [note.code for note in insertion.notes]
-    prediction = qdqtool.predict(insertion.model)
-    assert prediction.summary()["int8"] == 1
+    assert qdqtool.predict(insertion.model).summary()["int8"] == 1
     stored = {t.name: numpy_helper.to_array(t) for t in insertion.model.graph.initializer}
     before = np.asarray(numpy_helper.to_array(weights()), np.float32)
     assert any(np.array_equal(value, before) for value in stored.values())

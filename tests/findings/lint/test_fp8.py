@@ -59,8 +59,7 @@ def test_weakly_typed_target_is_reported_and_built_strongly_typed() -> None:
     prediction = predict(chain("FP8"), "trt10")
     assert severities(prediction) == {"FP8-WEAK": Severity.INFO}
     assert choose_typing(prediction, target_named("trt10")).strongly_typed
-    int8 = predict(chain("INT8"), "trt10")
-    assert not choose_typing(int8, target_named("trt10")).strongly_typed
+    assert not choose_typing(predict(chain("INT8"), "trt10"), target_named("trt10")).strongly_typed
     assert not severities(predict(chain("FP8"), "10.3-strongly-typed"))
 
 
@@ -96,8 +95,7 @@ def test_advice_follows_the_rates_of_the_gpu(name: str, kernel: int) -> None:
     general = {f.code: f.fix for f in predict(model, "10.16").findings}
     advice = {f.code: f.fix for f in prediction.findings if f.code.startswith("FP8-")}
     code = "FP8-KERNEL" if kernel == 7 else "FP8-SLOW"
-    gains = gpu.rates.int8 > gpu.rates.fp16
-    assert ("make it INT8" in advice[code]) == gains
+    assert ("make it INT8" in advice[code]) == (gpu.rates.int8 > gpu.rates.fp16)
     assert advice[code] != general[code]
 
 
@@ -120,16 +118,14 @@ def test_other_fp8_types_are_an_error(name: str, target: str) -> None:
             zeros = [0.0] * int(np.prod(tensor.dims))
             tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, zeros))
     prediction = predict(model, target)
-    errors = {f.code for f in prediction.findings if f.severity == Severity.ERROR}
-    assert "QTYPE" in errors
+    assert "QTYPE" in {f.code for f in prediction.findings if f.severity == Severity.ERROR}
     assert not any(c.is_fp8 for c in prediction.convolutions)
 
 
 def test_rtx_predicts_fp8_for_8_9_unless_a_gpu_is_named() -> None:
     assert predict(chain("FP8"), "rtx1.7").compute_capabilities == ["8.9"]
     assert predict(chain("INT8"), "rtx1.7").compute_capabilities == ["8.6"]
-    named = target_named("rtx1.7").with_capability("8.6")
-    findings = predict(chain("FP8"), named).findings
+    findings = predict(chain("FP8"), target_named("rtx1.7").with_capability("8.6")).findings
     assert any(f.severity == Severity.ERROR for f in findings)
 
 

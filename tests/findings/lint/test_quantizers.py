@@ -134,8 +134,7 @@ def test_fix_invents_no_scale_of_an_activation(scale: float) -> None:
 
 @pytest.mark.parametrize("value", [NAN, 0.0, INF, -0.01])
 def test_fix_computes_scales_of_weights_from_the_weights(value: float) -> None:
-    before = with_weights(channel(2, value))
-    fixed = qdqtool.fix(before, only=[NOT_POSITIVE])
+    fixed = qdqtool.fix(with_weights(channel(2, value)), only=[NOT_POSITIVE])
     assert [a.code for a in fixed.applied] == [NOT_POSITIVE]
     (q,) = (n for n in fixed.proto.graph.node if n.name == "wq.Q")
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
@@ -207,8 +206,7 @@ def test_huge_scale_of_integer_weights_is_reported(value: float) -> None:
 
 def test_tiny_scales_of_integer_weights_are_reported_if_all_are_tiny() -> None:
     """A single tiny scale may belong to a channel of zeros."""
-    fault = finding(with_integers(np.full(4, 1e-30)), EXTREME)
-    assert not fault.automatic
+    assert not finding(with_integers(np.full(4, 1e-30)), EXTREME).automatic
     assert EXTREME not in codes(with_integers(channel(0, 1e-30)))
 
 
