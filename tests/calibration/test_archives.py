@@ -87,10 +87,8 @@ def test_damaged_arrays_are_errors(
     tmp_path: Path, content: bytes, code: str | None, compression: int
 ) -> None:
     path = write_npz(tmp_path / "x.npz", {"a.npy": content}, compression)
-    with pytest.raises(DataError) as caught, contextlib.chdir(tmp_path):
+    with contextlib.chdir(tmp_path), pytest.raises(DataError, check=has(code, path, "'a'")):
         read_arrays(path)
-    assert caught.value.code == code or code is None
-    assert str(path) in str(caught.value) and "'a'" in str(caught.value)
     assert not (tmp_path / "pickle-ran").exists()
 
 
@@ -132,8 +130,11 @@ def test_damaged_compression_is_an_error(tmp_path: Path, place: float) -> None:
 
 @pytest.mark.parametrize(
     ("content", "code"),
-    [(b"", "empty"), (b"no zip", "wrong-format"), (npy(VALUES), "wrong-format")],
-    ids=["empty", "text", "npy"],
+    [
+        pytest.param(b"", "empty", id="empty"),
+        pytest.param(b"no zip", "wrong-format", id="text"),
+        pytest.param(npy(VALUES), "wrong-format", id="npy"),
+    ],
 )
 def test_other_files_are_errors(tmp_path: Path, content: bytes, code: str) -> None:
     path = tmp_path / "x.npz"

@@ -21,7 +21,7 @@ from calibration.arrays import (
 from calibration.dataset import Dataset, EndOfSamples, InputSpec
 from calibration.listing import file_digest
 from qdqtool.errors import DataError
-from tests.calibration.checks import check_limit, reports
+from tests.calibration.checks import check_limit
 from tests.errors import has
 
 SPEC = InputSpec("images", (1, 3, 4, 4))
@@ -179,7 +179,7 @@ def test_files_that_do_not_fit_the_inputs_are_rejected(
     tmp_path: Path, write: Any, inputs: list[InputSpec], code: str | None, values: list[object]
 ) -> None:
     path = write(tmp_path)
-    with pytest.raises(DataError, check=reports(code, path, *values)):
+    with pytest.raises(DataError, check=has(code, path, *values)):
         open_data(path, inputs)
 
 
@@ -202,7 +202,7 @@ def test_one_sample_may_have_the_limit(tmp_path: Path) -> None:
     folder.mkdir()
     np.save(folder / "0.npy", ROWS[:1])
     for source in (npy(tmp_path, ROWS), npz(tmp_path, x=ROWS), folder):
-        check = reports(None, source, "8", "7")
+        check = has(None, source, "8", "7")
         check_limit("SAMPLE", 8, lambda source=source: list(open_data(source, [PAIR])), check)
 
 
@@ -270,10 +270,10 @@ def test_damage_is_reported_with_its_sample(tmp_path: Path) -> None:
     source = StackedSource(path, [InputSpec("x", (1, 4000))])
     path.write_bytes(path.read_bytes()[:-1])
     assert source.load(3)["x"].all()
-    with pytest.raises(DataError, check=reports("file-damaged", "sample 4", path=str(path))):
+    with pytest.raises(DataError, check=has("file-damaged", "sample 4", path=str(path))):
         source.load(4)
     source.arrays["x"].file.close()
-    with pytest.raises(DataError, check=reports("file-damaged", "sample 2", path=str(path))):
+    with pytest.raises(DataError, check=has("file-damaged", "sample 2", path=str(path))):
         source.load(2)
 
 
@@ -292,13 +292,13 @@ def test_folder_of_samples(tmp_path: Path) -> None:
     assert (part.count(), source.count(), part.name(0)) == (1, 2, "in/b.npy")
     wide = [InputSpec("x", (1, 3))]
     values = (tmp_path / "in" / "a.npz", "[1, 2]", "[1, 3]")
-    with pytest.raises(DataError, check=reports("wrong-shape", *values, node="x")):
+    with pytest.raises(DataError, check=has("wrong-shape", *values, node="x")):
         list(Dataset(open_data(tmp_path, wide).source, wide, 9))
 
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "a\0b"], ids=["long", "nul"])
 def test_impossible_path_is_rejected(text: str) -> None:
-    with pytest.raises(DataError, check=reports("file-missing")):
+    with pytest.raises(DataError, check=has("file-missing")):
         open_data(text, [SPEC])
 
 
@@ -318,7 +318,7 @@ def test_exceptions_of_an_iterator_end_the_pass() -> None:
 
 def test_arrays_of_samples_fit_the_inputs() -> None:
     source = MemorySource([{"x": np.zeros(3)}], [InputSpec("x", (1, 2, 2))])
-    with pytest.raises(DataError, check=reports("wrong-shape", "sample 0", "[3]", node="x")):
+    with pytest.raises(DataError, check=has("wrong-shape", "sample 0", "[3]", node="x")):
         source.load(0)
 
 

@@ -13,7 +13,7 @@ from calibration.cluster.jobs import AHEAD, ClusterJob
 from calibration.dataset import Dataset, InputSpec
 from calibration.images import YOLO_PREPROCESS
 from qdqtool.errors import ClusterError, DataError
-from tests.calibration.checks import contents, reports
+from tests.calibration.checks import contents
 from tests.calibration.cluster.clusters import (
     ENDLESS,
     ChangingSource,
@@ -200,7 +200,7 @@ def test_worker_that_differs_is_rejected(
     worker = min(worker_pids(client))
     client.run(replace_facts, facts, workers=[worker])
     try:
-        with pytest.raises(ClusterError, check=reports("worker-mismatch", worker, *values)):
+        with pytest.raises(ClusterError, check=has("worker-mismatch", worker, *values)):
             run(pictures, client)
         assert left_behind(client) == (0, 0, [])
         if "test network" in facts:
@@ -213,7 +213,7 @@ def test_other_files_on_a_worker_are_rejected(client: Any, pictures: Path) -> No
     paths = sorted(pictures.glob("*.png"))
     inputs = [InputSpec("images", (1, 3, 16, 16))]
     source = ChangingSource(paths, pictures, inputs, YOLO_PREPROCESS, None)
-    with pytest.raises(ClusterError, check=reports("different-files", "tcp://", "picture005.png")):
+    with pytest.raises(ClusterError, check=has("different-files", "tcp://", "picture005.png")):
         run(Dataset(source, inputs, 100), client)
     assert left_behind(client) == (0, 0, [])
 
@@ -222,7 +222,7 @@ def test_errors_of_samples_name_the_worker(client: Any, tmp_path: Path) -> None:
     for k in range(4):
         np.save(tmp_path / f"{k}.npy", np.zeros((1, 3, 16, 8 if k == 2 else 16), np.float32))
     with pytest.raises(
-        DataError, check=reports("wrong-shape", "tcp://", "2.npy", "[1, 3, 16, 8]", node="images")
+        DataError, check=has("wrong-shape", "tcp://", "2.npy", "[1, 3, 16, 8]", node="images")
     ):
         run(tmp_path, client)
 
@@ -234,7 +234,7 @@ def test_urls_are_read_by_the_workers(client: Any, pictures: Path) -> None:
     store = {f"/qdqtool-cluster/{p.name}": p.read_bytes() for p in sorted(pictures.glob("*.png"))}
     put(store)
     url = "memory://qdqtool-cluster"
-    with pytest.raises(ClusterError, check=reports("file-unreadable", "tcp://", "picture")):
+    with pytest.raises(ClusterError, check=has("file-unreadable", "tcp://", "picture")):
         run(url, client)
     alone = run(url)
     assert alone.images == 11 and alone.skipped[0][0] == "picture007.png"
@@ -251,7 +251,7 @@ def test_other_content_behind_a_url_is_rejected(
     }
     put(store)
     client.run(put, {**store, "/qdqtool-other/2.png": store["/qdqtool-other/3.png"]})
-    with pytest.raises(ClusterError, check=reports("different-files", "tcp://", "2.png")):
+    with pytest.raises(ClusterError, check=has("different-files", "tcp://", "2.png")):
         run("memory://qdqtool-other", client)
 
 
@@ -309,7 +309,7 @@ def test_work_ends_with_its_job(client: Any, cluster: Cluster) -> None:
 def test_job_reports_errors_of_workers(cluster: Cluster) -> None:
     failing = ClusterJob(cluster, share_number, 7, fail_on_three)
     with (
-        pytest.raises(ClusterError, check=reports("worker-failed", 3, "ValueError")),
+        pytest.raises(ClusterError, check=has("worker-failed", 3, "ValueError")),
         failing as job,
     ):
         list(job.results(range(6)))

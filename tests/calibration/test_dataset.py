@@ -28,7 +28,7 @@ from calibration.listing import UNREADABLE, file_digest, list_files
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
 from qdqtool.util.notes import Note
-from tests.calibration.checks import check_limit, reports
+from tests.calibration.checks import check_limit
 from tests.calibration.nets import write_pictures
 from tests.errors import has
 from tests.notes import note
@@ -155,7 +155,7 @@ def test_input_converts_numbers(dtype: str, input_dtype: str) -> None:
 def test_input_rejects_arrays_of_other_shapes_and_types(
     spec: InputSpec, array: npt.NDArray[Any], code: str, values: list[object]
 ) -> None:
-    with pytest.raises(DataError, check=reports(code, "it", *values, node="x")):
+    with pytest.raises(DataError, check=has(code, "it", *values, node="x")):
         spec.fit(array, "it")
 
 
@@ -176,13 +176,13 @@ def test_fit_all_names_the_input_without_an_array(
     names: str, inputs: list[InputSpec], missing: str
 ) -> None:
     present = ", ".join(f"'{n}'" for n in names) or "none"
-    with pytest.raises(DataError, check=reports("missing-input", "it", present, node=missing)):
+    with pytest.raises(DataError, check=has("missing-input", "it", present, node=missing)):
         fit_inputs(dict.fromkeys(names, VALUE), inputs, "it")
 
 
 def test_fit_all_takes_the_only_array_by_any_name() -> None:
     assert list(fit_inputs({"other": VALUE}, [A], "it")) == ["a"]
-    with pytest.raises(DataError, check=reports("wrong-shape", "[1, 2]", "[1]", node="a")):
+    with pytest.raises(DataError, check=has("wrong-shape", "[1, 2]", "[1]", node="a")):
         fit_inputs({"a": np.ones((1, 2))}, [A], "it")
 
 
@@ -259,7 +259,7 @@ BROKEN = [None, ROWS[1], None, None]
 def test_samples_that_cannot_be_used_are_errors(
     source: SampleSource, spec: InputSpec, code: str | None, values: list[object]
 ) -> None:
-    with pytest.raises(DataError, check=reports(code, *values)):
+    with pytest.raises(DataError, check=has(code, *values)):
         list(Dataset(source, [spec], 100))
 
 
@@ -453,13 +453,13 @@ def test_open_data_uses_512_images_by_default() -> None:
                 [{"images": ROW}],
                 [SPEC],
                 {"max_images": images},
-                reports("out-of-range", images, parameter="max_images"),
+                has("out-of-range", images, parameter="max_images"),
                 id=f"{images} images",
             )
             for images in (0, -1)
         ),
         pytest.param([{"images": ROW}], [], {}, has("no-inputs"), id="no inputs"),
-        pytest.param(3.5, [SPEC], {}, reports("wrong-type", "float", parameter="data"), id="type"),
+        pytest.param(3.5, [SPEC], {}, has("wrong-type", "float", parameter="data"), id="type"),
     ],
 )
 def test_open_data_rejects_other_arguments(
@@ -498,7 +498,7 @@ def test_open_data_rejects_other_files(
 ) -> None:
     (tmp_path / "c.csv").write_text("")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, check=reports(code, *values, path=str(tmp_path / name))):
+    with pytest.raises(DataError, check=has(code, *values, path=str(tmp_path / name))):
         open_data(tmp_path / name, [SPEC])
 
 
@@ -550,7 +550,7 @@ def test_lists_with_other_content_are_rejected(
 ) -> None:
     path = tmp_path / "list.txt"
     path.write_bytes(content)
-    with pytest.raises(DataError, check=reports(code, *values, path=str(path))):
+    with pytest.raises(DataError, check=has(code, *values, path=str(path))):
         open_data(path, [SPEC])
 
 
@@ -570,7 +570,7 @@ def test_lines_of_a_list_end_as_on_any_system(tmp_path: Path) -> None:
 def test_list_may_have_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("a.png\n")
-    check = reports("file-too-large", "5 bytes", path=str(path))
+    check = has("file-too-large", "5 bytes", path=str(path))
     check_limit("LIST_FILE", 6, lambda: open_data(path, [SPEC]), check)
 
 
@@ -644,7 +644,7 @@ def test_files_of_a_folder_are_not_overwritten(tmp_path: Path, suffix: str) -> N
                 guard.forbid_overwrite(path)
     with files.record_inputs():
         files.reserve_output(link, "-o")
-        with pytest.raises(QdqtoolError, check=reports("output-is-input", "-o", f"3{suffix}")):
+        with pytest.raises(QdqtoolError, check=has("output-is-input", "-o", f"3{suffix}")):
             open_data(folder, [SPEC])
 
 
@@ -665,5 +665,5 @@ def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         tmp_path / "b" / "2.png",
     ]
     closed.append(tmp_path)
-    with pytest.raises(DataError, check=reports("file-unreadable", "denied", path=str(tmp_path))):
+    with pytest.raises(DataError, check=has("file-unreadable", "denied", path=str(tmp_path))):
         list_files(tmp_path, {".png"})

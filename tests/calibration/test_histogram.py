@@ -12,7 +12,7 @@ from calibration.statistics import (
     mantissa_bits,
 )
 from qdqtool.errors import DataError
-from tests.calibration.checks import reports
+from tests.errors import has
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ARRAYS = hnp.arrays(np.float32, st.integers(0, 60), elements=FLOATS)
@@ -85,7 +85,7 @@ def test_linear_histogram_has_the_largest_magnitude_in_its_last_bin(top: float) 
 def test_other_numbers_of_bins_are_rejected(call: Callable[[int], object], value: int) -> None:
     allowed = ["65536", f"{value};" if abs(value) < 2**63 else "bins"]
     values = allowed if call is mantissa_bits else ["1,000,000"]
-    with pytest.raises(DataError, check=reports("out-of-range", *values, parameter="bins")):
+    with pytest.raises(DataError, check=has("out-of-range", *values, parameter="bins")):
         call(value)
 
 

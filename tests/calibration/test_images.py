@@ -22,7 +22,7 @@ from calibration.images import (
 from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from tests.calibration.checks import check_limit, reports
+from tests.calibration.checks import check_limit
 from tests.calibration.nets import png_chunk, write_pictures
 from tests.errors import has
 from tests.notes import note
@@ -151,7 +151,7 @@ def test_preprocess_accepts_values_at_its_limits(arguments: dict[str, Any]) -> N
     ],
 )
 def test_preprocess_rejects_other_values(arguments: dict[str, Any], values: list[str]) -> None:
-    with pytest.raises(DataError, check=reports(None, *values)):
+    with pytest.raises(DataError, check=has(None, *values)):
         Preprocess(**arguments)
 
 
@@ -186,7 +186,7 @@ def test_other_files_are_rejected(
 ) -> None:
     (tmp_path / "text.png").write_text("no picture")
     path = tmp_path / name
-    with pytest.raises(DataError, check=reports(code, value)):
+    with pytest.raises(DataError, check=has(code, value)):
         decode_image(str(path) if as_text else path)
 
 
@@ -194,7 +194,7 @@ def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.M
     """Ultralytics replaces it by a function that installs a package if a file is not an image."""
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("called"))
     assert (decode_bytes(encode(noise(3, 5), "PNG")) == noise(3, 5)).all()
-    with pytest.raises(DataError, check=reports("wrong-format", "'there.png'")):
+    with pytest.raises(DataError, check=has("wrong-format", "'there.png'")):
         decode_image(io.BytesIO(b"no picture"), "there.png")
 
 
@@ -235,7 +235,7 @@ def test_images_are_converted_and_turned(mode: str, orientation: int) -> None:
 )
 def test_image_may_have_the_limit_of_pixels(kind: str, options: dict[str, Any]) -> None:
     data = encode(noise(10, 12), kind, **options)
-    check = reports("image-too-large", "12x10", 119)
+    check = has("image-too-large", "12x10", 119)
     check_limit("IMAGE_PIXELS", 120, lambda: decode_bytes(data), check)
 
 
@@ -257,14 +257,14 @@ def png_of_size(width: int, height: int, depth: int = 8, color: int = 2) -> byte
     ],
 )
 def test_png_bomb_is_rejected_before_it_is_decoded(data: bytes) -> None:
-    with pytest.raises(DataError, check=reports("image-too-large", 1 << 26)):
+    with pytest.raises(DataError, check=has("image-too-large", 1 << 26)):
         decode_bytes(data)
 
 
 def test_image_file_may_have_the_limit(tmp_path: Path) -> None:
     data = encode(noise(16, 16), "PNG")
     (tmp_path / "a.png").write_bytes(data)
-    check = reports("file-too-large", len(data) - 1)
+    check = has("file-too-large", len(data) - 1)
     check_limit("IMAGE_FILE", len(data), lambda: decode_image(tmp_path / "a.png"), check)
 
 
@@ -341,14 +341,14 @@ def test_inputs_that_take_no_images_are_rejected(
 ) -> None:
     assert limits.INPUT_PIXELS == 4096 * 4096
     values = [value, 4096 * 4096] if code == "out-of-range" else [value]
-    with pytest.raises(DataError, check=reports(code, *values, node="x")):
+    with pytest.raises(DataError, check=has(code, *values, node="x")):
         source_of(shape, size)
 
 
 @pytest.mark.parametrize("inputs", [[], [SPEC, InputSpec("y", (1,))]], ids=["none", "two"])
 def test_model_of_images_has_one_input(inputs: list[InputSpec]) -> None:
     with pytest.raises(
-        DataError, check=reports("input-count", f"{len(inputs)} inputs", path="pictures")
+        DataError, check=has("input-count", f"{len(inputs)} inputs", path="pictures")
     ):
         ImageSource([], Path("pictures"), inputs, Preprocess(), None)
 
@@ -428,9 +428,7 @@ def test_images_of_other_formats_are_counted(tmp_path: Path) -> None:
     for name in ("a.tiff", "b.TIFF", "deep/c.heic", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"II*\0")
-    with pytest.raises(
-        DataError, check=reports("no-images", "2 tiff", "1 heic", path=str(tmp_path))
-    ):
+    with pytest.raises(DataError, check=has("no-images", "2 tiff", "1 heic", path=str(tmp_path))):
         open_data(tmp_path, [SPEC])
     write_pictures(tmp_path, 1)
     data = open_data(tmp_path, [SPEC])

@@ -21,7 +21,7 @@ from calibration.runner import CacheMismatch, collect
 from calibration.session import input_specs
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.modelfile import load
-from tests.calibration.checks import contents, counts_of, reports
+from tests.calibration.checks import contents, counts_of
 from tests.calibration.nets import conv_net, run_all, write_pictures
 from tests.calibration.watchers import WatchProgress, stop_after
 from tests.errors import has
@@ -361,7 +361,7 @@ def test_input_that_is_not_finite_is_the_cause_of_a_tensor_that_never_is() -> No
     for sample in samples:
         sample["images"][0, :, 3, ::2] = np.nan  # makes every value of that row of `c1` NaN
     with pytest.raises(
-        DataError, check=reports("not-finite", 72, "'row'", parameter="data", node="images")
+        DataError, check=has("not-finite", 72, "'row'", parameter="data", node="images")
     ):
         run(data=samples, names=("images", "row"), model=net_with_slice(3, 4))
 
@@ -375,7 +375,7 @@ def test_images_that_are_all_broken_are_an_error(tmp_path: Path, cache: Path) ->
     for name in ("b.png", "a.png"):
         (tmp_path / name).write_text("no picture")
     with pytest.raises(
-        DataError, check=reports("file-damaged", "2 images", "a.png: ", "'a.png'", parameter="data")
+        DataError, check=has("file-damaged", "2 images", "a.png: ", "'a.png'", parameter="data")
     ):
         run(cache, tmp_path)
     assert not (cache).exists()

@@ -14,7 +14,7 @@ from calibration.dataset import InputSpec
 from calibration.listing import UNREADABLE
 from calibration.urls import UrlSource, is_url, to_local_path
 from qdqtool.errors import DataError
-from tests.calibration.checks import check_limit, counts_of, reports
+from tests.calibration.checks import check_limit, counts_of
 from tests.calibration.nets import conv_net, write_pictures
 from tests.errors import has
 
@@ -140,7 +140,7 @@ def test_urls_without_pictures_are_rejected(
 ) -> None:
     with fsspec.open(f"{ROOT}/empty/note.txt", "wb") as file:
         file.write(b"")
-    with pytest.raises(DataError, check=reports(code, text, path=url + end)):
+    with pytest.raises(DataError, check=has(code, text, path=url + end)):
         open_data(url + end, [SPEC])
 
 
@@ -148,7 +148,7 @@ def test_urls_without_pictures_are_rejected(
 def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     url = "s3://bucket/images"
-    with pytest.raises(DataError, check=reports("missing-package", package, path=url)):
+    with pytest.raises(DataError, check=has("missing-package", package, path=url)):
         open_data(url, [SPEC])
 
 
@@ -177,7 +177,7 @@ def test_digest_of_picture_without_a_checksum_has_the_hash_of_its_content(
 
 def test_picture_may_have_the_limit(source: Any, folder: Path) -> None:
     size = (folder / "picture001.png").stat().st_size
-    check_limit("IMAGE_FILE", size, lambda: source.load(PICTURE), reports(None, size, size - 1))
+    check_limit("IMAGE_FILE", size, lambda: source.load(PICTURE), has(None, size, size - 1))
 
 
 def test_picture_that_is_gone_is_reported(source: Any) -> None:

@@ -48,11 +48,19 @@ class Cli:
     def json(self, *words: object, code: int = 0) -> Any:
         return json.loads(self(*words, "--format", "json", code=code))
 
-    def refuse(self, *words: object, code: int = 2) -> str:
+    def refuse(self, *words: object, code: int = 2, cause: str | None = None) -> str:
+        """Run a command that fails; return the only line on stderr.
+
+        Args:
+            *words: Arguments of the command line.
+            code: Expected exit code.
+            cause: Expected :attr:`cause`.
+        """
         assert self(*words, code=code) == ""
         # click ends the ^C of a terminal with an empty line
         lines = [line for line in self.err.splitlines() if line]
         assert len(lines) == 1 and lines[0].startswith("qdqtool: "), self.err
+        assert cause in (None, self.cause)
         return lines[0]
 
     @property

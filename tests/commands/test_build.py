@@ -63,8 +63,7 @@ def test_build_refused_model_exits_with_1_and_keeps_the_log(tmp_path: Path, cli:
 def test_build_wrong_option_is_refused(
     arguments: list[str], cause: str, tmp_path: Path, cli: Cli
 ) -> None:
-    cli.refuse("build", saved(two_convolutions(), tmp_path), *arguments)
-    assert cli.cause == cause
+    cli.refuse("build", saved(two_convolutions(), tmp_path), *arguments, cause=cause)
 
 
 @pytest.mark.parametrize(

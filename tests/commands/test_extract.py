@@ -28,9 +28,12 @@ def verification(name: str) -> str:
         "line": 3,
     }
     other = mismatch | {"name": "elsewhere", "predicted": {}, "built": {}, "why": "", "line": None}
-    build = {"tensorrt": "8.5.2", "device": f"{SECRET} board"}
-    schema = "qdqtool/verification/1"
-    return json.dumps({"schema": schema, "build": build, "mismatches": [mismatch, other]})
+    document = {
+        "schema": "qdqtool/verification/1",
+        "build": {"tensorrt": "8.5.2", "device": f"{SECRET} board"},
+        "mismatches": [mismatch, other],
+    }
+    return json.dumps(document)
 
 
 def test_extract_finding_writes_a_smaller_model_that_shows_it(folder: Path, cli: Cli) -> None:

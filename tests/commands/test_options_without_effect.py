@@ -21,8 +21,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("effects")
     g = Graph()
     weights = np.random.default_rng(0).normal(0, 0.3, (8, 3, 3, 3)).astype(np.float32)
-    x = g.input(1, 3, 32, 32)
-    x = g.op("Conv", [x, g.const("w", weights)], "c", kernel_shape=[3, 3])
+    inputs = [g.input(1, 3, 32, 32), g.const("w", weights)]
+    x = g.op("Conv", inputs, "c", kernel_shape=[3, 3])
     onnx.save(g.model(g.op("Relu", x, "r")), folder / "float.onnx")
     (folder / "images").mkdir()
     write_pictures(folder / "images", 4)
@@ -77,8 +77,7 @@ EXTRACT = "extract q.onnx -o e.onnx --node c"
     ],
 )
 def test_option_without_effect_is_refused(cli: Cli, line: str, parameter: str) -> None:
-    cli.refuse(*line.split())
-    assert cli.cause == f"option-without-effect {parameter}"
+    cli.refuse(*line.split(), cause=f"option-without-effect {parameter}")
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,7 @@ def test_predict_exit_code(
 def test_predict_wrong_option_is_refused(
     model: str, cli: Cli, arguments: list[str], cause: str, value: str
 ) -> None:
-    assert value in cli.refuse("predict", model, *arguments)
-    assert cli.cause == cause
+    assert value in cli.refuse("predict", model, *arguments, cause=cause)
 
 
 def test_predict_gpu_of_another_target_is_refused_without_notes(model: str, cli: Cli) -> None:
@@ -143,7 +142,6 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(
     assert "will reject" in text.splitlines()[2] and "ZP-NONZERO" in text
     assert "trtexec" not in text and not re.search(r"\d ms", text)
     assert "qdqtool fix m.onnx -o m_fixed.onnx" in text
-    assert "No times for Tesla T4" in text
     assert "No times for Tesla T4, L4" in cli("predict", model, "--gpu", "T4", "--gpu", "L4")
     assert "time" not in cli.json("predict", model, "--gpu", "T4")
     assert cli.json("predict", model, "--gpu", "T4", "--gpu", "L4")["times"] == []

@@ -75,8 +75,7 @@ def test_tune_output_of_a_metric_goes_to_stderr(folder: Path, cli: Cli) -> None:
 def test_tune_wrong_option_is_refused(
     folder: Path, cli: Cli, arguments: list[str], cause: str
 ) -> None:
-    cli.refuse(*TUNE, *arguments)
-    assert cli.cause == cause
+    cli.refuse(*TUNE, *arguments, cause=cause)
 
 
 @pytest.mark.parametrize(
@@ -110,5 +109,5 @@ def test_tune_wrong_input_leaves_nothing(
 
 
 def test_tune_without_images_is_refused(folder: Path, cli: Cli) -> None:
-    cli.refuse("tune", "m.onnx", "-o", "out.onnx")
-    assert cli.cause == "MissingParameter calib" and not Path("out.onnx").exists()
+    cli.refuse("tune", "m.onnx", "-o", "out.onnx", cause="MissingParameter calib")
+    assert not Path("out.onnx").exists()

@@ -455,9 +455,8 @@ def test_fixed_model_is_saved_with_the_predicted_findings(tmp_path):
     ("code", "cause"), [("SKIP-FLAOT", "unknown-finding-code"), ("CH-ALIGN", "no-automatic-fix")]
 )
 def test_fix_refuses_codes_without_a_fix(code, cause):
-    with pytest.raises(QdqtoolError, check=has(cause, parameter="only")) as caught:
+    with pytest.raises(QdqtoolError, check=has(cause, code, parameter="only")):
         fix(residual("float"), only=[code])
-    assert code in str(caught.value)
 
 
 def test_fix_refuses_a_float_model(g):

@@ -279,9 +279,9 @@ def test_attention_called_in_two_ways_is_refused(
 
     sample = (torch.randn(1, 5, 16), torch.randn(1, 7, 16))
     for call in (lambda m: plan(m, sample), lambda m: qat.prepare(m, sample, report=None)):
-        with pytest.raises(QdqtoolError, check=has("calls-differ", node="own")) as caught:
+        expected = has("calls-differ", "2 or 3", "exclude=['^own$']", node="own")
+        with pytest.raises(QdqtoolError, check=expected):
             call(Both(False))
-        assert "2 or 3" in str(caught.value) and "exclude=['^own$']" in str(caught.value)
     assert plan(Both(False), sample, exclude=["^own$"]).convolutions == ["up"]
     assert plan(Both(True), sample).convolutions == (
         ["up", "other", "own"] if cross_first else ["up", "own", "other"]
@@ -409,9 +409,8 @@ def test_unsuitable_sample_is_refused(
 ) -> None:
     """Export and check refuse it; nothing is written."""
     model, path = ready[0], tmp_path / "m.onnx"
-    with pytest.raises(QdqtoolError, check=has(code, parameter="sample")) as caught:
+    with pytest.raises(QdqtoolError, check=has(code, value, parameter="sample")):
         qat.export(model, path, change(MANY))
-    assert value in str(caught.value) and str(caught.value).isprintable()
     assert not list(tmp_path.iterdir())
     qat.export(model, path, MANY[:1])
     with pytest.raises(QdqtoolError, check=has(code, parameter="sample"), match=re.escape(value)):

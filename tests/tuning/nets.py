@@ -30,8 +30,8 @@ def branchy(seed: int = 0) -> onnx.ModelProto:
     x = net.op("Add", "add", x, y)
     left, right = net.silu("a3", net.conv("c3", x)), net.silu("a4", net.conv("c4", x))
     joined = net.op("Concat", "cat", left, right, axis=1)
-    net.output(net.conv("c6", net.silu("a5", net.conv("c5", joined, 32, 16)), 16, 8))
-    return net.model()
+    last = net.silu("a5", net.conv("c5", joined, 32, 16))
+    return net.output(net.conv("c6", last, 16, 8)).model()
 
 
 def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
@@ -43,22 +43,17 @@ def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
     x = block(net, "layer2", x, 16, 32, 2)
     x = net.op("Flatten", "flatten", net.op("GlobalAveragePool", "avgpool", x), axis=1)
     weight = net.const("fc.weight", net.rng.standard_normal((classes, 32)) * 0.3)
-    net.output(net.op("Gemm", "fc", x, weight, net.const("fc.bias", np.zeros(classes)), transB=1))
-    return net.model()
+    bias = net.const("fc.bias", np.zeros(classes))
+    return net.output(net.op("Gemm", "fc", x, weight, bias, transB=1)).model()
 
 
 def block(net: Net, name: str, x: str, cin: int, cout: int, stride: int) -> str:
-    y = net.norm(
-        f"{name}/bn1", net.conv(f"{name}/conv1", x, cin, cout, bias=False, stride=stride), cout
-    )
-    y = net.op("Relu", f"{name}/relu", y)
+    first = net.conv(f"{name}/conv1", x, cin, cout, bias=False, stride=stride)
+    y = net.op("Relu", f"{name}/relu", net.norm(f"{name}/bn1", first, cout))
     y = net.norm(f"{name}/bn2", net.conv(f"{name}/conv2", y, cout, cout, bias=False), cout)
     if stride > 1:
-        x = net.norm(
-            f"{name}/down/bn",
-            net.conv(f"{name}/down/conv", x, cin, cout, 1, bias=False, stride=2),
-            cout,
-        )
+        down = net.conv(f"{name}/down/conv", x, cin, cout, 1, bias=False, stride=2)
+        x = net.norm(f"{name}/down/bn", down, cout)
     return str(net.op("Relu", f"{name}/relu_1", net.op("Add", f"{name}/add", y, x)))
 
 
@@ -67,18 +62,9 @@ def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
     x = net.op("Relu", "r0", net.conv("c0", "x", 3, 16, stride=2))
     x = net.op("Relu", "r1", net.conv("c1", x))
     x = net.conv("c2", x, 16, classes, 1)
-    net.output(
-        net.op(
-            "Resize",
-            "up",
-            x,
-            "",
-            net.const("scales", [1.0, 1.0, 2.0, 2.0]),
-            mode="linear",
-            coordinate_transformation_mode="half_pixel",
-        )
-    )
-    return net.model()
+    scales = net.const("scales", [1.0, 1.0, 2.0, 2.0])
+    options = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+    return net.output(net.op("Resize", "up", x, "", scales, **options)).model()
 
 
 def planner_of(

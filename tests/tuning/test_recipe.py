@@ -70,10 +70,14 @@ ROWS = {
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    store = MeasurementStore(tmp_path / "t.tuning", IDENTITY)
+    save_rows(tmp_path / "t.tuning")
+    return tmp_path / "t.tuning"
+
+
+def save_rows(path: Path | None) -> None:
+    store = MeasurementStore(path, IDENTITY)
     store.add(ROWS)
     store.save()
-    return tmp_path / "t.tuning"
 
 
 def pack(data: bytes) -> bytes:
@@ -99,9 +103,7 @@ def test_store_without_changes_writes_nothing(state: Path) -> None:
 
 
 def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
-    store = MeasurementStore(None, IDENTITY)
-    store.add(ROWS)
-    store.save()
+    save_rows(None)
     assert not list(tmp_path.iterdir())
 
 
@@ -117,9 +119,9 @@ def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
 )
 def test_store_refuses_state_of_another_tuning(state: Path, field: str, code: str) -> None:
     change_state(state, **{field: "other"})
-    with pytest.raises(DataError, check=has(code, path=str(state), parameter="state")) as caught:
+    expected = has(code, "`state`", path=str(state), parameter="state")
+    with pytest.raises(DataError, check=expected):
         MeasurementStore(state, IDENTITY)
-    assert "`state`" in str(caught.value)
 
 
 def test_store_refuses_state_that_unpacks_to_too_much(
