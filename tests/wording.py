@@ -158,6 +158,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 
 
 def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
+    """Yield a small network for each wording that no other network shows."""
     yield "attention", attention(64), "trt10"
     g = Graph(opset=12)
     yield (
