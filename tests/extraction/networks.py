@@ -17,8 +17,7 @@ def residual(depth: int = 2) -> onnx.ModelProto:
         x = g.relu(g.add(c, skip, f"b{block}.sum"), f"b{block}.r1")
     model = g.model(g.conv(x, "last", scale=0.05))
     model.producer_name, model.doc_string = "maker", "about it"
-    entry = model.metadata_props.add()
-    entry.key, entry.value = "stride", "32"
+    model.metadata_props.add(key="stride", value="32")
     model.graph.node[0].doc_string = "first"
     return model
 
@@ -65,13 +64,8 @@ def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model with small constants in Constant nodes, as older exporters write them."""
     graph = model.graph
     small = [t for t in graph.initializer if len(t.dims) < 2]
-    large = [t for t in graph.initializer if len(t.dims) >= 2]
-    nodes = [
-        helper.make_node("Constant", [], [t.name], f"Constant_{i}", value=t)
-        for i, t in enumerate(small)
-    ]
-    nodes += graph.node
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(large)
+    for i, tensor in enumerate(small):
+        node = helper.make_node("Constant", [], [tensor.name], f"Constant_{i}", value=tensor)
+        graph.node.insert(i, node)
+        graph.initializer.remove(tensor)
     return model

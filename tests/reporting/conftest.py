@@ -23,9 +23,7 @@ class NetworkFiles:
         self.model = folder / "model_qdq.onnx"
         onnx.save(net.model(), self.float)
         self.data = folder / "data.npz"
-        np.savez(
-            self.data, x=np.random.default_rng(1).normal(size=(8, 16, 16, 16)).astype(np.float32)
-        )
+        np.savez(self.data, x=np.random.default_rng(1).random((8, 16, 16, 16), np.float32) - 0.5)
         insert(self.float, self.data, calib_cache=self.cache).save(self.model)
 
 

@@ -172,8 +172,7 @@ def test_save_never_replaces_an_input(files: NetworkFiles, tmp_path: Path) -> No
     out = tmp_path / "r.html"
     report.save(out)
     assert out.read_text() == report.html
-    summary = report.as_json()
-    assert summary["bytes"] == out.stat().st_size and summary["schema"] == "qdqtool/report/1"
+    assert report.as_json()["bytes"] == out.stat().st_size
 
 
 def test_report_names_model_in_memory(files: NetworkFiles) -> None:
