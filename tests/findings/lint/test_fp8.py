@@ -108,16 +108,20 @@ def test_advice_without_a_gpu_names_none() -> None:
         assert entry.fix_on(None) == entry.fix
 
 
-@pytest.mark.parametrize("name", ["FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E4M3FNUZ"])
-@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11", "rtx1.7"])
-def test_other_fp8_types_are_an_error(name: str, target: str) -> None:
-    model = chain("FP8")
-    kind = getattr(TensorProto, name)
+def chain_of_type(name: str) -> onnx.ModelProto:
+    model = chain("FP8", "FP8")
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT8E4M3FN:
             zeros = [0.0] * int(np.prod(tensor.dims))
-            tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, zeros))
-    prediction = predict(model, target)
+            new = helper.make_tensor(tensor.name, getattr(TensorProto, name), tensor.dims, zeros)
+            tensor.CopyFrom(new)
+    return model
+
+
+@pytest.mark.parametrize("name", ["FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E4M3FNUZ"])
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11", "rtx1.7"])
+def test_other_fp8_types_are_an_error(name: str, target: str) -> None:
+    prediction = predict(chain_of_type(name), target)
     assert "QTYPE" in {f.code for f in prediction.findings if f.severity == Severity.ERROR}
     assert not any(c.is_fp8 for c in prediction.convolutions)
 
@@ -154,8 +158,7 @@ def test_10_2_without_a_gpu_is_predicted_for_hopper_with_a_warning() -> None:
     prediction = predict(chain("FP8", "FP8"), "10.2")
     assert prediction.summary()["fp8"] == 2
     (finding,) = (f for f in prediction.findings if f.code == "FP8-VERSION")
-    assert finding.severity == Severity.WARNING
-    assert set(finding.convolutions) == {"c0", "c1"}
+    assert finding.severity == Severity.WARNING and set(finding.convolutions) == {"c0", "c1"}
 
 
 @pytest.mark.parametrize("target", ["trt10", "10.1", "10.3"])
@@ -180,28 +183,20 @@ def test_one_layer_of_both_types_is_an_error(data: str, op: str, target: str) ->
     """TensorRT-RTX 1.7.1 rejects the layer for 8.9."""
     g = Graph(opset=19)
     x = g.input(1, 32, 8, 8) if op == "Conv" else g.input(8, 32)
+    weights = g.const("weights", np.ones((32, 32, 1, 1) if op == "Conv" else (32, 32)))
     operands = []
-    for tensor, is_fp8 in ((x, data == "FP8"), ("weights", data != "FP8")):
+    for tensor, is_fp8 in ((x, data == "FP8"), (weights, data != "FP8")):
         g.fp8 = is_fp8
-        shape = (32, 32, 1, 1) if op == "Conv" else (32, 32)
-        source = tensor if tensor == x else g.const(tensor, np.ones(shape))
-        operands.append(g.pair(source, f"{tensor}.pair"))
+        operands.append(g.pair(tensor, f"{tensor}.pair"))
     prediction = predict(g.model(g.op(op, operands, "layer")), target)
-    errors = [f for f in prediction.findings if f.severity == Severity.ERROR]
-    assert [f.code for f in errors] == ["BUILD-FAILS"]
-    assert "layer" in errors[0].convolutions
-    assert {"INT8", "FP8"} <= set(re.findall(r"\w+", errors[0].message))
+    (error,) = (f for f in prediction.findings if f.severity == Severity.ERROR)
+    assert error.code == "BUILD-FAILS" and "layer" in error.convolutions
+    assert {"INT8", "FP8"} <= set(re.findall(r"\w+", error.message))
 
 
 @pytest.mark.parametrize("target", ["trt10", "trt11"])
 def test_texts_about_e5m2_do_not_say_int8(target: str) -> None:
-    model = chain("FP8", "FP8")
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT8E4M3FN:
-            kind = TensorProto.FLOAT8E5M2
-            zeros = [0.0] * int(np.prod(tensor.dims))
-            tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, zeros))
-    findings = predict(model, target).findings
+    findings = predict(chain_of_type("FLOAT8E5M2"), target).findings
     assert not any("INT8" in f.message for f in findings)
     assert any("E5M2" in f.message and "E4M3FN" in f.fix for f in findings)
 

@@ -88,8 +88,7 @@ def test_usual_scales_are_not_reported(scale: float) -> None:
 
 @pytest.mark.parametrize("value", [NAN, 0.0, 1e22])
 def test_single_channel_of_activation_is_counted(value: float) -> None:
-    scales = np.full(16, 0.05)
-    scales[3] = value
+    scales = np.where(np.arange(16) == 3, value, 0.05)
     code = EXTREME if value > 0 else NOT_POSITIVE
     reason = cause(finding(simple(scale=scales, axis=1), code))
     assert (reason.bad, reason.count) == (1, 16)
@@ -162,9 +161,7 @@ def weights_and_scales() -> tuple[np.ndarray, np.ndarray]:
 def test_extreme_scale_of_weights_is_computed_again(value: float, channels: list[int]) -> None:
     """A single wrong layer is reported, because its weights in the file prove the scale wrong."""
     weights, exact = weights_and_scales()
-    scales = exact.copy()
-    scales[channels] = value
-    proto = with_weights(scales, weights)
+    proto = with_weights(np.where(np.isin(np.arange(4), channels), value, exact), weights)
     fault = finding(proto, EXTREME)
     assert fault.automatic and "W-SCALE" not in codes(proto)
     reason = cause(fault)
