@@ -290,7 +290,6 @@ def test_first_change_passes_lint_and_tests(tmp_path: Path) -> None:
     folder = copy_with_examples(tmp_path, FIRST)
     names = {name for name, _ in EXAMPLE.findall(FIRST) if name.endswith(".py")}
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
-    assert ruff is not None
     # The test inserts the import at the first place, not in alphabetical order.
     for arguments in (["check", "--ignore", "I001"], ["format", "--check"]):
         result = subprocess.run(

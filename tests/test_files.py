@@ -300,9 +300,7 @@ GROUP = click.Context(cli, **cli.context_settings)
 
 
 def command_named(name: str) -> click.Command:
-    command = cli.get_command(GROUP, name)
-    assert command is not None
-    return command
+    return cli.get_command(GROUP, name)
 
 
 def lines_with_paths() -> list[tuple[str, list[str], int]]:

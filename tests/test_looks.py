@@ -82,7 +82,6 @@ def test_only_text_has_color(
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_options_of_examples_exist(command: str) -> None:
     found = cli.cli.get_command(click.Context(cli.cli), command)
-    assert found is not None
     options = {s for p in found.params for s in p.opts}
     for example in EXAMPLES[command]:
         assert {w for w in shlex.split(example["run"]) if w.startswith("-")} <= options, example

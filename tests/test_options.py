@@ -162,7 +162,6 @@ def test_single_pattern_is_not_a_list(function: Function, parameter: str) -> Non
 
 def command_options(command: str) -> dict[str, click.Option]:
     click_command = cli.get_command(click.Context(cli), command)
-    assert click_command is not None
     return {str(p.name): p for p in click_command.params if isinstance(p, click.Option)}
 
 

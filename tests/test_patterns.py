@@ -45,7 +45,6 @@ def collect_patterns() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
             "qdqtool.qat."
         ):  # importing these takes seconds and needs training libraries
             spec = importlib.util.find_spec(name)
-            assert spec is not None
             source = (path := Path(str(spec.origin))).read_text()
             assert "re.compile" not in source, (
                 f"{name}: pass the pattern to a function of `re` where it is used"

@@ -73,7 +73,6 @@ def test_signal_removes_temporary_files(tmp_path: Path) -> None:
         text=True,
         preexec_fn=restore_signals,
     )
-    assert process.stdout is not None
     ready = [process.stdout.readline().split() for _ in folders]
     pids = {Path(path).parent: int(pid) for pid, path in ready}
     for number, folder in folders.items():

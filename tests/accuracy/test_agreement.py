@@ -70,7 +70,6 @@ def test_agreement_of_classifier_includes_its_output_error() -> None:
     measure = agreement(reference, model, data).measures[1]
     assert measure.metric == "output-agreement"
     assert measure.value == pytest.approx(1 - np.mean(errors), abs=1e-4)
-    assert measure.low is not None and measure.high is not None
     assert measure.low < measure.value < measure.high
 
 
@@ -182,7 +181,6 @@ def test_agreement_of_detector_is_average_precision_of_its_detections() -> None:
     assert result.measure.count == sum(len(m.truth) for m in matches) > 0
     expected = compute_average_precision(matches, pooled=True).mean()
     assert result.measure.value == pytest.approx(expected)
-    assert result.measure.low is not None and result.measure.high is not None
     assert result.measure.low <= result.measure.value <= result.measure.high
 
 
@@ -254,7 +252,6 @@ def test_compare_measures_every_form_of_model(photos: Path, options: dict[str, A
     model = qdqtool.insert(reference, photos, head="none", **options).model
     result = qdqtool.compare(reference, model, data=photos)
     assert result.agreement is not None and result.agreement.images == 3
-    assert result.agreement.measure.value is not None
     assert 0.9 < result.agreement.measure.value < 1.0
     assert result.as_json()["agreement"]["value"] == round(result.agreement.measure.value, 5)
 
@@ -293,6 +290,4 @@ def test_compare_measures_model_of_onnxruntime(photos: Path, tmp_path: Path) -> 
     onnx.save(net.output(net.conv("b", x)).model(), source)
     samples = list(open_data(str(photos), input_specs(Model(onnx.load(source)))))
     output = quantize(source, "QDQ", "QInt8", samples)
-    result = qdqtool.compare(source, output, data=photos).agreement
-    assert result is not None and result.measure.value is not None
-    assert 0.8 < result.measure.value < 1.0
+    assert 0.8 < qdqtool.compare(source, output, data=photos).agreement.measure.value < 1.0

@@ -130,7 +130,6 @@ def test_positions_of_every_sample_and_map() -> None:
     fine[0, 1, 6, 6] = coarse[0, 2, 0, 0] = THRESHOLD + 0.1
     fine[1, 0, 0, 7] = THRESHOLD - 1.0  # the highest of the second sample
     positions = Focus(("fine", "coarse")).find({"fine": fine, "coarse": coarse})
-    assert positions is not None
     first, second = np.zeros((2, 8, 8), bool)
     first[5:8, 5:8] = first[:4, :4] = second[:2, 6:] = True
     np.testing.assert_array_equal(positions.masks, [first, second])

@@ -141,7 +141,6 @@ def test_search_finds_the_best_range_of_its_grid(name: str, method: str, share: 
     if share:
         stats = with_rare_part(SAMPLES[name], share)
     amax, power = choose_range(stats, method)
-    assert power is not None
 
     def best(ranges: Floats) -> float:
         errors = focused_error(stats, ranges, power, bits=SEARCH_BITS)

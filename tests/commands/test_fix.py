@@ -182,8 +182,7 @@ def test_fix_lists_rounded_constants_as_left(g: Graph, folder: Path, cli: Cli) -
 
 
 def test_fix_marks_codes_without_an_automatic_fix(g: Graph, folder: Path, cli: Cli) -> None:
-    conv = g.conv(g.input(1, 16, 8, 8), "c0", 16)
-    x = g.op("ReduceMean", conv, "mean", axes=[2, 3], keepdims=0)
+    x = g.op("ReduceMean", g.conv(g.input(1, 16, 8, 8), "c0", 16), "mean", axes=[2, 3], keepdims=0)
     onnx.save(g.model(g.gemm(x, "fc", 16)), "m.onnx")
     assert "Left: POOL-FLOAT (1, no automatic fix)" in cli("fix", "m.onnx", "-o", "f.onnx")
 

@@ -225,7 +225,6 @@ def test_predict_into_a_closed_pipe_exits_with_0(files: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     with process.stderr:
         assert process.stderr.read() == b""

@@ -21,8 +21,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("effects")
     g = Graph()
     weights = np.random.default_rng(0).normal(0, 0.3, (8, 3, 3, 3)).astype(np.float32)
-    inputs = [g.input(1, 3, 32, 32), g.const("w", weights)]
-    x = g.op("Conv", inputs, "c", kernel_shape=[3, 3])
+    x = g.op("Conv", [g.input(1, 3, 32, 32), g.const("w", weights)], "c", kernel_shape=[3, 3])
     onnx.save(g.model(g.op("Relu", x, "r")), folder / "float.onnx")
     (folder / "images").mkdir()
     write_pictures(folder / "images", 4)

@@ -63,8 +63,7 @@ def secretive() -> onnx.ModelProto:
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model with small constants in Constant nodes, as older exporters write them."""
     graph = model.graph
-    small = [t for t in graph.initializer if len(t.dims) < 2]
-    for i, tensor in enumerate(small):
+    for i, tensor in enumerate([t for t in graph.initializer if len(t.dims) < 2]):
         node = helper.make_node("Constant", [], [tensor.name], f"Constant_{i}", value=tensor)
         graph.node.insert(i, node)
         graph.initializer.remove(tensor)

@@ -439,7 +439,6 @@ def test_private_part_has_no_original_text(parts: Parts) -> None:
 
 def test_private_part_has_the_same_prediction(parts: Parts) -> None:
     plain, private = parts
-    assert private.private is not None
     names = private.private.names
     assert len(set(names.values())) == len(names)
     before, after = plain.prediction, qdqtool.predict(private.proto)
@@ -454,7 +453,6 @@ def test_private_part_has_the_same_prediction(parts: Parts) -> None:
 
 def test_private_part_has_the_same_structure(parts: Parts) -> None:
     plain, private = parts
-    assert private.private is not None
     names = private.private.names
     for before, after in zip(plain.proto.graph.node, private.proto.graph.node, strict=True):
         assert [names.get(t, t) for t in before.input] == list(after.input)
@@ -655,7 +653,6 @@ def test_private_part_may_have_nodes_without_a_name() -> None:
     for node in model.graph.node:
         node.name = node.name if node.op_type == "Conv" else ""
     result = qdqtool.extract(model, finding="INPUT-CONVERSION", private=True)
-    assert result.private is not None
     assert [f.node for f in result.whole.findings if f.node.startswith("node_of_")] == [
         "node_of_stem.in.Q:0"
     ]
@@ -678,7 +675,6 @@ def test_private_layer_of_two_nodes_has_both_new_names(g: Graph) -> None:
     layers = [f.node for f in qdqtool.predict(model).findings if " + " in f.node]
     assert layers == ["acme.second.DQ + acme.joined.Q_clone_0"]
     result = qdqtool.extract(model, outputs=ends, private=True)
-    assert result.private is not None
     names = result.private.names
     layer = f"{names['acme.second.DQ']} + {names['acme.joined.Q']}_clone_0"
     assert [f.node for f in result.prediction.findings if " + " in f.node] == [layer]

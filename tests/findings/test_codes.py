@@ -12,7 +12,7 @@ from qdqtool.findings import codes
 from qdqtool.findings.api import report_regions
 from qdqtool.findings.build_methods import BUILD_METHODS, BuildMethod, find_build_method
 from qdqtool.findings.codes import ALL_TARGETS
-from qdqtool.findings.lines import HEADINGS, LineExplanation, explain_line
+from qdqtool.findings.lines import HEADINGS, explain_line
 from qdqtool.findings.report import FindingReport
 from qdqtool.formats.log_text import render_log_line
 from qdqtool.ir.input_shapes import ModelInfo
@@ -229,16 +229,10 @@ LINES = [
 ]
 
 
-def explain(line: str) -> LineExplanation:
-    answer = explain_line(line)
-    assert answer is not None
-    return answer
-
-
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize(("line", "pass_name"), LINES)
 def test_line_leads_to_pass_cases_and_test(line: str, pass_name: str, prefix: str) -> None:
-    answer = explain(prefix + line)
+    answer = explain_line(prefix + line)
     rule = answer.rules[0]
     assert (answer.line, rule.pass_name) == (line, pass_name)
     assert rule.does and rule.means and rule.cases
@@ -247,17 +241,17 @@ def test_line_leads_to_pass_cases_and_test(line: str, pass_name: str, prefix: st
 
 
 def test_line_of_several_passes() -> None:
-    answer = explain("Removing QuantizeLinear_46")
+    answer = explain_line("Removing QuantizeLinear_46")
     assert len(answer.rules) > 1 and answer.note == note("passes-share-line")
 
 
 def test_line_of_unknown_pass() -> None:
-    answer = explain("Running: SomethingNew on Conv_1")
+    answer = explain_line("Running: SomethingNew on Conv_1")
     assert answer.rules == () and answer.note == note("pass-unknown", name="SomethingNew")
 
 
 def test_line_that_counts_layers() -> None:
-    answer = explain("[V] [TRT] After Myelin optimization: 504 layers")
+    answer = explain_line("[V] [TRT] After Myelin optimization: 504 layers")
     assert answer.counted == 504 and answer.note == HEADINGS["After Myelin optimization"]
 
 
@@ -283,7 +277,7 @@ def test_pass_has_a_test(kind: type) -> None:
     ],
 )
 def test_line_shows_fitting_case_first(line: str, case: str) -> None:
-    answer = explain(line)
+    answer = explain_line(line)
     rule = answer.rules[0]
     assert next(iter(rule.cases)) == f"{rule.pass_name}/{case}" and len(rule.cases) == 21
     assert str(render_log_line(answer, 80)).count(" - ") == 1
@@ -314,7 +308,7 @@ def test_line_shows_fitting_case_first(line: str, case: str) -> None:
     ],
 )
 def test_line_kind_and_operators_choose_the_case(line: str, case: str) -> None:
-    assert next(iter(explain(line).rules[0].cases)) == case
+    assert next(iter(explain_line(line).rules[0].cases)) == case
 
 
 @pytest.mark.parametrize(
@@ -330,7 +324,7 @@ def test_line_kind_and_operators_choose_the_case(line: str, case: str) -> None:
     ],
 )
 def test_line_about_types_is_of_one_pass(line: str, pass_name: str) -> None:
-    answer = explain(line)
+    answer = explain_line(line)
     assert [rule.pass_name for rule in answer.rules] == [pass_name] and not answer.note
 
 
@@ -354,6 +348,6 @@ def test_explain_line_ignores_other_texts(line: str) -> None:
     ],
 )
 def test_name_of_pass_or_case_is_explained(name: str, file: str) -> None:
-    (rule,) = explain(name).rules
+    (rule,) = explain_line(name).rules
     assert rule.file == file and (ROOT / rule.test).is_file()
     assert "/" not in name or list(rule.cases) == [name]

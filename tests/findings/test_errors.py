@@ -6,7 +6,6 @@ from qdqtool.findings.codes import CODES
 from qdqtool.findings.errors import (
     KNOWN_ERRORS,
     NODE_KINDS,
-    KnownError,
     explain_messages,
     lookup,
     parse_error,
@@ -15,12 +14,6 @@ from qdqtool.findings.errors import (
 )
 from tests.growth_factor import LINEAR, growth_factor
 from tests.tables import rows
-
-
-def explain(text: str) -> KnownError:
-    error = lookup(text)
-    assert error is not None
-    return error
 
 
 @pytest.mark.parametrize(
@@ -51,7 +44,7 @@ def test_known_errors_have_title_cause_fix_and_source() -> None:
 @pytest.mark.parametrize(("name", "text"), rows("messages.tsv"))
 def test_lookup_finds_messages_that_users_reported(name: str, text: str) -> None:
     """An entry that matches too much would hide the entries after it."""
-    assert explain(f"[11/21/2026-12:00:00] [E] [TRT] {text}").id == name
+    assert lookup(f"[11/21/2026-12:00:00] [E] [TRT] {text}").id == name
 
 
 @pytest.mark.parametrize("prefix", ["", "Error[3]: ITensor::setInput: "])
@@ -72,12 +65,12 @@ def test_lookup_knows_the_errors_that_findings_quote(prefix: str) -> None:
     ],
 )
 def test_unknown_error_proposes_its_words_as_search(text: str, search: str) -> None:
-    error = explain(text)
+    error = lookup(text)
     assert error.id == "unknown-error" and search in error.unknown
 
 
 def test_lookup_explains_unknown_parser_error_by_its_form() -> None:
-    error = explain("In node 7 (parseNode): UNSUPPORTED_NODE: Foo is not there.")
+    error = lookup("In node 7 (parseNode): UNSUPPORTED_NODE: Foo is not there.")
     assert error.id == "unknown-error" and "the ONNX parser" in error.title
     assert "UNSUPPORTED_NODE: Foo is not there." in error.cause
 
@@ -112,7 +105,7 @@ NODE = "[optimizer.cpp::computeCosts] Error Code 10: Internal Error (Could not f
 )
 def test_lookup_advises_by_the_kind_of_node(node: str, kind: str, advice: str) -> None:
     """A quantized convolution gets the advice of the entry itself."""
-    named, error = parse_missing_kernel(NODE.format(node)), explain(NODE.format(node))
+    named, error = parse_missing_kernel(NODE.format(node)), lookup(NODE.format(node))
     assert named is not None and (named.kind.id, error.id) == (kind, "no-implementation")
     entry = next(entry for entry in KNOWN_ERRORS if entry.id == error.id)
     assert error.fix == (NODE_KINDS[advice] if advice else entry).fix
@@ -164,7 +157,7 @@ def test_unknown_error_is_described_by_its_form(
     form = parse_error(text)
     assert (form.part, form.code, form.function) == (part, code, function)
     assert form.condition == condition
-    error = explain(text)
+    error = lookup(text)
     assert error.id == "unknown-error" and error.unknown.startswith("The cause")
     assert part in error.title and condition in error.cause
 
@@ -183,7 +176,7 @@ def test_unknown_error_is_described_by_its_form(
     ],
 )
 def test_lookup_reports_every_marked_line(text: str, severity: str) -> None:
-    error = explain(text)
+    error = lookup(text)
     assert error.severity == severity and error.id == f"unknown-{severity}"
     assert "These words are new" in error.unknown
 

@@ -170,16 +170,12 @@ def fix_weights(model: Model) -> Model:
 def test_transposed_weights_get_scale_of_largest_weight(axis: int, form: str, half: bool) -> None:
     model = network(axis, form, half)
     old = View(model).weights(model.node("up"))
-    value = model.constant(old.source)
-    assert value is not None and old.dq is not None
-    real = value.astype(np.float64)
+    real = model.constant(old.source).astype(np.float64)
     if form == "int8":
         scales = read_params(model, old.dq).scale
-        assert scales is not None
         real = real * scales.reshape([-1 if i == axis else 1 for i in range(4)])
     result = fix_weights(model)
     new = View(result).weights(result.node("up"))
-    assert new.dq is not None
     params = read_params(result, new.dq)
     assert params.scale is not None and params.axis is None and params.scale_shape == ()
     assert params.scale[0] == pytest.approx(np.abs(real).max() / 127, rel=1e-3)

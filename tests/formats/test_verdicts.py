@@ -118,8 +118,7 @@ def test_confidence_names_the_version_whose_rules_apply(
 
 def test_verdict_of_quantized_models_without_quantized_layers_names_both_types(g: Graph) -> None:
     x = g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")
-    prediction = predict(g.model(g.relu(g.pair(x, "p", 0.1), "r")))
-    text = overall_verdict(prediction, None).text
+    text = overall_verdict(predict(g.model(g.relu(g.pair(x, "p", 0.1), "r"))), None).text
     assert text == "No layer is INT8 or FP8: 1 convolution in FP16."
 
 

@@ -89,9 +89,7 @@ def quantizer(model: nn.Module, name: str) -> nn.Module:
 
 
 def range_of(model: nn.Module, name: str) -> float:
-    amax = read_amax(quantizer(model, name))
-    assert amax is not None
-    return float(amax)
+    return float(read_amax(quantizer(model, name)))
 
 
 def float_weights(convolution: nn.Module) -> Tensor:

@@ -46,7 +46,6 @@ def test_ordinary_network_gets_int8() -> None:
 
 def test_network_with_outlier_channels_gets_fp8() -> None:
     result = insert_auto(deep_net(gain=60.0), method="max")
-    assert result.choice is not None
     assert (result.precision, result.target) == ("fp8", "trt10-strongly-typed")
     assert result.choice.errors["fp8"] < result.choice.errors["int8"] / 2
     assert sum(fit.is_fp8_better for fit in result.fits) >= 3
@@ -65,7 +64,6 @@ def test_one_calibration_serves_both() -> None:
 )
 def test_int8_alone_is_measured_if_fp8_is_impossible(options: Any, obstacle: str) -> None:
     choice = insert_auto(deep_net(), **options).choice
-    assert choice is not None
     assert (choice.errors.keys(), choice.samples) == ({"int8"}, 8)
     assert choice.reason.startswith(obstacle) and choice.precision in ("int8", "fp16")
 

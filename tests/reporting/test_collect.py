@@ -232,7 +232,6 @@ def test_histograms_are_those_of_the_cache(files: NetworkFiles) -> None:
             assert method.amax == pytest.approx(amax_of(expected, method.name), rel=1e-4)
     index = load(files.model)
     scale = read_params(index, index.node(page.histograms[0].quantizer)).scale
-    assert scale is not None
     assert page.histograms[0].chosen == pytest.approx(127 * scale[0], rel=1e-4)
 
 
@@ -262,7 +261,6 @@ def test_times_of_parts_add_up(files: NetworkFiles) -> None:
     layers = sum(layer.ms or 0.0 for layer in page.model.layers)
     others = sum(p.ms or 0.0 for p in page.parts if p.kind in ("region", "edge"))
     assert sum(p.ms or 0.0 for p in page.parts) == pytest.approx(layers + others, rel=1e-3)
-    assert page.roof is not None
     assert page.roof.rates["INT8"] == pytest.approx(2 * page.roof.rates["FP16"])
     before = {c.name: c.before for c in page.model.convs}
     assert before == dict.fromkeys(("first", "second", "third"), "FLOAT → FLOAT")
@@ -572,7 +570,6 @@ def test_build_of_tensorrt_rtx_is_shown_for_its_gpu(
     assert report.as_json()["compute_capabilities"] == ["7.5"]
     expected = predict_on_gpu(model, "rtx1.7", TimingOptions(gpu="T4"))[1]
     time = report.page.model.time
-    assert expected is not None and time is not None
     assert time.total == pytest.approx(expected.total_ms, rel=0.2)  # the log has another clock
     assert any("has no INT8 on" in note for note in time.notes)
 

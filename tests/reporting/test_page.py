@@ -98,7 +98,6 @@ def test_page_escapes_hostile_names(tmp_path: Path) -> None:
     packed = re.search(
         r'<script type="application/octet-stream" id="page-data">([\w+/=]*)</script>', text
     )
-    assert packed is not None
     nodes = json.loads(zlib.decompress(base64.b64decode(packed[1])))["model"]["nodes"]
     assert any("<script>alert(1)</script>" in node["name"] for node in nodes)
     assert all(len(node["name"]) <= page.MAX_NAME + 40 for node in nodes)

@@ -29,8 +29,7 @@ def branchy(seed: int = 0) -> onnx.ModelProto:
     y = net.silu("a2", net.conv("c2", y))
     x = net.op("Add", "add", x, y)
     left, right = net.silu("a3", net.conv("c3", x)), net.silu("a4", net.conv("c4", x))
-    joined = net.op("Concat", "cat", left, right, axis=1)
-    last = net.silu("a5", net.conv("c5", joined, 32, 16))
+    last = net.silu("a5", net.conv("c5", net.op("Concat", "cat", left, right, axis=1), 32, 16))
     return net.output(net.conv("c6", last, 16, 8)).model()
 
 

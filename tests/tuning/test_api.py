@@ -114,9 +114,7 @@ def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuni
 def test_interval_of_the_cheaper_placement_is_compared_with_the_goal(
     tuned: Tuning, low: float, expected: str
 ) -> None:
-    cheapest = tuned.cheapest_plausible
-    assert cheapest is not None
-    shown = replace(cheapest, low=low, high=KEEP + 0.002, chosen_on=0.1234)
+    shown = replace(tuned.cheapest_plausible, low=low, high=KEEP + 0.002, chosen_on=0.1234)
     assert expected in str(render_tuning(replace(tuned, cheapest_plausible=shown), 500))
 
 
@@ -207,7 +205,6 @@ def test_bought_choices_are_measured_without_each(tuned: Tuning) -> None:
     nodes = {site.site: set(site.nodes) for site in tuned.sites}
     for choice in tuned.bought:
         without = insert(tuned.chosen.configuration.floats - nodes[choice.site])
-        assert without.prediction is not None
         loss = tuned.chosen.chosen_on - agreement(without.model, CHOSEN)
         assert choice.metric == pytest.approx(loss, abs=1e-6)
         assert choice.int8 == tuned.chosen.cost.int8 - without.prediction.summary()["int8"]
@@ -238,8 +235,7 @@ def test_tune_measures_no_choice_that_cannot_pay() -> None:
 
     tuning = tune(keep=KEEP, mapper=observed(observe))
     choices = [choice for site in tuning.sites for choice in site.choices]
-    errors = [c.error for c in choices if c.why]
-    assert errors == [None] * tuning.effort["never_measured"] != []
+    assert [c.error for c in choices if c.why] == [None] * tuning.effort["never_measured"] != []
     # Other scales are measured without and with the choice.
     assert len(swept) <= sum(1 if c.choice == "float" else 2 for c in choices if not c.why)
 
@@ -321,7 +317,6 @@ def test_tensor_too_large_for_fp16_stays_fp32() -> None:
     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     tuning = tune(model=proto, keep=0.5, target="trt11", exclude=["^c6$"])
     _, time = predict_on_gpu(tuning.model, "trt11", TimingOptions(gpu="RTX 3060"))
-    assert time is not None and time.float_time is not None
     assert time.float_time.precision == Precision.FP16  # the type of most of the model
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
 

@@ -68,7 +68,6 @@ def test_budget_takes_the_most_accurate_that_fits() -> None:
     points = [p for p in whole.front if p.name != "fewer choices"]
     assert len(points) > 2
     for point in points[1::2]:
-        assert point.cost.ms is not None
         budget = point.cost.ms + 1e-9
         tuning = tune(budget_ms=budget, **SLOW)
         assert tuning.reached and tuning.chosen.cost.ms is not None

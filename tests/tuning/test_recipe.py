@@ -119,8 +119,7 @@ def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
 )
 def test_store_refuses_state_of_another_tuning(state: Path, field: str, code: str) -> None:
     change_state(state, **{field: "other"})
-    expected = has(code, "`state`", path=str(state), parameter="state")
-    with pytest.raises(DataError, check=expected):
+    with pytest.raises(DataError, check=has(code, "`state`", path=str(state), parameter="state")):
         MeasurementStore(state, IDENTITY)
 
 

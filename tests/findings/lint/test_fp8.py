@@ -171,7 +171,6 @@ def test_float_rest_of_fp8_is_predicted_as_the_printed_command_builds_it(target:
     assert prediction.requested_target == target
     timed, time = predict_on_gpu(chain("FP8"), target, TimingOptions(gpu="L4"))
     assert timed.target == prediction.target
-    assert time is not None and time.workload is not None
     assert {w.written_as for w in time.workload.layers if w.kind == work.CONV} == {Precision.FP32}
     assert time.quantized == Precision.FP8
 

@@ -104,9 +104,7 @@ def test_scale_that_a_concat_shares_fits(g: Graph) -> None:
 def test_small_scale_is_reported_with_its_clipping(factor: float) -> None:
     model = insert_max(float_network()).model
     name = quantizer_of_input(model)
-    reason = activation_scales(with_scale(model, name, factor))
-    assert reason is not None
-    (fit,) = reason.worst
+    (fit,) = activation_scales(with_scale(model, name, factor)).worst
     values = np.abs([d["x"] for d in DATA])
     assert fit.quantizer == name
     assert fit.clipped == pytest.approx(float(np.mean(values > 127.5 * fit.scale)), abs=2e-3)
