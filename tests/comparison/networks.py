@@ -44,16 +44,9 @@ def network(
         g.conv(g.input(1, 4, 16, 16), f"{names}.stem", scale=scale, weights=weights),
         f"{names}.stem.relu",
     )
-    for i in range(blocks):
-        if i == left_out:
-            continue
-        bad = i in spoilt
-        y = g.conv(
-            x,
-            f"{names}{i}.a",
-            scale=data if bad else scale,
-            weights=spoilt_weights if bad else weights,
-        )
+    for i in [i for i in range(blocks) if i != left_out]:
+        forms = (data, spoilt_weights) if i in spoilt else (scale, weights)
+        y = g.conv(x, f"{names}{i}.a", scale=forms[0], weights=forms[1])
         y = g.conv(g.relu(y, f"{names}{i}.ra"), f"{names}{i}.b", k=1, scale=scale, weights=weights)
         skip = x if scale is None or not residual else g.pair(x, f"{names}{i}.skip", scale)
         x = g.relu(g.add(y, skip, f"{names}{i}.add"), f"{names}{i}.rb")

@@ -39,30 +39,23 @@ def translate(model: onnx.ModelProto, target: str = "8.5.2") -> DlaTranslation:
     return translation
 
 
-def test_float_model_is_the_one_that_was_quantized() -> None:
-    translation = translate(quantize(network()))
-    assert_same_outputs(network(), translation.model, images()[0], rtol=0, atol=0)
-
-
-def test_weights_stored_as_integers_become_floats() -> None:
-    translation = translate(quantize(network(), weights="int8"))
-    assert_same_outputs(network(), translation.model, images()[0], rtol=0.02, atol=0.2)
+@pytest.mark.parametrize(("weights", "rtol", "atol"), [("float", 0, 0), ("int8", 0.02, 0.2)])
+def test_float_model_is_the_one_that_was_quantized(weights: str, rtol: float, atol: float) -> None:
+    translation = translate(quantize(network(), weights=weights))
+    assert_same_outputs(network(), translation.model, images()[0], rtol=rtol, atol=atol)
 
 
 def test_scales_of_quantizers_are_kept_and_completed(tmp_path: Path) -> None:
     inserted = qdqtool.insert(network(), images(), predict=False, head="none")
     translation = translate(inserted.model)
     expected = {q.tensor: np.float32(q.scale) for q in inserted.activations}
-    assert (
-        expected.items() <= {t: np.float32(s) for t, s in translation.scales.scales.items()}.items()
-    )
+    scales = {t: np.float32(s) for t, s in translation.scales.scales.items()}
+    assert expected.items() <= scales.items()
     report = translation.save(tmp_path / "float.onnx", tmp_path / "dla.cache")
-    assert read_cache(tmp_path / "dla.cache") == {
-        t: np.float32(s) for t, s in translation.scales.scales.items()
-    }
+    assert read_cache(tmp_path / "dla.cache") == scales
     assert report.header == "TRT-8502-EntropyCalibration2"
-    assert report.precisions.layers["c2"] == "int8"
-    assert report.precisions.outputs["c2"] == "fp16"
+    precisions = report.precisions
+    assert (precisions.layers["c2"], precisions.outputs["c2"]) == ("int8", "fp16")
     assert "c2.out" in report.scales.missing
 
 
@@ -85,8 +78,7 @@ def silu_network() -> onnx.ModelProto:
     norm = net.op("BatchNormalization", "n", second, *stored)
     model = net.output(net.conv("c2", net.op("Relu", "r", norm))).model()
     for node in model.graph.node:
-        if node.name in "sm":
-            node.name = ""
+        node.name = node.name.strip("sm")
     return model
 
 
@@ -217,12 +209,10 @@ def test_parameters_behind_other_nodes_are_folded() -> None:
     expected = translate(model).scales.scales
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
     names = dict(zip(q.input[1:], ("scale_copy", "zero_copy"), strict=True))
-    nodes = [helper.make_node("Identity", [a], [b], b) for a, b in names.items()]
     for node in model.graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = names.get(name, name)
-    for node in nodes:
-        model.graph.node.insert(0, node)
+        node.input[:] = [names.get(name, name) for name in node.input]
+    for name, copy in names.items():
+        model.graph.node.insert(0, helper.make_node("Identity", [name], [copy], copy))
     assert translate(model).scales.scales == expected
 
 
@@ -256,7 +246,6 @@ def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "q.onnx"
     onnx.save(quantize(one_layer()), path)
     translation = translate_for_dla(path)
-    with pytest.raises(QdqtoolError):
-        translation.save(path, tmp_path / "t.cache")
-    with pytest.raises(QdqtoolError):
-        translation.save(tmp_path / "f.onnx", path)
+    for outputs in ((path, tmp_path / "t.cache"), (tmp_path / "f.onnx", path)):
+        with pytest.raises(QdqtoolError):
+            translation.save(*outputs)
