@@ -21,7 +21,6 @@ from qdqtool.buildlog.agreement import (
 )
 from qdqtool.evidence import Evidence
 from qdqtool.findings.report import describe_finding
-from qdqtool.ir.precision import Precision
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.finding import Cause, Finding, Reason, Severity
 from qdqtool.reasons.fusions import (
@@ -45,7 +44,6 @@ from qdqtool.trt.targets import TARGETS
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models
 
-CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 thorough = settings(  # no shrinking: minutes for a failure that is expected; add Phase.shrink to look at one
     derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
@@ -148,14 +146,17 @@ def false_claims(prediction: Prediction, model: onnx.ModelProto) -> list[str]:
 def reads_int8(layer: EngineLayer) -> bool:
     if layer.type == "Conversion":  # a Q reads float, a DQ writes it
         return False
-    return bool(layer.inputs) and all(t.precision == Precision.INT8 for t in layer.inputs)
+    return bool(layer.inputs) and all(t.precision == qdqtool.Precision.INT8 for t in layer.inputs)
 
 
 # Random graphs
 
 
 @thorough
-@given(models(max_steps=6, steps=FORKS), st.sampled_from(CLASSIC))
+@given(
+    models(max_steps=6, steps=FORKS),
+    st.sampled_from(sorted(t for t in TARGETS if not t.startswith("rtx"))),
+)
 def test_findings_agree_with_reasons_and_layers(model: onnx.ModelProto, target: str) -> None:
     assert disagreements(qdqtool.predict(model, target)) == []
     assert false_claims(qdqtool.predict(model, target), model) == []

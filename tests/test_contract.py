@@ -50,7 +50,6 @@ CHANGES = {
 
 
 # Importing these takes seconds.
-SLOW = ("qdqtool.qat.lightning", "qdqtool.qat.ultralytics")
 
 
 def each(section: str) -> list[Any]:
@@ -59,7 +58,9 @@ def each(section: str) -> list[Any]:
             release,
             entry,
             id=f"{release}-{entry}",
-            marks=pytest.mark.slow if entry in SLOW else (),
+            marks=pytest.mark.slow
+            if entry in ("qdqtool.qat.lightning", "qdqtool.qat.ultralytics")
+            else (),
         )
         for release, record in PROMISED.items()
         for entry in record[section]

@@ -11,8 +11,7 @@ import pytest
 
 import calibration
 import qdqtool
-from calibration import Preprocess
-from calibration.methods import METHODS
+from calibration import METHODS, Preprocess
 from qdqtool import builders
 from qdqtool.builders.options import BUILDERS, BuildOptions
 from qdqtool.commands.cli import cli

@@ -28,8 +28,6 @@ from tests.errors import has
 from tests.insertion.nets import Net, copy_model, detector, images, run, set_value, value_of
 from tests.tuning.nets import resnet
 
-Array = npt.NDArray[Any]
-
 
 def agreement(reference: onnx.ModelProto, model: onnx.ModelProto, data: object) -> NetworkAgreement:
     return measure_agreement(
@@ -46,7 +44,7 @@ def quantized(reference: onnx.ModelProto, data: object, **options: Any) -> onnx.
     return qdqtool.insert(reference, data, predict=False, **options).model
 
 
-def top_classes(model: onnx.ModelProto, data: list[dict[str, Array]]) -> list[int]:
+def top_classes(model: onnx.ModelProto, data: list[dict[str, npt.NDArray[Any]]]) -> list[int]:
     return [int(run(model, sample)[0].argmax()) for sample in data]
 
 

@@ -346,9 +346,6 @@ def test_iterators_are_read_once() -> None:
         source.select_samples([0])
 
 
-Shape = tuple[int | None, ...]
-
-
 @pytest.mark.parametrize(
     ("inputs", "arrays", "samples"),
     [
@@ -368,7 +365,7 @@ Shape = tuple[int | None, ...]
     ],
 )
 def test_rows_of_stacked_arrays(
-    inputs: dict[str, Shape], arrays: dict[str, tuple[int, ...]], samples: int
+    inputs: dict[str, tuple[int | None, ...]], arrays: dict[str, tuple[int, ...]], samples: int
 ) -> None:
     stacked = {n: np.arange(np.prod(s), dtype=np.float32).reshape(s) for n, s in arrays.items()}
     rows = split_rows(stacked, [InputSpec(n, s) for n, s in inputs.items()])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration import cache
+from calibration import TensorStatistics, cache, collect
 from calibration.cache import (
     CalibrationProgress,
     Statistics,
@@ -21,8 +21,6 @@ from calibration.cache import (
 )
 from calibration.dataset import DataQuality
 from calibration.range_tables import read_range_table
-from calibration.runner import collect
-from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
 from tests.calibration.checks import check_limit, contents

@@ -7,10 +7,9 @@ import numpy as np
 import onnx
 import pytest
 
-from calibration import Focus, Statistics, cluster_pass, collect
+from calibration import Dataset, Focus, InputSpec, Statistics, cluster_pass, collect
 from calibration.cluster.connection import Cluster, connect
 from calibration.cluster.jobs import AHEAD, ClusterJob
-from calibration.dataset import Dataset, InputSpec
 from calibration.images import YOLO_PREPROCESS
 from qdqtool.errors import ClusterError, DataError
 from tests.calibration.checks import contents
@@ -38,8 +37,6 @@ pytestmark = pytest.mark.skipif(
     find_spec("distributed") is None, reason="the extra `cluster` is not installed"
 )
 
-NAMES = ["images", "c1", "r2"]
-
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -52,7 +49,13 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(data: Any, client: Any = None, model: Any = None, **options: Any) -> Statistics:
     options.setdefault("progress", False)
-    return collect(conv_net() if model is None else model, data, NAMES, cluster=client, **options)
+    return collect(
+        conv_net() if model is None else model,
+        data,
+        ["images", "c1", "r2"],
+        cluster=client,
+        **options,
+    )
 
 
 FOCUS = Focus(("out",))

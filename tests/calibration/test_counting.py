@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from calibration import Focus, TensorStatistics
 from calibration.arrays import MemorySource
 from calibration.cluster_pass import (
     CountingEngine,
@@ -18,9 +19,7 @@ from calibration.cluster_pass import (
 )
 from calibration.counting import SampleCounter, ThreadPass, make_counting_semaphore
 from calibration.dataset import InputSpec, Task
-from calibration.focus import Focus
 from calibration.session import open_session, pack_model
-from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError
 from qdqtool.ir.modelfile import load
 from tests.calibration.nets import conv_net

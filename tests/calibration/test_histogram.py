@@ -14,8 +14,6 @@ from calibration.statistics import (
 from qdqtool.errors import DataError
 from tests.errors import has
 
-FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
-ARRAYS = hnp.arrays(np.float32, st.integers(0, 60), elements=FLOATS)
 TINY = 2.0**-126  # the smallest normal float32
 
 
@@ -29,7 +27,13 @@ def direct_counts(values: npt.NDArray[np.float32], edges: npt.NDArray[np.float64
     return list(counts)
 
 
-@given(ARRAYS)
+@given(
+    hnp.arrays(
+        np.float32,
+        st.integers(0, 60),
+        elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    )
+)
 def test_histogram_counts_every_value_in_any_order(values: npt.NDArray[np.float32]) -> None:
     stats = TensorStatistics.of(values, 64)
     counts, edges = stats.histogram

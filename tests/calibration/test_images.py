@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageOps
 
-from calibration.arrays import open_data
-from calibration.dataset import Dataset, InputSpec
+from calibration import Dataset, InputSpec, open_data
 from calibration.images import (
     ImageSource,
     Preprocess,

@@ -8,8 +8,6 @@ import pytest
 from PIL import Image
 
 import calibration
-from calibration.arrays import open_data
-from calibration.dataset import InputSpec
 from calibration.images import prepare_image
 from calibration.options import INTERPOLATIONS, RESIZES, YOLO_PREPROCESS, Preprocess
 from calibration.presets import ALIASES, PRESETS, choose_preprocess, find_preprocess
@@ -169,13 +167,16 @@ def to_input(image: Image.Image) -> npt.NDArray[Any]:
 
 def test_function_prepares_images(tmp_path: Path) -> None:
     write_pictures(tmp_path, 3)
-    spec = InputSpec("images", (1, 3, 16, 16))
-    data = open_data(tmp_path, [spec], to_input)
+    spec = calibration.InputSpec("images", (1, 3, 16, 16))
+    data = calibration.open_data(tmp_path, [spec], to_input)
     samples = [sample["images"] for sample in data]
     with Image.open(min(tmp_path.iterdir())) as image:
         np.testing.assert_allclose(samples[0][0], to_input(image), atol=1e-6)
     assert data.source.preprocessing["name"] == "to_input"
-    others = [open_data(tmp_path, [spec], f) for f in (to_input, lambda image: to_input(image) / 2)]
+    others = [
+        calibration.open_data(tmp_path, [spec], f)
+        for f in (to_input, lambda image: to_input(image) / 2)
+    ]
     assert [data.fingerprint == other.fingerprint for other in others] == [True, False]
 
 
@@ -229,5 +230,7 @@ def test_choice_of_the_user_comes_first() -> None:
 def test_network_with_integer_inputs_normalizes_pixels_itself(tmp_path: Path, name: str) -> None:
     """Normalized values would be rounded to a few integers."""
     write_pictures(tmp_path, 1)
-    (sample,) = open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16), "uint8")], name)
+    (sample,) = calibration.open_data(
+        tmp_path, [calibration.InputSpec("images", (1, 3, 16, 16), "uint8")], name
+    )
     assert sample["images"].max() > 100 and sample["images"].dtype == np.uint8

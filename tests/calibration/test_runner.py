@@ -12,8 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from calibration import Focus, Statistics, runner
-from calibration.arrays import open_data
+from calibration import Focus, Statistics, open_data, runner
 from calibration.cache import CalibrationProgress, load_progress, save_progress
 from calibration.counting import SampleCounter
 from calibration.listing import file_digest

@@ -9,10 +9,8 @@ import pytest
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from calibration import session
-from calibration.arrays import open_data
+from calibration import InputSpec, open_data, session
 from calibration.cluster_pass import VerifiedSource, share_dataset
-from calibration.dataset import InputSpec
 from calibration.session import (
     TensorFetcher,
     check_tensors,

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
-from calibration import amax_of, collect, load_statistics
-from calibration.cache import Statistics
+from calibration import Statistics, amax_of, collect, load_statistics
 from calibration.statistics import (
     IMAGES,
     POSITIONS,
@@ -230,14 +229,15 @@ def test_statistics_that_cannot_be_merged(parts: list[TensorStatistics], check: 
         merge_all(parts)
 
 
-ARRAYS = st.lists(
-    st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12),
-    min_size=1,
-    max_size=6,
+@hypothesis.given(
+    st.lists(
+        st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12),
+        min_size=1,
+        max_size=6,
+    ),
+    st.randoms(use_true_random=False),
+    st.booleans(),
 )
-
-
-@hypothesis.given(ARRAYS, st.randoms(use_true_random=False), st.booleans())
 def test_merging_is_exact_in_any_order(
     lists: list[list[float]], random: Any, focused: bool
 ) -> None:

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration import collect
-from calibration.arrays import open_data
-from calibration.dataset import InputSpec
+from calibration import InputSpec, collect, open_data
 from calibration.listing import UNREADABLE
 from calibration.urls import UrlSource, is_url, to_local_path
 from qdqtool.errors import DataError

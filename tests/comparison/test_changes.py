@@ -23,12 +23,16 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.comparison.text import describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.ir.precision import Precision
 from tests.buildlog.evidence import build_file
 from tests.comparison.networks import network, numbered
 from tests.errors import has
 
-INT8, FP16, FP32, UNKNOWN = Precision.INT8, Precision.FP16, Precision.FP32, Precision.UNKNOWN
+INT8, FP16, FP32, UNKNOWN = (
+    qdqtool.Precision.INT8,
+    qdqtool.Precision.FP16,
+    qdqtool.Precision.FP32,
+    qdqtool.Precision.UNKNOWN,
+)
 LOST, GAINED = ChangeKind.LOST_INT8, ChangeKind.GAINED_INT8
 
 
@@ -37,7 +41,9 @@ def scales(*values: float, **fields: Any) -> QuantizerScales:
 
 
 def side(
-    precision: Precision | None = INT8, output: Precision | None = INT8, **fields: Any
+    precision: qdqtool.Precision | None = INT8,
+    output: qdqtool.Precision | None = INT8,
+    **fields: Any,
 ) -> NodeSide:
     return NodeSide(
         "c", "Conv", precision, output=output, **{"data": True, "weights": True, **fields}
@@ -55,7 +61,7 @@ def side(
         (side(), side(FP16), (LOST,), LossReason.UNKNOWN),
         (side(data=None), side(FP16, data=False), (LOST,), LossReason.UNKNOWN),
         (side(FP32), side(), (GAINED,), None),
-        (side(Precision.UINT8), side(), (), None),
+        (side(qdqtool.Precision.UINT8), side(), (), None),
         (side(None), side(), (), None),
         (side(), side(output=FP16), (ChangeKind.LOST_INT8_OUTPUT,), None),
         (side(output=FP32), side(), (ChangeKind.GAINED_INT8_OUTPUT,), None),
@@ -150,7 +156,7 @@ NAN, INF = math.nan, math.inf
         (None, None, False),
         (scales(0.1, 0.2, axis=0), scales(0.1, 0.2, axis=1), True),
         (scales(0.1), scales(0.1, zero=(3,)), True),
-        (scales(0.1), scales(0.1, type=Precision.UINT8), True),
+        (scales(0.1), scales(0.1, type=qdqtool.Precision.UINT8), True),
     ],
 )
 def test_scales_differ(

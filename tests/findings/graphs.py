@@ -7,9 +7,8 @@ import numpy as np
 import onnx
 from ml_dtypes import int4
 
+from qdqtool import Finding, Prediction
 from qdqtool.prediction import predict
-from qdqtool.reasons.finding import Finding
-from qdqtool.trt.result import Prediction
 from tests.trt.builder import Graph
 
 

@@ -202,35 +202,42 @@ def test_build_method_has_other_names() -> None:
 # Lines of a log -----------------------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[2]
-PREFIXES = (
-    "",
-    "[01/10/2024-21:52:53] [V] [TRT] ",
-    "[V] [TRT] ",
-    "[TRT] [V] ",
-    "TensorRT VERBOSE ",
-    "[V] ",
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "[01/10/2024-21:52:53] [V] [TRT] ",
+        "[V] [TRT] ",
+        "[TRT] [V] ",
+        "TensorRT VERBOSE ",
+        "[V] ",
+    ],
 )
-LINES = [
-    ("Running: VanillaSwapWithFollowingQ on Resize_724", "VanillaSwapWithFollowingQ"),
-    (
-        "Eliminating QuantizeLinear_38 which duplicates (Q) QuantizeLinear_15",
-        "HorizontalMergeQNodes",
-    ),
-    ("QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34", "QuantizeDoubleInputNodes"),
-    (
-        "ConvEltwiseSumFusion: Fusing w + QuantizeLinear_32 + Conv_34 with Add_42 + Relu_43",
-        "ConvEltwiseSumFusion",
-    ),
-    ("Swap the layer type of QuantizeLinear_2 from QUANTIZE to kQDQ", "QDQToCopy"),
-    ("Replacing slice Slice_895 with copy from 1549 to 1554", "SliceRemoval"),
-    ("Generating copy for a to b because input does not support striding.", "ConcatRemoval"),
-    ("Merging layers: A || B", "MergeLayers"),
-    ("Running: DqQFusion on DequantizeLinear_772", "DqQFusion"),
-]
-
-
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize(("line", "pass_name"), LINES)
+@pytest.mark.parametrize(
+    ("line", "pass_name"),
+    [
+        ("Running: VanillaSwapWithFollowingQ on Resize_724", "VanillaSwapWithFollowingQ"),
+        (
+            "Eliminating QuantizeLinear_38 which duplicates (Q) QuantizeLinear_15",
+            "HorizontalMergeQNodes",
+        ),
+        (
+            "QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34",
+            "QuantizeDoubleInputNodes",
+        ),
+        (
+            "ConvEltwiseSumFusion: Fusing w + QuantizeLinear_32 + Conv_34 with Add_42 + Relu_43",
+            "ConvEltwiseSumFusion",
+        ),
+        ("Swap the layer type of QuantizeLinear_2 from QUANTIZE to kQDQ", "QDQToCopy"),
+        ("Replacing slice Slice_895 with copy from 1549 to 1554", "SliceRemoval"),
+        ("Generating copy for a to b because input does not support striding.", "ConcatRemoval"),
+        ("Merging layers: A || B", "MergeLayers"),
+        ("Running: DqQFusion on DequantizeLinear_772", "DqQFusion"),
+    ],
+)
 def test_line_leads_to_pass_cases_and_test(line: str, pass_name: str, prefix: str) -> None:
     answer = explain_line(prefix + line)
     rule = answer.rules[0]

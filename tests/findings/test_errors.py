@@ -182,12 +182,14 @@ def test_lookup_reports_every_marked_line(text: str, severity: str) -> None:
 
 
 # `st.text()` would build a table of all characters first.
-CHARACTERS = (st.integers(0, 0x7F) | st.integers(0x80, 0xD7FF) | st.integers(0xE000, 0x10FFFF)).map(
-    chr
+
+
+@given(
+    st.lists(
+        (st.integers(0, 0x7F) | st.integers(0x80, 0xD7FF) | st.integers(0xE000, 0x10FFFF)).map(chr),
+        max_size=300,
+    ).map("".join)
 )
-
-
-@given(st.lists(CHARACTERS, max_size=300).map("".join))
 def test_lookup_of_any_text_has_cause_and_fix_or_none(text: str) -> None:
     for message in (
         text,
@@ -198,20 +200,20 @@ def test_lookup_of_any_text_has_cause_and_fix_or_none(text: str) -> None:
         assert error is None or (error.cause and error.fix)
 
 
-WORDS = [
-    "Assertion ",
-    "Error Code 1",
-    "[a.cpp::b::",
-    "Conv_1 + ",
-    "_1",
-    "In function ",
-    "(",
-    "due to ",
-]
-
-
 @pytest.mark.parametrize("begin", ["", "Could not find any implementation for node "])
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize(
+    "word",
+    [
+        "Assertion ",
+        "Error Code 1",
+        "[a.cpp::b::",
+        "Conv_1 + ",
+        "_1",
+        "In function ",
+        "(",
+        "due to ",
+    ],
+)
 def test_lookup_of_long_text_takes_linear_time(word: str, begin: str) -> None:
     """Patterns may be quadratic on the first 4,096 characters, so the shortest text is that long."""
 

@@ -19,7 +19,6 @@ from qdqtool.findings import codes, compiler
 from qdqtool.findings.api import MODEL_FAULTS
 from qdqtool.findings.lint import operators, quantizers, weights
 from qdqtool.findings.rules import finding_codes, reason_classes
-from qdqtool.fixing.api import fix
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
@@ -35,7 +34,6 @@ from qdqtool.reasons.weights import WeightsAxis, WeightsNotDequantized
 from qdqtool.trt import fault_checks, neighbors
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
-from qdqtool.trt.result import Prediction
 from qdqtool.trt.rtx import compiler_faults, fp8_kernels, operands
 from tests.findings.graphs import GRAPHS as OF_REASONS
 from tests.slow import slow_after
@@ -130,15 +128,20 @@ CALLED = [
     "(make := conversions.RemainingConversion)(x)",
     "def f(): return RemainingConversion",
 ]
-NOT_CALLED = [
-    "isinstance(x, conversions.RemainingConversion)",
-    "KINDS = (conversions.RemainingConversion, conversions.ResidualFloat)",
-    "x: conversions.RemainingConversion",
-    "reasons[conversions.RemainingConversion]",
-]
 
 
-@pytest.mark.parametrize("source", [*CALLED, *NOT_CALLED])
+@pytest.mark.parametrize(
+    "source",
+    [
+        *CALLED,
+        *[
+            "isinstance(x, conversions.RemainingConversion)",
+            "KINDS = (conversions.RemainingConversion, conversions.ResidualFloat)",
+            "x: conversions.RemainingConversion",
+            "reasons[conversions.RemainingConversion]",
+        ],
+    ],
+)
 def test_callables_are_those_of_the_source(source: str) -> None:
     names = {last_name(c) for n in walked(ast.parse(source)) for c in callables(n)}
     assert ("RemainingConversion" in names) is (source in CALLED)
@@ -236,9 +239,9 @@ def test_scale_of_shape_1_is_reported_and_fixed_at_convolutions(readers: str) ->
     findings = [f for f in predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"]
     convolutions = {f.node: f.convolutions for f in findings}
     assert convolutions == {f"p{i}.Q": [f"c{i}"] for i, op in enumerate(ops) if op == "Conv"}
-    fixed = fix(model, "rtx1.7", ["SCALE-SHAPE1"])
+    fixed = qdqtool.fix(model, "rtx1.7", ["SCALE-SHAPE1"])
     assert [c.node for c in fixed.applied] == list(convolutions)
-    assert not fix(fixed.proto, "rtx1.7", ["SCALE-SHAPE1"]).applied
+    assert not qdqtool.fix(fixed.proto, "rtx1.7", ["SCALE-SHAPE1"]).applied
     assert fixed.after.summary()["int8"] == ops.count("Conv")
 
 
@@ -256,22 +259,22 @@ def of_int32(g: Graph, x: str) -> str:
     return g.pair(x, "p", integer=np.int32)
 
 
-PAIRS: list[tuple[Callable[[Graph, str], str], str]] = [
-    (lambda g, x: g.pair(x, "p", zero=3), "ZP-NONZERO"),
-    (computed, "SCALE-DYNAMIC"),
-    (lambda g, x: g.pair(x, "p", integer=np.int16), "QTYPE"),
-    (of_int32, "QTYPE"),
-    (lambda g, x: g.pair(x, "p", np.full(16, 0.1), axis=1), "ACT-PER-CHANNEL"),
-]
-
-
 # The compiler of TensorRT-RTX folds constants and reads INT8.
 ON_RTX = {computed: "BUILD-CRASHES", of_int32: ""}
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["", "pooled"])
 @pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
-@pytest.mark.parametrize(("pair", "code"), PAIRS)
+@pytest.mark.parametrize(
+    ("pair", "code"),
+    [
+        (lambda g, x: g.pair(x, "p", zero=3), "ZP-NONZERO"),
+        (computed, "SCALE-DYNAMIC"),
+        (lambda g, x: g.pair(x, "p", integer=np.int16), "QTYPE"),
+        (of_int32, "QTYPE"),
+        (lambda g, x: g.pair(x, "p", np.full(16, 0.1), axis=1), "ACT-PER-CHANNEL"),
+    ],
+)
 def test_fault_of_a_quantizer_is_reported_once(
     pair: Callable[[Graph, str], str], code: str, target: str, pooled: bool
 ) -> None:
@@ -331,11 +334,11 @@ def views() -> list[View]:
 
 
 @functools.cache
-def prediction(place: int, target: str) -> Prediction:
+def prediction(place: int, target: str) -> qdqtool.Prediction:
     return predict(models()[place], target)
 
 
-def predictions(target: str) -> list[Prediction]:
+def predictions(target: str) -> list[qdqtool.Prediction]:
     return [prediction(place, target) for place in range(len(models()))]
 
 

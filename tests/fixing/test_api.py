@@ -10,7 +10,6 @@ import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.findings.rules import reason_classes
 from qdqtool.fixing import pairs
-from qdqtool.fixing.api import fix
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
@@ -63,7 +62,7 @@ def test_fix_keeps_one_pair_before_a_sum_of_two_convolutions(target):
     sides = [g.pair(g.conv(x, name, 16, scale=None), f"{name}.out", 0.1) for name in ("c1", "c2")]
     total = g.relu(g.add(*sides, "sum"), "r1")
     g.channels[total] = 16
-    fixed = fix(g.model(g.conv(total, "c3", 16)), target)
+    fixed = qdqtool.fix(g.model(g.conv(total, "c3", 16)), target)
     marked = [f for f in fixed.before.findings if f.code == "ADD-BOTH"]
     assert [(f.node, f.automatic) for f in marked] == [("sum", True)]
     assert [c.code for c in fixed.applied] == ["ADD-BOTH"] and not fixed.refused
@@ -73,7 +72,7 @@ def test_fix_keeps_one_pair_before_a_sum_of_two_convolutions(target):
 
 
 def test_fix_applies_residual_fixes():
-    fixed = fix(residual("float"), "trt8.5")
+    fixed = qdqtool.fix(residual("float"), "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
     one, two = fixed.before.summary(), fixed.after.summary()
     assert two["int8_to_int8"] == one["int8_to_int8"] + 2
@@ -85,7 +84,7 @@ def test_fix_applies_residual_fixes():
 
 
 def test_fix_removes_the_second_pair_of_an_add():
-    fixed = fix(residual("own", conv_side=True), "trt8.5")
+    fixed = qdqtool.fix(residual("own", conv_side=True), "trt8.5")
     assert [c.code for c in fixed.applied] == ["ADD-BOTH"]
     names = {n.name for n in fixed.proto.graph.node}
     assert "side.Q" not in names and "side.DQ" not in names and "res.Q" in names
@@ -100,7 +99,7 @@ def test_fix_removes_the_second_pair_of_an_add():
     ],
 )
 def test_fix_unifies_scales(proto, code, largest):
-    fixed = fix(proto, "trt8.5")
+    fixed = qdqtool.fix(proto, "trt8.5")
     assert {c.code for c in fixed.applied} == {code}
     assert fixed.after.summary()["conversions"] == 1
     tensors = [t for t in fixed.proto.graph.initializer if t.name.endswith("/scale")]
@@ -163,7 +162,7 @@ def scale_of_shape_1(g):
 )
 def test_exact_fix_keeps_outputs(g, make, target, code):
     proto = make(g)
-    fixed = fix(proto, target, [code])
+    fixed = qdqtool.fix(proto, target, [code])
     assert code in codes(fixed.before) and code not in codes(fixed.after)
     assert {c.code for c in fixed.applied} == {code}
     assert_equal_outputs(proto, fixed.proto)
@@ -182,7 +181,7 @@ def test_fix_keeps_dead_channels_zero(g):
     scale = np.abs(weights).max(axis=(1, 2, 3)) / 127
     proto = convolution_of(g, g.pair(g.const("w", weights), "wq", scale, axis=0))
     assert "SCALE-NONPOS" in codes(predict(proto, "trt8.5"))
-    fixed = fix(proto, "trt8.5")
+    fixed = qdqtool.fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SCALE-NONPOS"]
     assert np.all(run(fixed.proto, x=image(1, 16, 8, 8))[0][:, 3] == 0)
 
@@ -191,7 +190,7 @@ def test_fix_stores_integers_without_zero_point(g):
     stored = np.random.default_rng(0).integers(0, 256, (16, 16, 1, 1)).astype(np.uint8)
     w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=128, integer=np.uint8)
     proto = convolution_of(g, w)
-    fixed = fix(proto, "trt10")
+    fixed = qdqtool.fix(proto, "trt10")
     model = Model(fixed.proto)
     value = model.constant(model.node("wdq").input(0))
     assert value.dtype == np.int8 and np.array_equal(value.astype(int), stored.astype(int) - 128)
@@ -204,7 +203,7 @@ def test_fix_stores_integers_without_zero_point(g):
     [(0, np.uint8, 255), (3, np.int8, 131), (100, np.uint8, 155), (128, np.uint8, 127)],
 )
 def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, reach):
-    fixed = fix(pair_only(zero, integer), "trt8.5")
+    fixed = qdqtool.fix(pair_only(zero, integer), "trt8.5")
     assert {c.code for c in fixed.applied} <= {"ZP-NONZERO", "ZP-UINT8"} and fixed.applied
     assert not {"ZP-NONZERO", "ZP-UINT8"} & codes(fixed.after)
     x = image(1, 16, 8, 8)
@@ -216,7 +215,7 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
 def test_added_relu_takes_no_time_in_the_float_network():
     """The FP16 time is that of the network before quantization, which lacks the added Relu."""
     proto = pair_only(0, np.uint8)
-    fixed = fix(proto, "trt8.5")
+    fixed = qdqtool.fix(proto, "trt8.5")
     assert [n.op_type for n in fixed.proto.graph.node].count("Relu") == 1
     assert [n.values["count"] for n in fixed.notes if n.code == "relus-added"] == [1]
     before, after = (qdqtool.predict(model, gpu="T4").time for model in (proto, fixed.proto))
@@ -225,7 +224,7 @@ def test_added_relu_takes_no_time_in_the_float_network():
 
 def test_fix_quantizes_weights_for_each_channel(g):
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", k=1))
-    fixed = fix(proto, "trt8.5")
+    fixed = qdqtool.fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["W-NO-DQ"]
     assert fixed.before.summary()["int8"] == 0 and fixed.after.summary()["int8"] == 1
     weights = Model(proto).constant("c.weight")
@@ -239,7 +238,9 @@ def test_fix_quantizes_weights_for_each_channel(g):
 def test_fix_folds_batch_norm_after_conv_transpose(g):
     y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose", weights="qdq")
     proto = g.model(g.conv(g.relu(g.bn(y, "bn"), "r"), "next", 16, scale=0.2))
-    fixed = fix(proto, "trt8.5", only=["CT-BN"])  # CT-AXIS would give up a bit of the weights
+    fixed = qdqtool.fix(
+        proto, "trt8.5", only=["CT-BN"]
+    )  # CT-AXIS would give up a bit of the weights
     assert "CT-BN" in {c.code for c in fixed.applied}
     assert "bn" not in {n.name for n in fixed.proto.graph.node}
     x = image(1, 16, 8, 8)
@@ -251,7 +252,7 @@ def test_fix_folds_batch_norm_after_conv_transpose(g):
 def test_pair_inside_silu_is_moved_or_removed(g, behind):
     y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.3)
     m = g.op("Mul", [y, g.pair(g.op("Sigmoid", y, "sig"), "gate", 0.008)], "mul")
-    fixed = fix(g.model(g.conv(m, "c1", 16, scale=0.3 if behind else None)), "trt8.5")
+    fixed = qdqtool.fix(g.model(g.conv(m, "c1", 16, scale=0.3 if behind else None)), "trt8.5")
     assert {c.code for c in fixed.applied} == {"SILU-INNER-Q"}
     assert "SILU-INNER-Q" not in codes(fixed.after)
     model = Model(fixed.proto)
@@ -277,11 +278,11 @@ def test_float_layers_become_fp16_by_default_if_some_are_not_quantized(g, float_
         y = g.relu(g.conv(y, f"c{i}", 16), f"r{i}")
     for i in range(float_layers):
         y = g.conv(y, f"f{i}", 16, scale=None, weights="float")
-    assert [c.code for c in fix(g.model(y), "trt11").applied] == applied
+    assert [c.code for c in qdqtool.fix(g.model(y), "trt11").applied] == applied
 
 
 def test_float_layers_become_fp16_for_strongly_typed_targets():
-    fixed = fix(residual("own"), "trt11", ["FLOAT-FP32"])
+    fixed = qdqtool.fix(residual("own"), "trt11", ["FLOAT-FP32"])
     assert [c.code for c in fixed.applied] == ["FLOAT-FP32"]
     assert "FLOAT-FP32" not in codes(fixed.after)
     types = {t.data_type for t in fixed.proto.graph.initializer if t.name.endswith(".scale")}
@@ -291,8 +292,8 @@ def test_float_layers_become_fp16_for_strongly_typed_targets():
 def test_fix_of_a_head_only_on_request(g):
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
-    assert {change.code for change in fix(proto, "trt8.5").applied} <= {"W-SCALE"}
-    fixed = fix(proto, "trt8.5", ["HEAD-QUANT"])
+    assert {change.code for change in qdqtool.fix(proto, "trt8.5").applied} <= {"W-SCALE"}
+    fixed = qdqtool.fix(proto, "trt8.5", ["HEAD-QUANT"])
     assert {c.node for c in fixed.applied} == {"box", "score"}
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
 
@@ -314,9 +315,9 @@ def test_each_refusal_class_has_one_step():
     prediction = predict(proto, "trt10")
     assert not codes(prediction) & {"DOUBLE-QDQ", "CONVERSION"}
     (differ,) = (r for r in prediction.refusals if isinstance(r, ScalesDiffer))
-    assert [(c.code, c.node) for c in fix(proto, "trt10").refused if c.code != "FLOAT-FP32"] == [
-        ("DOUBLE-QDQ", differ.node)
-    ]
+    assert [
+        (c.code, c.node) for c in qdqtool.fix(proto, "trt10").refused if c.code != "FLOAT-FP32"
+    ] == [("DOUBLE-QDQ", differ.node)]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_each_automatic_finding_is_tried(target, times):
         for code in {code for code, _ in marked}:
             promised[code] += 1
             if promised[code] <= times:
-                done = fix(proto, target, [code])
+                done = qdqtool.fix(proto, target, [code])
                 assert code in {c.code for c in (*done.applied, *done.refused)}
     assert len(promised) >= (4 if chosen.is_rtx else 12)
 
@@ -375,7 +376,7 @@ def test_change_has_code_and_node_of_finding(proto, code, node, target):
     )
     assert (found.code, found.node) == (code, node)
     for only in ((), (code,)):
-        fixed = fix(proto, target, only)
+        fixed = qdqtool.fix(proto, target, only)
         assert [(c.code, c.node) for c in fixed.applied] == [(code, node)]
         assert code not in codes(fixed.after)
 
@@ -383,8 +384,8 @@ def test_change_has_code_and_node_of_finding(proto, code, node, target):
 def test_fix_reports_unfixed_places():
     """Weights that are a network input cannot be folded. Weights after an Identity can."""
     proto = GRAPHS["weights-not-constant"]()
-    assert not fix(proto, "trt8.5").refused
-    fixed = fix(proto, "trt8.5", ["W-NONCONST", "ADD-BOTH"])
+    assert not qdqtool.fix(proto, "trt8.5").refused
+    fixed = qdqtool.fix(proto, "trt8.5", ["W-NONCONST", "ADD-BOTH"])
     (found,) = (f for f in fixed.before.findings if f.code == "W-NONCONST")
     (change,) = fixed.refused
     assert (change.code, change.node, change.what) == ("W-NONCONST", found.node, found.fix)
@@ -395,7 +396,7 @@ def test_fix_reports_unfixed_places():
 def test_fix_refuses_changes_that_make_outputs_worse(monkeypatch):
     monkeypatch.setattr("qdqtool.fixing.judge.is_growth_permitted", lambda *_, **__: False)
     proto = FAMILIES["residual"](50)
-    fixed = fix(proto, "trt8.5")
+    fixed = qdqtool.fix(proto, "trt8.5")
     assert not fixed.applied and fixed.proto == proto
     assert "distance-grows" in {c.why_not.code for c in fixed.refused}
 
@@ -405,10 +406,10 @@ def test_fix_refuses_changes_that_make_outputs_worse(monkeypatch):
 
 def test_fix_compares_on_given_inputs():
     with pytest.raises(DataError, check=has("missing-input", parameter="inputs", node="x")):
-        fix(residual("float"), inputs={"y": image(1)})
+        qdqtool.fix(residual("float"), inputs={"y": image(1)})
     with pytest.raises(DataError, check=has("wrong-rank", parameter="inputs", node="x")):
-        fix(residual("float"), inputs={"x": image(1, 16)})
-    fixed = fix(residual("float"), inputs={"x": image(1, 16, 16, 16)})
+        qdqtool.fix(residual("float"), inputs={"x": image(1, 16)})
+    fixed = qdqtool.fix(residual("float"), inputs={"x": image(1, 16, 16, 16)})
     assert fixed.applied and fixed.noise_before is not None and fixed.noise_before > 0
 
 
@@ -432,12 +433,12 @@ def test_fixed_model_is_saved_with_the_predicted_findings(tmp_path):
 )
 def test_fix_refuses_codes_without_a_fix(code, cause):
     with pytest.raises(QdqtoolError, check=has(cause, code, parameter="only")):
-        fix(residual("float"), only=[code])
+        qdqtool.fix(residual("float"), only=[code])
 
 
 def test_fix_refuses_a_float_model(g):
     with pytest.raises(ModelError, check=has("not-quantized")):
-        fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
+        qdqtool.fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
 
 
 def test_fix_compares_in_front_of_a_plugin():
@@ -445,7 +446,7 @@ def test_fix_compares_in_front_of_a_plugin():
     last = proto.graph.output[0].name
     proto.graph.node.append(onnx.helper.make_node("EfficientNMS_TRT", [last], ["boxes"], "nms"))
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("boxes", 1, None))
-    fixed = fix(proto, "trt8.5")
+    fixed = qdqtool.fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
     assert [n.values["nodes"] for n in fixed.notes if n.code == "compared-in-front"] == [["nms"]]
 
@@ -454,7 +455,7 @@ def test_fix_refuses_changes_of_a_model_that_does_not_run():
     proto = residual("float")
     node = next(n for n in proto.graph.node if n.name == "c0")
     node.attribute.append(onnx.helper.make_attribute("unheard_of", 1))
-    fixed = fix(proto, "trt8.5")
+    fixed = qdqtool.fix(proto, "trt8.5")
     why = fixed.refused[0].why_not
     assert not fixed.applied
     assert why.code == "not-comparable" and "unheard_of" in why  # from onnxruntime's message
@@ -468,7 +469,7 @@ def test_quantizers_without_values_are_left_alone(g, zero, target):
     q = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), *given], "q")
     proto = g.model(g.conv(g.op("DequantizeLinear", [q, *given], "dq"), "c", scale=None))
     assert predict(proto, target).convolutions
-    assert fix(proto, target).applied == []
+    assert qdqtool.fix(proto, target).applied == []
 
 
 @pytest.mark.parametrize(("count", "axis"), [(16, 0), (8, 1), (5, 0), (8, 9), (8, -5), (0, 0)])
@@ -480,20 +481,27 @@ def test_scales_that_do_not_fit_their_tensor_are_left_alone(g, count, axis, para
     parameters = [g.const("w.s", scale), g.const("w.z", zero)]
     dq = g.op("DequantizeLinear", [weights, *parameters], "w.dq", axis=axis)
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
-    assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
+    assert qdqtool.fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
 
 
 # On random Q/DQ networks a fix never makes the prediction worse, and the fixed model is valid.
 
 SCALES = (0.02, 0.05, 0.05, 0.11)
-BLOCKS = ("plain", "residual", "concat", "pool", "silu", "split")
 
 
 @st.composite
 def networks(draw):
     g = Graph(seed=draw(st.integers(0, 99)))
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "stem", 8), "stem.r")
-    for i, kind in enumerate(draw(st.lists(st.sampled_from(BLOCKS), min_size=2, max_size=4))):
+    for i, kind in enumerate(
+        draw(
+            st.lists(
+                st.sampled_from(("plain", "residual", "concat", "pool", "silu", "split")),
+                min_size=2,
+                max_size=4,
+            )
+        )
+    ):
 
         def scale():
             return draw(st.sampled_from(SCALES))
@@ -532,7 +540,7 @@ def worth(prediction):
 @settings(max_examples=settings.default.max_examples // 2)  # each is fixed three times
 def test_fixed_model_is_valid_and_not_worse(proto):
     before = proto.SerializeToString(deterministic=True)
-    fixed = fix(proto, "trt8.5")
+    fixed = qdqtool.fix(proto, "trt8.5")
     assert proto.SerializeToString(deterministic=True) == before
     onnx.checker.check_model(fixed.proto, full_check=True)
     assert all(b >= a for a, b in zip(worth(fixed.before), worth(fixed.after), strict=True))
@@ -540,7 +548,7 @@ def test_fixed_model_is_valid_and_not_worse(proto):
     assert [o.name for o in fixed.proto.graph.output] == [o.name for o in proto.graph.output]
     assert all(c.why_not for c in fixed.refused) and not any(c.why_not for c in fixed.applied)
     assert fixed.noise_before is None or np.isfinite(fixed.noise_after)
-    assert worth(fix(fixed.proto, "trt8.5").after) >= worth(fixed.after)
-    assert fix(proto, "trt8.5").proto.SerializeToString(
+    assert worth(qdqtool.fix(fixed.proto, "trt8.5").after) >= worth(fixed.after)
+    assert qdqtool.fix(proto, "trt8.5").proto.SerializeToString(
         deterministic=True
     ) == fixed.proto.SerializeToString(deterministic=True)

@@ -48,7 +48,6 @@ def stored(g: Graph, name: str, value: np.ndarray) -> str:
 
 
 CHAINS = (identity, two_identities, cast, reshape, transpose, squeeze, product)
-ROLES = ("scale", "zero", "weight scale", "weight zero", "weights", "integers")
 
 
 def network(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> onnx.ModelProto:
@@ -82,7 +81,9 @@ def codes(prediction: qdqtool.Prediction) -> set[str]:
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "role", ["scale", "zero", "weight scale", "weight zero", "weights", "integers"]
+)
 def test_fix_folds_constant(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> None:
     before = network(role, chain)
     assert codes(qdqtool.predict(before)) & {"SCALE-INDIRECT", "WEIGHT-INDIRECT", "W-NONCONST"}

@@ -29,8 +29,6 @@ from tests.errors import has
 from tests.insertion.nets import run
 from tests.qat import nets
 
-X = torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(1))
-
 
 class Block(nn.Module):
     def __init__(self, inner: nn.Module | None = None) -> None:
@@ -54,7 +52,9 @@ class Network(nn.Module):
 
 
 def test_plan_counts_calls() -> None:
-    counted = plan(Network(), X)
+    counted = plan(
+        Network(), torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(1))
+    )
     assert set(counted.counted) == {"add", "pool"} and counted.counted["pool"] == [""]
     assert {a.site.kind for a in counted.activations} == {"input", "add", "pool"}
 

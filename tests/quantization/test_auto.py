@@ -6,7 +6,6 @@ import pytest
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.result import Insertion
 from tests.errors import has
 from tests.insertion.nets import Array, Net, check
 
@@ -27,7 +26,7 @@ def samples(count: int = 8) -> Array:
     return np.random.default_rng(3).standard_normal((count, 32, 8, 8)).astype(np.float32)
 
 
-def insert_auto(model: onnx.ModelProto, **options: Any) -> Insertion:
+def insert_auto(model: onnx.ModelProto, **options: Any) -> qdqtool.Insertion:
     return qdqtool.insert(
         model,
         samples(),

@@ -13,8 +13,7 @@ import onnx
 import pytest
 
 import qdqtool
-from calibration.cache import load_statistics
-from calibration.methods import METHODS, amax_of
+from calibration import METHODS, amax_of, load_statistics
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
 from qdqtool.demo.network import yolov8n
@@ -23,7 +22,6 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import is_qdq, read_params
 from qdqtool.reporting import api, data
-from qdqtool.reporting.api import Report
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import encode_contents, render_page
@@ -250,7 +248,7 @@ def test_groups_are_tied_if_the_float_model_is_there(files: NetworkFiles) -> Non
 
 
 def test_report_repr_is_short_and_ok_needs_info_only(files: NetworkFiles) -> None:
-    report = Report(collect(files.model), "<html>" * 1000, "page.html")
+    report = qdqtool.Report(collect(files.model), "<html>" * 1000, "page.html")
     assert len(repr(report)) < 60
     assert report.ok == all(f.severity == "info" for f in report.page.model.findings)
 

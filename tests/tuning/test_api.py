@@ -12,12 +12,11 @@ import pytest
 from PIL import Image
 
 import qdqtool
-from qdqtool import prediction
+from qdqtool import Precision, Tuning, prediction
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.ir.graph import Model
-from qdqtool.ir.precision import Precision
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.tuning.image_sets import open_sets
@@ -30,7 +29,6 @@ from qdqtool.tuning.measure import (
 from qdqtool.tuning.options import SearchBudget
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
-from qdqtool.tuning.result import Tuning
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.summary import warn_small_sets
 from tests.calibration.nets import conv_net

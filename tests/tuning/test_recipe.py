@@ -10,7 +10,6 @@ import pytest
 import qdqtool
 from qdqtool.accuracy.metrics import CallNotFinished, UserMetric, call_with_timeout, cancel_calls
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.insertion.result import Insertion
 from qdqtool.tuning.measure import Measurement
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
@@ -23,7 +22,7 @@ from tests.tuning.nets import branchy, floats, planner_of
 DATA = images(4, 16, 16)
 
 
-def insert(**options: object) -> Insertion:
+def insert(**options: object) -> qdqtool.Insertion:
     fixed = {"method": "mse", "residual": "skip", "losses": 0, "predict": False}
     return qdqtool.insert(branchy(), DATA, **fixed, **options)  # type: ignore[arg-type]
 

@@ -11,7 +11,6 @@ from qdqtool.tuning.measure import (
     TaskResult,
     TuningJob,
 )
-from qdqtool.tuning.result import Tuning
 from tests.errors import has
 from tests.insertion.test_smoothing import add_outliers
 from tests.insertion.transformers import samples, vit
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("cached_rows")
 
 @pytest.mark.parametrize("workers", slow_after(1, [3, 1]))
 def test_tune_result_does_not_depend_on_workers(
-    tuned: Tuning, workers: int, monkeypatch: pytest.MonkeyPatch
+    tuned: qdqtool.Tuning, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PartitionedNetwork, "measure", ROWS)  # without the cache
     again = tune(keep=KEEP, workers=workers)
@@ -37,7 +36,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", slow_after(1, [40, 1]))
-def test_tune_continues_from_state(tuned: Tuning, tmp_path: Path, after: int) -> None:
+def test_tune_continues_from_state(tuned: qdqtool.Tuning, tmp_path: Path, after: int) -> None:
     state = tmp_path / "t.tuning"
     results: list[TaskResult] = []
 

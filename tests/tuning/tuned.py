@@ -9,7 +9,6 @@ import numpy.typing as npt
 import onnx
 
 import qdqtool
-from qdqtool.insertion.result import Insertion
 from qdqtool.tuning.measure import (
     MeasurementTask,
     PartitionedNetwork,
@@ -33,7 +32,7 @@ def tune(data: Any = DATA, model: Any = None, **options: Any) -> Tuning:
     return qdqtool.tune(model or branchy(), data, **{"method": "mse", **options})
 
 
-def insert(floats: Iterable[str], data: Any = CALIBRATION, **options: Any) -> Insertion:
+def insert(floats: Iterable[str], data: Any = CALIBRATION, **options: Any) -> qdqtool.Insertion:
     exclude = [f"^{name}$" for name in floats]
     return qdqtool.insert(branchy(), data, method="mse", exclude=exclude, **options)
 

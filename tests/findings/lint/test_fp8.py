@@ -5,19 +5,18 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qdqtool import Precision, Prediction
 from qdqtool.evidence import Evidence
 from qdqtool.findings import codes
 from qdqtool.findings.report import title_of
 from qdqtool.formats.predict_text import choose_typing
 from qdqtool.formats.verdicts import verdict
-from qdqtool.ir.precision import Precision
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from qdqtool.timing import work
 from qdqtool.timing.gpus import all_gpus, find_gpu
 from qdqtool.timing.on_gpu import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.trt.result import Prediction
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
 

@@ -8,7 +8,6 @@ import pytest
 from onnx import TensorProto
 
 import qdqtool
-from qdqtool.fixing.api import fix
 from qdqtool.formats.predict_text import render
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_inputs
@@ -288,15 +287,12 @@ def test_decomposed_norm_in_fp32_is_not_reported_if_strongly_typed(target: str) 
     )
 
 
-EPSILONS = (1e-12, 1e-5, 1e-6)
-
-
 @pytest.mark.parametrize(
     ("form", "eps", "target"),
     slow_after(
         len(FORMS),
         [
-            (form, EPSILONS[(i + k) % 3], ("trt11", "rtx1.7")[(i // 3 + k) % 2])
+            (form, (1e-12, 1e-5, 1e-6)[(i + k) % 3], ("trt11", "rtx1.7")[(i // 3 + k) % 2])
             for k in range(2)
             for i, form in list(enumerate(FORMS))[:: 1 + 2 * k]
         ],
@@ -360,7 +356,7 @@ def test_insert_reports_squares_that_may_become_fp16(target: str, form: str) -> 
     assert [w.values["finding"].code for w in warnings].count("NORM-PIECES") == 1
     assert finding.automatic is (form in EXACT and target != "trt8.5")
     if target != "trt8.5":
-        fixed = fix(result.model, target, ["NORM-PIECES"])
+        fixed = qdqtool.fix(result.model, target, ["NORM-PIECES"])
         outcomes = [fixed.applied, fixed.refused]
         done, other = outcomes if form in EXACT else outcomes[::-1]
         assert [c.code for c in done] == ["NORM-PIECES"] and not other
@@ -432,7 +428,7 @@ def test_sum_of_squares_is_reported_unless_fp16_holds_it(
     reported = SQUARES[how] and not proven
     assert sums == ([("square", SQUARES[how][0])] if reported else [])
     assert not any(f.automatic for f in findings)
-    assert not norms(model, "trt11") and not fix(model, "trt10", ["NORM-PIECES"]).applied
+    assert not norms(model, "trt11") and not qdqtool.fix(model, "trt10", ["NORM-PIECES"]).applied
 
 
 @pytest.mark.parametrize(
@@ -558,7 +554,7 @@ def test_sum_of_squares_of_fp16_file_is_reported(how: str) -> None:
 @pytest.mark.parametrize("opset", [13, 16, 17])
 def test_fix_writes_layer_normalization(opset: int) -> None:
     model = quantized_vit(blocks=1, pieces=True, opset=opset)
-    fixed = fix(model, "trt8.6", ["NORM-PIECES"])
+    fixed = qdqtool.fix(model, "trt8.6", ["NORM-PIECES"])
     assert [c.code for c in fixed.applied] == ["NORM-PIECES"] and not fixed.refused
     check(fixed.proto)
     assert fixed.proto.opset_import[0].version == 17
@@ -573,7 +569,7 @@ def test_fix_writes_layer_normalization(opset: int) -> None:
 
 def test_fix_writes_no_layer_normalization_before_trt8_6() -> None:
     model = quantized_vit(blocks=1, pieces=True)
-    fixed = fix(model, "trt8.5", ["NORM-PIECES"])
+    fixed = qdqtool.fix(model, "trt8.5", ["NORM-PIECES"])
     assert not fixed.applied and fixed.proto.SerializeToString() == model.SerializeToString()
 
 

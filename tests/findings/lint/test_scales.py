@@ -13,7 +13,6 @@ from qdqtool.commands.cli import run
 from qdqtool.findings.lint import weight_scales
 from qdqtool.findings.lint.activation_scales import find_common_factor
 from qdqtool.findings.report import FindingReport
-from qdqtool.insertion.result import Insertion
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import check_activations
@@ -64,11 +63,13 @@ def quantizer_of_input(proto: onnx.ModelProto) -> str:
     return next(str(n.name) for n in quantizers if n.input[0] == "x")
 
 
-def has_outliers(inserted: Insertion) -> bool:
+def has_outliers(inserted: qdqtool.Insertion) -> bool:
     return any(f.code == "ACT-OUTLIER" for f in inserted.findings)
 
 
-def insert_max(proto: onnx.ModelProto, data: list[dict[str, np.ndarray]] = DATA) -> Insertion:
+def insert_max(
+    proto: onnx.ModelProto, data: list[dict[str, np.ndarray]] = DATA
+) -> qdqtool.Insertion:
     return qdqtool.insert(proto, data, method="max", predict=False)
 
 
