@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -44,7 +43,7 @@ def quantized(reference: onnx.ModelProto, data: object, **options: Any) -> onnx.
     return qdqtool.insert(reference, data, predict=False, **options).model
 
 
-def top_classes(model: onnx.ModelProto, data: list[dict[str, npt.NDArray[Any]]]) -> list[int]:
+def top_classes(model: onnx.ModelProto, data: list[dict[str, np.ndarray]]) -> list[int]:
     return [int(run(model, sample)[0].argmax()) for sample in data]
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
@@ -42,7 +41,7 @@ def conv_net(
 
 def run_all(
     model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str]
-) -> dict[str, npt.NDArray[Any]]:
+) -> dict[str, np.ndarray]:
     import onnxruntime
 
     copy = onnx.ModelProto()
@@ -57,7 +56,7 @@ def run_all(
         copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     outputs = [o.name for o in copy.graph.output]
-    values: dict[str, list[npt.NDArray[Any]]] = {n: [] for n in names}
+    values: dict[str, list[np.ndarray]] = {n: [] for n in names}
     for feed in feeds:
         result = dict(zip(outputs, session.run(outputs, feed), strict=True)) | feed
         for name in names:

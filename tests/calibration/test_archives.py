@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from calibration.archives import read_arrays
@@ -20,7 +19,7 @@ from tests.errors import has
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def npy(array: npt.NDArray[Any]) -> bytes:
+def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array, allow_pickle=True)
     return file.getvalue()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from PIL import Image
 
@@ -34,12 +33,12 @@ ROWS = np.arange(10, dtype=np.float32).reshape(5, 2)
 BLOCK = 65536
 
 
-def npy(folder: Path, array: npt.NDArray[Any]) -> Path:
+def npy(folder: Path, array: np.ndarray) -> Path:
     np.save(folder / "c.npy", array)
     return folder / "c.npy"
 
 
-def npz(folder: Path, **arrays: npt.NDArray[Any]) -> Path:
+def npz(folder: Path, **arrays: np.ndarray) -> Path:
     np.savez(folder / "c.npz", allow_pickle=True, **arrays)
     return folder / "c.npz"
 
@@ -308,7 +307,7 @@ def test_impossible_path_is_rejected(text: str) -> None:
 def test_exceptions_of_an_iterator_end_the_pass() -> None:
     """An IndexError of the user's iterator is passed on."""
 
-    def fail_after_two() -> Iterator[dict[str, npt.NDArray[Any]]]:
+    def fail_after_two() -> Iterator[dict[str, np.ndarray]]:
         yield from ({"images": row} for row in STACK[:2])
         raise IndexError("theirs")
 
@@ -392,7 +391,7 @@ def test_digest_of_an_array_is_of_its_name_type_shape_and_sixteen_blocks(size: i
 
 
 def test_digests_differ_between_arrays() -> None:
-    def digest(**arrays: npt.NDArray[Any]) -> bytes:
+    def digest(**arrays: np.ndarray) -> bytes:
         return MemorySource([arrays], [PAIR]).digest(0)
 
     assert digest(a=ROWS, b=ROWS) == digest(b=ROWS, a=ROWS)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from calibration import Focus, TensorStatistics
@@ -63,7 +62,7 @@ def test_counter_starts_empty_and_can_reset() -> None:
 class HookedStatistics(TensorStatistics):
     hook: Any
 
-    def add(self, array: npt.NDArray[Any], *arguments: Any, **options: Any) -> None:
+    def add(self, array: np.ndarray, *arguments: Any, **options: Any) -> None:
         self.hook(array)
         super().add(array, *arguments, **options)
 
@@ -81,7 +80,7 @@ def test_counter_waits_for_its_threads_after_a_failure(waits: Waits) -> None:
     other_counts, states = threading.Event(), queue.SimpleQueue[str]()
     events: list[str] = []
 
-    def hook(array: npt.NDArray[Any]) -> None:
+    def hook(array: np.ndarray) -> None:
         if threading.current_thread() is caller:
             assert other_counts.wait(HANG)
             waits.listen(lambda: states.put("caller waits"))

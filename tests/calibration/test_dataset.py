@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from calibration.arrays import open_data
@@ -40,7 +39,7 @@ BATCH = InputSpec("x", (2, 1, 1, 2))
 class ListSource(SampleSource):
     """Samples from a list; None stands for a broken sample."""
 
-    def __init__(self, samples: Sequence[npt.NDArray[Any] | None], **attributes: Any) -> None:
+    def __init__(self, samples: Sequence[np.ndarray | None], **attributes: Any) -> None:
         self.samples = samples
         self.length: int | None = len(samples)
         self.loaded: list[int] = []
@@ -66,7 +65,7 @@ class ListSource(SampleSource):
         return b"" if self.samples[index] is None else bytes([index])
 
 
-def row(*values: float) -> npt.NDArray[np.float32]:
+def row(*values: float) -> np.ndarray:
     return np.array(values, np.float32).reshape(1, 1, 1, 2)
 
 
@@ -153,7 +152,7 @@ def test_input_converts_numbers(dtype: str, input_dtype: str) -> None:
     ],
 )
 def test_input_rejects_arrays_of_other_shapes_and_types(
-    spec: InputSpec, array: npt.NDArray[Any], code: str, values: list[object]
+    spec: InputSpec, array: np.ndarray, code: str, values: list[object]
 ) -> None:
     with pytest.raises(DataError, check=has(code, "it", *values, node="x")):
         spec.fit(array, "it")

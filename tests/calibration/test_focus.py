@@ -2,7 +2,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics
@@ -20,8 +19,8 @@ from tests.calibration.nets import conv_net, run_all
 from tests.errors import has
 
 RNG = np.random.default_rng(0)
-Mask = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float32]
+Mask = np.ndarray
+Floats = np.ndarray
 
 
 def mask_of(height: int, width: int, *cells: tuple[int, int]) -> Mask:
@@ -176,7 +175,7 @@ def test_positions_of_the_highest_share_of_all_maps(share: float, count: int) ->
     ],
 )
 def test_one_output_without_positions_is_enough_to_find_none(
-    output: npt.NDArray[np.float64],
+    output: np.ndarray,
 ) -> None:
     assert Focus(("a", "b")).find({"a": np.zeros((1, 2, 3, 3)), "b": output}) is None
     assert Focus(("a",)).find({"a": output}) is None

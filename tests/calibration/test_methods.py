@@ -1,7 +1,6 @@
 import math
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,8 +23,8 @@ from calibration.methods import (
 )
 from calibration.statistics import MIN_TOP, TensorStatistics, merge_all, rounding_errors
 
-Floats32 = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.float64]
+Floats32 = np.ndarray
+Floats = np.ndarray
 
 
 def samples() -> dict[str, Floats32]:

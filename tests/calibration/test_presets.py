@@ -3,7 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from PIL import Image
 
@@ -30,7 +29,7 @@ def picture(width: int, height: int) -> Image.Image:
     return Image.fromarray((0.7 * waves + rng.integers(0, 70, waves.shape)).astype(np.uint8))
 
 
-def crop_center(image: Image.Image, shorter: int, side: int, method: Any) -> npt.NDArray[Any]:
+def crop_center(image: Image.Image, shorter: int, side: int, method: Any) -> np.ndarray:
     width, height = image.size
     longer = int(shorter * max(image.size) / min(image.size))
     size = (shorter, longer) if width < height else (longer, shorter)
@@ -38,7 +37,7 @@ def crop_center(image: Image.Image, shorter: int, side: int, method: Any) -> npt
     return np.asarray(image.resize(size, method).crop((left, top, left + side, top + side)))
 
 
-def normalize(pixels: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def normalize(pixels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     mean, std = numbers
     return ((pixels / 255.0 - mean) / std).transpose(2, 0, 1)
 
@@ -59,7 +58,7 @@ def test_classification_presets(
     shorter: int,
     side: int,
     method: Any,
-    numbers: npt.NDArray[Any],
+    numbers: np.ndarray,
     size: tuple[int, int],
 ) -> None:
     image = picture(*size)
@@ -68,11 +67,11 @@ def test_classification_presets(
     np.testing.assert_allclose(prepared, expected, atol=1e-5)
 
 
-def channels_first(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def channels_first(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(pixels, np.float64).transpose(2, 0, 1)
 
 
-def padded(color: npt.NDArray[Any], padding: float) -> npt.NDArray[Any]:
+def padded(color: np.ndarray, padding: float) -> np.ndarray:
     expected = np.full((3, 32, 32), padding)
     expected[:, :16] = color[:, None, None]
     return expected
@@ -122,7 +121,7 @@ PLAIN = Image.new("RGB", (40, 20), (10, 20, 30))
         ),
     ],
 )
-def test_other_presets(name: str, image: Image.Image, expected: npt.NDArray[Any]) -> None:
+def test_other_presets(name: str, image: Image.Image, expected: np.ndarray) -> None:
     prepared = prepare_image(image, *expected.shape[1:], PRESETS[name].preprocess)[0]
     np.testing.assert_allclose(prepared, expected, rtol=1e-6, atol=1e-5)
 
@@ -161,7 +160,7 @@ def test_other_names_are_refused(value: Any, code: str) -> None:
 # Functions
 
 
-def to_input(image: Image.Image) -> npt.NDArray[Any]:
+def to_input(image: Image.Image) -> np.ndarray:
     return np.asarray(image.resize((16, 16)), np.float32).transpose(2, 0, 1) / 127.5 - 1
 
 

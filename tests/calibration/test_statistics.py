@@ -5,7 +5,6 @@ from typing import Any
 
 import hypothesis
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
@@ -56,7 +55,7 @@ def with_channels(number: int) -> TensorStatistics:
     ],
 )
 def test_arrays_of_other_types_are_counted(
-    array: npt.NDArray[Any], expected: tuple[int, int, float]
+    array: np.ndarray, expected: tuple[int, int, float]
 ) -> None:
     stats = TensorStatistics.of(array, 64)
     assert (stats.count, stats.nonfinite, stats.maximum) == expected
@@ -408,7 +407,7 @@ def test_spots_are_kept_with_the_statistics(tmp_path: Path) -> None:
     assert amax_of(merged, "focus") == pytest.approx(amax_of(statistics["c1"], "focus"), rel=1e-6)
 
 
-Spots = list[npt.NDArray[np.float32]]
+Spots = list[np.ndarray]
 
 
 def rounding_by_hand(spots: Spots, amax: float, levels: int) -> tuple[float, float]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 
@@ -84,7 +83,7 @@ def quantize(
     path: Path,
     quant_format: str,
     activations: str,
-    samples: Iterable[Mapping[str, npt.NDArray[Any]]] = (),
+    samples: Iterable[Mapping[str, np.ndarray]] = (),
     **options: Any,
 ) -> Path:
     """Quantize a model with onnxruntime, by default with a sample of ones; return the new path."""
@@ -93,7 +92,7 @@ def quantize(
     batches = iter(samples or [{s.name: np.ones(s.shape, np.float32) for s in specs}])
 
     class Reader(ort.CalibrationDataReader):  # type: ignore[name-defined, misc]
-        def get_next(self) -> Mapping[str, npt.NDArray[Any]] | None:
+        def get_next(self) -> Mapping[str, np.ndarray] | None:
             return next(batches, None)
 
     output = path.with_name("quantized.onnx")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from onnx import helper, numpy_helper
@@ -483,7 +482,7 @@ def test_private_weights_differ(parts: Parts) -> None:
 
 
 def test_private_weights_have_the_range_of_their_scales() -> None:
-    def ranges(private: bool) -> list[npt.NDArray[np.float64]]:
+    def ranges(private: bool) -> list[np.ndarray]:
         model = Model(qdqtool.extract(residual(), node="b0.c1", hops=2, private=private).proto)
         quotients = [
             (value / np.reshape(read_params(model, q).scale, (-1, 1, 1, 1))).reshape(len(value), -1)

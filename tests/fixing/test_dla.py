@@ -2,7 +2,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from onnx import helper, numpy_helper
@@ -131,11 +130,11 @@ def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx
     return model
 
 
-def multiply_weight_scales(model: onnx.ModelProto, factor: float) -> npt.NDArray[np.float32]:
+def multiply_weight_scales(model: onnx.ModelProto, factor: float) -> np.ndarray:
     """Multiply the scales of the weights of :func:`one_layer`, and return them."""
     (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] != "x")
     tensor = next(t for t in model.graph.initializer if t.name == q.input[1])
-    scales: npt.NDArray[np.float32] = numpy_helper.to_array(tensor) * np.float32(factor)
+    scales: np.ndarray = numpy_helper.to_array(tensor) * np.float32(factor)
     tensor.CopyFrom(numpy_helper.from_array(scales, tensor.name))
     return scales
 

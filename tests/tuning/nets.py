@@ -1,7 +1,4 @@
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from calibration.arrays import open_data
@@ -18,7 +15,7 @@ from qdqtool.tuning.measure import TuningJob
 from qdqtool.tuning.planner import Configuration, Planner
 from tests.insertion.nets import Net
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 
 def branchy(seed: int = 0) -> onnx.ModelProto:

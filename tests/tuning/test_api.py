@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from PIL import Image
@@ -140,7 +139,7 @@ def test_layers_in_float_and_other_choices_are_named(tuned: Tuning, sites: list[
 def test_small_sets_are_reported_before_the_search(
     images: int, evaluation: int, enough: int | None
 ) -> None:
-    def source(count: int) -> npt.NDArray[np.float32]:
+    def source(count: int) -> np.ndarray:
         return np.zeros((count, *DATA[0]["x"].shape[1:]), np.float32)
 
     sets = open_sets(Model(branchy()), source(images), source(evaluation) if evaluation else None)
@@ -243,7 +242,7 @@ def test_site_loss_is_the_error_of_its_nodes_alone() -> None:
     planner = planner_of(branchy(), CALIBRATION, "auto")
     whole = planner.plan(Configuration()).recipe
 
-    def squared_errors(recipe: Recipe) -> npt.NDArray[np.float64]:
+    def squared_errors(recipe: Recipe) -> np.ndarray:
         model = recipe.build(planner.model)[0].proto
         return np.asarray([(1.0 - agreement(model, [sample])) ** 2 for sample in CHOSEN])
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from hypothesis import given
@@ -48,7 +47,7 @@ from tests.insertion.nets import Net, images, run
 from tests.tuning.nets import branchy, floats, job_of, planner_of, resnet, segmentation
 
 DATA = images(5, 16, 16)
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 import qdqtool
@@ -66,6 +65,6 @@ def agreement(model: onnx.ModelProto, samples: Sequence[dict[str, Any]]) -> floa
 
 
 @functools.cache
-def float_output(image: bytes) -> npt.NDArray[np.float64]:
+def float_output(image: bytes) -> np.ndarray:
     sample = {"x": np.frombuffer(image, np.float32).reshape(DATA[0]["x"].shape)}
     return run(branchy(), sample)[0].astype(np.float64)

@@ -3,7 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from onnx import numpy_helper
@@ -312,7 +311,7 @@ def test_insert_and_predict_report_the_same_outliers(name: str, rows: int) -> No
 
 # W-SCALE: no finding for the scales of known quantizers, a finding if scales do not belong to the weights.
 
-Array = npt.NDArray[np.float64]
+Array = np.ndarray
 
 
 @pytest.fixture(scope="module")
@@ -443,7 +442,7 @@ def test_scales_of_onnxruntime_are_not_reported(per_channel: bool, tmp_path: Pat
         def __init__(self) -> None:
             self.left = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
 
-        def get_next(self) -> dict[str, npt.NDArray[np.float32]] | None:
+        def get_next(self) -> dict[str, np.ndarray] | None:
             return self.left.pop() if self.left else None
 
     quantization.quantize_static(
