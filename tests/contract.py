@@ -22,11 +22,11 @@ from unittest import mock
 import click
 import numpy as np
 import onnx
-from PIL import Image
 
 from qdqtool import predict
 from qdqtool.commands.cli import cli, run
 from tests.buildlog import samples
+from tests.calibration.nets import write_pictures
 from tests.findings.lint.test_api import simple
 from tests.insertion.nets import images
 from tests.trt.builder import Graph
@@ -290,10 +290,7 @@ def prepare(folder: Path) -> None:
     onnx.save(whole := blocks(), folder / "whole.onnx")
     onnx.save(float_network(), folder / "float.onnx")
     onnx.save(float_network(scale=0.05), folder / "quantized.onnx")
-    (folder / "images").mkdir()
-    for i in range(2):
-        pixels = np.random.default_rng(i).integers(0, 255, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / f"{i}.png")
+    write_pictures(folder / "images", 2)
     onnx.save(branchy(), folder / "branches.onnx")
     np.save(folder / "pixels.npy", np.concatenate([d["x"] for d in images(8, 16, 16)]))
     onnx.save(silu_add(), folder / "silu-add.onnx")

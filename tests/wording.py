@@ -13,7 +13,6 @@ from qdqtool.evidence import Evidence
 from qdqtool.findings import obstacles, report
 from qdqtool.findings.rules import REASON_MODULES, finding_code
 from qdqtool.formats.build_text import render_comparison
-from qdqtool.prediction import predict
 from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.attention import DecomposedNorm
@@ -285,7 +284,7 @@ def records() -> list[Reason]:
 @functools.cache
 def findings() -> tuple[tuple[str, list[Finding]], ...]:
     predicted = [
-        (label, predict(proto, target).findings)
+        (label, qdqtool.predict(proto, target).findings)
         for label, proto, target in (*networks(), *single_wordings())
     ]
     recorded = [

@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from PIL import Image
 
 import qdqtool
 from calibration import open_data
@@ -22,6 +21,7 @@ from qdqtool.accuracy.metrics import TopClassMetric, estimate_interval
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
+from tests.calibration.nets import write_pictures
 from tests.comparison.networks import quantize
 from tests.errors import has
 from tests.insertion.nets import Net, copy_model, detector, images, run, set_value, value_of
@@ -230,12 +230,8 @@ def test_agreement_of_other_input_shapes_is_refused() -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    for i in range(3):
-        Image.fromarray(random.integers(0, 256, (48, 64, 3), np.uint8)).save(folder / f"{i}.png")
-    return folder
+    write_pictures(tmp_path / "photos", 3, 64, 48)
+    return tmp_path / "photos"
 
 
 @pytest.mark.parametrize(

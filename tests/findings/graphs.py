@@ -7,8 +7,7 @@ import numpy as np
 import onnx
 from ml_dtypes import int4
 
-from qdqtool import Finding, Prediction
-from qdqtool.prediction import predict
+from qdqtool import Finding, Prediction, predict
 from tests.trt.builder import Graph
 
 

@@ -6,10 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.prediction import check_activations, predict
-from qdqtool.timing.on_gpu import predict_on_gpu
-from qdqtool.timing.options import TimingOptions
-from qdqtool.trt.result import Prediction
+import qdqtool
+from qdqtool.prediction import check_activations
 from tests.findings.graphs import GRAPHS, attention, ones, split, stem_before_pool, weighted
 from tests.findings.lint.test_bfloat16 import quantized
 from tests.findings.test_producers import on_a_wrong_axis
@@ -61,12 +59,12 @@ def output_weights() -> onnx.ModelProto:
     return g.model(weighted(g, w), w)
 
 
-def with_data(scale: float, largest: float) -> Prediction:
+def with_data(scale: float, largest: float) -> qdqtool.Prediction:
     g = Graph()
     model = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=scale))
     values = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
     values[0, 0, 0, 0] = largest
-    prediction = predict(model, "trt8.5")
+    prediction = qdqtool.predict(model, "trt8.5")
     check_activations(model, prediction, [{"x": values}])
     return prediction
 
@@ -82,12 +80,11 @@ def grouped(channels: int) -> onnx.ModelProto:
     return g.model(g.conv(x, "c", 2 * channels, groups=2))
 
 
-def on_gpu(sm: str) -> Prediction:
+def on_gpu(sm: str) -> qdqtool.Prediction:
     g = Graph()
     x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
-    return predict_on_gpu(
-        g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", TimingOptions(sm=sm)
-    )[0]
+    model = g.model(g.conv(x, "b", 32, scale=None, weights="float"))
+    return qdqtool.predict(model, "trt8.5", sm=sm)
 
 
 def placeholders(first: float = 0.1) -> onnx.ModelProto:
@@ -132,32 +129,32 @@ def placeholders(first: float = 0.1) -> onnx.ModelProto:
     }.items(),
 )
 def test_network_has_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
-    assert code in predict(make(), "trt8.5").findings_by_code()
+    assert code in qdqtool.predict(make(), "trt8.5").findings_by_code()
 
 
 @pytest.mark.parametrize(
     ("code", "make"),
     {
-        "ATT-HEAD": lambda: predict(attention(64), "trt10"),
-        "GROUP-KERNELS": lambda: predict(grouped(24), "trt10"),
-        "STEM-POOL": lambda: predict(GRAPHS["stem-before-pool"](), "trt10"),
-        "FLOAT-MIXED": lambda: predict(GRAPHS["float-types"](), "trt11"),
-        "FLOAT-SM75": lambda: predict_on_gpu(of_two(), "rtx1.7", TimingOptions(sm="75"))[0],
+        "ATT-HEAD": lambda: qdqtool.predict(attention(64), "trt10"),
+        "GROUP-KERNELS": lambda: qdqtool.predict(grouped(24), "trt10"),
+        "STEM-POOL": lambda: qdqtool.predict(GRAPHS["stem-before-pool"](), "trt10"),
+        "FLOAT-MIXED": lambda: qdqtool.predict(GRAPHS["float-types"](), "trt11"),
+        "FLOAT-SM75": lambda: qdqtool.predict(of_two(), "rtx1.7", sm="75"),
         "ACT-SCALE": lambda: with_data(1.0, 3.0),
         "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
-        "FP8-GPU": lambda: predict_on_gpu(fp8(), "trt10", TimingOptions(sm="8.6"))[0],
-        "FP8-SLOW": lambda: predict(fp8(groups=32), "trt10"),
+        "FP8-GPU": lambda: qdqtool.predict(fp8(), "trt10", sm="8.6"),
+        "FP8-SLOW": lambda: qdqtool.predict(fp8(groups=32), "trt10"),
         "GPU-DP4A": lambda: on_gpu("6.1"),
         "GPU-FUSION": lambda: on_gpu("6.1"),
         "GPU-NO-INT8": lambda: on_gpu("6.0"),
         "GPU-NO-FP16": lambda: on_gpu("6.1"),
-        "GPU-NO-BF16": lambda: predict_on_gpu(quantized(), "trt10", TimingOptions(sm="7.5"))[0],
+        "GPU-NO-BF16": lambda: qdqtool.predict(quantized(), "trt10", sm="7.5"),
         "GPU-VERSION": lambda: on_gpu("12.0"),
         "GPU-JETSON": lambda: on_gpu("AGX Orin"),
         "GPU-KERNELS": lambda: on_gpu("GTX 1650"),
     }.items(),
 )
-def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction]) -> None:
+def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], qdqtool.Prediction]) -> None:
     assert code in make().findings_by_code()
 
 
@@ -171,4 +168,4 @@ def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction
     ],
 )
 def test_similar_network_has_no_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
-    assert code not in predict(make(), "trt10").findings_by_code()
+    assert code not in qdqtool.predict(make(), "trt10").findings_by_code()

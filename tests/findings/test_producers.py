@@ -21,7 +21,6 @@ from qdqtool.findings.lint import operators, quantizers, weights
 from qdqtool.findings.rules import finding_codes, reason_classes
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
-from qdqtool.prediction import predict
 from qdqtool.reasons import fp8
 from qdqtool.reasons.compiler import IntegersLost
 from qdqtool.reasons.conversions import ConcatReadAsFloat, ManyConsumers, OperatorNotCommuting
@@ -236,7 +235,7 @@ def every(kind: type[Reason]) -> Iterator[type[Reason]]:
 def test_scale_of_shape_1_is_reported_and_fixed_at_convolutions(readers: str) -> None:
     ops = readers.split()
     model = of_shape_1(*ops)
-    findings = [f for f in predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"]
+    findings = [f for f in qdqtool.predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"]
     convolutions = {f.node: f.convolutions for f in findings}
     assert convolutions == {f"p{i}.Q": [f"c{i}"] for i, op in enumerate(ops) if op == "Conv"}
     fixed = qdqtool.fix(model, "rtx1.7", ["SCALE-SHAPE1"])
@@ -283,7 +282,7 @@ def test_fault_of_a_quantizer_is_reported_once(
     x = pair(g, g.input(1, 16, 8, 8))
     x = g.pool(x, "pool") if pooled and code != "ACT-PER-CHANNEL" else x
     g.channels[x] = 16
-    prediction = predict(g.model(g.conv(x, "c", 16, scale=None)), target)
+    prediction = qdqtool.predict(g.model(g.conv(x, "c", 16, scale=None)), target)
     convolution = prediction.convolution("c")
     expected = ON_RTX.get(pair, code) if target == "rtx1.7" else code
     if not expected:
@@ -315,7 +314,7 @@ def on_a_wrong_axis(code: str) -> onnx.ModelProto:
     "code", ["W-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"]
 )
 def test_conversion_names_the_fault_of_its_convolution(code: str) -> None:
-    prediction = predict(on_a_wrong_axis(code), "trt8.5")
+    prediction = qdqtool.predict(on_a_wrong_axis(code), "trt8.5")
     assert [type(r) for r in prediction.refusals if r.node == "c"] == [WeightsAxis]
     assert {"W-AXIS", code}.intersection(f.code for f in prediction.findings) == {code}
     (stays,) = (f for f in prediction.findings if f.code == "CONVERSION" and f.node == "p.DQ")
@@ -335,7 +334,7 @@ def views() -> list[View]:
 
 @functools.cache
 def prediction(place: int, target: str) -> qdqtool.Prediction:
-    return predict(models()[place], target)
+    return qdqtool.predict(models()[place], target)
 
 
 def predictions(target: str) -> list[qdqtool.Prediction]:
@@ -368,7 +367,7 @@ def test_evidence_of_a_conversion_is_that_of_its_case(
     case: str, node: str, others: set[str]
 ) -> None:
     assert cases()[case].evidence == Evidence.ASSUMED
-    findings = predict(model_of(case), "trt8.5").findings
+    findings = qdqtool.predict(model_of(case), "trt8.5").findings
     evidence = {f.node: f.evidence for f in findings if f.code == "CONVERSION"}
     assert evidence == {node: Evidence.ASSUMED, **dict.fromkeys(others, Evidence.SEEN)}
 

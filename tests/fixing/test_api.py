@@ -12,7 +12,6 @@ from qdqtool.findings.rules import reason_classes
 from qdqtool.fixing import pairs
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.graph import Model
-from qdqtool.prediction import predict
 from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.quantizers import AxisOpset, FakeQuantizers
 from qdqtool.reasons.scales import ScalesDiffer
@@ -180,7 +179,7 @@ def test_fix_keeps_dead_channels_zero(g):
     weights[3] = 0
     scale = np.abs(weights).max(axis=(1, 2, 3)) / 127
     proto = convolution_of(g, g.pair(g.const("w", weights), "wq", scale, axis=0))
-    assert "SCALE-NONPOS" in codes(predict(proto, "trt8.5"))
+    assert "SCALE-NONPOS" in codes(qdqtool.predict(proto, "trt8.5"))
     fixed = qdqtool.fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SCALE-NONPOS"]
     assert np.all(run(fixed.proto, x=image(1, 16, 8, 8))[0][:, 3] == 0)
@@ -312,7 +311,7 @@ def test_each_refusal_class_has_one_step():
     }
     assert {kind: times for kind, times in taken.items() if times > 1} == {RemainingConversion: 2}
     proto = model_of("RequantizeFusion/into-convolution")
-    prediction = predict(proto, "trt10")
+    prediction = qdqtool.predict(proto, "trt10")
     assert not codes(prediction) & {"DOUBLE-QDQ", "CONVERSION"}
     (differ,) = (r for r in prediction.refusals if isinstance(r, ScalesDiffer))
     assert [
@@ -372,7 +371,7 @@ def crossed(pooled):
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_change_has_code_and_node_of_finding(proto, code, node, target):
     (found,) = (
-        f for f in predict(proto, target).findings if f.automatic and f.code != "FLOAT-FP32"
+        f for f in qdqtool.predict(proto, target).findings if f.automatic and f.code != "FLOAT-FP32"
     )
     assert (found.code, found.node) == (code, node)
     for only in ((), (code,)):
@@ -420,8 +419,10 @@ def test_fixed_model_is_saved_with_the_predicted_findings(tmp_path):
     with pytest.raises(QdqtoolError, match=r"model\.onnx"):
         fixed.save(path)
     fixed.save(tmp_path / "fixed.onnx")
-    again = predict(tmp_path / "fixed.onnx", "trt8.5")
-    assert codes(again) == codes(fixed.after) and "W-SHARED" in codes(predict(path, "trt8.5"))
+    again = qdqtool.predict(tmp_path / "fixed.onnx", "trt8.5")
+    assert codes(again) == codes(fixed.after) and "W-SHARED" in codes(
+        qdqtool.predict(path, "trt8.5")
+    )
     assert fixed.ok is all(f.severity != "error" for f in again.findings)
     places = len(fixed.before.findings) - len(fixed.after.findings)
     assert fixed.fixed_places().total() == places
@@ -468,7 +469,7 @@ def test_quantizers_without_values_are_left_alone(g, zero, target):
     given = [g.const("s", np.float32(0.1)), g.const("z", zero)] if zero is not None else [""]
     q = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), *given], "q")
     proto = g.model(g.conv(g.op("DequantizeLinear", [q, *given], "dq"), "c", scale=None))
-    assert predict(proto, target).convolutions
+    assert qdqtool.predict(proto, target).convolutions
     assert qdqtool.fix(proto, target).applied == []
 
 

@@ -23,6 +23,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
+from tests.calibration.nets import write_pictures
 from tests.errors import has
 from tests.insertion.nets import detector as small_detector
 from tests.slow import slow_after
@@ -309,11 +310,7 @@ def test_levels_of_a_head_are_compared_apart(g: Graph) -> None:
 
 
 def test_fix_compares_on_images(tmp_path: Path) -> None:
-    from PIL import Image
-
-    for seed in range(3):
-        pixels = np.random.default_rng(seed).integers(0, 256, (64, 64, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{seed}.png")
+    write_pictures(tmp_path, 3, 64, 64)
     proto = quantize(small_detector(), tmp_path, "images")
     fixed = fix(proto, data=tmp_path)
     assert fixed.samples == 3 and fixed.ok

@@ -13,7 +13,6 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import read_params
 from qdqtool.patterns.view import View
-from qdqtool.prediction import predict
 from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.timing.estimate import TimeEstimate, estimate_time
 from qdqtool.timing.gpus import find_gpu
@@ -44,7 +43,7 @@ def remove_pairs(count: int, places: list[int]) -> tuple[Model, Model, list[set[
 def test_culprits_are_next_to_lost_convolutions(places: list[int], other: int) -> None:
     model, candidate, edited = remove_pairs(9, places)
     harmless = [n for n in model.nodes if n.op == "Conv"][other]
-    before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
+    before, after = qdqtool.predict(model, "trt8.5"), qdqtool.predict(candidate, "trt8.5")
     assert after.summary()["int8"] == before.summary()["int8"] - len(places)
     changes = [*edited, {harmless.index}]
     culprits = find_worsening_changes(model, candidate, changes, before, after, AIM)
@@ -53,10 +52,10 @@ def test_culprits_are_next_to_lost_convolutions(places: list[int], other: int) -
 
 def test_change_without_gain_is_refused() -> None:
     model, candidate, edited = remove_pairs(9, [4])
-    predictions = predict(model, "trt8.5"), predict(candidate, "trt8.5")
+    predictions = qdqtool.predict(model, "trt8.5"), qdqtool.predict(candidate, "trt8.5")
     changes = [*edited, edited[0]]
     assert set(find_worsening_changes(model, candidate, changes, *predictions, AIM)) == {0, 1}
-    prediction = predict(convolutions(12), "trt8.5")
+    prediction = qdqtool.predict(convolutions(12), "trt8.5")
     assert find_objection(prediction, prediction, AIM) == NO_GAIN
 
 
@@ -81,7 +80,7 @@ def test_tries_depend_on_culprits_not_on_places(apart: set[int], monkeypatch) ->
 
     def count(model, target):
         predictions.append(model)
-        return predict(model, target)
+        return qdqtool.predict(model, target)
 
     monkeypatch.setattr("qdqtool.fixing.session.predict", count)
     fixed = fix(concats(6, apart), "trt8.5", ["CONCAT-SCALE"])
@@ -93,7 +92,7 @@ TARGET = target_named("trt8.5")
 
 
 def estimate_savings(model: Model, gpu: str) -> tuple[qdqtool.Prediction, TimeEstimate]:
-    prediction = predict(model, TARGET)
+    prediction = qdqtool.predict(model, TARGET)
     time = estimate_time(model, prediction, find_gpu(gpu), TARGET, compare=False)
     add_fix_savings(model, prediction, time, TARGET)
     return prediction, time

@@ -26,8 +26,7 @@ from qdqtool.reporting.nodes import ModelCollector, ReportSubject
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import encode_contents, render_page
 from qdqtool.reporting.sections import read_tuning
-from qdqtool.timing.on_gpu import predict_on_gpu
-from qdqtool.timing.options import GpuOptions, TimingOptions
+from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import render
 from tests.comparison.networks import float_network, network, with_dynamic_size
@@ -566,9 +565,9 @@ def test_build_of_tensorrt_rtx_is_shown_for_its_gpu(
     report = qdqtool.report(model, build, gpu=gpu)
     assert report.page.model.counts["int8"] == 0
     assert report.as_json()["compute_capabilities"] == ["7.5"]
-    expected = predict_on_gpu(model, "rtx1.7", TimingOptions(gpu="T4"))[1]
+    expected = qdqtool.predict(model, "rtx1.7", gpu="T4").time["total_ms"]
     time = report.page.model.time
-    assert time.total == pytest.approx(expected.total_ms, rel=0.2)  # the log has another clock
+    assert time.total == pytest.approx(expected, rel=0.2)  # the log has another clock
     assert any("has no INT8 on" in note for note in time.notes)
 
 

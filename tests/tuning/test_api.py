@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from PIL import Image
 
 import qdqtool
-from qdqtool import Precision, Tuning, prediction
+from qdqtool import Tuning, prediction
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.ir.graph import Model
-from qdqtool.timing.on_gpu import predict_on_gpu
-from qdqtool.timing.options import TimingOptions
 from qdqtool.tuning.image_sets import open_sets
 from qdqtool.tuning.measure import (
     MeasurementTask,
@@ -30,7 +27,7 @@ from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.summary import warn_small_sets
-from tests.calibration.nets import conv_net
+from tests.calibration.nets import conv_net, write_pictures
 from tests.errors import has
 from tests.insertion.nets import check, images, run
 from tests.insertion.transformers import vit
@@ -313,8 +310,8 @@ def test_tensor_too_large_for_fp16_stays_fp32() -> None:
     array = 1.5e5 * onnx.numpy_helper.to_array(tensor)
     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     tuning = tune(model=proto, keep=0.5, target="trt11", exclude=["^c6$"])
-    _, time = predict_on_gpu(tuning.model, "trt11", TimingOptions(gpu="RTX 3060"))
-    assert time.float_time.precision == Precision.FP16  # the type of most of the model
+    time = qdqtool.predict(tuning.model, "trt11", gpu="RTX 3060").time
+    assert time["float"]["precision"] == "FP16"  # the type of most of the model
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
 
 
@@ -418,15 +415,12 @@ def test_tune_classifier_and_segmentation(build: Any, metric: Any) -> None:
 
 
 def test_tune_leaves_broken_images_out(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for number in range(16):
-        pixels = rng.integers(0, 255, (16, 16, 3), np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{number:02}.png")
+    write_pictures(tmp_path, 16)
     whole = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
-    (tmp_path / "03.png").write_bytes(b"no image")
+    (tmp_path / "picture003.png").write_bytes(b"no image")
     tuning = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
     (unread,) = (w for w in tuning.warnings if w.code == "unread-images")
-    assert (unread.values["count"], unread.values["file"]) == (1, "03.png")
+    assert (unread.values["count"], unread.values["file"]) == (1, "picture003.png")
     assert tuning.chosen.metric != whole.chosen.metric
     assert tuning.chosen.chosen_on == whole.chosen.chosen_on
 

@@ -5,8 +5,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
-from qdqtool.timing.on_gpu import predict_on_gpu
-from qdqtool.timing.options import TimingOptions
 
 SHAPE = [1, 16, 8, 8]
 
@@ -59,8 +57,8 @@ def test_parsers_before_9_refuse_bfloat16(target: str, is_refused: bool) -> None
 
 @pytest.mark.parametrize(("sm", "is_refused"), [("7.0", True), ("7.5", True), ("8.0", False)])
 def test_gpus_before_8_have_no_bfloat16(sm: str, is_refused: bool) -> None:
-    prediction, _ = predict_on_gpu(quantized(), "trt10", TimingOptions(sm=sm))
-    assert ("GPU-NO-BF16" in prediction.findings_by_code()) == is_refused
+    findings = qdqtool.predict(quantized(), "trt10", sm=sm).findings_by_code()
+    assert ("GPU-NO-BF16" in findings) == is_refused
 
 
 def test_insert_widens_bfloat16() -> None:

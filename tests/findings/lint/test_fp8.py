@@ -5,13 +5,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtool import Precision, Prediction
+from qdqtool import Precision, Prediction, predict
 from qdqtool.evidence import Evidence
 from qdqtool.findings import codes
 from qdqtool.findings.report import title_of
 from qdqtool.formats.predict_text import choose_typing
 from qdqtool.formats.verdicts import verdict
-from qdqtool.prediction import predict
 from qdqtool.reasons.finding import Severity
 from qdqtool.timing import work
 from qdqtool.timing.gpus import all_gpus, find_gpu
