@@ -93,7 +93,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
 
 
 def fill_missing_weights(model: Model) -> Model | None:
-    """Return a copy with ones in place of missing weights; None if these are too large."""
+    """Return a copy with ones in place of missing float weights; None if too many are missing."""
     missing = [t for t in model.proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
     if sum(4 * math.prod(t.dims) for t in missing) > _MAX_FILLED:
         return None
