@@ -203,7 +203,8 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     """Return the target to predict for: `target`, or else the target of the build's version.
 
     A build without a version gets the version that its log format suggests, or the default
-    target. The notes explain such a choice; otherwise they are empty.
+    target. A note explains such a choice, or states that `target` is not the version of the build.
+    Otherwise there are no notes.
     """
     if target is not None:
         resolved = target_named(target)
