@@ -183,7 +183,8 @@ def _review_models(
 ) -> list[ModelReview]:
     """Return a result for each model.
 
-    With several models, an error becomes the result of its model. With one model, it is raised.
+    If there are several models, the error of a model becomes its result. If there is one model, its
+    error is raised.
     """
     if len(paths) == 1:
         return [review(paths[0])]
@@ -200,7 +201,7 @@ def _review_models(
 
 
 def _prepare_request(request: TimingOptions, target: Target) -> None:
-    """Reserve the output file and record the input file of a calibration; check `sm`."""
+    """Reserve the output file and record the input file of a time calibration, and check `sm`."""
     from qdqtool.util.files import record_input, reserve_output
 
     reserve_output(request.save_calibration, "--save-calibration")
@@ -232,11 +233,11 @@ def _has_any_value(options: Iterable[object]) -> bool:
 def _check_options(
     requests: list[TimingOptions], require_gain: float | None, form: str, models: int
 ) -> None:
-    """Check options that need a GPU, a single GPU or a single model.
+    """Check the options that need a GPU, or only one GPU or one model.
 
     Raises:
-        UsageError: An option has no effect, or is for a single GPU or model.
-        click.BadParameter: The gain is not a finite number.
+        UsageError: An option has no effect, or needs a single GPU or model. click.BadParameter: The
+        gain is not a finite number.
     """
     request = requests[0]
     needing_gpu = (
@@ -276,7 +277,7 @@ def _check_options(
 
 
 def _check_capability(sm: str, target: Target) -> None:
-    """Check that a target builds for a compute capability, and print notes.
+    """Check that a target builds for a compute capability, and print the notes on it.
 
     Raises:
         QdqtoolError: The compute capability is unknown, or the target does not build for it.
@@ -292,7 +293,7 @@ def _check_capability(sm: str, target: Target) -> None:
 def _predict(
     path: str, target: Target, requests: list[TimingOptions], **settings: Any
 ) -> tuple[Prediction, list[TimeEstimate]]:
-    """Return a prediction with the findings for all GPUs, and the times on each GPU."""
+    """Return a prediction with the findings for all GPUs, and the times on the GPUs."""
     if requests[0].gpu is None and requests[0].sm is None:
         from qdqtool.prediction import predict
 
@@ -315,7 +316,7 @@ def _render_text(
     seconds: float,
     **settings: Any,
 ) -> TextPage:
-    """Return the text of all models, each with the commands that come next."""
+    """Return the text of all models, each with suggested commands."""
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import (
         NextOptions,
@@ -355,7 +356,7 @@ def _render_text(
 
 
 def _print_failures(results: list[ModelReview]) -> int:
-    """Print unmet requirements, then errors; return the exit code."""
+    """Print the requirements that are not met, then errors, and return the exit code."""
     failures = [
         line if len(results) == 1 else f"{result.path}: {line}"
         for result in results
@@ -394,7 +395,7 @@ def _find_code(text: str) -> str:
 
 
 def _list_unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
-    """Return a line for each pattern that matches a convolution without INT8 or FP8."""
+    """Return a line for each pattern that matches convolutions that are not INT8 or FP8."""
     lines = []
     for pattern in patterns:
         matches = [c for c in prediction.convolutions if pattern.search(c.name)]
@@ -436,7 +437,7 @@ def _require_pattern_matches(
 
 
 def _list_unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
-    """Return a line for each code or severity of ``--fail-on`` that occurs."""
+    """Return a line for each code or severity of ``--fail-on`` that has findings."""
     lines = []
     for code in dict.fromkeys(codes):
         severities = _SEVERITIES if code == "warning" else (code,)
@@ -452,7 +453,7 @@ def _list_unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
 
 
 def _describe_unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
-    """Return a line if the gain is unknown, or its lower bound is below the requirement."""
+    """Return a line if the gain is unknown, or if its lower bound is below the requirement."""
     if required is None:
         return []
     if not time.is_supported:
